@@ -1,0 +1,107 @@
+"""Generalized intersection over union of paired boxes: the reference.
+
+Written in plain array operations, so that the same lines give the value (on NumPy arrays) and, on arrays that carry a
+running error, the bound that every kernel is held to. The backward pass is the reverse of the forward pass step by
+step, as automatic differentiation would take it, so that ties, clamps, NaN and infinity come out as in torch eager.
+"""
+
+from typing import Any
+
+import numpy as np
+
+# A NumPy array, or anything that follows NumPy's array protocols.
+Array = Any
+
+
+def through_maximum(grad: Array, a: Array, b: Array) -> Array:
+    """The part of the gradient of ``maximum(a, b)`` that is `a`'s: all, none, or half at a tie; all where one is NaN.
+
+    As torch has it: what is not passed on is 0 even where the gradient is infinite or NaN.
+    """
+    return np.where(a == b, grad / 2, np.where(a < b, 0.0, grad))
+
+
+def through_minimum(grad: Array, a: Array, b: Array) -> Array:
+    """The same for ``minimum(a, b)``."""
+    return np.where(a == b, grad / 2, np.where(a > b, 0.0, grad))
+
+
+def intersection_union_hull(boxes1: Array, boxes2: Array) -> tuple[Array, ...]:
+    """Steps that forward and backward share: intersection sides, union and hull before and after their clamp."""
+    width = np.minimum(boxes1[..., 2], boxes2[..., 2]) - np.maximum(boxes1[..., 0], boxes2[..., 0])
+    height = np.minimum(boxes1[..., 3], boxes2[..., 3]) - np.maximum(boxes1[..., 1], boxes2[..., 1])
+    intersection = np.maximum(width, 0.0) * np.maximum(height, 0.0)
+    area1 = (boxes1[..., 2] - boxes1[..., 0]) * (boxes1[..., 3] - boxes1[..., 1])
+    area2 = (boxes2[..., 2] - boxes2[..., 0]) * (boxes2[..., 3] - boxes2[..., 1])
+    union = area1 + area2 - intersection
+    hull_width = np.maximum(boxes1[..., 2], boxes2[..., 2]) - np.minimum(boxes1[..., 0], boxes2[..., 0])
+    hull_height = np.maximum(boxes1[..., 3], boxes2[..., 3]) - np.minimum(boxes1[..., 1], boxes2[..., 1])
+    hull = hull_width * hull_height
+    return width, height, intersection, union, hull_width, hull_height, hull
+
+
+def forward(boxes1: Array, boxes2: Array, eps: float = 1e-5) -> Array:
+    """GIoU = I / U - (C - U) / C, with I the intersection, U = max(A1 + A2 - I, eps), C = max(hull, eps).
+
+    Args:
+        boxes1: ``[..., 4]`` as ``(x1, y1, x2, y2)``, float64 or wider.
+        boxes2: the same shape.
+        eps: least value of union and hull, in units of area.
+
+    Returns:
+        ``[...]``, dimensionless, in [-1, 1] for boxes with x1 <= x2 and y1 <= y2.
+
+    Source: Rezatofighi et al., Generalized Intersection over Union, CVPR 2019.
+    """
+    _, _, intersection, union, _, _, hull = intersection_union_hull(boxes1, boxes2)
+    union = np.maximum(union, eps)
+    hull = np.maximum(hull, eps)
+    return intersection / union - (hull - union) / hull
+
+
+def backward(grad_output: Array, boxes1: Array, boxes2: Array, eps: float = 1e-5) -> tuple[Array, Array]:
+    """Gradients of ``sum(grad_output * forward(boxes1, boxes2, eps))``.
+
+    Args:
+        grad_output: ``[...]``.
+        boxes1: ``[..., 4]``.
+        boxes2: ``[..., 4]``.
+        eps: as in `forward`.
+
+    Returns:
+        The gradients of boxes1 and boxes2, ``[..., 4]`` each. Equal coordinates share the gradient half and half; a
+        clamp passes it on where its operand is at or above the bound.
+    """
+    width, height, intersection, raw_union, hull_width, hull_height, raw_hull = intersection_union_hull(boxes1, boxes2)
+    union = np.maximum(raw_union, eps)
+    hull = np.maximum(raw_hull, eps)
+    penalty = (hull - union) / hull
+
+    grad_intersection = grad_output / union
+    grad_union = grad_output / hull - grad_output * (intersection / union) / union
+    grad_hull = grad_output * penalty / hull - grad_output / hull
+    grad_union = np.where(raw_union >= eps, grad_union, 0.0)
+    grad_hull = np.where(raw_hull >= eps, grad_hull, 0.0)
+    grad_intersection = grad_intersection - grad_union
+
+    grad_width = np.where(width >= 0.0, grad_intersection * np.maximum(height, 0.0), 0.0)
+    grad_height = np.where(height >= 0.0, grad_intersection * np.maximum(width, 0.0), 0.0)
+    grad_hull_width = grad_hull * hull_height
+    grad_hull_height = grad_hull * hull_width
+
+    def of_box(box: Array, other: Array) -> Array:
+        box_width = box[..., 2] - box[..., 0]
+        box_height = box[..., 3] - box[..., 1]
+        by_width, by_height = grad_union * box_height, grad_union * box_width
+        # The lower edges enter the intersection by a maximum and the hull by a minimum, the upper ones the other way.
+        x1 = -by_width - through_maximum(grad_width, box[..., 0], other[..., 0])
+        x1 = x1 - through_minimum(grad_hull_width, box[..., 0], other[..., 0])
+        y1 = -by_height - through_maximum(grad_height, box[..., 1], other[..., 1])
+        y1 = y1 - through_minimum(grad_hull_height, box[..., 1], other[..., 1])
+        x2 = by_width + through_minimum(grad_width, box[..., 2], other[..., 2])
+        x2 = x2 + through_maximum(grad_hull_width, box[..., 2], other[..., 2])
+        y2 = by_height + through_minimum(grad_height, box[..., 3], other[..., 3])
+        y2 = y2 + through_maximum(grad_hull_height, box[..., 3], other[..., 3])
+        return np.stack([x1, y1, x2, y2], axis=-1)
+
+    return of_box(boxes1, boxes2), of_box(boxes2, boxes1)

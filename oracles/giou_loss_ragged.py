@@ -1,0 +1,44 @@
+"""Mean GIoU loss over a ragged batch, whose target boxes lie one after another: the reference."""
+
+from typing import Any
+
+import numpy as np
+
+from oracles import giou
+
+Array = Any
+
+
+def rows_of(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each target box, the sample it belongs to and its place within that sample."""
+    counts = np.diff(offsets)
+    sample = np.repeat(np.arange(len(counts)), counts)
+    return sample, np.arange(len(sample)) - np.asarray(offsets)[sample]
+
+
+def forward(pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5) -> Array:
+    """Mean of ``1 - giou(pred[i, j], target[offsets[i] + j])`` over every target box; 0 where there is none.
+
+    Args:
+        pred: ``[batch, max_boxes, 4]``.
+        target: ``[total, 4]``, the samples' boxes one after another; all of them count, whatever their y2.
+        offsets: ``[batch + 1]`` integers from 0 to total, never falling, no step above max_boxes.
+        eps: least union and hull area.
+
+    Returns:
+        A scalar.
+    """
+    sample, place = rows_of(offsets)
+    rows = 1.0 - giou.forward(pred[sample, place], target, eps)
+    return np.sum(rows) / max(len(sample), 1)
+
+
+def backward(
+    grad_output: Array, pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5
+) -> tuple[Array, Array]:
+    """Gradients of ``grad_output * forward(...)`` for pred and target; 0 for the boxes of pred that no target meets."""
+    sample, place = rows_of(offsets)
+    row = np.broadcast_to(-grad_output / max(len(sample), 1), (len(sample),))
+    grad_pred = np.zeros_like(pred)
+    grad_pred[sample, place], grad_target = giou.backward(row, pred[sample, place], target, eps)
+    return grad_pred, grad_target

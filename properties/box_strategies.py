@@ -1,0 +1,186 @@
+"""Hypothesis strategies for boxes: how many, how they lie to each other, and what strange numbers they hold."""
+
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from properties.dtypes import DType
+from properties.layouts import LAYOUTS
+
+# Around the sizes of warps and blocks, and none of them a multiple of anything.
+AWKWARD_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 513)
+AWKWARD_LARGE = (1000, 1023, 1024, 1025, 2047, 2049, 4097)
+
+PAIRS = (
+    "overlapping",
+    "disjoint_along_x",
+    "disjoint_along_y",
+    "disjoint_along_both",
+    "touching_edges",
+    "touching_corners",
+    "nested",
+    "identical",
+    "sharing_edges",
+    "points_and_lines",
+    "inverted",
+    "pixels",
+    "huge",
+    "tiny",
+)
+
+
+def _magnitude(dtype: DType, kind: str) -> float:
+    # Areas of huge boxes are still finite in the arithmetic; those of tiny ones fall below every usual eps.
+    if kind == "huge":
+        return min(dtype.largest / 32, float(np.sqrt(dtype.arithmetic.largest)) / 16)
+    if kind == "tiny":
+        return max(dtype.smallest_subnormal * 64, float(np.sqrt(dtype.arithmetic.smallest_normal)) / 64)
+    return 1.0
+
+
+def box_pairs(
+    rng: np.random.Generator, count: int, kinds: Sequence[str], dtype: DType
+) -> tuple[np.ndarray, np.ndarray]:
+    """`count` pairs of boxes ``[count, 4]`` of the given kinds, rounded to the dtype."""
+    corner = rng.uniform(0, 8, (2, count, 2))
+    size = rng.uniform(0.125, 4, (2, count, 2))
+    kind = rng.choice(np.array(kinds), count)
+    first, second = np.concatenate([corner, corner + size], -1)
+
+    def of(*names: str) -> np.ndarray:
+        return np.isin(kind, names)
+
+    near = of("overlapping")
+    second[near] = first[near] + rng.uniform(-0.3, 0.3, (int(near.sum()), 4)) * np.tile(size[0][near], 2) / 2
+    for axis, name in enumerate(("disjoint_along_x", "disjoint_along_y")):
+        apart = of(name, "disjoint_along_both")
+        shift = first[apart, axis + 2] + rng.uniform(0.125, 2, int(apart.sum())) - second[apart, axis]
+        second[apart, axis] += shift
+        second[apart, axis + 2] += shift
+    touch = of("touching_edges", "touching_corners")
+    second[touch, 0] = first[touch, 2]
+    second[touch, 2] = first[touch, 2] + size[1][touch, 0]
+    edges = of("touching_edges")
+    # By half of the smaller height at least, so that they touch in more than a line's continuation.
+    second[edges, 1] = first[edges, 1] + rng.uniform(-0.5, 0.5, int(edges.sum())) * size[:, edges, 1].min(axis=0)
+    second[edges, 3] = second[edges, 1] + size[1][edges, 1]
+    across = edges & (rng.random(count) < 0.5)
+    for box in (first, second):
+        box[across] = box[across][:, [1, 0, 3, 2]]
+    corners = of("touching_corners")
+    second[corners, 1] = first[corners, 3]
+    second[corners, 3] = first[corners, 3] + size[1][corners, 1]
+    nested = of("nested")
+    second[nested, :2] = first[nested, :2] + 0.25 * size[0][nested]
+    second[nested, 2:] = first[nested, 2:] - 0.25 * size[0][nested]
+    same = of("identical")
+    second[same] = first[same]
+    shared = of("sharing_edges")
+    # Only edges that leave the box upright, and where chance took none, all of those.
+    upright = np.concatenate([second[:, 2:] > first[:, :2], second[:, :2] < first[:, 2:]], -1)
+    keep = upright & (rng.random((count, 4)) < 0.5)
+    keep |= upright & ~keep.any(-1, keepdims=True)
+    second[shared] = np.where(keep[shared], first[shared], second[shared])
+    flat = of("points_and_lines")
+    collapse = rng.random((2, count, 2)) < 0.6
+    collapse[0] |= ~np.logical_or.reduce(collapse, axis=(0, 2), keepdims=True)[0]
+    for box, which in zip((first, second), collapse):
+        box[flat, 2:] = np.where(which[flat], box[flat, :2], box[flat, 2:])
+    inverted = of("inverted")
+    first[inverted] = first[inverted][:, [2, 1, 0, 3]]
+    second[inverted] = second[inverted][:, [0, 3, 2, 1]]
+    pixels = of("pixels")
+    first[pixels] = np.rint(first[pixels] * 25)
+    second[pixels] = np.rint(second[pixels] * 25)
+    for name in ("huge", "tiny"):
+        scaled = of(name)
+        first[scaled] *= _magnitude(dtype, name)
+        second[scaled] *= _magnitude(dtype, name)
+    swap = rng.random(count) < 0.5
+    first[swap], second[swap] = second[swap].copy(), first[swap].copy()
+    return first.astype(dtype.numpy), second.astype(dtype.numpy)
+
+
+def with_special_values(rng: np.random.Generator, boxes: np.ndarray, share: float = 0.2) -> np.ndarray:
+    """Some coordinates replaced by NaN, an infinity, a signed zero or a subnormal number."""
+    tiny = float(ml_dtypes.finfo(boxes.dtype).smallest_subnormal)
+    special = rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0, tiny]), boxes.shape)
+    return np.where(rng.random(boxes.shape) < share, special, boxes.astype(np.float64)).astype(boxes.dtype)
+
+
+@st.composite
+def bulk_pairs(draw: st.DrawFn, dtype: DType, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """`count` pairs from a seed, of one kind or of all kinds mixed, now and then with special values."""
+    kinds = draw(st.one_of(st.sampled_from(PAIRS).map(lambda kind: (kind,)), st.just(PAIRS)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return box_pairs(rng, count, kinds, dtype)
+
+
+@st.composite
+def explicit_pairs(draw: st.DrawFn, dtype: DType, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """`count` pairs whose every coordinate is drawn, so that a counterexample shrinks to small whole numbers."""
+    # Whole numbers up to 12 and their halves: exact in every type, with ties and degenerate boxes in plenty.
+    coordinate = st.one_of(st.integers(0, 12), st.integers(-24, 24).map(lambda half: half / 2))
+    corner = st.tuples(coordinate, coordinate)
+    size = st.tuples(st.integers(1, 12), st.integers(1, 12))
+    proper = st.tuples(corner, size).map(lambda b: (b[0][0], b[0][1], b[0][0] + b[1][0], b[0][1] + b[1][1]))
+    box = st.one_of(proper, proper, st.tuples(coordinate, coordinate, coordinate, coordinate))
+    flat = draw(st.lists(st.tuples(box, box), min_size=count, max_size=count))
+    pairs = np.array(flat, dtype=np.float64).reshape(count, 2, 4)
+    return pairs[:, 0].astype(dtype.numpy), pairs[:, 1].astype(dtype.numpy)
+
+
+def pairs(dtype: DType, count: int) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:
+    """`count` pairs of boxes: drawn one by one where they are few, else in bulk."""
+    if count <= 4:
+        return st.one_of(explicit_pairs(dtype, count), bulk_pairs(dtype, count))
+    return bulk_pairs(dtype, count)
+
+
+def sizes(limit: int) -> st.SearchStrategy[int]:
+    """A number of rows up to `limit`: small ones, and those next to block sizes."""
+    awkward = [size for size in (*AWKWARD_SIZES, *AWKWARD_LARGE) if size <= limit]
+    return st.one_of(st.integers(0, min(limit, 8)), st.sampled_from(awkward))
+
+
+@st.composite
+def box_counts(draw: st.DrawFn, batch: int, max_boxes: int) -> np.ndarray:
+    """How many boxes each of `batch` images has: as in a face-detection set, or as no set would have it."""
+    kind = draw(st.sampled_from(("few", "none", "one_full", "full", "uniform", "single")))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    counts = np.zeros(batch, dtype=np.int64)
+    if kind == "few":  # floor(|N(0, 3)|): most images hold fewer than five
+        counts = np.floor(np.abs(rng.normal(0, 3, batch))).astype(np.int64)
+    elif kind == "one_full" and batch:
+        counts[rng.integers(batch)] = max_boxes
+    elif kind == "full":
+        counts[:] = max_boxes
+    elif kind == "uniform":
+        counts = rng.integers(0, max_boxes + 1, batch)
+    elif kind == "single" and batch:
+        counts[rng.integers(batch)] = 1
+    return np.clip(counts, 0, max_boxes)
+
+
+def pairs_without_ties(rng: np.random.Generator, count: int, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+    """`count` pairs, neither inverted, no two of a pair's x or y closer than 1/8: no tie, no clamp by a hair."""
+    places = rng.permuted(np.tile(np.arange(16.0), (count, 1)), axis=-1)[:, :8].reshape(count, 4, 2)
+    edges = np.sort(places, axis=-1) / 4 + rng.uniform(0, 1 / 8, (count, 4, 2))
+    x1, x2, y1, y2 = edges[:, :2, 0], edges[:, :2, 1], edges[:, 2:, 0], edges[:, 2:, 1]
+    boxes = np.stack([x1, y1, x2, y2], axis=-1).astype(dtype.numpy)
+    return boxes[:, 0], boxes[:, 1]
+
+
+def cotangent(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    """A random cotangent, rounded to the dtype: of both signs, now and then zero, never all ones."""
+    drawn = np.asarray(rng.normal(0, 2, shape) * (rng.random(shape) < 0.9)).astype(dtype.numpy)
+    # Half types round to 1 so often that a single element would be all ones now and then.
+    return np.where(drawn == 1, np.array(-1, dtype=dtype.numpy), drawn)
+
+
+def layouts_for(*names: str) -> st.SearchStrategy[dict[str, str]]:
+    """A layout for each named tensor: all contiguous half the time, else any mixture."""
+    mixed = st.fixed_dictionaries({name: st.sampled_from(tuple(LAYOUTS)) for name in names})
+    return st.one_of(st.just(dict.fromkeys(names, "contiguous")), mixed)

@@ -1,0 +1,293 @@
+"""The checks: what every implementation of an operation is put through. Each takes a subject and says what it saw.
+
+A check raises `Failure` where the implementation is wrong; what it raises itself goes through unchanged.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import hypothesis
+import torch
+from hypothesis import strategies as st
+from torch.autograd.gradcheck import GradcheckError
+
+from properties.case import Case
+from properties.comparison import Agreement, Disagreement, compare, expectation
+from properties.dtypes import DType
+from properties.operation import Evaluate, Law, Operation, Result, evaluate_tensors, reference, reference_gradients
+from properties.running_error import Bounded
+
+
+class Failure(AssertionError):
+    """An implementation failed a check."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is being verified: one implementation of one operation, for one dtype on one device."""
+
+    operation: Operation
+    backend: str
+    dtype: DType
+    device: str
+    implementation: Callable[..., torch.Tensor]
+    # The same backend's implementation of another operation, for laws that relate two.
+    sibling: Callable[[str], tuple[Operation, Callable[..., torch.Tensor]]]
+
+    def __str__(self) -> str:
+        return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
+
+
+@dataclass(kw_only=True)
+class Search:
+    """How hard to look, and what was seen on the way."""
+
+    examples: int
+    elements: int = 2048
+    blob: str | None = None  # repeats one generated case
+    worst: float = 0.0
+    ran: int = 0
+    substantial: int = 0  # examples in which at least one element was held to a finite bound
+    started: float = field(default_factory=time.perf_counter)
+
+    def saw(self, *agreements: Agreement) -> None:
+        """Count an example."""
+        self.ran += 1
+        self.substantial += any(a.elements > a.unspecified for a in agreements)
+        self.worst = max([self.worst, *(a.worst for a in agreements)])
+
+    @property
+    def seconds(self) -> float:
+        """Since the search began."""
+        return time.perf_counter() - self.started
+
+    def for_all(self, name: str, strategy: st.SearchStrategy[Case], body: Callable[[Case], None]) -> None:
+        """Run `body` on generated cases; on failure Hypothesis shrinks the case and shows it."""
+
+        def holds(case: Case) -> None:
+            body(case)
+
+        # Hypothesis files what it learns, failures above all, under the name of the function.
+        holds.__name__ = holds.__qualname__ = "".join(c if c.isalnum() else "_" for c in name)
+        settings = hypothesis.settings(
+            max_examples=self.examples,
+            deadline=None,
+            print_blob=True,
+            report_multiple_bugs=False,
+            suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+        )
+        test = settings(hypothesis.given(strategy)(holds))
+        if self.blob:
+            test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
+        test()
+
+    def cases(self, subject: Subject, check: str, body: Callable[[Case], None]) -> None:
+        """The named examples of the subject's operation, then generated cases."""
+        if not self.blob:
+            for name, make in subject.operation.examples.items():
+                case = make(subject.dtype)
+                try:
+                    body(case)
+                except Exception as error:
+                    error.add_note(f"Named example {name}: {case!r}")
+                    raise
+        self.for_all(f"{check} {subject}", subject.operation.cases(subject.dtype, self.elements), body)
+        if not self.substantial:
+            raise Failure(f"{subject}: {check} ran {self.ran} examples, and none of them could have failed")
+
+
+def describe(tensors: dict[str, torch.Tensor]) -> str:
+    """Shapes and strides, for messages."""
+    return ", ".join(f"{name}{list(t.shape)} strides {list(t.stride())}" for name, t in tensors.items())
+
+
+def _compare(
+    subject: Subject, actual: torch.Tensor, expected: Bounded, what: str, tensors: dict[str, torch.Tensor]
+) -> Agreement:
+    problem = None
+    if not isinstance(actual, torch.Tensor):
+        problem = f"{what} is a {type(actual).__name__}, not a tensor"
+    elif actual.dtype != subject.dtype.torch:
+        problem = f"{what} has dtype {actual.dtype}, expected {subject.dtype.torch}"
+    elif actual.device.type != subject.device:
+        problem = f"{what} is on {actual.device}, expected on {subject.device}"
+    if problem is None:
+        try:
+            return compare(subject.dtype.array(actual), expectation(expected, subject.dtype), subject.dtype, what)
+        except Disagreement as disagreement:
+            problem = str(disagreement)
+    raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}")
+
+
+def _unchanged(subject: Subject, case: Case, tensors: dict[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        given = case.inputs[name]
+        now = tensor.detach()
+        fresh = subject.dtype.tensor(given, subject.device)
+        if not torch.equal(bits(now), bits(fresh)):
+            raise Failure(f"{subject}: the call changed its input {name}\nwith {describe(tensors)}")
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bit patterns: NaN equals itself, and -0 differs from 0."""
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.contiguous().view(integer)
+
+
+def forward_agrees(subject: Subject, search: Search) -> None:
+    """The output is the oracle's, within its running error; inputs stay as they were."""
+
+    def body(case: Case) -> None:
+        output, _, tensors = evaluate_tensors(
+            subject.implementation, subject.operation, case, subject.dtype, subject.device, gradients=False
+        )
+        expected = reference(subject.operation, case, subject.dtype)
+        agreement = _compare(subject, output, expected, "output", tensors)
+        _unchanged(subject, case, tensors)
+        search.saw(agreement)
+
+    search.cases(subject, "forward", body)
+
+
+def backward_agrees(subject: Subject, search: Search) -> None:
+    """The gradients under a random cotangent are the oracle's, within its running error."""
+
+    def body(case: Case) -> None:
+        _, gradients, tensors = evaluate_tensors(
+            subject.implementation, subject.operation, case, subject.dtype, subject.device
+        )
+        expected = reference_gradients(subject.operation, case, subject.dtype)
+        agreements = [
+            _compare(subject, gradients[name], expected[name], f"gradient of {name}", tensors) for name in expected
+        ]
+        _unchanged(subject, case, tensors)
+        search.saw(*agreements)
+
+    search.cases(subject, "backward", body)
+
+
+def single_gradients_agree(subject: Subject, search: Search) -> None:
+    """The gradient of each input alone, the others constant, is bit for bit the one taken together with the others'."""
+
+    def body(case: Case) -> None:
+        _, together, tensors = evaluate_tensors(
+            subject.implementation, subject.operation, case, subject.dtype, subject.device
+        )
+        for name in subject.operation.differentiable:
+            alone = case.tensors(subject.dtype, subject.device)
+            alone[name].requires_grad_()
+            output = subject.implementation(**alone, **case.parameters)
+            grad_output = case.tensor("grad_output", subject.dtype, subject.device)
+            (gradient,) = torch.autograd.grad(output, alone[name], grad_output)
+            if not torch.equal(bits(gradient), bits(together[name])):
+                raise Failure(
+                    f"{subject}: the gradient of {name} alone differs from the one taken with the others'"
+                    f"\nwith {describe(tensors)}"
+                )
+        search.saw(Agreement(0.0, 1, 0))
+
+    search.cases(subject, "single gradients", body)
+
+
+def gradcheck(subject: Subject, search: Search) -> None:
+    """torch.autograd.gradcheck of the implementation itself, in float64, away from ties."""
+
+    def body(case: Case) -> None:
+        names = subject.operation.differentiable
+        constants = {
+            name: tensor for name, tensor in case.tensors(subject.dtype, subject.device).items() if name not in names
+        }
+        points = [case.tensor(name, subject.dtype, subject.device).requires_grad_() for name in names]
+        weights = case.tensor("grad_output", subject.dtype, subject.device)
+
+        def weighted(*tensors: torch.Tensor) -> torch.Tensor:
+            output = subject.implementation(**dict(zip(names, tensors)), **constants, **case.parameters)
+            return output * weights
+
+        try:
+            torch.autograd.gradcheck(weighted, points)
+        except GradcheckError as error:
+            raise Failure(f"{subject}: gradcheck: {error}") from error
+        search.saw(Agreement(0.0, 1, 0))
+
+    search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)
+
+
+def law_holds(law: Law, subject: Subject, search: Search) -> None:
+    """One law of the operation, on the implementation's own results."""
+
+    def evaluate(case: Case, operation: str | None = None) -> Result:
+        record, implementation = subject.operation, subject.implementation
+        if operation is not None:
+            record, implementation = subject.sibling(operation)
+
+        def bounded(actual: torch.Tensor, expected: Bounded) -> Bounded:
+            error = expectation(expected, subject.dtype).error
+            return Bounded(subject.dtype.array(actual), error, subject.dtype.arithmetic)
+
+        def output() -> Bounded:
+            actual, _, _ = evaluate_tensors(implementation, record, case, subject.dtype, subject.device, gradients=False)
+            return bounded(actual, reference(record, case, subject.dtype))
+
+        def gradients() -> dict[str, Bounded]:
+            _, actual, _ = evaluate_tensors(implementation, record, case, subject.dtype, subject.device)
+            expected = reference_gradients(record, case, subject.dtype)
+            return {name: bounded(actual[name], expected[name]) for name in expected}
+
+        return Result(output, gradients)
+
+    def body(case: Case) -> None:
+        try:
+            search.saw(*hold(law, evaluate, case, subject.dtype))
+        except Disagreement as disagreement:
+            raise Failure(f"{subject}: {law.__name__}: {disagreement}") from None
+
+    search.cases(subject, law.__name__, body)
+
+
+def hold(law: Law, evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Agreement]:
+    """Compare both sides of each relation of a law, within the sum of their bounds."""
+    for relation in law(evaluate, case, dtype):
+        within = Bounded(relation.expected.value, relation.actual.error + relation.expected.error, dtype.arithmetic)
+        yield compare(relation.actual.value, within, dtype, "left side")
+
+
+def declared_errors_are_raised(subject: Subject, search: Search) -> None:
+    """Bad input raises the declared error, whose message names the argument."""
+    for declared in subject.operation.errors:
+        arguments = declared.arguments(subject.device)
+        try:
+            subject.implementation(**arguments)
+        except declared.raises as error:
+            if declared.names not in str(error):
+                raise Failure(f"{subject}: {declared.name}: the message does not name {declared.names}: {error}") from error
+        except Exception as error:
+            raise Failure(
+                f"{subject}: {declared.name}: {type(error).__name__} in place of {declared.raises.__name__}: {error}"
+            ) from error
+        else:
+            raise Failure(f"{subject}: {declared.name}: no {declared.raises.__name__} naming {declared.names} was raised")
+        search.saw(Agreement(0.0, 1, 0))
+
+
+def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
+    """Twice the same call gives the same bits: no atomics on floating-point numbers, no reading of what was left behind."""
+
+    def body(case: Case) -> None:
+        runs = []
+        for _ in range(2):
+            output, gradients, tensors = evaluate_tensors(
+                subject.implementation, subject.operation, case, subject.dtype, subject.device
+            )
+            runs.append((output.detach().clone(), {name: g.clone() for name, g in gradients.items()}))
+        (output, gradients), (again, gradients_again) = runs
+        if not torch.equal(bits(output), bits(again)):
+            raise Failure(f"{subject}: the output differs between two calls\nwith {describe(tensors)}")
+        for name, gradient in gradients.items():
+            if not torch.equal(bits(gradient), bits(gradients_again[name])):
+                raise Failure(f"{subject}: the gradient of {name} differs between two calls\nwith {describe(tensors)}")
+        search.saw(Agreement(0.0, 1, 0))
+
+    search.cases(subject, "repeats", body)
+

@@ -1,0 +1,70 @@
+"""The floating-point types under test: how they round, and the arithmetic in which their kernels compute."""
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from properties.running_error import Arithmetic
+
+
+@dataclass(frozen=True)
+class DType:
+    """A tensor type, the arithmetic its kernels compute in, and the wider type of its reference."""
+
+    name: str
+    numpy: np.dtype
+    torch: torch.dtype
+    wide: type  # of the oracle: at least twice as exact as the arithmetic, or the widest there is
+    roundoff: float
+    largest: float
+    smallest_subnormal: float
+    arithmetic: Arithmetic
+
+    def __str__(self) -> str:
+        return self.name
+
+    def array(self, tensor: torch.Tensor) -> np.ndarray:
+        """A tensor's values, exactly, in the wide type."""
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.dtype == torch.bfloat16:
+            tensor = tensor.float()
+        return tensor.numpy().astype(self.wide)
+
+    def tensor(self, array: np.ndarray, device: str) -> torch.Tensor:
+        """A contiguous tensor of an array that already has this type, or of integers as they are."""
+        array = np.array(array, order="C")
+        if array.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device)
+        return torch.from_numpy(array).to(device)
+
+    def spacing_roundoff(self, magnitude: np.ndarray) -> np.ndarray:
+        """Largest error of rounding a number of this magnitude to the type."""
+        return np.maximum(magnitude * self.roundoff, self.smallest_subnormal / 2)
+
+
+def _dtype(name: str, numpy_type: type, wide: type, compute_type: type) -> DType:
+    info, compute = ml_dtypes.finfo(numpy_type), np.finfo(compute_type)
+    arithmetic = Arithmetic(float(compute.eps) / 2, float(compute.max), float(compute.tiny))
+    return DType(
+        name=name,
+        numpy=np.dtype(numpy_type),
+        torch=getattr(torch, name),
+        wide=wide,
+        roundoff=float(info.eps) / 2,
+        largest=float(info.max),
+        smallest_subnormal=float(info.smallest_subnormal),
+        arithmetic=arithmetic,
+    )
+
+
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        _dtype("float16", np.float16, np.float64, np.float32),
+        _dtype("bfloat16", ml_dtypes.bfloat16, np.float64, np.float32),
+        _dtype("float32", np.float32, np.float64, np.float32),
+        _dtype("float64", np.float64, np.longdouble, np.float64),
+    )
+}

@@ -1,0 +1,259 @@
+"""giou: generalized intersection over union of paired boxes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from oracles import giou as oracle
+from properties.box_strategies import PAIRS, box_pairs, cotangent, layouts_for, pairs, pairs_without_ties, sizes, with_special_values
+from properties.case import Case
+from properties.dtypes import DType
+from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
+from properties.running_error import Bounded
+
+EPS = (1e-5, 1e-7, 0.25)
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
+    """Pairs of boxes under none to three leading axes."""
+    count = draw(sizes(elements // 4))
+    boxes1, boxes2 = draw(pairs(dtype, count))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    if draw(st.integers(0, 7)) == 7:
+        boxes1, boxes2 = with_special_values(rng, boxes1), with_special_values(rng, boxes2)
+    divisors = [d for d in (2, 3, 5, 7) if count % d == 0] if count else [0, 2]
+    leading: tuple[int, ...] = (count,)
+    if count == 1 and draw(st.booleans()):
+        leading = ()
+    elif divisors and draw(st.booleans()):
+        d = draw(st.sampled_from(divisors))
+        leading = draw(st.sampled_from([(d, count // max(d, 1)), (count // max(d, 1), d), (1, d, count // max(d, 1))]))
+    grad_output = cotangent(rng, leading, dtype)
+    layouts = draw(layouts_for("boxes1", "boxes2", "grad_output"))
+    if "expanded" in layouts.values() and leading:
+        # One box against many, and one cotangent for all, as broadcasting and sum().backward() make them.
+        boxes1 = np.broadcast_to(boxes1[:1], boxes1.shape).copy()
+        grad_output = np.broadcast_to(grad_output.reshape(-1)[:1], (grad_output.size,)).reshape(leading).copy()
+    return Case(
+        inputs={"boxes1": boxes1.reshape(*leading, 4), "boxes2": boxes2.reshape(*leading, 4)},
+        grad_output=grad_output,
+        parameters={"eps": draw(st.sampled_from(EPS))},
+        layouts=layouts,
+    )
+
+
+@st.composite
+def smooth(draw: st.DrawFn, dtype: DType) -> Case:
+    """One to three pairs of boxes without ties."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    boxes1, boxes2 = pairs_without_ties(rng, draw(st.integers(1, 3)), dtype)
+    return Case({"boxes1": boxes1, "boxes2": boxes2}, cotangent(rng, boxes1.shape[:-1], dtype), {"eps": 1e-5})
+
+
+def example(boxes1: Any, boxes2: Any, eps: float = 1e-5, layouts: Mapping[str, str] | None = None) -> Callable[[DType], Case]:
+    """A named case of explicit boxes."""
+
+    def make(dtype: DType) -> Case:
+        first, second = np.array(boxes1, dtype=dtype.numpy), np.array(boxes2, dtype=dtype.numpy)
+        grad_output = np.asarray(np.linspace(-1.5, 2, first.size // 4).reshape(first.shape[:-1])).astype(dtype.numpy)
+        return Case({"boxes1": first, "boxes2": second}, grad_output, {"eps": eps}, layouts or {})
+
+    return make
+
+
+def every_kind_mixed(dtype: DType) -> Case:
+    """1037 pairs: several blocks, the last one ragged."""
+    rng = np.random.default_rng(20)
+    boxes1, boxes2 = box_pairs(rng, 1037, PAIRS, dtype)
+    return Case({"boxes1": boxes1, "boxes2": boxes2}, cotangent(rng, (1037,), dtype), {"eps": 1e-5})
+
+
+def nowhere_finite(dtype: DType) -> Case:
+    """Each coordinate in turn NaN and each infinity."""
+    base = np.array([1.0, 2.0, 5.0, 7.0])
+    rows = np.tile(base, (24, 1))
+    for i, special in enumerate((np.nan, np.inf, -np.inf)):
+        for coordinate in range(4):
+            rows[4 * i + coordinate, coordinate] = special
+            rows[12 + 4 * i + coordinate, coordinate] = special
+    other = np.tile([2.0, 1.0, 4.0, 9.0], (24, 1))
+    other[12:] = rows[12:]
+    grad_output = np.linspace(-2, 3, 24).astype(dtype.numpy)
+    return Case({"boxes1": rows.astype(dtype.numpy), "boxes2": other.astype(dtype.numpy)}, grad_output, {"eps": 1e-5})
+
+
+UNIT = [0.0, 0.0, 1.0, 1.0]
+examples: Mapping[str, Callable[[DType], Case]] = {
+    # The published kernels forget the clamp: along both axes apart, two negative sides make a positive overlap.
+    "apart_along_both_axes": example([UNIT], [[2, 2, 3, 3]]),
+    "apart_along_one_axis": example([UNIT], [[2, 0, 3, 1]]),
+    "touching_in_a_corner": example([UNIT], [[1, 1, 2, 2]]),
+    "identical": example([[1, 2, 4, 8]], [[1, 2, 4, 8]]),
+    "nested_sharing_an_edge": example([[0, 0, 4, 4]], [[0, 1, 2, 3]]),
+    "identical_points": example([[3, 3, 3, 3]], [[3, 3, 3, 3]]),
+    "point_in_a_box": example([[3, 3, 3, 3]], [[0, 0, 8, 8]]),
+    "area_equal_to_eps": example([[0, 0, 0.5, 0.5]], [[0, 0, 0.5, 0.5]], eps=0.25),
+    "inverted_both": example([[4, 4, 1, 1]], [[3, 3, 2, 2]]),
+    "inverted_one": example([[4, 4, 1, 1]], [[0, 0, 8, 8]]),
+    "coordinates_past_256": example([[300, 300, 900, 1200]], [[280, 420, 1000, 1100]]),
+    "no_boxes": example(np.zeros((0, 4)), np.zeros((0, 4))),
+    "one_pair_without_leading_axes": example(UNIT, [0.5, 0.5, 2, 2]),
+    "coordinates_strided": example([UNIT, [1, 1, 4, 2]], [[0, 0, 2, 2], UNIT], layouts={"boxes1": "axes_reversed", "boxes2": "sliced_columns"}),
+    "every_kind_mixed": every_kind_mixed,
+    "not_finite": nowhere_finite,
+}
+
+
+def proper(case: Case, dtype: DType) -> np.ndarray:
+    """Where both boxes are finite and not inverted."""
+    boxes = np.stack([case["boxes1"], case["boxes2"]]).astype(dtype.wide)
+    return np.all(np.isfinite(boxes).all(-1) & (boxes[..., 2] >= boxes[..., 0]) & (boxes[..., 3] >= boxes[..., 1]), axis=0)
+
+
+def only(where: np.ndarray, result: Bounded) -> Bounded:
+    """A result of which a law speaks in some places only."""
+    where = np.broadcast_to(where, result.shape)
+    return Bounded(np.where(where, result.value, 0), np.where(where, result.error, 0), result.arithmetic)
+
+
+def exactly(value: Any, like: Bounded) -> Bounded:
+    """A value that a law gives without error."""
+    return Bounded.exact(np.broadcast_to(np.asarray(value, dtype=like.value.dtype), like.shape), like.arithmetic)
+
+
+def swapping_the_boxes_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """giou(a, b) = giou(b, a), and the gradients change places."""
+    here, there = evaluate(case), evaluate(case.with_inputs(boxes1=case["boxes2"], boxes2=case["boxes1"]))
+    yield Relation(here.output, there.output)
+    yield Relation(here.gradients["boxes1"], there.gradients["boxes2"])
+
+
+def moving_both_boxes_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """giou(a + t, b + t) = giou(a, b), where adding t is exact."""
+    step = np.array([4, -2, 4, -2], dtype=dtype.wide)
+    moved, exact = {}, np.True_
+    for name in ("boxes1", "boxes2"):
+        there = (case[name].astype(dtype.wide) + step).astype(dtype.numpy)
+        with np.errstate(invalid="ignore"):
+            exact = exact & (there.astype(dtype.wide) - step == case[name].astype(dtype.wide)).all(-1)
+        moved[name] = there
+    here, there_result = evaluate(case), evaluate(case.with_inputs(**moved))
+    yield Relation(only(exact, here.output), only(exact, there_result.output))
+
+
+def scaling_both_boxes_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """giou(2a, 2b) with 4 eps = giou(a, b) with eps."""
+    doubled, exact = {}, np.True_
+    for name in ("boxes1", "boxes2"):
+        with np.errstate(over="ignore"):
+            there = (case[name].astype(dtype.wide) * 2).astype(dtype.numpy)
+        exact = exact & (np.isfinite(there) | ~np.isfinite(case[name])).all(-1)
+        doubled[name] = there
+    scaled = case.with_inputs(**doubled).with_parameters(eps=4 * case.parameters["eps"])
+    here, there_result = evaluate(case), evaluate(scaled)
+    yield Relation(only(exact, here.output), only(exact, there_result.output))
+
+
+def proper_boxes_score_between_minus_one_and_one(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """-1 <= giou <= 1 where no box is inverted."""
+    output = only(proper(case, dtype), evaluate(case).output)
+    yield Relation(output, exactly(np.clip(output.value, -1, 1), output))
+
+
+def never_above_intersection_over_union(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """giou <= iou where no box is inverted."""
+    output = only(proper(case, dtype), evaluate(case).output)
+    boxes = [case[name].astype(dtype.wide) for name in ("boxes1", "boxes2")]
+    with np.errstate(all="ignore"):
+        _, _, intersection, union, *_ = oracle.intersection_union_hull(*boxes)
+        iou = intersection / np.maximum(union, case.parameters["eps"])
+    # No kernel can be held to better than the unavoidable rounding of the largest score.
+    yield Relation(output, exactly(np.minimum(output.value, np.where(proper(case, dtype), iou, 0)), output))
+
+
+def a_box_scores_one_with_itself(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """giou(a, a) = 1 where the area is at least eps, and its gradients for both cancel."""
+    boxes = case["boxes1"].astype(dtype.wide)
+    with np.errstate(all="ignore"):
+        area = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+        sized = proper(case, dtype) & (area >= 2 * case.parameters["eps"])
+    result = evaluate(case.with_inputs(boxes2=case["boxes1"]))
+    output = only(sized, result.output)
+    yield Relation(output, exactly(np.where(sized, 1, 0), output))
+
+
+def arguments(device: str, shape1: tuple = (3, 4), shape2: tuple = (3, 4), **changes: Any) -> dict[str, Any]:
+    """Good arguments, with some of them changed."""
+    boxes = {"boxes1": torch.ones(shape1, device=device), "boxes2": torch.ones(shape2, device=device)}
+    return {**boxes, **changes}
+
+
+errors = (
+    DeclaredError(
+        name="last_axis_of_three", arguments=lambda d: arguments(d, (2, 3), (2, 3)), raises=ValueError, names="boxes1"
+    ),
+    DeclaredError(name="scalar_boxes", arguments=lambda d: arguments(d, (), ()), raises=ValueError, names="boxes1"),
+    DeclaredError(
+        name="other_number_of_boxes", arguments=lambda d: arguments(d, (2, 4), (3, 4)), raises=ValueError, names="boxes2"
+    ),
+    DeclaredError(
+        name="shapes_that_would_broadcast",
+        arguments=lambda d: arguments(d, (2, 4), (1, 4)),
+        raises=ValueError,
+        names="boxes2",
+    ),
+    DeclaredError(
+        name="integer_boxes",
+        arguments=lambda d: {name: boxes.to(torch.int64) for name, boxes in arguments(d).items()},
+        raises=TypeError,
+        names="boxes1",
+    ),
+    DeclaredError(
+        name="two_dtypes",
+        arguments=lambda d: arguments(d, boxes2=torch.ones(3, 4, dtype=torch.float64, device=d)),
+        raises=TypeError,
+        names="boxes2",
+    ),
+    DeclaredError(
+        name="two_devices",
+        arguments=lambda d: arguments(d, boxes2=torch.ones(3, 4, device="meta")),
+        raises=ValueError,
+        names="boxes2",
+    ),
+    DeclaredError(name="no_tensor", arguments=lambda d: arguments(d, boxes1=[[0, 0, 1, 1]]), raises=TypeError, names="boxes1"),
+    DeclaredError(name="eps_of_zero", arguments=lambda d: arguments(d, eps=0.0), raises=ValueError, names="eps"),
+    DeclaredError(name="eps_not_a_number", arguments=lambda d: arguments(d, eps=float("nan")), raises=ValueError, names="eps"),
+)
+
+
+def cost(case: Case) -> tuple[Cost, Cost]:
+    """Both boxes in and one score out; backward both boxes and the cotangent in, two gradients out."""
+    boxes = case["boxes1"]
+    count, itemsize = boxes.size // 4, boxes.dtype.itemsize
+    return Cost(9 * count * itemsize, 31 * count), Cost(17 * count * itemsize, 95 * count)
+
+
+operation = Operation(
+    name="giou",
+    forward=oracle.forward,
+    backward=oracle.backward,
+    differentiable=("boxes1", "boxes2"),
+    cases=cases,
+    examples=examples,
+    smooth=smooth,
+    laws=(
+        swapping_the_boxes_changes_nothing,
+        moving_both_boxes_changes_nothing,
+        scaling_both_boxes_changes_nothing,
+        proper_boxes_score_between_minus_one_and_one,
+        never_above_intersection_over_union,
+        a_box_scores_one_with_itself,
+    ),
+    errors=errors,
+    cost=cost,
+    source="Rezatofighi et al., Generalized Intersection over Union: A Metric and A Loss for Bounding Box Regression, CVPR 2019",
+)

@@ -1,0 +1,228 @@
+"""giou_loss: mean GIoU loss over the valid rows of a padded batch."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from oracles import giou_loss as oracle
+from properties.box_strategies import PAIRS, box_counts, box_pairs, cotangent, layouts_for, pairs, pairs_without_ties, sizes, with_special_values
+from properties.case import Case
+from properties.dtypes import DType
+from properties.giou import EPS, exactly
+from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
+from properties.running_error import Bounded, total
+
+
+def padded(pred: np.ndarray, target: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`pred` and `target` ``[batch, max_boxes, 4]`` with the rows past each sample's count zeroed in target."""
+    padding = np.arange(target.shape[1]) >= counts[:, None]
+    return pred, np.where(padding[..., None], np.zeros((), target.dtype), target)
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
+    """Padded batches of any box count, with trailing or scattered padding and, at times, garbage in it."""
+    batch = draw(sizes(max(elements // 4, 1)).filter(lambda n: n <= 1025))
+    max_boxes = draw(sizes(elements // (4 * max(batch, 1))))
+    rows = batch * max_boxes
+    flat_pred, flat_target = draw(pairs(dtype, rows))
+    pred, target = flat_pred.reshape(batch, max_boxes, 4), flat_target.reshape(batch, max_boxes, 4)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    if draw(st.booleans()):
+        pred, target = padded(pred, target, draw(box_counts(batch, max_boxes)))
+    else:
+        scattered = rng.random((batch, max_boxes, 1)) < draw(st.sampled_from((0.0, 0.5, 1.0)))
+        target = np.where(scattered, np.zeros((), target.dtype), target)
+    special = draw(st.integers(0, 15))
+    if special == 15:
+        target = with_special_values(rng, target)
+    elif special >= 12:  # what padding rows hold must not matter
+        padding = ~(target[..., 3].astype(np.float64) > 0)[..., None]
+        pred = np.where(padding, with_special_values(rng, pred, 0.5), pred)
+        ends = np.where(padding[..., 0], rng.choice(np.array([0.0, -3.0, np.nan, -np.inf]), padding.shape[:-1]), target[..., 3])
+        target = np.concatenate([target[..., :3], ends[..., None].astype(target.dtype)], -1)
+    return Case(
+        inputs={"pred": pred, "target": target},
+        grad_output=cotangent(rng, (), dtype),
+        parameters={"eps": draw(st.sampled_from(EPS))},
+        layouts=draw(layouts_for("pred", "target")),
+    )
+
+
+@st.composite
+def smooth(draw: st.DrawFn, dtype: DType) -> Case:
+    """A batch of two, three rows each, some of them padding, without ties."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    pred, target = (boxes.reshape(2, 3, 4) for boxes in pairs_without_ties(rng, 6, dtype))
+    padding = np.arange(3) >= rng.integers(0, 4, 2)[:, None]
+    target[padding] = -1  # not 0, at which a row becomes valid
+    return Case({"pred": pred, "target": target}, cotangent(rng, (), dtype), {"eps": 1e-5})
+
+
+def example(pred: Any, target: Any, eps: float = 1e-5) -> Callable[[DType], Case]:
+    """A named case of explicit boxes."""
+
+    def make(dtype: DType) -> Case:
+        inputs = {"pred": np.asarray(pred, dtype=dtype.numpy), "target": np.asarray(target, dtype=dtype.numpy)}
+        return Case(inputs, np.array(-1.75, dtype=dtype.numpy), {"eps": eps})
+
+    return make
+
+
+def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
+    """Faces per image as in the articles: floor(|N(0, 3)|) of them, padded to max_boxes."""
+
+    def make(dtype: DType) -> Case:
+        rng = np.random.default_rng(3)
+        counts = np.clip(np.floor(np.abs(rng.normal(0, 3, batch))).astype(int), 0, max_boxes)
+        pred, target = (boxes.reshape(batch, max_boxes, 4) for boxes in box_pairs(rng, batch * max_boxes, ("pixels",), dtype))
+        pred, target = padded(pred, target, counts)
+        return Case({"pred": pred, "target": target}, np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
+
+    return make
+
+
+def thousands_in_one_sample(dtype: DType) -> Case:
+    """3001 boxes in one image, all valid: the sum of a long column, where a half-precision accumulator stands still."""
+    rng = np.random.default_rng(4)
+    pred, target = box_pairs(rng, 3001, PAIRS, dtype)
+    target = np.where(target[:, 3:] > 0, target, np.array([0, 0, 2, 2], dtype=target.dtype))
+    return Case({"pred": pred[None], "target": target[None]}, np.array(1.25, dtype=dtype.numpy), {"eps": 1e-5})
+
+
+UNIT = [0.0, 0.0, 1.0, 1.0]
+PADDING = [0.0, 0.0, 0.0, 0.0]
+examples: Mapping[str, Callable[[DType], Case]] = {
+    "one_pair_apart_along_both_axes": example([[UNIT]], [[[2, 2, 3, 3]]]),
+    "identical_boxes": example([[UNIT]], [[UNIT]]),
+    "no_valid_row": example([[UNIT, UNIT]], [[PADDING, PADDING]]),
+    "no_batch": example(np.zeros((0, 7, 4)), np.zeros((0, 7, 4))),
+    "no_boxes": example(np.zeros((3, 0, 4)), np.zeros((3, 0, 4))),
+    "negative_y2_is_padding": example([[UNIT, [0, 0, 2, 2]]], [[[-3, -3, -1, -1], UNIT]]),
+    "nan_y2_is_padding": example([[UNIT, [0, 0, 2, 2]]], [[[0, 0, 1, np.nan], UNIT]]),
+    "nan_in_padding_rows": example([[[np.nan] * 4, [0, 0, 2, 2]]], [[PADDING, UNIT]]),
+    "nan_in_a_valid_row": example([[[np.nan, 0, 1, 1], [0, 0, 2, 2]]], [[UNIT, UNIT]]),
+    "one_valid_row_after_padding": example([[UNIT, UNIT, [0, 0, 2, 2]]], [[PADDING, PADDING, UNIT]]),
+    "articles_batch_of_32": article_batch(32, 17),
+    "articles_batch_of_13": article_batch(13, 100),
+    "thousands_in_one_sample": thousands_in_one_sample,
+}
+
+
+def valid_rows(case: Case) -> np.ndarray:
+    """The rows that count."""
+    return case["target"][..., 3].astype(np.float64) > 0
+
+
+def padding_rows_get_no_gradient(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """The gradients of pred and target are exactly 0 where target[..., 3] is not positive."""
+    result = evaluate(case)
+    for gradient in result.gradients.values():
+        of_padding = gradient[~valid_rows(case)]
+        yield Relation(Bounded.exact(of_padding.value, dtype.arithmetic), exactly(0, of_padding))
+
+
+def padding_rows_add_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """Three more rows of padding, with whatever pred holds there, leave loss and gradients as they are."""
+    batch = case["pred"].shape[0]
+    more = np.full((batch, 3, 4), np.inf).astype(dtype.numpy)
+    none = np.zeros((batch, 3, 4), dtype=dtype.numpy)
+    wider = case.with_inputs(
+        pred=np.concatenate([case["pred"], more], 1), target=np.concatenate([case["target"], none], 1)
+    )
+    here, there = evaluate(case), evaluate(wider)
+    yield Relation(here.output, there.output)
+    for name, gradient in here.gradients.items():
+        yield Relation(gradient, there.gradients[name][:, : case["pred"].shape[1]])
+
+
+def the_order_of_samples_does_not_matter(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """Reversing the batch and the rows reverses the gradients and leaves the loss."""
+    reverse = (slice(None, None, -1), slice(None, None, -1))
+    here = evaluate(case)
+    there = evaluate(case.with_inputs(pred=case["pred"][reverse].copy(), target=case["target"][reverse].copy()))
+    yield Relation(here.output, there.output)
+    for name, gradient in here.gradients.items():
+        yield Relation(gradient, there.gradients[name][reverse])
+
+
+def equals_one_minus_the_mean_giou(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """The loss is the mean of 1 - giou over the concatenated valid rows."""
+    valid = valid_rows(case)
+    count = int(valid.sum())
+    boxes = {"boxes1": case["pred"][valid], "boxes2": case["target"][valid]}
+    scores = evaluate(
+        Case(boxes, np.ones(count, dtype=dtype.numpy), {"eps": case.parameters["eps"]}), operation="giou"
+    ).output
+    loss = total(1.0 - scores) / max(count, 1)
+    yield Relation(evaluate(case).output, loss)
+
+
+def arguments(device: str, shape1: tuple = (2, 3, 4), shape2: tuple = (2, 3, 4), **changes: Any) -> dict[str, Any]:
+    """Good arguments, with some of them changed."""
+    boxes = {"pred": torch.ones(shape1, device=device), "target": torch.ones(shape2, device=device)}
+    return {**boxes, **changes}
+
+
+errors = (
+    DeclaredError(name="no_batch_axis", arguments=lambda d: arguments(d, (3, 4), (3, 4)), raises=ValueError, names="pred"),
+    DeclaredError(
+        name="last_axis_of_five", arguments=lambda d: arguments(d, (2, 3, 5), (2, 3, 5)), raises=ValueError, names="pred"
+    ),
+    DeclaredError(
+        name="other_batch_size", arguments=lambda d: arguments(d, (2, 3, 4), (1, 3, 4)), raises=ValueError, names="target"
+    ),
+    DeclaredError(
+        name="other_max_boxes", arguments=lambda d: arguments(d, (2, 3, 4), (2, 5, 4)), raises=ValueError, names="target"
+    ),
+    DeclaredError(
+        name="byte_targets",
+        arguments=lambda d: arguments(d, target=torch.ones(2, 3, 4, dtype=torch.uint8, device=d)),
+        raises=TypeError,
+        names="target",
+    ),
+    DeclaredError(
+        name="two_dtypes",
+        arguments=lambda d: arguments(d, target=torch.ones(2, 3, 4, dtype=torch.float16, device=d)),
+        raises=TypeError,
+        names="target",
+    ),
+    DeclaredError(
+        name="two_devices",
+        arguments=lambda d: arguments(d, target=torch.ones(2, 3, 4, device="meta")),
+        raises=ValueError,
+        names="target",
+    ),
+    DeclaredError(name="no_tensor", arguments=lambda d: arguments(d, pred=None), raises=TypeError, names="pred"),
+    DeclaredError(name="negative_eps", arguments=lambda d: arguments(d, eps=-1e-5), raises=ValueError, names="eps"),
+)
+
+
+def cost(case: Case) -> tuple[Cost, Cost]:
+    """All of target, which says what is valid, and the valid rows of pred; backward those again, and pred's gradient."""
+    rows, valid, itemsize = case["target"].size // 4, int(valid_rows(case).sum()), case["target"].dtype.itemsize
+    forward = Cost(4 * (rows + valid) * itemsize, 33 * valid)
+    return forward, Cost(4 * (2 * valid + rows) * itemsize, 95 * valid)
+
+
+operation = Operation(
+    name="giou_loss",
+    forward=oracle.forward,
+    backward=oracle.backward,
+    differentiable=("pred", "target"),
+    cases=cases,
+    examples=examples,
+    smooth=smooth,
+    laws=(
+        padding_rows_get_no_gradient,
+        padding_rows_add_nothing,
+        the_order_of_samples_does_not_matter,
+        equals_one_minus_the_mean_giou,
+    ),
+    errors=errors,
+    cost=cost,
+    source="Accelerating AI/ML Model Training with Custom Operators, 2024: the padded loss, with Rezatofighi's clamp",
+)

@@ -1,0 +1,185 @@
+"""giou_loss_ragged: mean GIoU loss over a batch whose target boxes lie one after another."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from oracles import giou_loss_ragged as oracle
+from properties.box_strategies import PAIRS, box_counts, box_pairs, cotangent, layouts_for, pairs, pairs_without_ties, sizes, with_special_values
+from properties.case import Case
+from properties.dtypes import DType
+from properties.giou import EPS, exactly
+from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
+from properties.running_error import Bounded
+
+
+def ragged(pred: np.ndarray, target: np.ndarray, counts: np.ndarray, offset_dtype: type = np.int64) -> dict[str, np.ndarray]:
+    """The inputs of the ragged loss from padded boxes ``[batch, max_boxes, 4]`` and the number of boxes of each sample."""
+    taken = np.arange(target.shape[1]) < counts[:, None]
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(offset_dtype)
+    return {"pred": pred, "target": target[taken], "offsets": offsets}
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
+    """Ragged batches: box counts from none to thousands, offsets of either integer type."""
+    batch = draw(sizes(max(elements // 4, 1)).filter(lambda n: n <= 1025))
+    max_boxes = draw(sizes(elements // (4 * max(batch, 1))))
+    flat_pred, flat_target = draw(pairs(dtype, batch * max_boxes))
+    pred, target = flat_pred.reshape(batch, max_boxes, 4), flat_target.reshape(batch, max_boxes, 4)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    special = draw(st.integers(0, 15))
+    if special == 15:
+        target = with_special_values(rng, target)
+    inputs = ragged(pred, target, draw(box_counts(batch, max_boxes)), draw(st.sampled_from((np.int32, np.int64))))
+    if special == 14:  # what pred holds past a sample's boxes must not matter
+        past = np.arange(max_boxes) >= np.diff(inputs["offsets"])[:, None]
+        inputs["pred"] = np.where(past[..., None], np.array(np.nan, dtype=pred.dtype), pred)
+    return Case(
+        inputs=inputs,
+        grad_output=cotangent(rng, (), dtype),
+        parameters={"eps": draw(st.sampled_from(EPS))},
+        layouts=draw(layouts_for("pred", "target", "offsets")),
+    )
+
+
+@st.composite
+def smooth(draw: st.DrawFn, dtype: DType) -> Case:
+    """A batch of two, up to three boxes each, without ties."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    pred, target = (boxes.reshape(2, 3, 4) for boxes in pairs_without_ties(rng, 6, dtype))
+    return Case(ragged(pred, target, rng.integers(0, 4, 2)), cotangent(rng, (), dtype), {"eps": 1e-5})
+
+
+def example(counts: list[int], max_boxes: int, offset_dtype: type = np.int64) -> Callable[[DType], Case]:
+    """A named case: boxes of every kind, so many in each sample."""
+
+    def make(dtype: DType) -> Case:
+        rng = np.random.default_rng(5)
+        batch = len(counts)
+        pred, target = (boxes.reshape(batch, max_boxes, 4) for boxes in box_pairs(rng, batch * max_boxes, PAIRS, dtype))
+        inputs = ragged(pred, target, np.array(counts, dtype=np.int64), offset_dtype)
+        return Case(inputs, np.array(-1.25, dtype=dtype.numpy), {"eps": 1e-5})
+
+    return make
+
+
+def articles_batch(dtype: DType) -> Case:
+    """Faces per image as in the articles: floor(|N(0, 3)|) of them."""
+    counts = np.clip(np.floor(np.abs(np.random.default_rng(3).normal(0, 3, 300))), 0, 9).astype(int)
+    return example(counts.tolist(), 9, np.int32)(dtype)
+
+
+def negative_y2_counts(dtype: DType) -> Case:
+    """A target box that lies below 0 is a box like any other: no padding is known here."""
+    boxes = np.array([[[-4, -4, -1, -1]], [[-3, -2, 0, 0]]], dtype=dtype.numpy)
+    return Case(ragged(boxes, boxes[::-1].copy(), np.array([1, 1])), np.array(0.5, dtype=dtype.numpy), {"eps": 1e-5})
+
+
+examples: Mapping[str, Callable[[DType], Case]] = {
+    "no_batch": example([], 5),
+    "no_boxes": example([0, 0, 0], 5),
+    "max_boxes_of_zero": example([0, 0], 0),
+    "one_box": example([1], 1),
+    "empty_samples_at_both_ends": example([0, 0, 3, 0, 2, 0], 4),
+    "one_full_among_empty": example([0] * 20 + [700] + [0] * 20, 700),
+    "all_full_int32": example([7] * 9, 7, np.int32),
+    "one_sample_of_thousands": example([3001], 3001, np.int32),
+    "many_samples_of_one": example([1] * 600, 1),
+    "articles_batch": articles_batch,
+    "negative_y2_counts": negative_y2_counts,
+}
+
+
+def boxes_without_target_get_no_gradient(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """The gradient of pred is exactly 0 past each sample's number of boxes."""
+    gradient = evaluate(case).gradients["pred"]
+    past = np.arange(case["pred"].shape[1]) >= np.diff(case["offsets"])[:, None]
+    yield Relation(Bounded.exact(gradient.value[past], dtype.arithmetic), exactly(0, gradient[past]))
+
+
+def empty_samples_add_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """A sample without boxes before, and one after all others, leave loss and gradients as they are."""
+    strange = np.full((1, *case["pred"].shape[1:]), np.nan).astype(dtype.numpy)
+    offsets = case["offsets"]
+    wider = case.with_inputs(
+        pred=np.concatenate([strange, case["pred"], strange]),
+        offsets=np.concatenate([offsets[:1], offsets, offsets[-1:]]),
+    )
+    here, there = evaluate(case), evaluate(wider)
+    yield Relation(here.output, there.output)
+    yield Relation(here.gradients["pred"], there.gradients["pred"][1:-1])
+    yield Relation(here.gradients["target"], there.gradients["target"])
+
+
+def equals_the_padded_loss(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """Where every target box has a positive y2, padding the batch gives the same loss and gradients."""
+    if not (case["target"][:, 3] > 0).all():
+        return
+    sample, place = oracle.rows_of(case["offsets"])
+    target = np.zeros(case["pred"].shape, dtype=dtype.numpy)
+    target[sample, place] = case["target"]
+    padded = Case({"pred": case["pred"], "target": target}, case.grad_output, {"eps": case.parameters["eps"]})
+    here, there = evaluate(case), evaluate(padded, operation="giou_loss")
+    yield Relation(here.output, there.output)
+    yield Relation(here.gradients["pred"], there.gradients["pred"])
+    yield Relation(here.gradients["target"], there.gradients["target"][sample, place])
+
+
+def arguments(device: str, **changes: Any) -> dict[str, Any]:
+    """Good arguments, with some of them changed."""
+    good = {
+        "pred": torch.ones(2, 3, 4, device=device),
+        "target": torch.ones(4, 4, device=device),
+        "offsets": torch.tensor([0, 1, 4], device=device),
+    }
+    return {**good, **changes}
+
+
+def wrong(name: str, raises: type[Exception], names: str, **changes: Callable[[str], Any]) -> DeclaredError:
+    """Bad input: good arguments with some replaced by what a function makes for a device."""
+    return DeclaredError(
+        name=name,
+        arguments=lambda d: arguments(d, **{key: make(d) for key, make in changes.items()}),
+        raises=raises,
+        names=names,
+    )
+
+
+errors = (
+    wrong("pred_without_batch", ValueError, "pred", pred=lambda d: torch.ones(3, 4, device=d)),
+    wrong("padded_target", ValueError, "target", target=lambda d: torch.ones(2, 3, 4, device=d)),
+    wrong("target_of_three", ValueError, "target", target=lambda d: torch.ones(4, 3, device=d)),
+    wrong("float_offsets", TypeError, "offsets", offsets=lambda d: torch.tensor([0.0, 1.0, 4.0], device=d)),
+    wrong("too_few_offsets", ValueError, "offsets", offsets=lambda d: torch.tensor([0, 4], device=d)),
+    wrong("offsets_of_two_axes", ValueError, "offsets", offsets=lambda d: torch.tensor([[0, 1, 4]], device=d)),
+    wrong("more_boxes_than_slots", ValueError, "target", target=lambda d: torch.ones(7, 4, device=d)),
+    wrong("two_dtypes", TypeError, "target", target=lambda d: torch.ones(4, 4, dtype=torch.float64, device=d)),
+    wrong("two_devices", ValueError, "offsets", offsets=lambda d: torch.tensor([0, 1, 4], device="meta")),
+    wrong("eps_of_zero", ValueError, "eps", eps=lambda d: 0.0),
+)
+
+
+def cost(case: Case) -> tuple[Cost, Cost]:
+    """The boxes that exist and the offsets; backward those again, the gradient of all of pred and of target."""
+    total, itemsize = case["target"].shape[0], case["target"].dtype.itemsize
+    forward = Cost(8 * total * itemsize + case["offsets"].nbytes, 33 * total)
+    return forward, Cost(forward.bytes + (case["pred"].size + 4 * total) * itemsize, 95 * total)
+
+
+operation = Operation(
+    name="giou_loss_ragged",
+    forward=oracle.forward,
+    backward=oracle.backward,
+    differentiable=("pred", "target"),
+    cases=cases,
+    examples=examples,
+    smooth=smooth,
+    laws=(boxes_without_target_get_no_gradient, empty_samples_add_nothing, equals_the_padded_loss),
+    errors=errors,
+    cost=cost,
+    source="Accelerating AI/ML Model Training with Custom Operators, 2024: the loss without padding, with Rezatofighi's clamp",
+)

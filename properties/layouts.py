@@ -1,0 +1,90 @@
+"""Memory layouts: ways to lay the same values out, so that a kernel which assumes one of them is found out."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+
+# Fills whatever belongs to a tensor's storage but not to the tensor. A kernel that reads a gap returns NaN.
+POISON = float("nan")
+
+
+def _holder(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    poison = POISON if like.dtype.is_floating_point else torch.iinfo(like.dtype).max
+    return torch.full(shape, poison, dtype=like.dtype, device=like.device)
+
+
+def contiguous(values: torch.Tensor) -> torch.Tensor:
+    """Rows one after another, aligned as the allocator does it."""
+    return values.clone(memory_format=torch.contiguous_format)
+
+
+def misaligned(values: torch.Tensor) -> torch.Tensor:
+    """Contiguous, but beginning one element into its storage: no 16-byte loads."""
+    holder = _holder(values, (values.numel() + 2,))
+    view = holder[1 : 1 + values.numel()].view(values.shape)
+    return view.copy_(values)
+
+
+def transposed(values: torch.Tensor) -> torch.Tensor:
+    """The first two axes swapped in memory (the only axis untouched, where there is but one)."""
+    if values.ndim < 2:
+        return contiguous(values)
+    return values.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def axes_reversed(values: torch.Tensor) -> torch.Tensor:
+    """All axes in the opposite order in memory: of boxes, all x1 first, then all y1, and so on."""
+    order = tuple(reversed(range(values.ndim)))
+    return values.permute(order).contiguous().permute(order)
+
+
+def sliced_rows(values: torch.Tensor) -> torch.Tensor:
+    """Every second step along the first axis, from the second: gaps of poison between the rows."""
+    if values.ndim < 1:
+        return contiguous(values)
+    view = _holder(values, (2 * values.shape[0] + 1, *values.shape[1:]))[1::2]
+    return view.copy_(values)
+
+
+def sliced_columns(values: torch.Tensor) -> torch.Tensor:
+    """Every third step along the last axis: gaps of poison between neighbouring elements."""
+    if values.ndim < 1:
+        return contiguous(values)
+    view = _holder(values, (*values.shape[:-1], 3 * values.shape[-1]))[..., ::3]
+    return view.copy_(values)
+
+
+def cut_from_wider(values: torch.Tensor) -> torch.Tensor:
+    """The front of a tensor whose last axis is longer by one: a row stride that is no multiple of 16 bytes."""
+    if values.ndim < 1:
+        return contiguous(values)
+    view = _holder(values, (*values.shape[:-1], values.shape[-1] + 1))[..., : values.shape[-1]]
+    return view.copy_(values)
+
+
+def expanded(values: torch.Tensor) -> torch.Tensor:
+    """Stride 0 along each axis on which all values are the same."""
+    for axis in range(values.ndim):
+        if values.shape[axis] > 1:
+            first = values.narrow(axis, 0, 1)
+            if torch.equal(first.expand_as(values), values):
+                values = first.contiguous().expand_as(values)
+    return values if 0 in values.stride() else contiguous(values)
+
+
+LAYOUTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        layout.__name__: layout
+        for layout in (
+            contiguous,
+            misaligned,
+            transposed,
+            axes_reversed,
+            sliced_rows,
+            sliced_columns,
+            cut_from_wider,
+            expanded,
+        )
+    }
+)

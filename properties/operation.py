@@ -1,0 +1,155 @@
+"""The record of an operation: everything that its verification needs to know, and nothing of any backend."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from hypothesis.strategies import SearchStrategy
+
+import properties
+from properties.case import Case
+from properties.dtypes import DType
+from properties.running_error import Bounded
+
+
+class Result:
+    """What one evaluation gives a law: the output and the gradients of the inputs, each with its bound."""
+
+    def __init__(self, output: Callable[[], Bounded], gradients: Callable[[], Mapping[str, Bounded]]):
+        self._output, self._gradients = output, gradients
+
+    @cached_property
+    def output(self) -> Bounded:
+        """The result of the call."""
+        return self._output()
+
+    @cached_property
+    def gradients(self) -> Mapping[str, Bounded]:
+        """The gradients under the case's cotangent; taken when first asked for."""
+        return self._gradients()
+
+
+class Evaluate(Protocol):
+    """Runs the implementation under test, or another operation of the same backend, on a case."""
+
+    def __call__(self, case: Case, operation: str | None = None) -> Result:
+        """Output and gradients of `case`."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Two results that a law says are equal, within the sum of their bounds."""
+
+    actual: Bounded
+    expected: Bounded
+
+
+# A law is a function whose name is a sentence. It yields the relations that hold for a case, none where the case is
+# outside of what it speaks of.
+Law = Callable[[Evaluate, Case, DType], Iterable[Relation]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredError:
+    """Bad input, and the error that every backend must raise for it before anything is launched."""
+
+    name: str
+    arguments: Callable[[str], Mapping[str, Any]]  # of a device
+    raises: type[Exception]
+    names: str  # the argument that the message must name
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The least that one call must move and compute: bytes read and written once, and floating-point operations."""
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation, as its users see it, whoever implements it.
+
+    Attributes:
+        name: snake_case; also the module in `oracles` and `properties`, the folder in `impls` and the function there.
+        forward: the oracle's, on the inputs and parameters by name. Its running error gives the bound.
+        backward: the oracle's, on the cotangent and the same; gives the gradients of `differentiable`, in order.
+        differentiable: names of the inputs that have a gradient.
+        cases: strategy for a dtype and a number of elements that inputs should stay within.
+        examples: named cases that are always run: known bugs of such kernels, declared behaviour.
+        smooth: strategy for the cases that gradcheck may differentiate numerically: away from ties and clamps.
+        laws: relations between results that need no reference.
+        errors: bad input and what must come of it.
+        cost: forward and backward cost of a case.
+        source: where the operation is defined.
+    """
+
+    name: str
+    forward: Callable[..., Any]
+    backward: Callable[..., tuple]
+    differentiable: tuple[str, ...]
+    cases: Callable[[DType, int], SearchStrategy[Case]]
+    examples: Mapping[str, Callable[[DType], Case]]
+    smooth: Callable[[DType], SearchStrategy[Case]]
+    laws: tuple[Law, ...]
+    errors: tuple[DeclaredError, ...]
+    cost: Callable[[Case], tuple[Cost, Cost]]
+    source: str
+
+
+def operations() -> dict[str, Operation]:
+    """Every module of `properties` that defines an ``operation``, by name."""
+    found = {}
+    for module in pkgutil.iter_modules(properties.__path__):
+        operation = getattr(importlib.import_module(f"properties.{module.name}"), "operation", None)
+        if isinstance(operation, Operation):
+            found[operation.name] = operation
+    return found
+
+
+def wide(case: Case, dtype: DType) -> dict[str, Any]:
+    """The inputs of a case as exact `Bounded` arrays (integers as they are), and its parameters."""
+    arrays = {
+        name: array if np.issubdtype(array.dtype, np.integer) else Bounded.exact(array.astype(dtype.wide), dtype.arithmetic)
+        for name, array in case.inputs.items()
+    }
+    return {**arrays, **case.parameters}
+
+
+def reference(operation: Operation, case: Case, dtype: DType) -> Bounded:
+    """The oracle's output with its running error."""
+    return operation.forward(**wide(case, dtype))
+
+
+def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[str, Bounded]:
+    """The oracle's gradients with their running error."""
+    grad_output = Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
+    return dict(zip(operation.differentiable, operation.backward(grad_output, **wide(case, dtype)), strict=True))
+
+
+def evaluate_tensors(
+    implementation: Callable[..., torch.Tensor],
+    operation: Operation,
+    case: Case,
+    dtype: DType,
+    device: str,
+    gradients: bool = True,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Call an implementation on a case; gives its output, the gradients and the tensors it was called with."""
+    tensors = case.tensors(dtype, device)
+    wanted = operation.differentiable if gradients else ()
+    for name in wanted:
+        tensors[name].requires_grad_()
+    output = implementation(**tensors, **case.parameters)
+    found: dict[str, torch.Tensor] = {}
+    if wanted:
+        grad_output = case.tensor("grad_output", dtype, device)
+        grads = torch.autograd.grad(output, [tensors[name] for name in wanted], grad_output)
+        found = dict(zip(wanted, grads, strict=True))
+    return output, found, tensors

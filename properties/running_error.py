@@ -1,0 +1,288 @@
+"""Running error analysis: arrays that carry a bound on the error of whoever computes them in a given arithmetic.
+
+An oracle evaluated on `Bounded` arrays in place of NumPy arrays gives its value and, beside it, how far a correct
+computation of the same formula in the tested arithmetic may be away. So no tolerance is ever typed in: a sum over many
+terms, a difference of nearly equal areas or a quotient by a tiny one widens the bound by as much as it must, and
+nowhere else.
+
+Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.3 (running error
+analysis), section 2.2 (the standard model), section 4.2 (blocked summation).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+# Errors of the elementary steps in units of roundoff. Additions and products are rounded once. Division is the least
+# exact that a GPU language emits unasked (PTX div.full.f32: 2 ulp, that is 4 units).
+ROUNDED_ONCE = 1.0
+DIVISION = 4.0
+# A correct kernel may order its steps in another way than the oracle does (a reciprocal taken once, a fused
+# multiply-add, a factor moved out of a sum). Each such change costs a few roundings more, never an order of magnitude.
+REORDERING = 4.0
+# Sums of up to this many terms may be taken one after another; longer ones must be blocked or pairwise.
+SEQUENTIAL_TERMS = 4096
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The floating-point arithmetic a kernel computes in."""
+
+    roundoff: float
+    largest: float
+    smallest_normal: float
+
+
+def summation_growth(terms: int) -> float:
+    """Growth of the error of a sum, in roundoffs of the sum of magnitudes.
+
+    Any order of up to `SEQUENTIAL_TERMS` terms is admitted (``terms - 1``); beyond that, blocked summation with blocks
+    of about sqrt(terms), whose bound is ``2 sqrt(terms)``.
+    """
+    if terms <= SEQUENTIAL_TERMS:
+        return float(max(terms - 1, 0))
+    return SEQUENTIAL_TERMS + 2.0 * float(np.sqrt(terms))
+
+
+class FollowsArrayFunctions:
+    """Sends NumPy's functions to the rules of this module."""
+
+    def __array_function__(self, function: Callable, types: Sequence[type], args: tuple, kwargs: dict) -> Any:
+        rule = FUNCTIONS.get(function.__name__)
+        if rule is None:
+            return NotImplemented
+        with np.errstate(all="ignore"):
+            return rule(*args, **kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict(FollowsArrayFunctions):
+    """A comparison of bounded arrays: its outcome, and where the computed outcome may differ from it."""
+
+    outcome: np.ndarray
+    uncertain: np.ndarray
+    arithmetic: Arithmetic
+
+    def __and__(self, other: "Verdict") -> "Verdict":
+        return Verdict(self.outcome & other.outcome, self.uncertain | other.uncertain, self.arithmetic)
+
+
+class Bounded(FollowsArrayFunctions, np.lib.mixins.NDArrayOperatorsMixin):
+    """An array of exact values, with a bound on the absolute error of each.
+
+    A value that is NaN or infinite has error 0: its class is certain. An error of infinity says that nothing is known
+    (a divisor that may be 0, a step that overflows the arithmetic though its exact value is finite).
+    """
+
+    __slots__ = ("arithmetic", "error", "value")
+
+    def __init__(self, value: np.ndarray, error: np.ndarray, arithmetic: Arithmetic):
+        self.value, self.error, self.arithmetic = value, error, arithmetic
+
+    @classmethod
+    def exact(cls, value: np.ndarray, arithmetic: Arithmetic) -> Self:
+        """An input: given, hence free of error."""
+        return cls(value, np.zeros_like(value), arithmetic)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of value and error."""
+        return self.value.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self.value.ndim
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __getitem__(self, key: Any) -> "Bounded":
+        if isinstance(key, Verdict):
+            key = certain(key)
+        return Bounded(self.value[key], self.error[key], self.arithmetic)
+
+    def __setitem__(self, key: Any, item: "Bounded") -> None:
+        if isinstance(key, Verdict):
+            key = certain(key)
+        self.value[key], self.error[key] = item.value, item.error
+
+    def reshape(self, *shape: Any) -> "Bounded":
+        """As numpy.ndarray.reshape."""
+        return Bounded(self.value.reshape(*shape), self.error.reshape(*shape), self.arithmetic)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        rule = UFUNCS.get(ufunc.__name__)
+        if method != "__call__" or kwargs or rule is None:
+            return NotImplemented
+        with np.errstate(all="ignore"):
+            return rule(*(lift(x, self.arithmetic) for x in inputs))
+
+
+def certain(verdict: Verdict) -> np.ndarray:
+    """The outcome of a comparison that decides which elements are looked at; it must not hang on rounding."""
+    if verdict.uncertain.any():
+        raise ValueError("a comparison that selects elements depends on rounding errors")
+    return verdict.outcome
+
+
+def lift(x: Any, arithmetic: Arithmetic) -> Bounded:
+    """Any operand as a `Bounded`: a constant that the arithmetic lacks is rounded once when a kernel reads it."""
+    if isinstance(x, Bounded):
+        return x
+    value = np.asarray(x, dtype=np.longdouble)
+    digits = np.frexp(value)[0] / arithmetic.roundoff
+    error = np.where((digits == np.rint(digits)) | np.isnan(value), 0, abs(value) * arithmetic.roundoff)
+    return Bounded(value, error, arithmetic)
+
+
+def may_vanish(a: Bounded) -> np.ndarray:
+    """Where the computed value may be 0, or of the other sign, though the exact one is not, or the other way round."""
+    return (a.error > 0) & (abs(a.value) <= a.error)
+
+
+def rounded(
+    value: np.ndarray, error: np.ndarray, operands: Sequence[Bounded], steps: float, unknown: np.ndarray | bool = False
+) -> Bounded:
+    """The result of one elementary step: `error` inherited from its operands, and `steps` roundings of its own.
+
+    A 0 that no error reaches, as the difference of equal inputs, is 0 in every arithmetic: clamps at 0 hang on it.
+    """
+    arithmetic = operands[0].arithmetic
+    unknown = np.broadcast_to(unknown, np.shape(value))
+    for operand in operands:
+        unknown = unknown | np.isinf(operand.error)
+    own = REORDERING * steps * arithmetic.roundoff * (abs(value) + error) + arithmetic.smallest_normal
+    error = np.where((value == 0) & (error == 0), 0, error + own)
+    unknown = unknown | (np.isfinite(value) & ~(abs(value) + error <= arithmetic.largest))
+    error = np.where(unknown, np.inf, np.where(np.isfinite(value), error, 0.0))
+    return Bounded(value, error, arithmetic)
+
+
+def add(a: Bounded, b: Bounded) -> Bounded:
+    """a + b."""
+    return rounded(a.value + b.value, a.error + b.error, (a, b), ROUNDED_ONCE)
+
+
+def subtract(a: Bounded, b: Bounded) -> Bounded:
+    """a - b."""
+    return rounded(a.value - b.value, a.error + b.error, (a, b), ROUNDED_ONCE)
+
+
+def multiply(a: Bounded, b: Bounded) -> Bounded:
+    """a b."""
+    error = abs(a.value) * b.error + abs(b.value) * a.error + a.error * b.error
+    unknown = (np.isinf(a.value) & may_vanish(b)) | (np.isinf(b.value) & may_vanish(a))
+    return rounded(a.value * b.value, error, (a, b), ROUNDED_ONCE, unknown)
+
+
+def divide(a: Bounded, b: Bounded) -> Bounded:
+    """a / b; nothing is known where the computed divisor may be 0 though the exact one is not, or the reverse."""
+    value = a.value / b.value
+    error = (a.error + abs(value) * b.error) / (abs(b.value) - b.error)
+    return rounded(value, error, (a, b), DIVISION, may_vanish(b) | (may_vanish(a) & (b.value == 0)))
+
+
+def negative(a: Bounded) -> Bounded:
+    """-a, exactly."""
+    return Bounded(-a.value, a.error, a.arithmetic)
+
+
+def extremum(choose: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Bounded, Bounded], Bounded]:
+    """Maximum or minimum: no rounding; the error is that of the operand which wins for certain, else the larger."""
+
+    def rule(a: Bounded, b: Bounded) -> Bounded:
+        value = choose(a.value, b.value)
+        apart = abs(a.value - b.value) > a.error + b.error
+        of_winner = np.where(value == a.value, a.error, b.error)
+        error = np.where(apart, of_winner, np.maximum(a.error, b.error))
+        unknown = np.isinf(a.error) | np.isinf(b.error)
+        return Bounded(value, np.where(np.isfinite(value) | unknown, error, 0.0), a.arithmetic)
+
+    return rule
+
+
+def comparison(compare: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Bounded, Bounded], Verdict]:
+    """A comparison; uncertain where the operands are no farther apart than their errors, and those are not 0."""
+
+    def rule(a: Bounded, b: Bounded) -> Verdict:
+        margin = a.error + b.error
+        # Nothing compares with a NaN, whatever the other operand's error.
+        decided = (np.isnan(a.value) & (a.error == 0)) | (np.isnan(b.value) & (b.error == 0))
+        uncertain = (margin > 0) & ~(abs(a.value - b.value) > margin) & ~decided
+        return Verdict(compare(a.value, b.value), uncertain, a.arithmetic)
+
+    return rule
+
+
+def where(condition: Verdict | np.ndarray, a: Any, b: Any) -> Bounded:
+    """numpy.where; where the condition is uncertain, either choice is admitted."""
+    arithmetic = next(x.arithmetic for x in (condition, a, b) if isinstance(x, Bounded | Verdict))
+    a, b = lift(a, arithmetic), lift(b, arithmetic)
+    if not isinstance(condition, Verdict):
+        condition = Verdict(condition, np.zeros_like(condition, dtype=bool), arithmetic)
+    value = np.where(condition.outcome, a.value, b.value)
+    error = np.where(condition.outcome, a.error, b.error)
+    either = np.maximum(a.error, b.error) + abs(a.value - b.value)
+    error = np.where(condition.uncertain, np.where(np.isnan(either), np.inf, either), error)
+    return Bounded(value, error, arithmetic)
+
+
+def total(a: Bounded, axis: Any = None, keepdims: bool = False) -> Bounded:
+    """numpy.sum in any order that `summation_growth` admits."""
+    value = np.sum(a.value, axis=axis, keepdims=keepdims)
+    inherited = np.sum(a.error, axis=axis, keepdims=keepdims)
+    terms = a.value.size // max(np.size(value), 1)
+    magnitude = np.sum(abs(a.value) + a.error, axis=axis, keepdims=keepdims)
+    grown = summation_growth(terms) * a.arithmetic.roundoff * magnitude
+    # Some orders pass through the sum of all terms of one sign.
+    overflows = np.isfinite(magnitude) & ~(magnitude + grown <= a.arithmetic.largest)
+    return rounded(value, inherited + grown, (Bounded(value, inherited, a.arithmetic),), ROUNDED_ONCE, overflows)
+
+
+def stack(arrays: Sequence[Bounded], axis: int = 0) -> Bounded:
+    """numpy.stack."""
+    return Bounded(
+        np.stack([a.value for a in arrays], axis), np.stack([a.error for a in arrays], axis), arrays[0].arithmetic
+    )
+
+
+def broadcast_to(a: Bounded, shape: tuple[int, ...]) -> Bounded:
+    """numpy.broadcast_to."""
+    return Bounded(np.broadcast_to(a.value, shape), np.broadcast_to(a.error, shape), a.arithmetic)
+
+
+def zeros_like(a: Bounded) -> Bounded:
+    """numpy.zeros_like: exact zeros."""
+    return Bounded.exact(np.zeros_like(a.value), a.arithmetic)
+
+
+def count_nonzero(verdict: Verdict) -> int:
+    """numpy.count_nonzero of a comparison."""
+    return int(np.count_nonzero(certain(verdict)))
+
+
+UFUNCS: dict[str, Callable] = {
+    "add": add,
+    "subtract": subtract,
+    "multiply": multiply,
+    "divide": divide,
+    "negative": negative,
+    "maximum": extremum(np.maximum),
+    "minimum": extremum(np.minimum),
+    "equal": comparison(np.equal),
+    "less": comparison(np.less),
+    "less_equal": comparison(np.less_equal),
+    "greater": comparison(np.greater),
+    "greater_equal": comparison(np.greater_equal),
+}
+FUNCTIONS: dict[str, Callable] = {
+    "where": where,
+    "sum": total,
+    "stack": stack,
+    "broadcast_to": broadcast_to,
+    "zeros_like": zeros_like,
+    "count_nonzero": count_nonzero,
+}
