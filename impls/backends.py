@@ -1,0 +1,43 @@
+"""The backends: which there are, how an operation's implementation is found, and what one does not support."""
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+# The module of an operation's folder that holds each backend's implementation.
+MODULES = {"torch": "torch_eager", "triton": "triton_kernel", "cuda": "cuda_kernel"}
+BACKENDS = tuple(MODULES)
+
+
+def load(operation: str, backend: str) -> Callable[..., Any]:
+    """The public function of an operation on a backend.
+
+    Raises:
+        ValueError: the backend is unknown.
+        ModuleNotFoundError: the operation has no such implementation.
+    """
+    if backend not in MODULES:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    return getattr(importlib.import_module(f"impls.{operation}.{MODULES[backend]}"), operation)
+
+
+def unsupported(operation: str, backend: str, dtype: str, device: str) -> str | None:
+    """Why a backend cannot run an operation for a dtype on a device, or None where it can.
+
+    An implementation's module answers for itself with a function ``unsupported(dtype, device)``; what holds for every
+    kernel of a backend is answered here.
+    """
+    if backend == "cuda" and device == "cpu":
+        from impls import cuda_on_cpu
+
+        if reason := cuda_on_cpu.unavailable_reason():
+            return reason
+    if backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "Triton runs on the CPU by its interpreter only: set TRITON_INTERPRET=1 before it is imported"
+    try:
+        module = importlib.import_module(f"impls.{operation}.{MODULES[backend]}")
+    except ModuleNotFoundError as error:
+        return f"not implemented: {error}"
+    answer = getattr(module, "unsupported", None)
+    return answer(dtype, device) if answer else None

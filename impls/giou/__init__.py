@@ -1,0 +1,1 @@
+"""The operation ``giou`` on every backend."""

@@ -1,0 +1,125 @@
+"""The arithmetic of paired boxes in Triton: what the kernels of the GIoU family share."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def maximum(a, b):
+    """As torch.maximum: NaN where either is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(a, b):
+    """As torch.minimum: NaN where either is."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def load_boxes(ptr, rows, offsets, coordinate_stride, mask, COMPUTE: tl.constexpr, PACKED: tl.constexpr):
+    """Four columns x1, y1, x2, y2 of the boxes at `offsets`, or, PACKED, at `rows` of a contiguous tensor.
+
+    A packed box is one 16-byte load a thread (8 for half types, two for float64), taken apart in registers.
+    """
+    if PACKED:
+        tile = tl.load(ptr + rows.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :], mask=mask[:, None], other=0.0)
+        x, y = tl.split(tl.reshape(tile.to(COMPUTE), (rows.shape[0], 2, 2)))
+        x1, x2 = tl.split(x)
+        y1, y2 = tl.split(y)
+    else:
+        x1 = tl.load(ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
+        y1 = tl.load(ptr + offsets + coordinate_stride, mask=mask, other=0.0).to(COMPUTE)
+        x2 = tl.load(ptr + offsets + 2 * coordinate_stride, mask=mask, other=0.0).to(COMPUTE)
+        y2 = tl.load(ptr + offsets + 3 * coordinate_stride, mask=mask, other=0.0).to(COMPUTE)
+    return x1, y1, x2, y2
+
+
+@triton.jit
+def store_boxes(ptr, rows, x1, y1, x2, y2, mask):
+    """The inverse of `load_boxes` for a contiguous tensor."""
+    tile = tl.reshape(tl.join(tl.join(x1, x2), tl.join(y1, y2)), (rows.shape[0], 4))
+    at = ptr + rows.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(at, tile.to(ptr.dtype.element_ty), mask=mask[:, None])
+
+
+@triton.jit
+def row_offsets(rows, inner, outer_stride, inner_stride):
+    """Element offset of each row of ``[outer, inner, 4]``, in 64 bits."""
+    outer = rows // inner
+    return outer.to(tl.int64) * outer_stride + (rows - outer * inner).to(tl.int64) * inner_stride
+
+
+@triton.jit
+def intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
+    """Sides and areas before any clamp, as the oracle names them."""
+    width = minimum(ax2, bx2) - maximum(ax1, bx1)
+    height = minimum(ay2, by2) - maximum(ay1, by1)
+    intersection = maximum(width, 0.0) * maximum(height, 0.0)
+    union = (ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - intersection
+    hull_width = maximum(ax2, bx2) - minimum(ax1, bx1)
+    hull_height = maximum(ay2, by2) - minimum(ay1, by1)
+    return width, height, intersection, union, hull_width, hull_height
+
+
+@triton.jit
+def giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
+    """GIoU of each pair."""
+    _, _, intersection, union, hull_width, hull_height = intersection_union_hull(
+        ax1, ay1, ax2, ay2, bx1, by1, bx2, by2
+    )
+    union = maximum(union, eps)
+    hull = maximum(hull_width * hull_height, eps)
+    return intersection / union - (hull - union) / hull
+
+
+@triton.jit
+def through_maximum(grad, a, b):
+    """The share of `a` in the gradient of maximum(a, b): all, half at a tie, or none; all where one is NaN."""
+    return tl.where(a == b, 0.5 * grad, tl.where(a < b, 0.0, grad))
+
+
+@triton.jit
+def through_minimum(grad, a, b):
+    """The share of `a` in the gradient of minimum(a, b)."""
+    return tl.where(a == b, 0.5 * grad, tl.where(a > b, 0.0, grad))
+
+
+@triton.jit
+def grad_of_box(x1, y1, x2, y2, ox1, oy1, ox2, oy2, grad_union, grad_width, grad_height, grad_hull_width, grad_hull_height):
+    """Gradient of one box, o being the other."""
+    by_width = grad_union * (y2 - y1)
+    by_height = grad_union * (x2 - x1)
+    gx1 = -by_width - through_maximum(grad_width, x1, ox1) - through_minimum(grad_hull_width, x1, ox1)
+    gy1 = -by_height - through_maximum(grad_height, y1, oy1) - through_minimum(grad_hull_height, y1, oy1)
+    gx2 = by_width + through_minimum(grad_width, x2, ox2) + through_maximum(grad_hull_width, x2, ox2)
+    gy2 = by_height + through_minimum(grad_height, y2, oy2) + through_maximum(grad_hull_height, y2, oy2)
+    return gx1, gy1, gx2, gy2
+
+
+@triton.jit
+def grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
+    """From the gradient of the score to those of union, intersection sides and hull sides; clamps pass at the bound."""
+    width, height, intersection, raw_union, hull_width, hull_height = intersection_union_hull(
+        ax1, ay1, ax2, ay2, bx1, by1, bx2, by2
+    )
+    raw_hull = hull_width * hull_height
+    union = maximum(raw_union, eps)
+    hull = maximum(raw_hull, eps)
+    grad_intersection = grad / union
+    over_hull = grad / hull
+    grad_union = tl.where(raw_union >= eps, over_hull - grad_intersection * (intersection / union), 0.0)
+    grad_hull = tl.where(raw_hull >= eps, over_hull * ((hull - union) / hull) - over_hull, 0.0)
+    grad_intersection -= grad_union
+    grad_width = tl.where(width >= 0.0, grad_intersection * maximum(height, 0.0), 0.0)
+    grad_height = tl.where(height >= 0.0, grad_intersection * maximum(width, 0.0), 0.0)
+    return grad_union, grad_width, grad_height, grad_hull * hull_height, grad_hull * hull_width
+
+
+COMPUTE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+def packed(boxes: torch.Tensor) -> bool:
+    """Whether boxes lie one after another, so that a box is one vector load."""
+    return boxes.is_contiguous()

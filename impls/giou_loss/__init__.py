@@ -1,0 +1,1 @@
+"""The operation ``giou_loss`` on every backend."""

@@ -1,0 +1,238 @@
+"""giou_loss in Triton: one launch forward, one backward."""
+
+import torch
+import triton
+import triton.language as tl
+
+from impls import triton_launch, workspace
+from impls.giou.arguments import check_giou_loss
+from impls.giou.triton_boxes import (
+    COMPUTE,
+    giou_of,
+    grad_of_areas,
+    grad_of_box,
+    load_boxes,
+    packed,
+    row_offsets,
+    store_boxes,
+)
+from impls.giou_loss.operators import define_giou_loss, gradient_buffers, num_saved
+
+BLOCK_ROWS = 512
+# Enough programs a multiprocessor to keep memory busy, few enough that the last one sums their partial results quickly.
+PROGRAMS_PER_MULTIPROCESSOR = 8
+
+
+@triton.jit
+def finish_mean(loss_ptr, sums, counts, counter_ptr):
+    """Store sum / max(count, 1), and leave the counter as the next launch must find it."""
+    count = tl.sum(counts, axis=0)
+    mean = tl.sum(sums, axis=0) / tl.maximum(count, 1).to(sums.dtype)
+    tl.store(loss_ptr, mean.to(loss_ptr.dtype.element_ty))
+    tl.store(counter_ptr, 0)
+    return count
+
+
+@triton.jit
+def giou_loss_forward_kernel(
+    pred_ptr,  # [batch, max_boxes, 4], strided
+    target_ptr,  # [batch, max_boxes, 4], strided
+    loss_ptr,  # []
+    saved_ptr,  # [2 + ceil(batch * max_boxes / 32)]: number of valid rows, then a bit a row
+    sums_ptr,  # [programs]: partial sums
+    counts_ptr,  # [programs]: partial counts
+    counter_ptr,  # [1]: programs that are done
+    num_rows,
+    max_boxes,
+    pred_batch_stride,
+    pred_box_stride,
+    pred_coordinate_stride,
+    target_batch_stride,
+    target_box_stride,
+    target_coordinate_stride,
+    eps,
+    PACKED_PRED: tl.constexpr,
+    PACKED_TARGET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_PROGRAMS: tl.constexpr,
+):
+    # One program owns every num_programs-th tile of BLOCK_ROWS rows; the last to finish sums what all have left.
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    eps = tl.full((), eps, COMPUTE)
+    sums = tl.zeros((BLOCK_ROWS,), COMPUTE)
+    counts = tl.zeros((BLOCK_ROWS,), tl.int32)
+    for tile in range(program, tl.cdiv(num_rows, BLOCK_ROWS), programs):
+        rows = tl.cast(tile, INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        mask = rows < num_rows
+        target_at = row_offsets(rows, max_boxes, target_batch_stride, target_box_stride)
+        bx1, by1, bx2, by2 = load_boxes(
+            target_ptr, rows, target_at, target_coordinate_stride, mask, COMPUTE, PACKED_TARGET
+        )
+        valid = mask & (by2 > 0)
+        pred_at = row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
+        ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, valid, COMPUTE, PACKED_PRED)
+        score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
+        sums += tl.where(valid, 1.0 - score, 0.0)
+        counts += valid.to(tl.int32)
+
+        lanes = tl.arange(0, 32)
+        bits = tl.reshape(valid.to(tl.int32), (BLOCK_ROWS // 32, 32)) << lanes[None, :]
+        words = tl.cast(tile, INDEX) * (BLOCK_ROWS // 32) + tl.arange(0, BLOCK_ROWS // 32)
+        tl.store(saved_ptr + 2 + words.to(tl.int64), tl.sum(bits, axis=1), mask=words < tl.cdiv(num_rows, 32))
+
+    tl.store(sums_ptr + program, tl.sum(sums, axis=0))
+    tl.store(counts_ptr + program, tl.sum(counts.to(tl.int64), axis=0))
+    tl.debug_barrier()
+    if tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == programs - 1:
+        tl.debug_barrier()
+        ids = tl.arange(0, BLOCK_PROGRAMS)
+        present = ids < programs
+        # .cg: the other multiprocessors' results are in the L2 cache; this one's L1 knows nothing of them.
+        sums = tl.load(sums_ptr + ids, mask=present, other=0.0, cache_modifier=".cg")
+        counts = tl.load(counts_ptr + ids, mask=present, other=0, cache_modifier=".cg")
+        count = finish_mean(loss_ptr, sums, counts, counter_ptr)
+        tl.store(saved_ptr.to(tl.pointer_type(tl.int64)), count)
+
+
+@triton.jit
+def giou_loss_backward_kernel(
+    grad_output_ptr,  # []
+    pred_ptr,  # [batch, max_boxes, 4], strided
+    target_ptr,  # [batch, max_boxes, 4], strided
+    saved_ptr,  # [2 + ceil(batch * max_boxes / 32)]
+    grad_pred_ptr,  # [batch, max_boxes, 4]
+    grad_target_ptr,  # [batch, max_boxes, 4]
+    num_rows,
+    max_boxes,
+    pred_batch_stride,
+    pred_box_stride,
+    pred_coordinate_stride,
+    target_batch_stride,
+    target_box_stride,
+    target_coordinate_stride,
+    eps,
+    NEEDS_PRED: tl.constexpr,
+    NEEDS_TARGET: tl.constexpr,
+    PACKED_PRED: tl.constexpr,
+    PACKED_TARGET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    # One program owns BLOCK_ROWS consecutive rows: it reads the valid ones only and writes the gradient of all.
+    rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    mask = rows < num_rows
+    eps = tl.full((), eps, COMPUTE)
+    count = tl.load(saved_ptr.to(tl.pointer_type(tl.int64)))
+    grad = -tl.load(grad_output_ptr).to(COMPUTE) / tl.maximum(count, 1).to(COMPUTE)
+    word = tl.load(saved_ptr + 2 + (rows // 32).to(tl.int64), mask=mask, other=0)
+    valid = ((word >> (rows % 32).to(tl.int32)) & 1) != 0
+    pred_at = row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
+    target_at = row_offsets(rows, max_boxes, target_batch_stride, target_box_stride)
+    ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, valid, COMPUTE, PACKED_PRED)
+    bx1, by1, bx2, by2 = load_boxes(
+        target_ptr, rows, target_at, target_coordinate_stride, valid, COMPUTE, PACKED_TARGET
+    )
+    grads = tl.zeros((BLOCK_ROWS,), COMPUTE) + grad
+    union, width, height, hull_width, hull_height = grad_of_areas(
+        grads, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps
+    )
+    if NEEDS_PRED:
+        x1, y1, x2, y2 = grad_of_box(
+            ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, union, width, height, hull_width, hull_height
+        )
+        zero = tl.zeros((BLOCK_ROWS,), COMPUTE)
+        x1, y1 = tl.where(valid, x1, zero), tl.where(valid, y1, zero)
+        x2, y2 = tl.where(valid, x2, zero), tl.where(valid, y2, zero)
+        store_boxes(grad_pred_ptr, rows, x1, y1, x2, y2, mask)
+    if NEEDS_TARGET:
+        x1, y1, x2, y2 = grad_of_box(
+            bx1, by1, bx2, by2, ax1, ay1, ax2, ay2, union, width, height, hull_width, hull_height
+        )
+        zero = tl.zeros((BLOCK_ROWS,), COMPUTE)
+        x1, y1 = tl.where(valid, x1, zero), tl.where(valid, y1, zero)
+        x2, y2 = tl.where(valid, x2, zero), tl.where(valid, y2, zero)
+        store_boxes(grad_target_ptr, rows, x1, y1, x2, y2, mask)
+
+
+def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    device, num_rows = pred.device, pred.shape[0] * pred.shape[1]
+    loss = torch.empty((), dtype=pred.dtype, device=device)
+    saved = torch.empty(num_saved(num_rows), dtype=torch.int32, device=device)
+    if num_rows == 0:
+        return loss.zero_(), saved.zero_()
+    most = PROGRAMS_PER_MULTIPROCESSOR * triton_launch.multiprocessors(device)
+    programs = min(triton.cdiv(num_rows, BLOCK_ROWS), most)
+    sums = torch.empty(programs, dtype=triton_launch.COMPUTE_DTYPE[pred.dtype], device=device)
+    counts = torch.empty(programs, dtype=torch.int64, device=device)
+    with triton_launch.on(device):
+        giou_loss_forward_kernel[(programs,)](
+            pred,
+            target,
+            loss,
+            saved,
+            sums,
+            counts,
+            workspace.counter(device),
+            num_rows,
+            pred.shape[1],
+            *pred.stride(),
+            *target.stride(),
+            eps,
+            PACKED_PRED=packed(pred),
+            PACKED_TARGET=packed(target),
+            COMPUTE=COMPUTE[pred.dtype],
+            INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
+            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_PROGRAMS=triton.next_power_of_2(programs),
+        )
+    return loss, saved
+
+
+def _backward(
+    grad_output: torch.Tensor,
+    pred: torch.Tensor,
+    target: torch.Tensor,
+    saved: torch.Tensor,
+    eps: float,
+    needs_pred: bool,
+    needs_target: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_pred, grad_target = gradient_buffers(pred, target, needs_pred, needs_target)
+    num_rows = pred.shape[0] * pred.shape[1]
+    if num_rows == 0:
+        return grad_pred, grad_target
+    with triton_launch.on(pred.device):
+        giou_loss_backward_kernel[(triton.cdiv(num_rows, BLOCK_ROWS),)](
+            grad_output,
+            pred,
+            target,
+            saved,
+            grad_pred,
+            grad_target,
+            num_rows,
+            pred.shape[1],
+            *pred.stride(),
+            *target.stride(),
+            eps,
+            NEEDS_PRED=needs_pred,
+            NEEDS_TARGET=needs_target,
+            PACKED_PRED=packed(pred),
+            PACKED_TARGET=packed(target),
+            COMPUTE=COMPUTE[pred.dtype],
+            INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
+            BLOCK_ROWS=BLOCK_ROWS,
+        )
+    return grad_pred, grad_target
+
+
+giou_loss_operator = define_giou_loss("triton", _forward, _backward)
+
+
+def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """Mean GIoU loss over the valid rows of a padded batch: see `impls.giou_loss.torch_eager.giou_loss`."""
+    check_giou_loss(pred, target, eps)
+    return giou_loss_operator(pred, target, eps)[0]

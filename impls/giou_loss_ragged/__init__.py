@@ -1,0 +1,1 @@
+"""The operation ``giou_loss_ragged`` on every backend."""

@@ -1,0 +1,254 @@
+"""giou_loss_ragged in Triton: only the boxes that exist are read."""
+
+import torch
+import triton
+import triton.language as tl
+
+from impls import triton_launch, workspace
+from impls.giou.arguments import check_giou_loss_ragged
+from impls.giou.triton_boxes import (
+    COMPUTE,
+    giou_of,
+    grad_of_areas,
+    grad_of_box,
+    load_boxes,
+    packed,
+    row_offsets,
+    store_boxes,
+)
+from impls.giou_loss.operators import gradient_buffers
+from impls.giou_loss.triton_kernel import finish_mean
+from impls.giou_loss_ragged.operators import define_giou_loss_ragged
+
+BLOCK_ROWS = 512
+BLOCK_FORWARD = 256
+PROGRAMS_PER_MULTIPROCESSOR = 8
+
+
+@triton.jit
+def sample_of(offsets_ptr, offsets_stride, rows, batch, steps):
+    """Which sample each row of target belongs to: the last whose offset is not above it, by bisection."""
+    low = tl.zeros_like(rows)
+    high = tl.zeros_like(rows) + batch
+    for _ in range(steps):
+        middle = (low + high) // 2
+        not_above = tl.load(offsets_ptr + middle.to(tl.int64) * offsets_stride) <= rows
+        low = tl.where(not_above, middle, low)
+        high = tl.where(not_above, high, middle)
+    return low
+
+
+@triton.jit
+def giou_loss_ragged_forward_kernel(
+    pred_ptr,  # [batch, max_boxes, 4], strided
+    target_ptr,  # [total, 4], strided
+    offsets_ptr,  # [batch + 1], strided
+    loss_ptr,  # []
+    sums_ptr,  # [programs]: partial sums
+    counts_ptr,  # [programs]: partial counts
+    counter_ptr,  # [1]: programs that are done
+    batch,
+    max_boxes,
+    total,
+    steps,
+    pred_batch_stride,
+    pred_box_stride,
+    pred_coordinate_stride,
+    target_stride,
+    target_coordinate_stride,
+    offsets_stride,
+    eps,
+    PACKED_TARGET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_PROGRAMS: tl.constexpr,
+):
+    # One program owns every num_programs-th tile of BLOCK_ROWS target boxes; the last to finish sums what all have left.
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    eps = tl.full((), eps, COMPUTE)
+    sums = tl.zeros((BLOCK_ROWS,), COMPUTE)
+    counts = tl.zeros((BLOCK_ROWS,), tl.int32)
+    for tile in range(program, tl.cdiv(total, BLOCK_ROWS), programs):
+        rows = tl.cast(tile, INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        mask = rows < total
+        sample = sample_of(offsets_ptr, offsets_stride, rows, batch, steps)
+        place = rows - tl.load(offsets_ptr + sample.to(tl.int64) * offsets_stride).to(INDEX)
+        # Whatever the offsets hold, nothing outside of pred is read.
+        place = tl.minimum(tl.maximum(place, 0), max_boxes - 1).to(tl.int64)
+        pred_at = sample.to(tl.int64) * pred_batch_stride + place * pred_box_stride
+        target_at = rows.to(tl.int64) * target_stride
+        bx1, by1, bx2, by2 = load_boxes(
+            target_ptr, rows, target_at, target_coordinate_stride, mask, COMPUTE, PACKED_TARGET
+        )
+        ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, mask, COMPUTE, False)
+        score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
+        sums += tl.where(mask, 1.0 - score, 0.0)
+        counts += mask.to(tl.int32)
+
+    # Offsets that do not fit turn the loss into NaN.
+    for tile in range(program, tl.cdiv(batch, BLOCK_ROWS), programs):
+        samples = tl.cast(tile, tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        present = samples < batch
+        first = tl.load(offsets_ptr + samples * offsets_stride, mask=present, other=0)
+        last = tl.load(offsets_ptr + (samples + 1) * offsets_stride, mask=present, other=0)
+        fits = (last >= first) & (last - first <= max_boxes)
+        fits = fits & ((samples != 0) | (first == 0)) & ((samples != batch - 1) | (last == total))
+        sums += tl.where(present & (fits == 0), float("nan"), 0.0).to(COMPUTE)
+
+    tl.store(sums_ptr + program, tl.sum(sums, axis=0))
+    tl.store(counts_ptr + program, tl.sum(counts.to(tl.int64), axis=0))
+    tl.debug_barrier()
+    if tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == programs - 1:
+        tl.debug_barrier()
+        ids = tl.arange(0, BLOCK_PROGRAMS)
+        present = ids < programs
+        sums = tl.load(sums_ptr + ids, mask=present, other=0.0, cache_modifier=".cg")
+        counts = tl.load(counts_ptr + ids, mask=present, other=0, cache_modifier=".cg")
+        finish_mean(loss_ptr, sums, counts, counter_ptr)
+
+
+@triton.jit
+def giou_loss_ragged_backward_kernel(
+    grad_output_ptr,  # []
+    pred_ptr,  # [batch, max_boxes, 4], strided
+    target_ptr,  # [total, 4], strided
+    offsets_ptr,  # [batch + 1], strided
+    grad_pred_ptr,  # [batch, max_boxes, 4]
+    grad_target_ptr,  # [total, 4]
+    num_rows,
+    max_boxes,
+    total,
+    pred_batch_stride,
+    pred_box_stride,
+    pred_coordinate_stride,
+    target_stride,
+    target_coordinate_stride,
+    offsets_stride,
+    eps,
+    NEEDS_PRED: tl.constexpr,
+    NEEDS_TARGET: tl.constexpr,
+    PACKED_PRED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    # One program owns BLOCK_ROWS consecutive rows of pred, and the target boxes that meet them.
+    rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    mask = rows < num_rows
+    eps = tl.full((), eps, COMPUTE)
+    grad = -tl.load(grad_output_ptr).to(COMPUTE) / tl.full((), total, COMPUTE)
+    sample = rows // max_boxes
+    place = (rows - sample * max_boxes).to(tl.int64)
+    first = tl.load(offsets_ptr + sample.to(tl.int64) * offsets_stride, mask=mask, other=0).to(tl.int64)
+    last = tl.load(offsets_ptr + (sample.to(tl.int64) + 1) * offsets_stride, mask=mask, other=0).to(tl.int64)
+    box = first + place
+    # The last two hold for offsets that fit; others must not lead outside of target.
+    valid = mask & (box < last) & (box >= 0) & (box < total)
+    pred_at = row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
+    ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, valid, COMPUTE, PACKED_PRED)
+    bx1, by1, bx2, by2 = load_boxes(
+        target_ptr, rows, box * target_stride, target_coordinate_stride, valid, COMPUTE, False
+    )
+    grads = tl.zeros((BLOCK_ROWS,), COMPUTE) + grad
+    union, width, height, hull_width, hull_height = grad_of_areas(
+        grads, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps
+    )
+    if NEEDS_PRED:
+        x1, y1, x2, y2 = grad_of_box(
+            ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, union, width, height, hull_width, hull_height
+        )
+        zero = tl.zeros((BLOCK_ROWS,), COMPUTE)
+        x1, y1 = tl.where(valid, x1, zero), tl.where(valid, y1, zero)
+        x2, y2 = tl.where(valid, x2, zero), tl.where(valid, y2, zero)
+        store_boxes(grad_pred_ptr, rows, x1, y1, x2, y2, mask)
+    if NEEDS_TARGET:
+        x1, y1, x2, y2 = grad_of_box(
+            bx1, by1, bx2, by2, ax1, ay1, ax2, ay2, union, width, height, hull_width, hull_height
+        )
+        store_boxes(grad_target_ptr, box, x1, y1, x2, y2, valid)
+
+
+def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float) -> torch.Tensor:
+    device, total, (batch, max_boxes, _) = pred.device, target.shape[0], pred.shape
+    loss = torch.empty((), dtype=pred.dtype, device=device)
+    if total == 0:
+        return loss.zero_()
+    most = PROGRAMS_PER_MULTIPROCESSOR * triton_launch.multiprocessors(device)
+    programs = min(triton.cdiv(max(total, batch), BLOCK_FORWARD), most)
+    sums = torch.empty(programs, dtype=triton_launch.COMPUTE_DTYPE[pred.dtype], device=device)
+    counts = torch.empty(programs, dtype=torch.int64, device=device)
+    with triton_launch.on(device):
+        giou_loss_ragged_forward_kernel[(programs,)](
+            pred,
+            target,
+            offsets,
+            loss,
+            sums,
+            counts,
+            workspace.counter(device),
+            batch,
+            max_boxes,
+            total,
+            batch.bit_length(),
+            *pred.stride(),
+            *target.stride(),
+            offsets.stride(0),
+            eps,
+            PACKED_TARGET=packed(target),
+            COMPUTE=COMPUTE[pred.dtype],
+            INDEX=triton_launch.index_type(total + batch + BLOCK_FORWARD),
+            BLOCK_ROWS=BLOCK_FORWARD,
+            BLOCK_PROGRAMS=triton.next_power_of_2(programs),
+        )
+    return loss
+
+
+def _backward(
+    grad_output: torch.Tensor,
+    pred: torch.Tensor,
+    target: torch.Tensor,
+    offsets: torch.Tensor,
+    eps: float,
+    needs_pred: bool,
+    needs_target: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_pred, grad_target = gradient_buffers(pred, target, needs_pred, needs_target)
+    num_rows, total = pred.shape[0] * pred.shape[1], target.shape[0]
+    if total == 0:
+        return grad_pred.zero_(), grad_target
+    with triton_launch.on(pred.device):
+        giou_loss_ragged_backward_kernel[(triton.cdiv(num_rows, BLOCK_ROWS),)](
+            grad_output,
+            pred,
+            target,
+            offsets,
+            grad_pred,
+            grad_target,
+            num_rows,
+            pred.shape[1],
+            total,
+            *pred.stride(),
+            *target.stride(),
+            offsets.stride(0),
+            eps,
+            NEEDS_PRED=needs_pred,
+            NEEDS_TARGET=needs_target,
+            PACKED_PRED=packed(pred),
+            COMPUTE=COMPUTE[pred.dtype],
+            INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
+            BLOCK_ROWS=BLOCK_ROWS,
+        )
+    return grad_pred, grad_target
+
+
+giou_loss_ragged_operator = define_giou_loss_ragged("triton", _forward, _backward)
+
+
+def giou_loss_ragged(
+    pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
+) -> torch.Tensor:
+    """Mean GIoU loss over a ragged batch: see `impls.giou_loss_ragged.torch_eager.giou_loss_ragged`."""
+    check_giou_loss_ragged(pred, target, offsets, eps)
+    return giou_loss_ragged_operator(pred, target, offsets, eps)
