@@ -1,0 +1,221 @@
+"""The launch of CUDA C++ on a GPU: right numbers, on any stream and thread, in a graph, and with clear refusals."""
+
+import math
+import pathlib
+import threading
+
+import pytest
+import torch
+
+from impls import cuda_launch
+from impls.cuda_launch import CudaError, CudaKernel
+
+CONTROLS = pathlib.Path(__file__).resolve().parent / "cuda" / "controls.cu"
+DTYPES = {"float": torch.float32, "double": torch.float64, "__half": torch.float16, "__nv_bfloat16": torch.bfloat16}
+SOFTMAX = {dtype: CudaKernel(CONTROLS, f"softmax<{type_}>") for type_, dtype in DTYPES.items()}
+SUM, REVERSE = CudaKernel(CONTROLS, "two_stage_sum<true>"), CudaKernel(CONTROLS, "reverses_in_dynamic_shared")
+VECTORS, MATHEMATICS = CudaKernel(CONTROLS, "adds_vectors"), CudaKernel(CONTROLS, "mathematics")
+TENSOR_CORES = CudaKernel(CONTROLS, "tensor_cores<__half>")
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def softmax(x):
+    y = torch.full_like(x, math.nan)
+    SOFTMAX[x.dtype].launch(x.shape[0], 256, x, y, x.shape[1])
+    return y
+
+
+# ---- what needs no GPU
+
+
+@pytest.mark.parametrize(
+    ("mangled", "types"),
+    [
+        ("_Z4axpyIfEvPKT_PS0_dx", ["float const*", "float*", "double", "long long"]),
+        ("_Z1kP6float4bPKv", ["float4*", "bool", "void const*"]),
+        ("_Z1kI6__halfLi4EEvPKT_PS1_", ["__half const*", "__half*"]),
+        ("_Z1kv", []),
+        ("plain_c_name", None),
+    ],
+)
+def test_parameter_types_are_read_from_the_mangled_name(mangled, types):
+    assert cuda_launch._parameter_types(mangled) == types
+
+
+def test_a_parameter_knows_what_it_takes():
+    parameters = cuda_launch._parameters("_Z1kPKfdxbi", [8, 8, 8, 1, 4])
+    values = [torch.zeros(1), None, 1.0, 1, True]
+    taken = [[value for value in values if parameter.takes(value)] for parameter in parameters]
+    assert taken == [[values[0], None], [1.0], [1], [True], []]
+    # Of a C name the sizes are all that is known.
+    parameters = cuda_launch._parameters("k", [8, 1])
+    taken = [[value for value in values if parameter.takes(value)] for parameter in parameters]
+    assert taken == [[values[0], None, 1.0, 1], [True]]
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((12, 0), "sm_120")]
+)
+def test_an_architecture_has_its_own_instructions(capability, name):
+    assert cuda_launch.architecture(*capability) == name
+
+
+# ---- what does
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_softmax_is_right(dtype):
+    x = torch.randn(5, 300, dtype=torch.float64, device="cuda").to(dtype)
+    torch.testing.assert_close(softmax(x), x.double().softmax(-1).to(dtype))
+
+
+@on_gpu
+def test_the_last_block_may_read_what_the_others_wrote():
+    x, counter = torch.arange(1000.0, device="cuda"), torch.zeros(1, dtype=torch.int32, device="cuda")
+    for _ in range(100):
+        out, partial = torch.zeros(1, device="cuda"), torch.full((7,), math.nan, device="cuda")
+        SUM.launch(7, 64, x, partial, counter, out, 1000)
+        assert out.item() == 499500.0
+
+
+@on_gpu
+def test_tensor_cores_multiply():
+    a, b = torch.randn(32, 48, device="cuda").half(), torch.randn(16, 48, device="cuda").half()
+    c = torch.zeros(32, 16, device="cuda")
+    TENSOR_CORES.launch((1, 2), 32, a, b, c, 32, 16, 48)
+    expected = torch.nn.functional.leaky_relu(a.double() @ b.double().t(), 0.5)
+    torch.testing.assert_close(c.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@on_gpu
+@pytest.mark.parametrize("n", [100, 6144, 12000])
+def test_dynamic_shared_memory_may_exceed_48_kilobytes(n):
+    x = torch.rand(n, dtype=torch.float64, device="cuda")
+    y = torch.zeros_like(x)
+    REVERSE.launch(1, 128, x, y, n, shared_bytes=8 * n)
+    assert torch.equal(y, x.flip(0))
+
+
+@on_gpu
+def test_more_shared_memory_than_the_device_has_is_an_error_and_leaves_it_working():
+    x = torch.rand(8, dtype=torch.float64, device="cuda")
+    y = torch.zeros_like(x)
+    with pytest.raises(CudaError, match=r"reverses_in_dynamic_shared.*dynamic shared memory"):
+        REVERSE.launch(1, 128, x, y, 8, shared_bytes=1 << 24)
+    REVERSE.launch(1, 128, x, y, 8, shared_bytes=64)
+    assert torch.equal(y, x.flip(0))
+
+
+@on_gpu
+def test_none_bool_and_float_arrive():
+    x, shift = torch.rand(10, 4, device="cuda"), torch.tensor([1.0, 2.0], device="cuda")
+    y = torch.zeros_like(x)
+    VECTORS.launch(1, 32, x, shift, y, 10)
+    torch.testing.assert_close(y, x + shift.repeat(2))
+    VECTORS.launch(1, 32, x, None, y, 10)
+    assert torch.equal(y, x)
+    out = torch.zeros(9, 4, device="cuda")
+    for negate, sign in ((True, -1.0), (False, 1.0)):
+        MATHEMATICS.launch(1, 32, torch.ones(4, device="cuda"), out, negate, 3.0, 4)
+        assert out[6].tolist() == [sign * 3.0 * 10**i for i in range(4)]
+
+
+@on_gpu
+def test_a_launch_joins_the_current_stream():
+    stream = torch.cuda.Stream()
+    x = torch.randn(64, 4096, device="cuda")
+    expected = (x * 2.0).softmax(-1)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        doubled = x * 2.0
+        y = softmax(doubled)
+    stream.synchronize()
+    torch.testing.assert_close(y, expected)
+
+
+@on_gpu
+def test_a_thread_without_a_context_may_launch():
+    x = torch.randn(5, 300, device="cuda")
+    y = torch.zeros_like(x)
+    failures = []
+
+    def work():
+        try:
+            SOFTMAX[x.dtype].launch(5, 256, x, y, 300)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failures
+    torch.testing.assert_close(y, x.softmax(-1))
+
+
+@on_gpu
+def test_autograds_thread_may_launch():
+    class Softmax(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad_output):
+            return softmax(grad_output)
+
+    x = torch.randn(5, 300, device="cuda", requires_grad=True)
+    grad_output = torch.randn(5, 300, device="cuda")
+    Softmax.apply(x).backward(grad_output)
+    torch.testing.assert_close(x.grad, grad_output.softmax(-1))
+
+
+@on_gpu
+def test_a_launch_may_be_captured_in_a_graph():
+    x, y = torch.randn(5, 300, device="cuda"), torch.zeros(5, 300, device="cuda")
+    SOFTMAX[x.dtype].launch(5, 256, x, y, 300)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        SOFTMAX[x.dtype].launch(5, 256, x, y, 300)
+    x.copy_(torch.randn(5, 300))
+    y.zero_()
+    graph.replay()
+    torch.testing.assert_close(y, x.softmax(-1))
+
+
+@on_gpu
+def test_a_grid_is_counted_in_blocks_also_with_clusters():
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("clusters need compute capability 9.0")
+    x = torch.randn(6, 300, device="cuda")
+    y = torch.full_like(x, math.nan)
+    SOFTMAX[x.dtype].launch(6, 256, x, y, 300, cluster=2)
+    torch.testing.assert_close(y, x.softmax(-1))
+    with pytest.raises(ValueError, match="clusters of 4"):
+        SOFTMAX[x.dtype].launch(6, 256, x, y, 300, cluster=4)
+
+
+@on_gpu
+def test_wrong_arguments_are_refused_before_the_launch():
+    x = torch.randn(5, 300, device="cuda")
+    kernel = SOFTMAX[x.dtype]
+    with pytest.raises(TypeError, match="takes 3 arguments, but 2 were given"):
+        kernel.launch(5, 256, x, x)
+    with pytest.raises(TypeError, match=r"argument 2 is long long in C\+\+, but float was given"):
+        kernel.launch(5, 256, x, x, 300.0)
+    with pytest.raises(ValueError, match="different devices: argument 0 on cuda:0, argument 1 on cpu"):
+        kernel.launch(5, 256, x, x.cpu(), 300)
+    with pytest.raises(ValueError, match="1056 threads"):
+        kernel.launch(5, (32, 33), x, x, 300)
+    kernel.launch((0, 3), 256, x, x, 300)
+
+
+@on_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_a_launch_is_on_the_tensors_device_whichever_is_current():
+    for device in ("cuda:1", "cuda:0", "cuda:1"):
+        x = torch.randn(5, 300, device=device)
+        torch.testing.assert_close(softmax(x), x.softmax(-1))
+        assert torch.cuda.current_device() == 0

@@ -1,0 +1,447 @@
+"""The oracles are right: by finite differences, by torch's autograd of formulas written here, by laws and by hand."""
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from oracles import giou, giou_loss, giou_loss_ragged
+from properties.box_strategies import explicit_pairs
+from properties.case import Case
+from properties.checks import hold
+from properties.dtypes import DTYPES, DType
+from properties.operation import Result, operations, reference, reference_gradients
+from properties.running_error import Arithmetic, Bounded, total
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATIONS = operations()
+FLOAT64 = DTYPES["float64"]
+LONGDOUBLE = np.finfo(np.longdouble)
+
+few = hypothesis.settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+
+
+def arithmetic_of(wide: type) -> Arithmetic:
+    """The arithmetic in which an oracle itself computes."""
+    info = np.finfo(wide)
+    return Arithmetic(info.eps / 2, info.max, info.tiny)
+
+
+ON_LONGDOUBLE = arithmetic_of(np.longdouble)
+# Where h^2, the truncation, meets roundoff / h.
+STEP = np.ldexp(np.longdouble(1), int(np.rint(np.log2(LONGDOUBLE.eps) / 3)))
+
+
+def directional(operation: Any, case: Case, name: str, place: tuple[int, ...], step: np.longdouble) -> Bounded:
+    """Central difference of sum(grad_output * forward) in one coordinate, with its roundoff."""
+    grad_output = Bounded.exact(case.grad_output.astype(np.longdouble), ON_LONGDOUBLE)
+    values, at = [], []
+    for side in (step, -step):
+        inputs = {}
+        for key, array in case.inputs.items():
+            if np.issubdtype(array.dtype, np.integer):
+                inputs[key] = array
+                continue
+            moved = array.astype(np.longdouble)
+            if key == name:
+                moved[place] += side
+                at.append(moved[place])
+            inputs[key] = Bounded.exact(moved, ON_LONGDOUBLE)
+        values.append(total(grad_output * operation.forward(**inputs, **case.parameters)))
+    return (values[0] - values[1]) / Bounded.exact(np.asarray(at[0] - at[1]), ON_LONGDOUBLE)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@hypothesis.settings(few, max_examples=10)
+@hypothesis.given(data=st.data())
+def test_backward_is_the_slope_of_forward(name: str, data: st.DataObject) -> None:
+    operation = OPERATIONS[name]
+    case = data.draw(operation.smooth(FLOAT64))
+    wide = replace(FLOAT64, wide=np.longdouble, arithmetic=ON_LONGDOUBLE)
+    analytic = reference_gradients(operation, case, wide)
+    largest = max(float(abs(gradient.value).max(initial=0)) for gradient in analytic.values())
+    for key, gradient in analytic.items():
+        for place in np.ndindex(gradient.shape):
+            near, far = (directional(operation, case, key, place, STEP * factor) for factor in (1, 2))
+            # D(2h) - D(h) is three times what the leading term of the truncation contributes to D(h).
+            truncation = abs(far.value - near.value)
+            allowed = truncation + near.error + far.error + gradient.error[place]
+            assert abs(near.value - gradient.value[place]) <= allowed, (key, place)
+            # A slope that could be anything would prove nothing: half of the digits must be held.
+            assert allowed <= np.sqrt(LONGDOUBLE.eps) * max(largest, 1)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_smooth_cases_have_gradients_to_speak_of(name: str) -> None:
+    operation = OPERATIONS[name]
+    found = []
+
+    @few
+    @hypothesis.given(operation.smooth(FLOAT64))
+    def collect(case: Case) -> None:
+        found.extend(float(abs(g.value).max(initial=0)) for g in reference_gradients(operation, case, FLOAT64).values())
+
+    collect()
+    assert np.median(found) > np.sqrt(np.finfo(np.float64).eps)
+
+
+def by_pairs(first: torch.Tensor, second: torch.Tensor) -> SimpleNamespace:
+    return SimpleNamespace(least=torch.minimum(first, second), most=torch.maximum(first, second))
+
+
+def by_reduction(first: torch.Tensor, second: torch.Tensor) -> SimpleNamespace:
+    both = torch.stack([first, second])
+    return SimpleNamespace(least=both.amin(0), most=both.amax(0))
+
+
+def giou_in_torch(a: torch.Tensor, b: torch.Tensor, eps: float, extremes: Callable = by_pairs) -> torch.Tensor:
+    """Corner by corner, sides as vectors; shares no line with any implementation."""
+    low, high = extremes(a[..., :2], b[..., :2]), extremes(a[..., 2:], b[..., 2:])
+    overlap = torch.clamp_min(high.least - low.most, 0)
+    side_a, side_b, side_hull = a[..., 2:] - a[..., :2], b[..., 2:] - b[..., :2], high.most - low.least
+    shared = overlap[..., 0] * overlap[..., 1]
+    covered = torch.clamp_min(side_a[..., 0] * side_a[..., 1] + side_b[..., 0] * side_b[..., 1] - shared, eps)
+    around = torch.clamp_min(side_hull[..., 0] * side_hull[..., 1], eps)
+    return shared / covered - (around - covered) / around
+
+
+def allowed_gradient_error(a: np.ndarray, b: np.ndarray, grad_output: np.ndarray, eps: float) -> np.ndarray:
+    """How far two float64 evaluations of the gradient may be apart where all branches are taken alike.
+
+    Small whole and half numbers: sides, areas, union and hull are exact, and only what is divided by them is rounded.
+    """
+    *_, shared, union, _, _, hull = giou.intersection_union_hull(a, b)
+    union, hull = np.maximum(union, eps), np.maximum(hull, eps)
+    sides = np.sum(abs(a[..., 2:] - a[..., :2]) + abs(b[..., 2:] - b[..., :2]), -1)
+    reach = sides + np.ptp(np.concatenate([a[..., 0::2], b[..., 0::2]], -1), -1)
+    reach = reach + np.ptp(np.concatenate([a[..., 1::2], b[..., 1::2]], -1), -1)
+    magnitude = abs(grad_output) * reach * (1 / union + 2 * shared / union**2 + 2 / hull + 2 * union / hull**2)
+    # The longest chain from the boxes to a gradient: four quotients, their products and sums, and the sum of shares.
+    steps = 16 * FLOAT64.roundoff
+    return 2 * steps / (1 - steps) * magnitude[..., None]
+
+
+def torch_gradients(score: Callable, *leaves: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    tensors = [torch.tensor(leaf, requires_grad=True) for leaf in leaves]
+    output = score(*tensors)
+    gradients = torch.autograd.grad(output.sum(), tensors, materialize_grads=True)
+    return output.detach().numpy(), [gradient.numpy() for gradient in gradients]
+
+
+def assert_ties_as_in_torch(
+    a: np.ndarray, b: np.ndarray, grad_output: np.ndarray, eps: float, extremes: Callable
+) -> None:
+    weights = torch.tensor(grad_output)
+    _, expected = torch_gradients(lambda x, y: weights * giou_in_torch(x, y, eps, extremes), a, b)
+    allowed = allowed_gradient_error(a, b, grad_output, eps)
+    for actual, wanted in zip(giou.backward(grad_output, a, b, eps), expected):
+        worst = np.argmax((abs(actual - wanted) - allowed).max(-1)) if len(a) else 0
+        assert np.all(abs(actual - wanted) <= allowed), (a[worst], b[worst], actual[worst], wanted[worst])
+
+
+def every_pair_on_a_grid(values: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    coordinates = np.stack(np.meshgrid(*[np.array(values)] * 8, indexing="ij"), -1).reshape(-1, 8)
+    return coordinates[:, :4].copy(), coordinates[:, 4:].copy()
+
+
+@pytest.mark.parametrize("extremes", [by_pairs, by_reduction])
+@pytest.mark.parametrize("eps", [1e-5, 1.0, 2.0])
+def test_every_tie_of_boxes_on_a_grid_is_shared_as_in_torch(eps: float, extremes: Callable) -> None:
+    a, b = every_pair_on_a_grid([0.0, 1.0, 2.0, 3.0])
+    _, _, _, union, _, _, hull = giou.intersection_union_hull(a, b)
+    if eps >= 1:  # each clamp must be met exactly at its bound
+        assert (union == eps).any()
+        assert (hull == eps).any()
+    grad_output = np.random.default_rng(1).normal(0, 2, len(a))
+    assert_ties_as_in_torch(a, b, grad_output, eps, extremes)
+
+
+@few
+@hypothesis.given(
+    boxes=st.integers(0, 6).flatmap(lambda count: explicit_pairs(FLOAT64, count)),
+    eps=st.sampled_from((1e-5, 0.25, 1.0)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_ties_of_drawn_boxes_are_shared_as_in_torch(boxes: tuple, eps: float, seed: int) -> None:
+    grad_output = np.random.default_rng(seed).normal(0, 2, len(boxes[0]))
+    assert_ties_as_in_torch(*boxes, grad_output, eps, by_reduction)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow", "ignore:divide by zero")
+def test_nan_and_infinity_go_where_torch_takes_them() -> None:
+    a, b = every_pair_on_a_grid([np.nan, np.inf, -np.inf, 0.0, 2.0])
+    grad_output = np.random.default_rng(2).normal(0, 2, len(a))
+    weights = torch.tensor(grad_output)
+    expected, expected_gradients = torch_gradients(lambda x, y: weights * giou_in_torch(x, y, 0.5), a, b)
+    classes = [(grad_output * giou.forward(a, b, 0.5), expected)]
+    classes += zip(giou.backward(grad_output, a, b, 0.5), expected_gradients)
+    for actual, wanted in classes:
+        special = ~np.isfinite(wanted)
+        assert special.any()
+        assert np.array_equal(np.isfinite(actual), ~special)
+        assert np.array_equal(actual[special], wanted[special], equal_nan=True)
+
+
+def looped(pred: torch.Tensor, targets: list[torch.Tensor], eps: float) -> torch.Tensor:
+    """Sample by sample and row by row."""
+    rows = [
+        1 - giou_in_torch(pred[i, j], target[j], eps, by_reduction)
+        for i, target in enumerate(targets)
+        for j in range(len(target))
+    ]
+    return torch.stack(rows).mean() if rows else 0 * pred.sum()
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tied boxes ``[batch, max_boxes, 4]`` twice, and how many each sample has."""
+    batch, max_boxes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    pred, target = (boxes.reshape(batch, max_boxes, 4) for boxes in draw(explicit_pairs(FLOAT64, batch * max_boxes)))
+    counts = draw(st.lists(st.integers(0, max_boxes), min_size=batch, max_size=batch))
+    return pred, target, np.array(counts)
+
+
+@few
+@hypothesis.given(batch=batches(), grad_output=st.sampled_from((-1.75, 0.0, 3.0)), eps=st.sampled_from((1e-5, 1.0)))
+def test_ragged_loss_is_the_loop_over_samples(batch: tuple, grad_output: float, eps: float) -> None:
+    pred, target, counts = batch
+    taken = np.arange(pred.shape[1]) < counts[:, None]
+    sizes = counts.tolist()
+    value, (grad_pred, grad_target) = torch_gradients(
+        lambda p, t: grad_output * looped(p, list(t.split(sizes)), eps), pred, target[taken]
+    )
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    actual = giou_loss_ragged.backward(np.float64(grad_output), pred, target[taken], offsets, eps)
+    allowed = np.zeros(pred.shape)
+    row = np.full(len(target[taken]), grad_output / max(counts.sum(), 1))
+    allowed[taken] = allowed_gradient_error(pred[taken], target[taken], row, eps)
+    assert np.all(abs(actual[0] - grad_pred) <= allowed)
+    assert np.all(abs(actual[1] - grad_target) <= allowed[taken])
+    loss = giou_loss_ragged.forward(pred, target[taken], offsets, eps)
+    assert abs(grad_output * loss - value) <= allowed_loss_error(pred[taken], target[taken], grad_output, eps)
+
+
+@few
+@hypothesis.given(batch=batches(), grad_output=st.sampled_from((-1.75, 0.0, 3.0)), eps=st.sampled_from((1e-5, 1.0)))
+def test_padded_loss_is_the_loop_over_rows_with_positive_y2(batch: tuple, grad_output: float, eps: float) -> None:
+    pred, target, counts = batch
+    padding = np.arange(pred.shape[1]) >= counts[:, None]
+    target = np.where(padding[..., None], 0.0, target)  # and rows whose drawn y2 is not positive are padding as well
+    valid = target[..., 3] > 0
+    value, (grad_pred, grad_target) = torch_gradients(
+        lambda p, t: grad_output * looped(p[valid][None], [t[valid]], eps), pred, target
+    )
+    actual = giou_loss.backward(np.float64(grad_output), pred, target, eps)
+    allowed = np.zeros(pred.shape)
+    row = np.full(int(valid.sum()), grad_output / max(valid.sum(), 1))
+    allowed[valid] = allowed_gradient_error(pred[valid], target[valid], row, eps)
+    assert np.all(abs(actual[0] - grad_pred) <= allowed)
+    assert np.all(abs(actual[1] - grad_target) <= allowed)
+    loss = giou_loss.forward(pred, target, eps)
+    assert abs(grad_output * loss - value) <= allowed_loss_error(pred[valid], target[valid], grad_output, eps)
+
+
+def allowed_loss_error(a: np.ndarray, b: np.ndarray, grad_output: float, eps: float) -> float:
+    """How far two float64 evaluations of the mean may be apart, sides and areas being exact."""
+    *_, shared, union, _, _, hull = giou.intersection_union_hull(a, b)
+    union, hull = np.maximum(union, eps), np.maximum(hull, eps)
+    magnitude = 1 + shared / union + (hull + union) / hull
+    steps = (len(a) + 8) * FLOAT64.roundoff  # the sum, and what stands before and after it
+    return abs(grad_output) * 2 * steps / (1 - steps) * float(np.mean(magnitude)) if len(a) else 0.0
+
+
+def oracle_results(name: str, dtype: DType) -> Callable[..., Result]:
+    def evaluate(case: Case, operation: str | None = None) -> Result:
+        record = OPERATIONS[operation or name]
+        return Result(lambda: reference(record, case, dtype), lambda: reference_gradients(record, case, dtype))
+
+    return evaluate
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [(name, law) for name, operation in OPERATIONS.items() for law in operation.laws],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_oracles_keep_their_laws(name: str, law: Callable, dtype: str) -> None:
+    # Bounds in the arithmetic of the oracle, not of the kernels: a law that an oracle breaks by less than float32
+    # rounds is broken none the less.
+    held_to = replace(DTYPES[dtype], arithmetic=arithmetic_of(DTYPES[dtype].wide))
+    operation, evaluate = OPERATIONS[name], oracle_results(name, held_to)
+    compared = 0
+
+    @hypothesis.settings(few, max_examples=10)
+    @hypothesis.given(operation.cases(DTYPES[dtype], 512))
+    def holds(case: Case) -> None:
+        nonlocal compared
+        compared += sum(agreement.elements - agreement.unspecified for agreement in hold(law, evaluate, case, held_to))
+
+    for make in operation.examples.values():
+        case = make(DTYPES[dtype])
+        compared += sum(agreement.elements - agreement.unspecified for agreement in hold(law, evaluate, case, held_to))
+    holds()
+    assert compared > 0
+
+
+UNIT = (0.0, 0.0, 1.0, 1.0)
+PADDING = (0.0, 0.0, 0.0, 0.0)
+
+
+def score(a: tuple, b: tuple, eps: float = 1e-5) -> float:
+    return float(giou.forward(np.array(a, dtype=np.longdouble), np.array(b, dtype=np.longdouble), eps))
+
+
+def slopes(a: tuple, b: tuple, eps: float = 1e-5) -> list[float]:
+    """Gradient of the first box."""
+    boxes = np.array([a, b], dtype=np.longdouble)
+    return giou.backward(np.longdouble(1), boxes[0], boxes[1], eps)[0].astype(np.float64).tolist()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "eps", "expected"),
+    [
+        pytest.param(UNIT, UNIT, 1e-5, 1.0, id="identical"),
+        pytest.param(UNIT, (2, 2, 3, 3), 1e-5, -7 / 9, id="apart_along_both_axes"),  # I=0 U=2 C=9
+        pytest.param(UNIT, (2, 0, 3, 1), 1e-5, -1 / 3, id="apart_along_x"),  # I=0 U=2 C=3
+        pytest.param(UNIT, (0, 3, 1, 4), 1e-5, -1 / 2, id="apart_along_y"),  # I=0 U=2 C=4
+        pytest.param(UNIT, (1, 1, 2, 2), 1e-5, -1 / 2, id="touching_in_a_corner"),  # I=0 U=2 C=4
+        pytest.param((0, 0, 2, 1), (1, 0, 3, 1), 1e-5, 1 / 3, id="half_covered"),  # I=1 U=3 C=3
+        pytest.param((0, 0, 2, 2), (1, 1, 3, 3), 1e-5, 1 / 7 - 2 / 9, id="corner_covered"),  # I=1 U=7 C=9
+        pytest.param((0, 0, 4, 4), (0, 1, 2, 3), 1e-5, 1 / 4, id="nested"),  # I=4 U=16 C=16
+        pytest.param((3, 3, 3, 3), (3, 3, 3, 3), 1e-5, 0.0, id="one_point"),  # I=0, U and C clamped
+        pytest.param((3, 3, 3, 3), (0, 0, 8, 8), 1e-5, 0.0, id="point_in_a_box"),  # I=0 U=64 C=64
+        pytest.param(UNIT, UNIT, 4.0, 1 / 4, id="areas_below_eps"),  # I=1 U=4 C=4
+        pytest.param((4, 4, 1, 1), (4, 4, 1, 1), 1e-5, 1.0, id="both_inverted"),  # I=0 U=18 C=9
+        pytest.param((4, 0, 1, 1), (0, 0, 8, 8), 1e-5, -3 / 64, id="one_inverted"),  # I=0 U=64-3 C=64
+    ],
+)
+def test_scores_are_those_computed_by_hand(a: tuple, b: tuple, eps: float, expected: float) -> None:
+    assert score(a, b, eps) == pytest.approx(expected, rel=4 * FLOAT64.roundoff, abs=4 * FLOAT64.roundoff)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "eps", "expected"),
+    [
+        # With I = 0 and no way into it the score is U / C - 1: dU / C - U dC / C^2 with U = 2, C = 9.
+        pytest.param(UNIT, (2, 2, 3, 3), 1e-5, [-1 / 27, -1 / 27, 1 / 9, 1 / 9], id="apart_along_both_axes"),
+        # What a box gains in area, union and hull gain half of: identical boxes are at a maximum and stay.
+        pytest.param(UNIT, UNIT, 1e-5, [0, 0, 0, 0], id="identical"),
+        # Widths meet at 0, where the clamp passes: moving x2 adds 1 to I and 0 to U = 3, not 1 to U with C = 4. Below,
+        # y1 ties in I, which is 0 along y, and in the hull: dU = -1, dC = -2/2, so -1/4 + 3/16.
+        pytest.param(UNIT, (1, 0, 2, 2), 1e-5, [1 / 8, -1 / 16, 1 / 3, 1 / 4], id="touching_along_x"),
+        # U = C = eps = 1, where both clamps pass: I = 1/4, dU = dC = -+1, so the shares of U / C cancel.
+        pytest.param(UNIT, (0.25, 0.25, 0.75, 0.75), 1.0, [1 / 4, 1 / 4, -1 / 4, -1 / 4], id="areas_equal_to_eps"),
+        # Below eps both are constant, and I does not move.
+        pytest.param(UNIT, (0.25, 0.25, 0.75, 0.75), 1.5, [0, 0, 0, 0], id="areas_below_eps"),
+    ],
+)
+def test_slopes_are_those_computed_by_hand(a: tuple, b: tuple, eps: float, expected: list[float]) -> None:
+    assert slopes(a, b, eps) == pytest.approx(expected, rel=8 * FLOAT64.roundoff, abs=8 * FLOAT64.roundoff)
+
+
+def test_padded_loss_is_the_mean_over_valid_rows_by_hand() -> None:
+    pred = np.array([[UNIT, (np.nan,) * 4], [UNIT, (0, 0, 2, 1)], [UNIT, UNIT]], dtype=np.longdouble)
+    target = np.array([[UNIT, PADDING], [(2, 2, 3, 3), (1, 0, 3, 1)], [PADDING, (0, 0, 1, -1)]], dtype=np.longdouble)
+    # Scores 1, -7/9 and 1/3 of three valid rows.
+    assert float(giou_loss.forward(pred, target)) == pytest.approx((0 + 16 / 9 + 2 / 3) / 3, rel=4 * FLOAT64.roundoff)
+    grad_pred, grad_target = giou_loss.backward(np.longdouble(6), pred, target)
+    # Twice the slopes of -giou: 6 over three rows.
+    by_hand = [2 / 27, 2 / 27, -2 / 9, -2 / 9]
+    assert grad_pred[1, 0].astype(float).tolist() == pytest.approx(by_hand, rel=8 * FLOAT64.roundoff)
+    # The target is pred seen from the opposite corner.
+    assert grad_target[1, 0].astype(float).tolist() == pytest.approx(
+        [-by_hand[2], -by_hand[3], -by_hand[0], -by_hand[1]], rel=8 * FLOAT64.roundoff
+    )
+    assert not grad_pred[[0, 2, 2], [1, 0, 1]].any()
+    assert not grad_target[[0, 2, 2], [1, 0, 1]].any()
+
+
+def test_ragged_loss_is_the_mean_over_all_targets_by_hand() -> None:
+    pred = np.array([[UNIT, (np.nan,) * 4], [(np.inf,) * 4] * 2, [UNIT, (0, 0, 2, 1)]], dtype=np.longdouble)
+    target = np.array([UNIT, (2, 2, 3, 3), (1, 0, 3, 1)], dtype=np.longdouble)
+    offsets = np.array([0, 1, 1, 3])
+    loss = giou_loss_ragged.forward(pred, target, offsets)
+    assert float(loss) == pytest.approx((0 + 16 / 9 + 2 / 3) / 3, rel=4 * FLOAT64.roundoff)
+    grad_pred, grad_target = giou_loss_ragged.backward(np.longdouble(6), pred, target, offsets)
+    by_hand = [2 / 27, 2 / 27, -2 / 9, -2 / 9]
+    assert grad_pred[2, 0].astype(float).tolist() == pytest.approx(by_hand, rel=8 * FLOAT64.roundoff)
+    assert not grad_pred[[0, 1, 1], [1, 0, 1]].any()
+    assert grad_target[1].astype(float).tolist() == pytest.approx(
+        [-by_hand[2], -by_hand[3], -by_hand[0], -by_hand[1]], rel=8 * FLOAT64.roundoff
+    )
+
+
+def test_a_target_below_zero_counts_in_the_ragged_loss_only() -> None:
+    pred = np.array([[(-4.0, -4.0, -1.0, -1.0)]])
+    below = np.array([[-4.0, -4.0, -1.0, -1.0]])
+    apart = np.array([[-8.0, -4.0, -7.0, -1.0]])  # I=0 U=9+3 C=21
+    assert giou_loss_ragged.forward(pred, below, np.array([0, 1])) == 0
+    assert giou_loss_ragged.forward(pred, apart, np.array([0, 1])) == pytest.approx(
+        1 + 9 / 21, rel=4 * FLOAT64.roundoff
+    )
+    assert giou_loss.forward(pred, apart[None]) == 0
+
+
+def test_losses_without_boxes_are_zero() -> None:
+    for shape in ((0, 3, 4), (3, 0, 4), (2, 2, 4)):
+        pred, target = np.ones(shape), np.zeros(shape)
+        assert giou_loss.forward(pred, target) == 0
+        assert not any(gradient.any() for gradient in giou_loss.backward(np.float64(1), pred, target))
+        offsets = np.zeros(shape[0] + 1, dtype=np.int32)
+        assert giou_loss_ragged.forward(pred, np.zeros((0, 4)), offsets) == 0
+        assert not giou_loss_ragged.backward(np.float64(1), pred, np.zeros((0, 4)), offsets)[0].any()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file names in an import, or in a call that imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), path.name)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path.name}:{node.lineno} imports relatively, which hides the package"
+            yield node.module or ""
+        elif isinstance(node, ast.Call) and re.search(r"\b(import_module|__import__)$", ast.unparse(node.func)):
+            name = node.args[0]
+            yield ast.literal_eval(name) if isinstance(name, ast.Constant) else ast.unparse(name).lstrip("frb\"'")
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imported_packages(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imports(path)}
+
+
+@pytest.mark.parametrize("path", sources("oracles"), ids=lambda path: path.stem)
+def test_oracles_import_numpy_and_no_more(path: Path) -> None:
+    # ml_dtypes is NumPy's bfloat16.
+    assert imported_packages(path) - sys.stdlib_module_names <= {"numpy", "ml_dtypes", "oracles"}
+
+
+@pytest.mark.parametrize("path", sources("impls"), ids=lambda path: str(path.relative_to(ROOT / "impls")))
+def test_implementations_know_nothing_of_their_verification(path: Path) -> None:
+    assert not imported_packages(path) & {"oracles", "properties", "tests", "conftest", "hypothesis", "pytest"}
+
+
+def test_every_operation_has_an_oracle_and_an_implementation_of_its_name() -> None:
+    for name in OPERATIONS:
+        assert (ROOT / "oracles" / f"{name}.py").is_file()
+        assert (ROOT / "impls" / name / "torch_eager.py").is_file()

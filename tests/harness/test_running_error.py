@@ -1,0 +1,560 @@
+"""The bounds hold for every way to compute that they admit, and leave no room for one that they should not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import ml_dtypes
+import numpy as np
+import pytest
+
+from oracles import giou
+from properties.box_strategies import PAIRS, box_pairs
+from properties.case import Case
+from properties.comparison import compare, expectation
+from properties.dtypes import DTYPES
+from properties.operation import operations, reference, reference_gradients
+from properties.running_error import (
+    DIVISION,
+    FUNCTIONS,
+    REORDERING,
+    SEQUENTIAL_TERMS,
+    UFUNCS,
+    Bounded,
+    Verdict,
+    lift,
+    summation_growth,
+)
+
+OPERATIONS = operations()
+FLOAT32 = DTYPES["float32"]
+SINGLE = FLOAT32.arithmetic
+COLUMNS = 64
+
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow", "ignore:divide by zero")
+
+
+def exact(*values: float) -> Bounded:
+    return Bounded.exact(np.array(values, dtype=np.float64), SINGLE)
+
+
+def thirds_less_one() -> Bounded:
+    """0 but for rounding: nobody who computes it knows its sign."""
+    third = exact(1 / 3)
+    return third + third + third - exact(3 * (1 / 3))
+
+
+def assert_within(actual: np.ndarray, expected: Bounded, what: Any = None) -> int:
+    """Each value within its bound, and of its class; gives how many a finite bound was held to."""
+    held = np.isfinite(expected.error)
+    ordinary = held & np.isfinite(expected.value)
+    error = abs(actual[ordinary].astype(np.float64) - expected.value[ordinary])
+    assert np.all(error <= expected.error[ordinary]), what
+    special = held & ~ordinary
+    assert np.array_equal(actual[special].astype(np.float64), expected.value[special], equal_nan=True), what
+    return int(np.count_nonzero(ordinary))
+
+
+# A program is a list of steps, each an operation on two earlier results; the same one runs on bounded arrays and, in
+# float32, in each of the ways that a correct kernel may choose.
+Program = list[tuple[str, int, int]]
+STEPS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "where")
+
+
+def random_program(rng: np.random.Generator, inputs: int, length: int = 6, steps: tuple[str, ...] = STEPS) -> Program:
+    return [
+        (str(rng.choice(steps)), int(rng.integers(inputs + done)), int(rng.integers(inputs + done)))
+        for done in range(length)
+    ]
+
+
+def plainly(program: Program, inputs: list) -> list:
+    """Step by step, as written: in whatever arithmetic the inputs have."""
+    results = list(inputs)
+    for step, i, j in program:
+        a, b = results[i], results[j]
+        results.append(np.where(a < b, b - a, a * 0.1) if step == "where" else getattr(np, step)(a, b))
+    return results
+
+
+def with_reciprocals(program: Program, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Quotients by the reciprocal, differences as sums with the negative, factors and summands exchanged.
+
+    Not those of extremes: which of two zeros is the larger is left open, and shows in a quotient by it.
+    """
+    results = list(inputs)
+    for step, i, j in program:
+        a, b = results[i], results[j]
+        if step == "divide":
+            results.append((np.float32(1) / b) * a)
+        elif step == "subtract":
+            results.append(-b + a)
+        elif step == "where":
+            results.append(np.where(b > a, -(a - b), a / 10))
+        elif step in ("add", "multiply"):
+            results.append(getattr(np, step)(b, a))
+        else:
+            results.append(getattr(np, step)(a, b))
+    return results
+
+
+def with_fused_products(program: Program, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """A product that is added to something is not rounded before."""
+    results, products = list(inputs), {}
+    for step, i, j in program:
+        a, b = results[i], results[j]
+        sign = {"add": 1.0, "subtract": -1.0}.get(step)
+        if sign and i in products:
+            results.append((products[i] + sign * b.astype(np.float64)).astype(np.float32))
+        elif sign and j in products:
+            results.append((a.astype(np.float64) + sign * products[j]).astype(np.float32))
+        elif step == "where":
+            results.append(plainly([(step, 0, 1)], [a, b])[-1])
+        else:
+            if step == "multiply":
+                products[len(results)] = a.astype(np.float64) * b.astype(np.float64)
+            results.append(getattr(np, step)(a, b))
+    return results
+
+
+def random_inputs(rng: np.random.Generator, count: int) -> list[np.ndarray]:
+    """Of many magnitudes and both signs, some of them 0 and some equal."""
+    scale = 10.0 ** rng.integers(-3, 4, (count, COLUMNS))
+    inputs = list((rng.normal(0, 1, (count, COLUMNS)) * scale).astype(np.float32))
+    inputs[0][rng.random(COLUMNS) < 0.1] = 0
+    same = rng.random(COLUMNS) < 0.1
+    inputs[1][same] = inputs[0][same]
+    return inputs
+
+
+@pytest.mark.parametrize("compute", [plainly, with_reciprocals, with_fused_products])
+def test_random_expressions_stay_within_their_bounds(compute: Callable) -> None:
+    rng = np.random.default_rng(11)
+    held = total = 0
+    for _ in range(400):
+        inputs = random_inputs(rng, 3)
+        program = random_program(rng, len(inputs))
+        bounded = plainly(program, [Bounded.exact(x.astype(np.float64), SINGLE) for x in inputs])
+        computed = compute(program, inputs)
+        for x, expected in zip(computed[len(inputs) :], bounded[len(inputs) :]):
+            assert x.dtype == np.float32
+            held += assert_within(x, expected, program)
+            total += x.size
+    # Divisions by what may be 0, and overflow, are the exception.
+    assert held > total / 2
+
+
+def test_expressions_in_half_precision_leave_their_bounds() -> None:
+    rng = np.random.default_rng(12)
+    outside = total = 0
+    for _ in range(100):
+        inputs = [rng.uniform(0.5, 2, COLUMNS).astype(np.float32) for _ in range(3)]
+        program = random_program(rng, 3, steps=("add", "multiply", "divide"))
+        expected = plainly(program, [Bounded.exact(x.astype(np.float64), SINGLE) for x in inputs])[-1]
+        actual = plainly(program, [x.astype(np.float16) for x in inputs])[-1]
+        outside += int(np.count_nonzero(abs(actual.astype(np.float64) - expected.value) > expected.error))
+        total += actual.size
+    assert outside > 0.9 * total
+
+
+def test_bounds_of_positive_chains_are_a_few_roundings_a_step() -> None:
+    rng = np.random.default_rng(13)
+    for length in (1, 4, 16):
+        result = exact(*rng.uniform(0.5, 2, COLUMNS))
+        for _ in range(length):
+            operand = exact(*rng.uniform(0.5, 2, COLUMNS))
+            result = getattr(np, str(rng.choice(["add", "multiply", "divide"])))(result, operand)
+        relative = result.error / abs(result.value)
+        steps = length * REORDERING * DIVISION * SINGLE.roundoff
+        assert np.all(relative <= steps * (1 + steps))
+        assert np.all(relative >= REORDERING * SINGLE.roundoff)
+
+
+def in_compute_dtype(case: Case, dtype: Any) -> dict[str, Any]:
+    """The inputs in the arithmetic of the kernels."""
+    compute = np.float64 if dtype.name == "float64" else np.float32
+    return {
+        name: array if np.issubdtype(array.dtype, np.integer) else array.astype(compute)
+        for name, array in case.inputs.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_formula_in_the_kernels_arithmetic_stays_within_its_bound(name: str, dtype: str) -> None:
+    operation, kind = OPERATIONS[name], DTYPES[dtype]
+    held = 0
+
+    @hypothesis.settings(
+        max_examples=40,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(operation.cases(kind, 1024))
+    def within(case: Case) -> None:
+        nonlocal held
+        inputs = in_compute_dtype(case, kind)
+        compute = next(x.dtype for x in inputs.values() if np.issubdtype(x.dtype, np.floating))
+        output = np.asarray(operation.forward(**inputs, **case.parameters))
+        gradients = operation.backward(np.asarray(case.grad_output.astype(compute)), **inputs, **case.parameters)
+        expected = [reference(operation, case, kind), *reference_gradients(operation, case, kind).values()]
+        for actual, bounded in zip((output, *gradients), expected, strict=True):
+            assert actual.dtype == compute
+            held += assert_within(np.atleast_1d(actual), bounded.reshape(-1) if bounded.ndim == 0 else bounded)
+
+    within()
+    assert held > 1000
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_every_kind_of_box_pair_stays_within_its_bound(dtype: str) -> None:
+    kind = DTYPES[dtype]
+    compute = np.float64 if dtype == "float64" else np.float32
+    rng = np.random.default_rng(14)
+    grad_output = rng.normal(0, 2, 2000).astype(kind.numpy)
+    for pair in PAIRS:
+        boxes = box_pairs(rng, 2000, (pair,), kind)
+        case = Case(dict(zip(("boxes1", "boxes2"), boxes)), grad_output, {"eps": 1e-5})
+        a, b = (box.astype(compute) for box in boxes)
+        actual = (giou.forward(a, b), *giou.backward(grad_output.astype(compute), a, b))
+        gradients = reference_gradients(OPERATIONS["giou"], case, kind)
+        for x, bounded in zip(actual, (reference(OPERATIONS["giou"], case, kind), *gradients.values())):
+            assert x.dtype == compute
+            assert_within(x, bounded, pair)
+
+
+def test_bounds_of_overlapping_boxes_keep_all_but_a_few_digits() -> None:
+    rng = np.random.default_rng(15)
+    boxes1, boxes2 = box_pairs(rng, 2000, ("overlapping",), FLOAT32)
+    case = Case({"boxes1": boxes1, "boxes2": boxes2}, rng.normal(0, 2, 2000).astype(np.float32), {"eps": 1e-5})
+    forward, backward = OPERATIONS["giou"].cost(case)
+    gradients = reference_gradients(OPERATIONS["giou"], case, FLOAT32)
+    for bounded, flops in [
+        (reference(OPERATIONS["giou"], case, FLOAT32), forward.flops / 2000),
+        *((gradient, backward.flops / 2000) for gradient in gradients.values()),
+    ]:
+        # As if every operation were the least exact one, and nothing cancelled.
+        allowed = flops * REORDERING * DIVISION * SINGLE.roundoff
+        assert np.median(bounded.error / abs(bounded.value)) < allowed
+
+
+def test_inputs_and_what_arithmetic_has_are_without_error() -> None:
+    assert exact(0.1).error == 0
+    for constant in (0.0, 1.0, -3.0, 0.5, 2.0**24, np.inf, -np.inf, np.nan, float(np.float32(0.1))):
+        assert lift(constant, SINGLE).error == 0
+
+
+@pytest.mark.parametrize("constant", [0.1, 1e-5, -1 / 3, 2.0**24 + 1, 1e30])
+def test_other_constants_are_rounded_once(constant: float) -> None:
+    lifted = lift(constant, SINGLE)
+    assert abs(float(np.float32(constant)) - constant) <= lifted.error <= abs(constant) * SINGLE.roundoff
+
+
+def test_nothing_is_known_of_a_quotient_whose_divisor_may_be_zero() -> None:
+    zero = thirds_less_one()
+    assert zero.error > 0
+    nearly = zero + exact(float(zero.error[0]) / 2)
+    for divisor in (zero, nearly, -nearly):
+        assert np.isinf((1.0 / divisor).error)
+        assert np.isinf((divisor / divisor).error)
+        assert np.isinf((exact(np.inf) / divisor).error)
+    away = zero + exact(4 * float(zero.error[0]))
+    assert np.isfinite((1.0 / away).error)
+
+
+def test_nothing_is_known_where_infinity_or_zero_meets_what_may_be_zero() -> None:
+    zero = thirds_less_one()
+    assert np.isinf((zero * np.inf).error)
+    assert np.isinf((-np.inf * zero).error)
+    assert np.isinf((zero / exact(0.0)).error)
+    assert (exact(0.0) * np.inf).error == 0
+
+
+def test_nothing_is_known_past_the_largest_number() -> None:
+    huge = exact(1e30)
+    for overflown in (huge * huge, huge / exact(1e-30), exact(SINGLE.largest) + exact(SINGLE.largest)):
+        assert np.isfinite(overflown.value)
+        assert np.isinf(overflown.error)
+    # At the very edge it hangs on rounding.
+    assert np.isinf((exact(SINGLE.largest) + 0.0).error)
+    assert np.isfinite((exact(SINGLE.largest / 2) + 0.0).error)
+
+
+def test_nothing_is_known_of_a_sum_that_may_overflow_on_its_way() -> None:
+    values = np.array([3e38, 3e38, -3e38, -3e38])
+    assert not np.isfinite(np.cumsum(values.astype(np.float32))[-1])
+    assert np.isinf(np.sum(exact(*values)).error)
+    assert np.isfinite(np.sum(exact(*values / 4)).error)
+
+
+def test_what_is_unknown_stays_unknown() -> None:
+    unknown = exact(1e30) * exact(1e30)
+    results = [
+        unknown + 1.0,
+        unknown - unknown,
+        unknown * 0.0,
+        exact(1.0) / unknown,
+        unknown * np.nan,
+        -unknown,
+        np.maximum(unknown, 1.0),
+        np.minimum(1.0, unknown),
+        np.maximum(unknown, np.nan),
+        np.where(unknown > 1.0, exact(1.0), exact(np.inf)),
+        np.sum(unknown),
+        np.stack([unknown, exact(1.0)])[0],
+        np.broadcast_to(unknown, (3,)),
+    ]
+    for result in results:
+        assert np.all(np.isinf(result.error))
+
+
+SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -2.0)
+
+
+@pytest.mark.parametrize("name", [name for name in UFUNCS if name != "negative"])
+def test_special_values_are_those_of_numpy_and_certain(name: str) -> None:
+    a, b = (x.ravel() for x in np.meshgrid(SPECIAL, SPECIAL))
+    expected = getattr(np, name)(a, b)
+    result = getattr(np, name)(Bounded.exact(a, SINGLE), Bounded.exact(b, SINGLE))
+    if isinstance(result, Verdict):
+        assert np.array_equal(result.outcome, expected)
+        assert not result.uncertain.any()
+    else:
+        assert np.array_equal(result.value, expected, equal_nan=True)
+        assert np.all(result.error[~np.isfinite(expected)] == 0)
+        assert np.all(np.isfinite(result.error))
+
+
+def test_infinity_swallows_errors_and_nan_keeps_its_class() -> None:
+    third = exact(1 / 3) + exact(1 / 3)
+    for result in (third + np.inf, third - np.inf, third * np.inf, np.inf / third, np.maximum(third, np.inf)):
+        assert np.isinf(result.value)
+        assert result.error == 0
+    assert (third / np.inf).error <= SINGLE.smallest_normal
+    for result in (third + np.nan, third * np.nan, np.minimum(third, np.nan), np.sum(np.stack([third, exact(np.nan)]))):
+        assert np.isnan(result.value)
+        assert result.error == 0
+
+
+def test_no_comparison_with_nan_hangs_on_rounding() -> None:
+    third = exact(1 / 3) + exact(1 / 3)
+    for verdict in (third >= np.nan, exact(np.nan) >= 0.1, exact(np.nan) == third):
+        assert not verdict.outcome
+        assert not verdict.uncertain
+
+
+def test_a_difference_of_equal_inputs_is_zero_for_certain() -> None:
+    difference = exact(0.1, 7.25) - exact(0.1, 7.25)
+    assert np.all(difference.error == 0)
+    assert not (difference >= 0.0).uncertain.any()
+    product = difference * exact(3.3, 4.4)
+    assert np.all(product.error == 0)
+    # Not so where rounding came before.
+    assert thirds_less_one().error > 0
+    assert (thirds_less_one() >= 0.0).uncertain
+
+
+def test_where_admits_both_branches_when_the_condition_hangs_on_rounding() -> None:
+    zero = thirds_less_one()
+    chosen = np.where(zero > 0.0, exact(5.0), exact(-1.0))
+    for branch in (5.0, -1.0):
+        assert abs(branch - chosen.value) <= chosen.error
+    assert np.isinf(np.where(zero > 0.0, exact(np.nan), exact(1.0)).error)
+    assert np.isinf(np.where(zero > 0.0, exact(np.inf), exact(1.0)).error)
+    certain = np.where(exact(1.0) > 0.0, exact(5.0), exact(-1.0))
+    assert certain.value == 5
+    assert certain.error == 0
+
+
+def test_where_takes_the_error_of_the_branch_taken() -> None:
+    rough, smooth = exact(1 / 3) + exact(1 / 3), exact(2.0)
+    condition = np.array([True])
+    assert np.where(condition, rough, smooth).error == rough.error
+    assert np.where(~condition, rough, smooth).error == 0
+    assert np.where(exact(1.0) > 0.0, 0.0, rough).error == 0
+
+
+def test_extremes_take_the_error_of_the_certain_winner_only() -> None:
+    rough = exact(1 / 3) + exact(1 / 3)
+    assert np.maximum(rough, 9.0).error == 0
+    assert np.minimum(rough, 9.0).error == rough.error
+    beside = rough.value + rough.error / 2
+    assert np.maximum(rough, Bounded.exact(beside, SINGLE)).error == rough.error
+
+
+def test_comparisons_are_uncertain_within_the_errors_only() -> None:
+    rough = exact(1 / 3) + exact(1 / 3)
+    near, far = (Bounded.exact(rough.value + rough.error * factor, SINGLE) for factor in (0.5, 2.0))
+    for compare_ in (np.less, np.less_equal, np.greater, np.greater_equal, np.equal):
+        assert compare_(rough, near).uncertain
+        assert not compare_(rough, far).uncertain
+        assert not compare_(exact(0.1), exact(0.1)).uncertain
+    assert ((rough < far) & (rough < near)).uncertain
+
+
+def test_no_elements_are_selected_by_a_comparison_that_hangs_on_rounding() -> None:
+    values = exact(1.0, 2.0)
+    assert values[values > 1.0].value.tolist() == [2]
+    assert np.count_nonzero(values > 1.0) == 1
+    rough = exact(1 / 3) + exact(1 / 3)
+    verdict = rough > Bounded.exact(rough.value, SINGLE)
+    with pytest.raises(ValueError, match="rounding"):
+        rough[verdict]
+    with pytest.raises(ValueError, match="rounding"):
+        rough[verdict] = exact(1.0)
+    with pytest.raises(ValueError, match="rounding"):
+        np.count_nonzero(verdict)
+
+
+def pairwise(values: np.ndarray) -> np.ndarray:
+    while len(values) > 1:
+        half = len(values) // 2
+        values = np.concatenate([values[:half] + values[half : 2 * half], values[2 * half :]])
+    return values[0]
+
+
+def one_after_another(values: np.ndarray) -> np.ndarray:
+    return np.cumsum(values)[-1]
+
+
+def from_the_end(values: np.ndarray) -> np.ndarray:
+    return np.cumsum(values[::-1])[-1]
+
+
+def in_blocks(values: np.ndarray) -> np.ndarray:
+    blocks = np.array_split(values, int(len(values) ** 0.5))
+    return one_after_another(np.array([one_after_another(block) for block in blocks]))
+
+
+@pytest.mark.parametrize(
+    ("terms", "add_up"),
+    [
+        (terms, add_up)
+        for terms in (1, 2, 3, 100, 1000, SEQUENTIAL_TERMS, 100_000)
+        for add_up in (pairwise, in_blocks, one_after_another, from_the_end)
+        if terms <= SEQUENTIAL_TERMS or add_up in (pairwise, in_blocks)
+    ],
+)
+def test_sums_in_float32_stay_within_their_bounds(terms: int, add_up: Callable) -> None:
+    rng = np.random.default_rng(terms)
+    signed = rng.normal(0, 1, terms)
+    for draw in (rng.uniform(0, 1, terms), signed, signed * 10.0 ** rng.integers(-6, 7, terms)):
+        values = draw.astype(np.float32)
+        actual = add_up(values)
+        assert actual.dtype == np.float32
+        assert_within(np.atleast_1d(actual), np.sum(Bounded.exact(values.astype(np.float64), SINGLE)).reshape(1))
+
+
+def test_a_long_sum_one_after_another_is_outside() -> None:
+    # Where float32 counts in twos, adding ones one by one stands still.
+    values = np.ones(100_001, dtype=np.float32)
+    values[0] = 2**24
+    bounded = np.sum(Bounded.exact(values.astype(np.float64), SINGLE))
+    assert one_after_another(values) == 2**24
+    assert abs(float(one_after_another(values)) - bounded.value) > bounded.error
+    for add_up in (pairwise, in_blocks, from_the_end):
+        assert abs(float(add_up(values)) - bounded.value) <= bounded.error
+
+
+@pytest.mark.parametrize("half", [ml_dtypes.bfloat16, np.float16])
+def test_an_accumulator_of_half_precision_is_outside(half: type) -> None:
+    values = np.random.default_rng(16).uniform(0, 1, 1000).astype(half)
+    accumulator = half(0)
+    for value in values:
+        accumulator = half(accumulator + value)
+    exactly = Bounded.exact(values.astype(np.float64), SINGLE)
+    dtype = DTYPES[np.dtype(half).name]
+    with pytest.raises(AssertionError, match="error over bound"):
+        compare(np.array(accumulator, dtype=np.float64), expectation(np.sum(exactly), dtype), dtype)
+    once_rounded = np.array(np.sum(values.astype(np.float32)).astype(half), dtype=np.float64)
+    assert compare(once_rounded, expectation(np.sum(exactly), dtype), dtype).worst <= 1
+
+
+def test_a_forgotten_term_is_outside() -> None:
+    values = np.random.default_rng(17).uniform(0.5, 1, 1000)
+    bounded = np.sum(exact(*values))
+    assert abs(np.sum(values[:-1]) - bounded.value) > bounded.error
+
+
+def test_sums_along_axes_are_bounded_by_the_terms_they_add() -> None:
+    values = Bounded.exact(np.random.default_rng(18).uniform(1, 2, (3, 50)), SINGLE)
+    rows, columns = np.sum(values, axis=1), np.sum(values, axis=0)
+    assert rows.shape == (3,)
+    assert columns.shape == (50,)
+    assert np.sum(values, axis=1, keepdims=True).shape == (3, 1)
+    assert (columns.error / columns.value).max() < (rows.error / rows.value).min()
+    assert np.sum(values[:, :0], axis=1).value.tolist() == [0, 0, 0]
+    assert np.all(np.sum(values[:, :0], axis=1).error == 0)
+
+
+def test_growth_never_falls_with_the_number_of_terms() -> None:
+    growth = [summation_growth(terms) for terms in (0, 1, 2, 10, SEQUENTIAL_TERMS, SEQUENTIAL_TERMS + 1, 10**6, 2**31)]
+    assert growth[:3] == [0, 0, 1]
+    assert growth == sorted(growth)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        np.exp,
+        np.sqrt,
+        np.absolute,
+        np.rint,
+        abs,
+        lambda x: x**2,
+        lambda x: x // 2.0,
+        lambda x: x % 2.0,
+        lambda x: x @ x,
+        np.mean,
+        np.prod,
+        np.cumsum,
+        np.clip,
+        np.sort,
+        np.linalg.norm,
+        lambda x: np.concatenate([x, x]),
+        lambda x: np.einsum("i->", x),
+        lambda x: np.dot(x, x),
+        lambda x: np.max(x),
+        lambda x: np.add.reduce(x),
+        lambda x: np.multiply.outer(x, x),
+        lambda x: np.add(x, x, out=np.zeros(2)),
+        lambda x: np.add(x, 1.0, where=np.array([True, False])),
+        lambda x: np.add(np.zeros(2), x, dtype=np.float32),
+        lambda x: np.sum(x, dtype=np.float32),
+        lambda x: np.sum(x, initial=1.0),
+        lambda x: np.where(x > 1.0),
+        lambda x: np.zeros_like(x, dtype=np.float32),
+        lambda x: x.__iadd__(1.0),
+        lambda x: ~(x > 1.0),
+        float,
+    ],
+)
+def test_what_has_no_rule_raises_and_never_drops_the_error(call: Callable) -> None:
+    with pytest.raises(TypeError):
+        call(exact(1.0, 2.0))
+
+
+def test_no_plain_array_is_made_of_bounded_ones() -> None:
+    with pytest.raises(ValueError, match="sequence"):
+        np.asarray(exact(1.0, 2.0), dtype=np.float64)
+
+
+def test_every_rule_carries_errors_through() -> None:
+    rough = exact(1 / 3, 2 / 3) + exact(1 / 3, 1.0)
+    calls = {
+        "where": lambda x: np.where(np.array([True, False]), x, x),
+        "sum": np.sum,
+        "stack": lambda x: np.stack([x, x], axis=-1),
+        "broadcast_to": lambda x: np.broadcast_to(x, (5, 2)),
+    }
+    assert set(calls) | {"zeros_like", "count_nonzero"} == set(FUNCTIONS)
+    for call in calls.values():
+        result = call(rough)
+        assert result.error.shape == result.value.shape
+        assert result.error.min() >= rough.error.min() > 0
+    assert rough[1:].error.tolist() == rough.error[1:].tolist()
+    assert rough.reshape(2, 1).error.shape == (2, 1)
+    assert (-rough).error.tolist() == rough.error.tolist()
+    assert not np.zeros_like(rough).error.any()

@@ -1,0 +1,479 @@
+"""The strategies generate what their names promise, in every type, and often enough to matter."""
+
+import functools
+from collections.abc import Callable
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from properties.box_strategies import (
+    AWKWARD_LARGE,
+    AWKWARD_SIZES,
+    PAIRS,
+    box_counts,
+    box_pairs,
+    cotangent,
+    explicit_pairs,
+    layouts_for,
+    pairs,
+    pairs_without_ties,
+    sizes,
+    with_special_values,
+)
+from properties.case import Case
+from properties.dtypes import DTYPES
+from properties.giou import EPS
+from properties.layouts import LAYOUTS
+from properties.operation import operations
+
+OPERATIONS = operations()
+LOSSES = ("giou_loss", "giou_loss_ragged")
+FLOAT32 = DTYPES["float32"]
+DRAWS = 300
+# Room for a sample of some thousands of boxes.
+ELEMENTS = 4 * 4100
+
+
+def collect(strategy: st.SearchStrategy, count: int = DRAWS) -> list:
+    drawn = []
+
+    # Generated only: the first draws of a search must be as varied as its later ones.
+    @hypothesis.settings(
+        max_examples=count,
+        phases=[hypothesis.Phase.generate],
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(strategy)
+    def keep(example: object) -> None:
+        drawn.append(example)
+
+    keep()
+    return drawn
+
+
+@functools.cache
+def drawn_cases(name: str, dtype: str = "float32", count: int = DRAWS, elements: int = ELEMENTS) -> list[Case]:
+    return collect(OPERATIONS[name].cases(DTYPES[dtype], elements), count)
+
+
+def many_small_cases(name: str) -> list[Case]:
+    """For what is rare."""
+    return drawn_cases(name, count=2 * DRAWS, elements=1024)
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)
+
+
+def boxes_of(case: Case) -> list[np.ndarray]:
+    return [wide(array) for array in case.inputs.values() if not np.issubdtype(array.dtype, np.integer)]
+
+
+def rows_of(name: str, case: Case) -> int:
+    """Rows that the result depends on."""
+    if name == "giou_loss":
+        return int(np.count_nonzero(wide(case["target"])[..., 3] > 0))
+    return case["boxes1" if name == "giou" else "target"].size // 4
+
+
+def often(happened: list[bool], share: float = 1 / DRAWS) -> bool:
+    """So often that a search of the usual length meets it."""
+    return np.mean(happened) >= share
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_searches_of_the_usual_length_meet_no_boxes_one_box_and_thousands(name: str) -> None:
+    rows = [rows_of(name, case) for case in drawn_cases(name)]
+    assert often([n == 0 for n in rows])
+    assert often([n == 1 for n in rows])
+    assert often([n > 1000 for n in rows])
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_inputs_stay_within_the_elements_asked_for(name: str) -> None:
+    for elements in (4, 64, 1024):
+        for case in drawn_cases(name, count=40, elements=elements):
+            assert all(boxes.size <= elements for boxes in boxes_of(case))
+
+
+@pytest.mark.parametrize("block", [32, 64, 128])
+def test_rows_come_one_short_of_a_block_in_full_and_one_past_it(block: int) -> None:
+    drawn = collect(sizes(1025), 2000)
+    for size in (block - 1, block, block + 1):
+        assert often([n == size for n in drawn], 1 / (4 * len(AWKWARD_SIZES + AWKWARD_LARGE)))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_cases_have_rows_next_to_block_sizes(name: str) -> None:
+    # All rows, those of a sample, or samples.
+    sizes_seen = {
+        size for case in drawn_cases(name) for boxes in boxes_of(case) for size in (boxes.size // 4, *boxes.shape[:-1])
+    }
+    for block in (32, 64, 128):
+        assert sizes_seen & {block - 1, block, block + 1}
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5, 100, 5000])
+def test_sizes_keep_their_limit(limit: int) -> None:
+    drawn = collect(sizes(limit), 200)
+    assert max(drawn) <= limit
+    assert min(drawn) == 0
+
+
+def test_giou_is_drawn_with_none_to_three_leading_axes() -> None:
+    axes = [case["boxes1"].ndim - 1 for case in drawn_cases("giou")]
+    assert set(axes) == {0, 1, 2, 3}
+    assert all(case.grad_output.shape == case["boxes1"].shape[:-1] for case in drawn_cases("giou"))
+
+
+def test_padding_comes_in_the_middle_at_the_end_and_everywhere() -> None:
+    valid = [wide(case["target"])[..., 3] > 0 for case in drawn_cases("giou_loss")]
+    # Among many, every eighth row at least is a valid one after one of padding.
+    assert often([bool((~v[:, :-1] & v[:, 1:]).mean() > 1 / 8) for v in valid if v.size > 64 and v.shape[1] > 1])
+    # Padding at the end of some sample, and none before a valid row.
+    assert often([not (~v[:, :-1] & v[:, 1:]).any() and not v.all() and bool(v.any()) for v in valid if v.size])
+    assert often([v.size > 0 and not v.any() for v in valid])
+    assert often([v.size > 0 and bool(v.all()) for v in valid])
+
+
+def test_padding_is_marked_in_each_of_its_ways_and_holds_garbage() -> None:
+    marks: list[set[str]] = []
+    garbage = []
+    for case in drawn_cases("giou_loss"):
+        y2 = wide(case["target"])[..., 3]
+        padding = ~(y2 > 0)
+        kinds = {"zero": y2 == 0, "negative": (y2 < 0) & np.isfinite(y2), "nan": np.isnan(y2)}
+        kinds["infinite"] = y2 == -np.inf
+        marks.append({kind for kind, where in kinds.items() if (where & padding).any()})
+        garbage.append(bool((~np.isfinite(wide(case["pred"])[padding])).any()))
+    for kind in ("zero", "negative", "nan", "infinite"):
+        assert often([kind in seen for seen in marks]), kind
+    assert often(garbage)
+
+
+def counts_of(case: Case) -> np.ndarray:
+    return np.diff(case["offsets"])
+
+
+def test_ragged_batches_are_empty_full_and_of_one_full_sample() -> None:
+    batches = [(counts_of(case), case["pred"].shape[1]) for case in drawn_cases("giou_loss_ragged")]
+    real = [(counts, limit) for counts, limit in batches if len(counts) > 4 and limit > 1]
+    assert often([not counts.any() for counts, _ in real])
+    assert often([bool((counts == limit).all()) for counts, limit in real])
+    assert often([counts.max() == limit and np.count_nonzero(counts) == 1 for counts, limit in real])
+    assert often([counts.sum() == 1 for counts, _ in real])
+    assert often([len(set(counts.tolist())) > 2 for counts, _ in real])
+
+
+def test_offsets_are_always_those_of_the_targets() -> None:
+    types = set()
+    for case in drawn_cases("giou_loss_ragged"):
+        offsets = case["offsets"]
+        types.add(offsets.dtype.name)
+        assert len(offsets) == len(case["pred"]) + 1
+        assert offsets[0] == 0
+        assert offsets[-1] == len(case["target"])
+        assert np.all((counts_of(case) >= 0) & (counts_of(case) <= case["pred"].shape[1]))
+    assert types == {"int32", "int64"}
+
+
+def test_pred_is_strange_past_the_boxes_of_a_sample_now_and_then() -> None:
+    strange = []
+    for case in drawn_cases("giou_loss_ragged"):
+        past = np.arange(case["pred"].shape[1]) >= counts_of(case)[:, None]
+        strange.append(bool(np.isnan(wide(case["pred"])[past]).any()))
+    assert often(strange)
+
+
+def test_counts_of_few_boxes_are_as_in_a_face_detection_set() -> None:
+    for batch, max_boxes in ((0, 5), (1, 0), (200, 7)):
+        for counts in collect(box_counts(batch, max_boxes), 50):
+            assert counts.shape == (batch,)
+            assert np.all((counts >= 0) & (counts <= max_boxes))
+    medians = [int(np.median(counts)) for counts in collect(box_counts(200, 100), 100)]
+    # Of |N(0, 3)| the median is 2.02.
+    assert often([median == 2 for median in medians], 1 / 24)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_nan_and_infinity_appear_but_not_in_most_cases(name: str) -> None:
+    boxes = [np.concatenate([b.ravel() for b in boxes_of(case)]) for case in many_small_cases(name)]
+    assert often([bool(np.isnan(b).any()) for b in boxes])
+    assert often([bool(np.isinf(b).any()) for b in boxes])
+    assert often([bool(np.isfinite(b).all()) for b in boxes], 1 / 2)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_nan_and_infinity_appear_in_targets_that_count(name: str) -> None:
+    seen = []
+    for case in many_small_cases(name):
+        target = wide(case["target"])
+        seen.append(bool((~np.isfinite(target[target[..., 3] > 0])).any()))
+    assert often(seen)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_special_values_are_of_each_kind_and_as_many_as_asked(dtype: str) -> None:
+    kind = DTYPES[dtype]
+    given = np.full((1000, 4), 2, dtype=kind.numpy)
+    strange = with_special_values(np.random.default_rng(1), given)
+    assert strange.dtype == kind.numpy
+    values = wide(strange)
+    kinds = (np.isnan(values), values == np.inf, values == -np.inf, (values == 0) & np.signbit(values))
+    for where in (*kinds, values == kind.smallest_subnormal):
+        # A fifth of a fifth, of 4000.
+        assert 80 < np.count_nonzero(where) < 320
+    assert np.count_nonzero(values == 2) == pytest.approx(3200, abs=160)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_layout_appears_for_every_tensor(name: str) -> None:
+    cases = drawn_cases(name)
+    tensors = {tensor for case in cases for tensor in case.layouts}
+    assert tensors >= set(OPERATIONS[name].differentiable)
+    for tensor in tensors:
+        assert {case.layouts[tensor] for case in cases} == set(LAYOUTS)
+    assert often([set(case.layouts.values()) == {"contiguous"} for case in cases], 1 / 4)
+    assert often([set(case.layouts.values()) != {"contiguous"} for case in cases], 1 / 4)
+
+
+def test_layouts_are_drawn_for_the_named_tensors() -> None:
+    for layouts in collect(layouts_for("a", "b"), 50):
+        assert set(layouts) == {"a", "b"}
+        assert set(layouts.values()) <= set(LAYOUTS)
+
+
+def test_strides_of_zero_reach_boxes_and_cotangents_of_giou() -> None:
+    strided: dict[str, list[bool]] = {"boxes1": [], "grad_output": []}
+    for case in many_small_cases("giou"):
+        for name, seen in strided.items():
+            tensor = case.tensor(name, FLOAT32, "cpu")
+            seen.append(any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape)))
+    for seen in strided.values():
+        assert often(seen)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_layouts_apply_to_every_case_drawn(name: str) -> None:
+    contiguous = []
+    for case in many_small_cases(name):
+        tensors = [case.tensor(key, FLOAT32, "cpu") for key in (*case.inputs, "grad_output")]
+        contiguous.append(all(tensor.is_contiguous() for tensor in tensors))
+        for key, tensor in zip(case.inputs, tensors):
+            assert torch.equal(tensor.isnan(), torch.from_numpy(np.isnan(case[key])))
+            assert torch.equal(tensor.nan_to_num(), torch.from_numpy(case[key]).nan_to_num())
+    # Layouts are mixed in half of the cases, a quarter of which are empty or of one box.
+    assert often([not c for c in contiguous], 1 / 8)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_cotangents_are_never_all_ones_and_sometimes_zero(name: str, dtype: str) -> None:
+    cotangents = [wide(case.grad_output) for case in drawn_cases(name, dtype, DRAWS // 3, 64)]
+    assert not any(c.size and (c == 1).all() for c in cotangents)
+    assert often([bool((c == 0).any()) for c in cotangents])
+    assert often([bool((c < 0).any()) for c in cotangents], 1 / 8)
+    assert often([bool((c > 0).any()) for c in cotangents], 1 / 8)
+    assert often([bool((c != 0).any()) for c in cotangents], 1 / 2)
+    assert all(np.isfinite(c).all() for c in cotangents)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_no_element_of_a_cotangent_is_one(dtype: str) -> None:
+    kind = DTYPES[dtype]
+    drawn = cotangent(np.random.default_rng(2), (100_000,), kind)
+    assert drawn.dtype == kind.numpy
+    assert not (drawn == 1).any()
+    assert np.mean(wide(drawn) == 0) == pytest.approx(0.1, abs=0.01)
+    for shape in ((), (0,), (2, 0, 3)):
+        assert cotangent(np.random.default_rng(2), shape, kind).shape == shape
+
+
+def test_every_eps_and_every_parameter_is_drawn() -> None:
+    for name in OPERATIONS:
+        assert {case.parameters["eps"] for case in drawn_cases(name)} == set(EPS)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_inputs_have_the_type_under_test(name: str, dtype: str) -> None:
+    kind = DTYPES[dtype].numpy
+    smooth = collect(OPERATIONS[name].smooth(DTYPES[dtype]), 10)
+    examples = [make(DTYPES[dtype]) for make in OPERATIONS[name].examples.values()]
+    for case in (*drawn_cases(name, dtype, DRAWS // 3, 64), *smooth, *examples):
+        for array in (*case.inputs.values(), case.grad_output):
+            assert array.dtype in (kind, np.int32, np.int64)
+        assert all(case[key].dtype == kind for key in OPERATIONS[name].differentiable)
+
+
+# What the name of a kind of pair says, of boxes in float64 as [n, 4] twice.
+Claim = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def side(box: np.ndarray, axis: int) -> np.ndarray:
+    return box[:, axis + 2] - box[:, axis]
+
+
+def overlap(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
+    """Length of the common part along an axis; negative for a gap."""
+    return np.minimum(a[:, axis + 2], b[:, axis + 2]) - np.maximum(a[:, axis], b[:, axis])
+
+
+def upright(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.all([side(box, axis) > 0 for box in (a, b) for axis in (0, 1)], axis=0)
+
+
+def not_inverted(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.all([side(box, axis) >= 0 for box in (a, b) for axis in (0, 1)], axis=0)
+
+
+def inside(inner: np.ndarray, outer: np.ndarray) -> np.ndarray:
+    return (inner[:, :2] >= outer[:, :2]).all(-1) & (inner[:, 2:] <= outer[:, 2:]).all(-1) & (inner != outer).any(-1)
+
+
+def touching_along(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
+    return (overlap(a, b, axis) == 0) & (overlap(a, b, 1 - axis) > 0)
+
+
+def ordinary(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return not_inverted(a, b) & np.isfinite(a).all(-1) & np.isfinite(b).all(-1)
+
+
+CLAIMS: dict[str, Claim] = {
+    "overlapping": lambda a, b: upright(a, b) & (overlap(a, b, 0) > 0) & (overlap(a, b, 1) > 0),
+    "disjoint_along_x": lambda a, b: upright(a, b) & (overlap(a, b, 0) < 0),
+    "disjoint_along_y": lambda a, b: upright(a, b) & (overlap(a, b, 1) < 0),
+    "disjoint_along_both": lambda a, b: upright(a, b) & (overlap(a, b, 0) < 0) & (overlap(a, b, 1) < 0),
+    "touching_edges": lambda a, b: upright(a, b) & (touching_along(a, b, 0) | touching_along(a, b, 1)),
+    "touching_corners": lambda a, b: upright(a, b) & (overlap(a, b, 0) == 0) & (overlap(a, b, 1) == 0),
+    "nested": lambda a, b: upright(a, b) & (inside(a, b) | inside(b, a)),
+    "identical": lambda a, b: upright(a, b) & (a == b).all(-1),
+    "sharing_edges": lambda a, b: not_inverted(a, b) & (a == b).any(-1),
+    "points_and_lines": lambda a, b: not_inverted(a, b) & ~upright(a, b),
+    "inverted": lambda a, b: np.any([side(box, axis) < 0 for box in (a, b) for axis in (0, 1)], axis=0),
+    "pixels": lambda a, b: upright(a, b) & (a == np.rint(a)).all(-1) & (b == np.rint(b)).all(-1),
+    "huge": ordinary,
+    "tiny": ordinary,
+}
+
+
+def test_every_kind_of_pair_has_a_claim() -> None:
+    assert set(CLAIMS) == set(PAIRS)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("pair", PAIRS)
+def test_pairs_are_what_their_name_says_after_rounding(pair: str, dtype: str) -> None:
+    a, b = box_pairs(np.random.default_rng(3), 5000, (pair,), DTYPES[dtype])
+    assert a.dtype == b.dtype == DTYPES[dtype].numpy
+    assert a.shape == b.shape == (5000, 4)
+    a, b = wide(a), wide(b)
+    wrong = np.flatnonzero(~CLAIMS[pair](a, b))
+    assert not len(wrong), (len(wrong), a[wrong[0]], b[wrong[0]])
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_pairs_touch_along_either_axis_and_from_either_side(dtype: str) -> None:
+    a, b = (wide(x) for x in box_pairs(np.random.default_rng(4), 1000, ("touching_edges",), DTYPES[dtype]))
+    for axis in (0, 1):
+        assert often((touching_along(a, b, axis) & (a[:, axis] < b[:, axis])).tolist(), 1 / 8)
+        assert often((touching_along(a, b, axis) & (a[:, axis] > b[:, axis])).tolist(), 1 / 8)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_each_edge_is_shared_and_not_all_at_once(dtype: str) -> None:
+    a, b = (wide(x) for x in box_pairs(np.random.default_rng(5), 1000, ("sharing_edges",), DTYPES[dtype]))
+    for edge in range(4):
+        assert often((a[:, edge] == b[:, edge]).tolist(), 1 / 4)
+    assert often((a != b).any(-1).tolist(), 1 / 2)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_points_and_lines_are_of_each_kind(dtype: str) -> None:
+    a, _ = (wide(x) for x in box_pairs(np.random.default_rng(6), 1000, ("points_and_lines",), DTYPES[dtype]))
+    flat = [side(a, axis) == 0 for axis in (0, 1)]
+    for where in (flat[0] & flat[1], flat[0] & ~flat[1], ~flat[0] & flat[1], ~flat[0] & ~flat[1]):
+        assert often(where.tolist(), 1 / 16)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_areas_of_huge_boxes_are_finite_and_those_of_tiny_ones_below_every_eps(dtype: str) -> None:
+    kind = DTYPES[dtype]
+    for pair in ("huge", "tiny"):
+        # In units of the square root of the largest number, or of 1, so that float64's areas are finite here too.
+        unit = kind.arithmetic.largest**0.5 if pair == "huge" else 1.0
+        boxes = [wide(x) / unit for x in box_pairs(np.random.default_rng(7), 2000, (pair,), kind)]
+        sides = [side(box, axis) for box in boxes for axis in (0, 1)]
+        areas = np.concatenate([sides[0] * sides[1], sides[2] * sides[3]])
+        both = np.concatenate(boxes, -1)
+        hull = np.ptp(both[:, 0::2], axis=-1) * np.ptp(both[:, 1::2], axis=-1)
+        if pair == "huge":
+            assert hull.max() + 2 * areas.max() < 1
+            assert abs(both).max() > min(kind.largest / unit, 1) / 8
+        else:
+            assert hull.max() < min(EPS)
+            assert abs(both).max() > 0
+            assert often([bool(x) for x in areas > 0], 1 / 2)
+
+
+def test_kinds_are_mixed_and_each_is_drawn_alone() -> None:
+    a, b = (wide(x) for x in box_pairs(np.random.default_rng(8), 3000, PAIRS, FLOAT32))
+    with np.errstate(over="ignore"):
+        for claim in CLAIMS.values():
+            assert often(claim(a, b).tolist(), 1 / (2 * len(PAIRS)))
+    first, second = box_pairs(np.random.default_rng(9), 0, PAIRS, FLOAT32)
+    assert first.shape == second.shape == (0, 4)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 100])
+def test_as_many_pairs_are_drawn_as_asked_for(count: int) -> None:
+    for first, second in collect(pairs(FLOAT32, count), 20):
+        assert first.shape == second.shape == (count, 4)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_explicit_pairs_are_exact_in_every_type_with_ties_and_degenerate_boxes(dtype: str) -> None:
+    kind = DTYPES[dtype]
+    drawn = collect(explicit_pairs(kind, 3), 100)
+    a, b = (wide(np.concatenate(boxes)) for boxes in zip(*drawn))
+    assert np.all(2 * a == np.rint(2 * a))
+    assert abs(a).max() <= 24
+    assert often((a == b).any(-1).tolist())
+    assert often((~not_inverted(a, b)).tolist())
+    assert often((side(a, 0) == 0).tolist())
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_pairs_without_ties_have_none(dtype: str) -> None:
+    kind = DTYPES[dtype]
+    a, b = (wide(x) for x in pairs_without_ties(np.random.default_rng(10), 5000, kind))
+    assert upright(a, b).all()
+    for axis in (0, 1):
+        edges = np.sort(np.concatenate([a[:, axis::2], b[:, axis::2]], axis=-1), axis=-1)
+        # An eighth, less what rounding two coordinates below 4 may take.
+        assert np.diff(edges, axis=-1).min() >= 1 / 8 - 2 * kind.spacing_roundoff(np.array(4.0))
+    both = (overlap(a, b, 0) > 0) & (overlap(a, b, 1) > 0)
+    assert often(both.tolist(), 1 / 8)
+    assert often((~both).tolist(), 1 / 8)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_smooth_cases_are_without_ties(name: str) -> None:
+    for case in collect(OPERATIONS[name].smooth(DTYPES["float64"]), 50):
+        if name == "giou":
+            a, b = case["boxes1"], case["boxes2"]
+        elif name == "giou_loss":
+            valid = case["target"][..., 3] > 0
+            a, b = case["pred"][valid], case["target"][valid]
+        else:
+            taken = np.arange(case["pred"].shape[1]) < counts_of(case)[:, None]
+            a, b = case["pred"][taken], case["target"]
+        for axis in (0, 1):
+            edges = np.sort(np.concatenate([a[:, axis::2], b[:, axis::2]], axis=-1), axis=-1)
+            assert np.diff(edges, axis=-1).min(initial=1) > 0

@@ -1,0 +1,115 @@
+"""Implementations that are right in unusual ways: what the checks must not reject."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from impls.giou.arguments import check_giou_loss_ragged
+from impls.giou.torch_eager import pairwise_giou
+from impls.giou_loss.torch_eager import concatenated_loss, looped_loss
+
+from . import planted_cuda, planted_triton
+from .steps import Implementation, giou, loss, one_term_after_another
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A correct implementation, and the dtypes that it is for."""
+
+    name: str
+    operation: str
+    make: Callable[[], Implementation]
+    dtypes: tuple[str, ...] = ("float16", "float32")
+
+
+def pairs_of_pairs(losses: torch.Tensor) -> torch.Tensor:
+    while len(losses) > 1:
+        if len(losses) % 2:
+            losses = torch.cat([losses, losses.new_zeros(1)])
+        losses = losses[::2] + losses[1::2]
+    return losses.sum()
+
+
+def compensated(losses: torch.Tensor) -> torch.Tensor:
+    """Kahan's sum."""
+    values = losses.cpu().numpy()
+    total = lost = values.dtype.type(0)
+    for value in values:
+        term = value - lost
+        partial = total + term
+        lost = (partial - total) - term
+        total = partial
+    return torch.tensor(total).to(losses.device)
+
+
+def wide_inside(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """float64 between the boxes and the score."""
+    return pairwise_giou(boxes1.double(), boxes2.double(), eps).to(boxes1.dtype)
+
+
+def reciprocals(a: torch.Tensor, b: torch.Tensor, eps: float) -> torch.Tensor:
+    """One reciprocal for each quotient and products instead, corners two at a time."""
+    # The gradient that autograd takes of a reciprocal squares it, which underflows for boxes of 1e19 that have one.
+    inner = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
+    outer = torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])
+    intersection = inner.clamp(min=0).prod(-1)
+    union = (b[..., 2:] - b[..., :2]).prod(-1) - intersection + (a[..., 2:] - a[..., :2]).prod(-1)
+    union, hull = union.clamp(min=eps), outer.prod(-1).clamp(min=eps)
+    return intersection * union.reciprocal() - (hull - union) * hull.reciprocal()
+
+
+def no_difference_of_areas(a: torch.Tensor, b: torch.Tensor, eps: float) -> torch.Tensor:
+    """I / U - 1 + U / C."""
+    inner = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
+    outer = torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])
+    intersection = inner.clamp(min=0).prod(-1)
+    union = ((a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1) - intersection).clamp(min=eps)
+    hull = outer.prod(-1).clamp(min=eps)
+    # Infinite boxes score NaN, as infinity over infinity does; U / C alone would be 0.
+    return torch.where(hull.isinf(), torch.nan, intersection / union - 1 + union / hull)
+
+
+def by_samples(reduce: Callable[..., torch.Tensor]) -> Implementation:
+    """The ragged loss by a list of the samples' targets."""
+
+    def implementation(
+        pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
+    ) -> torch.Tensor:
+        check_giou_loss_ragged(pred, target, offsets, eps)
+        if len(target) == 0:
+            return pred[:0].sum() + target.sum()
+        a, b = (boxes.float() if boxes.element_size() == 2 else boxes for boxes in (pred, target))
+        return reduce(a, b.split(offsets.diff().tolist()), eps).to(pred.dtype)
+
+    return implementation
+
+
+ALL = ("float16", "bfloat16", "float32", "float64")
+CONTROLS = (
+    Control(name="gradient_written_out", operation="giou", make=giou, dtypes=ALL),
+    Control(name="gradient_written_out", operation="giou_loss", make=lambda: loss("giou_loss"), dtypes=ALL),
+    Control(
+        name="gradient_written_out", operation="giou_loss_ragged", make=lambda: loss("giou_loss_ragged"), dtypes=ALL
+    ),
+    Control(name="wide_inside", operation="giou", make=lambda: wide_inside, dtypes=("float16", "bfloat16", "float32")),
+    Control(name="reciprocals", operation="giou", make=lambda: giou(pairwise=reciprocals)),
+    Control(name="no_difference_of_areas", operation="giou", make=lambda: giou(pairwise=no_difference_of_areas)),
+    Control(
+        name="one_term_after_another",
+        operation="giou_loss",
+        make=lambda: loss("giou_loss", total=one_term_after_another),
+    ),
+    Control(name="pairs_of_pairs", operation="giou_loss", make=lambda: loss("giou_loss", total=pairs_of_pairs)),
+    Control(name="compensated", operation="giou_loss", make=lambda: loss("giou_loss", total=compensated)),
+    Control(
+        name="summed_backwards",
+        operation="giou_loss_ragged",
+        make=lambda: loss("giou_loss_ragged", total=lambda losses: one_term_after_another(losses.flip(0))),
+    ),
+    Control(name="looped", operation="giou_loss_ragged", make=lambda: by_samples(looped_loss), dtypes=("float32",)),
+    Control(name="concatenated", operation="giou_loss_ragged", make=lambda: by_samples(concatenated_loss)),
+    Control(name="triton", operation="giou", make=planted_triton.giou, dtypes=("bfloat16", "float32")),
+    Control(name="cuda", operation="giou", make=planted_cuda.giou, dtypes=("float32",)),
+    Control(name="cuda", operation="giou_loss", make=planted_cuda.giou_loss, dtypes=("float32",)),
+)

@@ -1,0 +1,43 @@
+"""Rows so far apart in memory that their offsets need more than 32 bits, without the memory that this would take."""
+
+import tempfile
+
+import numpy as np
+import torch
+
+from properties.box_strategies import box_pairs
+from properties.case import Case
+from properties.dtypes import DType
+
+ROWS_TO_2_31 = 8
+
+
+def rows_far_apart(values: torch.Tensor) -> torch.Tensor:
+    """The same values, the step between rows such that row 8 begins 2^31 elements after row 0.
+
+    Row 0 lies as far into the storage, so that an offset which wraps around to a negative number still lands in it,
+    on zeros. On the CPU the storage is a sparse file, of which only the pages that are written to exist.
+    """
+    count = 2**32 + values[0].numel()
+    if values.device.type == "cpu":
+        with tempfile.TemporaryFile() as file:
+            words = np.memmap(file, dtype=f"u{values.element_size()}", mode="w+", shape=(count,))
+        storage = torch.from_numpy(words).view(values.dtype)
+    else:
+        storage = torch.zeros(count, dtype=values.dtype, device=values.device)
+    view = storage[2**31 :].as_strided(values.shape, (2**31 // ROWS_TO_2_31, *values[0].stride()))
+    return view.copy_(values)
+
+
+class FarApart(Case):
+    """A case whose boxes1 are laid out so."""
+
+    def tensor(self, name: str, dtype: DType, device: str) -> torch.Tensor:
+        tensor = super().tensor(name, dtype, device)
+        return rows_far_apart(tensor) if name == "boxes1" else tensor
+
+
+def pairs_far_apart(dtype: DType) -> Case:
+    """Nine pairs: the last one's offset is 2^31."""
+    boxes1, boxes2 = box_pairs(np.random.default_rng(6), ROWS_TO_2_31 + 1, ("overlapping",), dtype)
+    return FarApart({"boxes1": boxes1, "boxes2": boxes2}, np.ones(ROWS_TO_2_31 + 1, dtype=dtype.numpy), {"eps": 1e-5})

@@ -1,0 +1,724 @@
+"""Planted faults: implementations that are right but for one mistake, and the check that must reject each."""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from impls import cuda_on_cpu
+from impls.arguments import check_floating
+from impls.giou.arguments import check_giou, check_giou_loss_ragged
+from impls.giou.torch_eager import pairwise_giou
+from properties import checks, giou_loss_ragged
+from properties import giou as giou_properties
+from properties import giou_loss as giou_loss_properties
+from properties.box_strategies import box_pairs
+from properties.case import Case
+from properties.dtypes import DType
+from properties.giou import example
+from properties.operation import Law
+
+from . import planted_cuda, planted_triton
+from .far_apart import pairs_far_apart
+from .published import giou_without_clamp
+from .steps import (
+    Implementation,
+    Steps,
+    giou,
+    loss,
+    one_term_after_another,
+    padded_rows,
+    ragged_rows,
+    score,
+    score_gradients,
+    wire,
+)
+
+Check = Callable[[checks.Subject, checks.Search], None]
+CaseOf = Callable[[DType], Case]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One planted fault.
+
+    Attributes:
+        name: what is wrong.
+        operation: the operation that it implements.
+        make: gives the implementation.
+        check: what must reject it.
+        says: a regular expression for the message.
+        right_on: a case that the check accepts, by the name of one of the operation's examples or as a function of the
+            dtype; None where the mistake leaves nothing right that the check looks at.
+        dtype: for which it is rejected.
+        raises: what is raised.
+        examples: named examples in place of the operation's own.
+        search: how many generated cases it takes to be sure that one of them shows it.
+        poisoned: whether fresh allocations hold NaN.
+        only_on_cpu: whether it takes the CPU's checked build to see it.
+        not_caught: why no check rejects it yet.
+    """
+
+    name: str
+    operation: str
+    make: Callable[[], Implementation]
+    check: Check
+    says: str
+    right_on: str | CaseOf | None
+    dtype: str = "float32"
+    raises: type[Exception] = checks.Failure
+    examples: Mapping[str, CaseOf] = field(default_factory=dict)
+    search: int = 50
+    poisoned: bool = False
+    only_on_cpu: bool = False
+    not_caught: str | None = None
+
+
+A_PAIR = [0.0, 0.0, 4.0, 3.0], [1.0, 1.0, 6.0, 5.0]
+
+
+def one_pair(dtype: DType) -> Case:
+    """Two boxes that overlap, without ties."""
+    return example([A_PAIR[0]], [A_PAIR[1]])(dtype)
+
+
+def sixty_four_pairs(dtype: DType) -> Case:
+    """As many as a block of the Triton and CUDA kernels has."""
+    boxes1, boxes2 = box_pairs(np.random.default_rng(1), 64, ("overlapping", "nested"), dtype)
+    return Case({"boxes1": boxes1, "boxes2": boxes2}, np.linspace(-2, 1, 64).astype(dtype.numpy), {"eps": 1e-5})
+
+
+def cotangent_of_ones(dtype: DType) -> Case:
+    """As ``giou(...).sum().backward()`` has it, but contiguous."""
+    case = sixty_four_pairs(dtype)
+    return Case(case.inputs, np.ones(64, dtype=dtype.numpy), case.parameters)
+
+
+def one_row(dtype: DType) -> Case:
+    """One valid row."""
+    return giou_loss_properties.example([[A_PAIR[0]]], [[A_PAIR[1]]])(dtype)
+
+
+def thousand_rows(dtype: DType) -> Case:
+    """One sample of 1024 valid rows, as many as the blocks of the CUDA kernel have threads."""
+    boxes = np.tile(np.array(A_PAIR, dtype=dtype.numpy)[:, None, None], (1, 1, 1024, 1))
+    return Case({"pred": boxes[0], "target": boxes[1]}, np.array(-1.5, dtype=dtype.numpy), {"eps": 1e-5})
+
+
+def ragged_row(dtype: DType) -> Case:
+    """One box in one sample that has room for two."""
+    pred, target = (np.array([[box, box]], dtype=dtype.numpy) for box in A_PAIR)
+    return Case(giou_loss_ragged.ragged(pred, target, np.array([1])), np.array(2, dtype=dtype.numpy), {"eps": 1e-5})
+
+
+def law(which: Law) -> Check:
+    """The check of one law."""
+    return functools.partial(checks.law_holds, which)
+
+
+# ---- giou, forward
+
+
+def height_not_clamped(width: torch.Tensor, height: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return width.clamp(min=0), height
+
+
+def hull_of_inner_corners(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).unbind(-1)
+
+
+def corners_in_order(boxes: torch.Tensor) -> torch.Tensor:
+    corners = boxes.unflatten(-1, (2, 2))
+    return torch.cat([corners.amin(-2), corners.amax(-2)], -1)
+
+
+def clipped_at_zero(boxes: torch.Tensor) -> torch.Tensor:
+    return boxes.clamp(min=0)
+
+
+def unclamped(area: torch.Tensor, eps: float) -> torch.Tensor:
+    return area
+
+
+def eps_typed_in(area: torch.Tensor, eps: float) -> torch.Tensor:
+    return area.clamp(min=1e-5)
+
+
+def eps_added(area: torch.Tensor, eps: float) -> torch.Tensor:
+    return area + eps
+
+
+def at_least_dropping_nan(area: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.fmax(area, torch.tensor(eps, dtype=area.dtype, device=area.device))
+
+
+def rows_shifted() -> Implementation:
+    """From row 64 on, a box meets its neighbour's."""
+    right = giou()
+
+    def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
+        rows = boxes2.reshape(-1, 4)
+        rows = torch.cat([rows[:64], rows[64:].roll(1, 0)])
+        return right(boxes1=boxes1, boxes2=rows.view(boxes2.shape), eps=eps)
+
+    return wire("giou", forward)
+
+
+def last_row_dropped() -> Implementation:
+    """A loop over whole pairs of rows."""
+    right = giou()
+
+    def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
+        output = right(boxes1=boxes1, boxes2=boxes2, eps=eps)
+        if output.numel() % 2:
+            output.view(-1)[-1] = 0
+        return output
+
+    return wire("giou", forward)
+
+
+def converted_in_place() -> Implementation:
+    """Corners become corner and size in the caller's memory, and corners again: x1 + (x2 - x1) is not always x2."""
+    right = giou()
+
+    def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
+        output = right(boxes1=boxes1, boxes2=boxes2, eps=eps)
+        boxes1[..., 2:] -= boxes1[..., :2]
+        boxes1[..., 2:] += boxes1[..., :2]
+        return output
+
+    return wire("giou", forward)
+
+
+def remembered_by_shape() -> Implementation:
+    """As a captured graph that is replayed without copying its inputs in."""
+    right = giou()
+    seen: dict[Any, torch.Tensor] = {}
+
+    def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
+        key = boxes1.shape, eps
+        if key not in seen:
+            seen[key] = right(boxes1=boxes1, boxes2=boxes2, eps=eps)
+        return seen[key].clone()
+
+    return wire("giou", forward)
+
+
+def output_of_the_arithmetic() -> Implementation:
+    """float32 comes out of a half type."""
+
+    def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
+        return score(Steps(), boxes1.float(), boxes2.float(), eps)
+
+    return wire("giou", forward)
+
+
+GIOU_FORWARD = (
+    ("height_not_clamped", {"sides": height_not_clamped}, one_pair),
+    ("union_not_clamped", {"union": unclamped}, one_pair),
+    ("hull_not_clamped", {"hull": unclamped}, one_pair),
+    ("eps_typed_in", {"union": eps_typed_in, "hull": eps_typed_in}, one_pair),
+    # torchvision's generalized_box_iou_loss adds eps to its divisors.
+    ("eps_added_to_the_union", {"union": eps_added}, "inverted_both"),
+    ("hull_of_inner_corners", {"hull_sides": hull_of_inner_corners}, "identical"),
+    # fmin and fmax are what CUDA's fminf and fmaxf and, unless asked, Triton's tl.minimum and tl.maximum do:
+    # https://github.com/triton-lang/triton/pull/2776
+    (
+        "nan_dropped",
+        {"maximum": torch.fmax, "minimum": torch.fmin, "union": at_least_dropping_nan, "hull": at_least_dropping_nan},
+        one_pair,
+    ),
+    ("inverted_boxes_put_in_order", {"compute": corners_in_order}, one_pair),
+    ("clipped_at_zero", {"compute": clipped_at_zero}, one_pair),
+)
+
+
+# ---- giou, backward
+
+
+def against_the_slope_along_x1(grad_a: torch.Tensor, grad_b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    signs = torch.tensor([-1, 1, 1, 1], dtype=grad_a.dtype, device=grad_a.device)
+    return grad_a * signs, grad_b * signs
+
+
+def all_zero(grad_a: torch.Tensor, grad_b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros_like(grad_a), torch.zeros_like(grad_b)
+
+
+def second_is_a_constant(grad_a: torch.Tensor, grad_b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return grad_a, torch.zeros_like(grad_b)
+
+
+def always_passes(operand: torch.Tensor, bound: float) -> torch.Tensor:
+    return torch.ones_like(operand, dtype=torch.bool)
+
+
+def passes_above(operand: torch.Tensor, bound: float) -> torch.Tensor:
+    return operand > bound
+
+
+def read_as_contiguous(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """`count` elements from a tensor's first one on, whatever its strides; what lies past its storage reads as 0."""
+    flat = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    flat = flat[tensor.storage_offset() :][:count]
+    return torch.cat([flat, flat.new_zeros(count - len(flat))])
+
+
+def cotangent_read_as_contiguous(grad_output: torch.Tensor) -> torch.Tensor:
+    return read_as_contiguous(grad_output, grad_output.numel()).view(grad_output.shape)
+
+
+def half_for_the_second_alone() -> Implementation:
+    """What both gradients need is finished in the branch of the first."""
+
+    class Wired(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
+            ctx.save_for_backward(boxes1, boxes2)
+            ctx.eps = eps
+            return score(Steps(), boxes1, boxes2, eps)
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            needs1, needs2, _ = ctx.needs_input_grad
+            finish = 1.0 if needs1 else 0.5
+            grad1, grad2 = score_gradients(Steps(), grad_output * finish, *ctx.saved_tensors, ctx.eps)
+            return grad1 if needs1 else None, grad2 if needs2 else None, None
+
+    def implementation(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+        return Wired.apply(boxes1, boxes2, eps)
+
+    return implementation
+
+
+GIOU_BACKWARD = (
+    # Where union and hull are below eps every gradient is 0, whatever its sign or factor.
+    ("x1_against_the_slope", {"gradients": against_the_slope_along_x1}, "identical_points"),
+    ("gradient_of_zeros", {"gradients": all_zero}, "identical_points"),
+    ("no_gradient_for_boxes2", {"gradients": second_is_a_constant}, "identical_points"),
+    ("grad_output_ignored", {"cotangent": torch.ones_like}, cotangent_of_ones),
+    # As an element for each that sum().backward() expands without memory behind it:
+    # https://github.com/Dao-AILab/flash-attention/issues/355, https://github.com/ROCm/TransformerEngine/pull/623
+    ("grad_output_read_as_contiguous", {"cotangent": cotangent_read_as_contiguous}, one_pair),
+    ("whole_gradient_at_ties", {"tie": 1.0}, one_pair),
+    ("no_gradient_at_ties", {"tie": 0.0}, one_pair),
+    ("side_passes_below_its_clamp", {"side_passes": always_passes}, one_pair),
+    ("area_passes_below_its_clamp", {"area_passes": always_passes}, one_pair),
+    ("side_stops_at_its_clamp", {"side_passes": passes_above}, one_pair),
+)
+
+
+# ---- giou_loss
+
+
+def all_slots(pred: torch.Tensor, rows: int) -> int:
+    return max(pred.shape[0] * pred.shape[1], 1)
+
+
+def any_count(pred: torch.Tensor, rows: int) -> torch.Tensor:
+    return torch.tensor(float(rows))
+
+
+def valid_where(holds: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
+    def rows(pred: torch.Tensor, target: torch.Tensor) -> tuple[tuple, tuple]:
+        at = holds(target).nonzero(as_tuple=True)
+        return at, at
+
+    return rows
+
+
+def first_256_boxes(pred: torch.Tensor, target: torch.Tensor) -> tuple[tuple, tuple]:
+    return padded_rows(pred[:, :256], target[:, :256])
+
+
+def all_but_the_last_of_many(pred: torch.Tensor, target: torch.Tensor) -> tuple[tuple, tuple]:
+    at, _ = padded_rows(pred, target)
+    at = tuple(index[:-1] if len(index) > 1 else index for index in at)
+    return at, at
+
+
+def summed_in_bfloat16(losses: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.bfloat16, device=losses.device)
+    for row in losses.bfloat16():
+        total += row
+    return total
+
+
+def summed_in_any_order() -> Callable[[torch.Tensor], torch.Tensor]:
+    """As atomics add: in whatever order blocks finish, within every bound and never twice the same."""
+    order = torch.Generator().manual_seed(0)
+
+    def total(losses: torch.Tensor) -> torch.Tensor:
+        return one_term_after_another(losses[torch.randperm(len(losses), generator=order).to(losses.device)])
+
+    return total
+
+
+def mean_of_the_means() -> Implementation:
+    """Each sample's mean first, which weighs the boxes of full samples less."""
+
+    def forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> torch.Tensor:
+        means = []
+        for boxes, others in zip(pred, target):
+            valid = others[:, 3] > 0
+            if valid.any():
+                means.append((1 - pairwise_giou(boxes[valid], others[valid], eps)).mean())
+        return torch.stack(means).mean() if means else pred.new_zeros(())
+
+    return wire("giou_loss", forward)
+
+
+def masked_by_a_product(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    valid = target[..., 3] > 0
+    return ((1 - pairwise_giou(pred, target, eps)) * valid).sum() / valid.sum().clamp(min=1)
+
+
+def masked_after_the_arithmetic(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    valid = target[..., 3] > 0
+    losses = torch.where(valid, 1 - pairwise_giou(pred, target, eps), 0)
+    return losses.sum() / valid.sum().clamp(min=1)
+
+
+GIOU_LOSS_FORWARD = (
+    ("mean_over_all_rows", {"count": all_slots}, one_row),
+    ("no_row_is_0_over_0", {"count": any_count}, one_row),
+    ("valid_where_y2_is_not_0", {"rows": valid_where(lambda target: target[..., 3] != 0)}, one_row),
+    ("valid_where_anything_is_not_0", {"rows": valid_where(lambda target: (target != 0).any(-1))}, one_row),
+    ("valid_at_y2_of_0", {"rows": valid_where(lambda target: target[..., 3] >= 0)}, one_row),
+    ("boxes_past_256_ignored", {"rows": first_256_boxes}, "articles_batch_of_32"),
+)
+
+
+# ---- giou_loss_ragged
+
+
+def rows_by_bisection_to_the_left(
+    pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor
+) -> tuple[tuple, tuple]:
+    row = torch.arange(len(target), device=target.device)
+    offsets = offsets.long().contiguous()
+    sample = (torch.searchsorted(offsets, row, right=False) - 1).clamp(min=0)
+    return (sample, (row - offsets[sample]).clamp(0, max(pred.shape[1] - 1, 0))), (row,)
+
+
+def rows_of_samples_that_have_any(
+    pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor
+) -> tuple[tuple, tuple]:
+    return ragged_rows(pred, target, offsets.unique_consecutive())
+
+
+def rows_packed(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor) -> tuple[tuple, tuple]:
+    row = torch.arange(len(target), device=target.device)
+    return (row // max(pred.shape[1], 1), row % max(pred.shape[1], 1)), (row,)
+
+
+def rows_of_the_first_sample(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor) -> tuple[tuple, tuple]:
+    return ragged_rows(pred, target[: int(offsets[1]) if len(offsets) > 1 else 0], offsets)
+
+
+def rows_above_0(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor) -> tuple[tuple, tuple]:
+    (sample, place), (row,) = ragged_rows(pred, target, offsets)
+    valid = target[:, 3] > 0
+    return (sample[valid], place[valid]), (row[valid],)
+
+
+def rows_by(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor) -> tuple[tuple, tuple]:
+    """Rows by offsets that may be anything, kept within pred."""
+    (sample, place), row = ragged_rows(pred, target, offsets.clamp(0, len(target)))
+    return (sample.clamp(0, len(pred) - 1), place.clamp(0, max(pred.shape[1] - 1, 0))), row
+
+
+def offsets_taken_for_int64(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor) -> tuple[tuple, tuple]:
+    words = offsets.contiguous().view(torch.int32)
+    return rows_by(pred, target, read_as_contiguous(words, 2 * len(offsets)).view(torch.int64))
+
+
+def offsets_read_as_contiguous(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor) -> tuple[tuple, tuple]:
+    return rows_by(pred, target, read_as_contiguous(offsets, len(offsets)))
+
+
+GIOU_LOSS_RAGGED_FORWARD = (
+    ("bisection_to_the_left", {"rows": rows_by_bisection_to_the_left}, ragged_row),
+    ("empty_samples_not_counted", {"rows": rows_of_samples_that_have_any}, "all_full_int32"),
+    ("pred_taken_as_packed", {"rows": rows_packed}, "all_full_int32"),
+    ("first_sample_only", {"rows": rows_of_the_first_sample}, ragged_row),
+    ("y2_not_above_0_taken_for_padding", {"rows": rows_above_0}, ragged_row),
+    ("mean_over_all_slots", {"count": all_slots}, "all_full_int32"),
+    ("offsets_taken_for_int64", {"rows": offsets_taken_for_int64}, ragged_row),
+)
+
+
+# ---- errors
+
+
+def broadcasting_accepted(boxes1: Any, boxes2: Any, eps: float) -> None:
+    with contextlib.suppress(RuntimeError, TypeError):  # for the check to say what is wrong
+        boxes1, boxes2 = torch.broadcast_tensors(boxes1, boxes2)
+    check_giou(boxes1, boxes2, eps)
+
+
+def errors_of_another_type(boxes1: Any, boxes2: Any, eps: float) -> None:
+    try:
+        check_giou(boxes1, boxes2, eps)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from error
+
+
+def errors_without_names(boxes1: Any, boxes2: Any, eps: float) -> None:
+    try:
+        check_giou(boxes1, boxes2, eps)
+    except (TypeError, ValueError) as error:
+        raise type(error)("the arguments of the call do not fit each other") from error
+
+
+def eps_compared_once(boxes1: Any, boxes2: Any, eps: float) -> None:
+    check_giou(boxes1, boxes2, 1.0)
+    if eps <= 0:
+        raise ValueError(f"eps must be positive, not {eps}")
+
+
+def integers_converted(boxes1: Any, boxes2: Any, eps: float) -> None:
+    if isinstance(boxes1, torch.Tensor) and not boxes1.is_floating_point():
+        return
+    check_floating("boxes1", boxes1)
+    check_giou(boxes1, boxes2, eps)
+
+
+def offset_values_taken_on_trust(pred: Any, target: Any, offsets: Any, eps: float) -> None:
+    if isinstance(offsets, torch.Tensor) and offsets.shape == (len(pred) + 1,) and offsets.device == pred.device:
+        full = torch.arange(len(pred) + 1, dtype=offsets.dtype) * pred.shape[1]
+        offsets = full.clamp(max=len(target)) if isinstance(target, torch.Tensor) else full
+    check_giou_loss_ragged(pred, target, offsets, eps)
+
+
+GIOU_ERRORS = (
+    ("broadcasting_accepted", broadcasting_accepted, "shapes_that_would_broadcast: no ValueError naming boxes2"),
+    ("errors_of_another_type", errors_of_another_type, "RuntimeError in place of ValueError"),
+    ("errors_without_names", errors_without_names, "the message does not name boxes1"),
+    ("eps_of_nan_accepted", eps_compared_once, "eps_not_a_number: no ValueError naming eps"),
+    ("integer_boxes_accepted", integers_converted, "integer_boxes: no TypeError naming boxes1"),
+)
+
+
+# ---- all of them
+
+
+def in_any_order_of_blocks() -> Implementation:
+    """The sum by atomics, its blocks run in another order each time, as a GPU may."""
+    implementation = planted_cuda.giou_loss("ATOMIC_SUM")
+    orders = itertools.count()
+
+    def call(**arguments: Any) -> torch.Tensor:
+        with cuda_on_cpu.schedule(next(orders)):
+            return implementation(**arguments)
+
+    return call
+
+
+def _faults() -> list[Fault]:
+    faults = []
+
+    def add(
+        name: str, operation: str, check: Check, make: Callable[[], Implementation], says: str, **more: Any
+    ) -> None:
+        faults.append(Fault(name=name, operation=operation, check=check, make=make, says=says, **more))
+
+    output, gradient = r"output\[.*is .*expected", r"gradient of \w+\[.*is .*expected"
+    forward, backward = checks.forward_agrees, checks.backward_agrees
+
+    for name, changes, right_on in GIOU_FORWARD:
+        add(name, "giou", forward, functools.partial(giou, **changes), output, right_on=right_on)
+    add("last_row_dropped", "giou", forward, last_row_dropped, output, right_on=sixty_four_pairs)
+    add("rows_shifted", "giou", forward, rows_shifted, output, right_on=sixty_four_pairs)
+    add("remembered_by_shape", "giou", forward, remembered_by_shape, output, right_on=one_pair)
+    add("converted_in_place", "giou", forward, converted_in_place, "changed its input boxes1", right_on=one_pair)
+    for dtype in ("float16", "bfloat16"):
+        add(
+            "output_of_the_arithmetic", "giou", forward, output_of_the_arithmetic,
+            f"output has dtype torch.float32, expected torch.{dtype}", right_on=None, dtype=dtype,
+        )  # fmt: skip
+        add(
+            "half_arithmetic", "giou", forward, functools.partial(giou, compute=lambda boxes: boxes), output,
+            right_on="identical", dtype=dtype,
+        )  # fmt: skip
+    add(
+        "float64_in_float32", "giou", forward,
+        functools.partial(giou, compute=torch.Tensor.float), output, right_on="identical", dtype="float64",
+    )  # fmt: skip
+
+    for name, changes, right_on in GIOU_BACKWARD:
+        add(name, "giou", backward, functools.partial(giou, **changes), gradient, right_on=right_on)
+    add(
+        "area_stops_at_its_clamp", "giou", backward, functools.partial(giou, area_passes=passes_above), gradient,
+        right_on=one_pair,
+        not_caught="the bound takes the area as rounded, so that one equal to eps may be on either side of the clamp",
+    )  # fmt: skip
+    for name, changes, _ in (GIOU_BACKWARD[0], GIOU_BACKWARD[1], GIOU_BACKWARD[3]):
+        make = functools.partial(giou, **changes)
+        add(name, "giou", checks.gradcheck, make, "gradcheck: Jacobian mismatch", right_on=None, dtype="float64")
+    add(
+        "half_for_the_second_alone", "giou", checks.single_gradients_agree, half_for_the_second_alone,
+        "gradient of boxes2 alone differs", right_on="identical_points",
+    )  # fmt: skip
+
+    for name, changes, right_on in GIOU_LOSS_FORWARD:
+        add(name, "giou_loss", forward, functools.partial(loss, "giou_loss", **changes), output, right_on=right_on)
+    add("mean_of_the_means", "giou_loss", forward, mean_of_the_means, output, right_on=one_row)
+    add("masked_by_a_product", "giou_loss", forward, lambda: masked_by_a_product, output, right_on=one_row)
+    # The gradient of what torch.where does not choose is 0 times infinity or NaN: https://github.com/pytorch/pytorch/issues/68425
+    add(
+        "masked_after_the_arithmetic",
+        "giou_loss",
+        backward,
+        lambda: masked_after_the_arithmetic,
+        gradient,
+        right_on=one_row,
+    )
+    add(
+        "summed_in_bfloat16", "giou_loss", forward, functools.partial(loss, "giou_loss", total=summed_in_bfloat16),
+        output, right_on="identical_boxes", dtype="bfloat16",
+    )  # fmt: skip
+    add(
+        "gradient_over_all_rows", "giou_loss", backward,
+        functools.partial(loss, "giou_loss", grad_count=all_slots), gradient, right_on=one_row,
+    )  # fmt: skip
+    add(
+        "gradient_of_padding_unwritten", "giou_loss", backward,
+        functools.partial(loss, "giou_loss", blank=torch.empty_like), gradient, right_on=one_row, poisoned=True,
+    )  # fmt: skip
+    add(
+        "summed_in_any_order", "giou_loss", checks.repeats_bit_for_bit,
+        lambda: loss("giou_loss", total=summed_in_any_order()), "output differs between two calls", right_on=one_row,
+    )  # fmt: skip
+
+    for name, changes, right_on in GIOU_LOSS_RAGGED_FORWARD:
+        make = functools.partial(loss, "giou_loss_ragged", **changes)
+        add(name, "giou_loss_ragged", forward, make, output, right_on=right_on)
+    # No named example has strided offsets, and few generated ones have them over several samples with boxes.
+    add(
+        "offsets_read_as_contiguous", "giou_loss_ragged", forward,
+        functools.partial(loss, "giou_loss_ragged", rows=offsets_read_as_contiguous), output,
+        right_on=ragged_row, search=400,
+    )  # fmt: skip
+    add(
+        "gradient_scattered_as_packed", "giou_loss_ragged", backward,
+        functools.partial(loss, "giou_loss_ragged", scatter_rows=rows_packed), gradient, right_on="all_full_int32",
+    )  # fmt: skip
+
+    for name, check, says in GIOU_ERRORS:
+        add(name, "giou", checks.declared_errors_are_raised, functools.partial(giou, check), says, right_on=None)
+    add(
+        "offset_values_taken_on_trust", "giou_loss_ragged", checks.declared_errors_are_raised,
+        functools.partial(loss, "giou_loss_ragged", offset_values_taken_on_trust, rows=rows_by),
+        "no ValueError naming offsets", right_on=None,
+        not_caught="no error is declared for offsets that fall, or that do not run from 0 to the number of boxes",
+    )  # fmt: skip
+
+    changed = functools.partial
+    for which, operation, make, right_on in (
+        (giou_properties.swapping_the_boxes_changes_nothing, "giou",
+         changed(giou, gradients=second_is_a_constant), "identical_points"),
+        (giou_properties.moving_both_boxes_changes_nothing, "giou", changed(giou, compute=clipped_at_zero), None),
+        (giou_properties.scaling_both_boxes_changes_nothing, "giou",
+         changed(giou, union=eps_typed_in, hull=eps_typed_in), one_pair),
+        (giou_properties.proper_boxes_score_between_minus_one_and_one, "giou",
+         changed(giou, sides=height_not_clamped), one_pair),
+        (giou_properties.never_above_intersection_over_union, "giou", lambda: giou_without_clamp, one_pair),
+        (giou_properties.a_box_scores_one_with_itself, "giou", rows_shifted, one_pair),
+        (giou_loss_properties.padding_rows_get_no_gradient, "giou_loss", lambda: masked_after_the_arithmetic,
+         "one_valid_row_after_padding"),
+        (giou_loss_properties.padding_rows_add_nothing, "giou_loss",
+         changed(loss, "giou_loss", count=all_slots), "no_valid_row"),
+        (giou_loss_properties.the_order_of_samples_does_not_matter, "giou_loss",
+         changed(loss, "giou_loss", rows=all_but_the_last_of_many), one_row),
+        (giou_loss_properties.equals_one_minus_the_mean_giou, "giou_loss",
+         changed(loss, "giou_loss", count=all_slots), one_row),
+        (giou_loss_ragged.boxes_without_target_get_no_gradient, "giou_loss_ragged",
+         changed(loss, "giou_loss_ragged", scatter_rows=rows_packed), ragged_row),
+        (giou_loss_ragged.empty_samples_add_nothing, "giou_loss_ragged",
+         changed(loss, "giou_loss_ragged", rows=rows_of_samples_that_have_any), "no_boxes"),
+        (giou_loss_ragged.equals_the_padded_loss, "giou_loss_ragged",
+         changed(loss, "giou_loss_ragged", count=all_slots), "all_full_int32"),
+    ):  # fmt: skip
+        add("law", operation, law(which), make, f"{which.__name__}: left side", right_on=right_on)
+
+    # ---- Triton and CUDA C++: what goes wrong in memory
+
+    add(
+        "triton_tail_dropped",
+        "giou",
+        forward,
+        lambda: planted_triton.giou("tail_dropped"),
+        output,
+        right_on=sixty_four_pairs,
+    )
+    add("triton_nan_dropped", "giou", forward, lambda: planted_triton.giou("nan_dropped"), output, right_on=one_pair)
+    add(
+        "triton_contiguous_assumed", "giou", forward, lambda: planted_triton.giou("contiguous_assumed"), output,
+        right_on=one_pair,
+        examples={name: giou_properties.examples[name] for name in ("identical", "coordinates_strided")},
+    )  # fmt: skip
+    add(
+        "triton_store_into_the_next_tensor", "giou", backward,
+        lambda: planted_triton.giou("", "store_unmasked"), gradient, right_on=sixty_four_pairs,
+    )  # fmt: skip
+    add(
+        "triton_store_past_the_end", "giou", forward, lambda: planted_triton.giou("store_unmasked"), output,
+        right_on=sixty_four_pairs, not_caught="nothing looks at the memory around an output: it takes redzones",
+    )  # fmt: skip
+    # https://github.com/triton-lang/triton/issues/1058, https://github.com/databricks/megablocks/pull/185
+    add(
+        "triton_offsets_in_32_bits", "giou", forward, lambda: planted_triton.giou("offsets_in_32_bits"), output,
+        right_on=sixty_four_pairs, dtype="float16", examples={"rows_2_28_elements_apart": pairs_far_apart},
+    )  # fmt: skip
+    cuda: Any = functools.partial(add, only_on_cpu=True)
+    cuda(
+        "cuda_store_unmasked", "giou", forward, lambda: planted_cuda.giou("STORE_UNMASKED"),
+        r"planted\.cu:\d+\).*write of 4 bytes, just past the end", right_on=sixty_four_pairs,
+        raises=cuda_on_cpu.OutOfBounds,
+    )  # fmt: skip
+    cuda(
+        "cuda_load_unmasked", "giou", forward, lambda: planted_cuda.giou("LOAD_UNMASKED"),
+        r"planted\.cu:\d+\).*read of 4 bytes", right_on=sixty_four_pairs, raises=cuda_on_cpu.OutOfBounds,
+    )  # fmt: skip
+    cuda(
+        "cuda_offsets_in_32_bits", "giou", forward, lambda: planted_cuda.giou("OFFSETS_IN_32_BITS"),
+        r"planted\.cu:\d+\).*overflow", right_on=sixty_four_pairs, raises=cuda_on_cpu.UndefinedArithmetic,
+        examples={"rows_2_28_elements_apart": pairs_far_apart},
+    )  # fmt: skip
+    cuda(
+        "cuda_contiguous_assumed", "giou", forward, lambda: planted_cuda.giou("CONTIGUOUS_ASSUMED"),
+        r"planted\.cu:\d+\).*read of 4 bytes", right_on=one_pair, raises=cuda_on_cpu.OutOfBounds,
+    )  # fmt: skip
+    cuda(
+        "cuda_grad_output_contiguous_assumed", "giou", backward,
+        lambda: planted_cuda.giou("NONE", "CONTIGUOUS_ASSUMED"),
+        r"planted\.cu:\d+\).*read of 4 bytes", right_on=one_pair, raises=cuda_on_cpu.OutOfBounds,
+    )  # fmt: skip
+    add("cuda_nan_dropped", "giou", forward, lambda: planted_cuda.giou("NAN_DROPPED"), output, right_on=one_pair)
+    cuda(
+        "cuda_barrier_missing", "giou_loss", forward, lambda: planted_cuda.giou_loss("BARRIER_MISSING"),
+        r"planted\.cu:\d+\).*", right_on=None, raises=cuda_on_cpu.Race,
+    )  # fmt: skip
+    cuda(
+        "cuda_idle_warps_unwritten", "giou_loss", forward, lambda: planted_cuda.giou_loss("IDLE_WARPS_UNWRITTEN"),
+        r"planted\.cu:\d+\).*", right_on=thousand_rows, raises=cuda_on_cpu.UninitialisedShared,
+    )  # fmt: skip
+    cuda(
+        "cuda_atomic_sum", "giou_loss", checks.repeats_bit_for_bit, lambda: planted_cuda.giou_loss("ATOMIC_SUM"),
+        "output differs between two calls", right_on=one_row,
+        not_caught="on the CPU blocks run in the same order both times; the second call should run them in another",
+    )  # fmt: skip
+    cuda(
+        "cuda_atomic_sum_in_any_order", "giou_loss", checks.repeats_bit_for_bit, in_any_order_of_blocks,
+        "output differs between two calls", right_on=one_row,
+    )  # fmt: skip
+    return faults
+
+
+FAULTS = tuple(_faults())

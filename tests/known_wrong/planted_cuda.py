@@ -1,0 +1,71 @@
+"""The launch side of planted.cu."""
+
+from pathlib import Path
+
+import torch
+
+from impls.cuda_launch import CudaKernel
+from impls.cuda_on_cpu import schedule
+
+from .steps import Implementation, loss, wire
+
+SOURCE = Path(__file__).parent / "planted.cu"
+FORWARD_FAULTS = ("NONE", "STORE_UNMASKED", "LOAD_UNMASKED", "OFFSETS_IN_32_BITS", "CONTIGUOUS_ASSUMED", "NAN_DROPPED")
+BACKWARD_FAULTS = ("NONE", "CONTIGUOUS_ASSUMED")
+LOSS_FAULTS = ("NONE", "BARRIER_MISSING", "IDLE_WARPS_UNWRITTEN", "ATOMIC_SUM")
+FORWARD = {fault: CudaKernel(SOURCE, f"giou_forward_kernel<{fault}>") for fault in FORWARD_FAULTS}
+BACKWARD = {fault: CudaKernel(SOURCE, f"giou_backward_kernel<{fault}>") for fault in BACKWARD_FAULTS}
+LOSS = {fault: CudaKernel(SOURCE, f"giou_loss_forward_kernel<{fault}>") for fault in LOSS_FAULTS}
+THREADS = 64
+LOSS_BLOCKS = 16
+
+
+def giou(forward_fault: str = "NONE", backward_fault: str = "NONE") -> Implementation:
+    """giou of float32 boxes."""
+
+    def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
+        rows1, rows2 = boxes1.reshape(-1, 4), boxes2.reshape(-1, 4)
+        output = torch.empty(boxes1.shape[:-1], device=boxes1.device)
+        n = output.numel()
+        strides = (*rows1.stride(), *rows2.stride())
+        order = "forward"
+        if forward_fault == "OFFSETS_IN_32_BITS" and strides[0] >= 2**28:
+            # The checked build keeps a byte for each byte that a tensor spans, here billions. So it is shown one row,
+            # and the row whose offset overflows is run before those that it is not shown.
+            rows1, order = rows1[:1], "reverse"
+        with schedule(order):
+            FORWARD[forward_fault].launch(-(-n // THREADS), THREADS, rows1, rows2, output, n, *strides, eps)
+        return output
+
+    def backward(grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tuple:
+        grads, rows1, rows2 = grad_output.reshape(-1), boxes1.reshape(-1, 4), boxes2.reshape(-1, 4)
+        grad_boxes1, grad_boxes2 = (torch.empty(boxes1.shape, device=boxes1.device) for _ in range(2))
+        n = grads.numel()
+        strides = (*grads.stride(), *rows1.stride(), *rows2.stride())
+        BACKWARD[backward_fault].launch(
+            -(-n // THREADS), THREADS, grads, rows1, rows2, grad_boxes1, grad_boxes2, n, *strides, eps
+        )
+        return grad_boxes1, grad_boxes2
+
+    return wire("giou", forward, backward)
+
+
+def giou_loss(fault: str = "NONE") -> Implementation:
+    """giou_loss of float32 boxes, summed in shared memory; the gradient is not by CUDA."""
+    blocks = 1 if fault == "ATOMIC_SUM" else LOSS_BLOCKS
+
+    def forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> torch.Tensor:
+        sums = torch.zeros(blocks, device=pred.device)
+        rows = pred.shape[0] * pred.shape[1]
+        if rows:
+            LOSS[fault].launch(LOSS_BLOCKS, THREADS, pred.contiguous(), target.contiguous(), sums, rows, eps)
+        return sums.sum() / (target[..., 3] > 0).sum().clamp(min=1)
+
+    right = loss("giou_loss")
+
+    def backward(grad_output: torch.Tensor, pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple:
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_() for t in (pred, target)]
+            return torch.autograd.grad(right(pred=leaves[0], target=leaves[1], eps=eps), leaves, grad_output)
+
+    return wire("giou_loss", forward, backward)

@@ -1,0 +1,221 @@
+"""The GIoU family with its gradients written out in torch, correct, in steps that a fault replaces one at a time."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from impls.giou.arguments import check_giou, check_giou_loss, check_giou_loss_ragged
+from impls.giou.torch_eager import in_compute_dtype
+
+Implementation = Callable[..., torch.Tensor]
+ARGUMENTS = {
+    "giou": (("boxes1", "boxes2"), check_giou),
+    "giou_loss": (("pred", "target"), check_giou_loss),
+    "giou_loss_ragged": (("pred", "target", "offsets"), check_giou_loss_ragged),
+}
+
+
+def wire(
+    operation: str,
+    forward: Callable[..., torch.Tensor],
+    backward: Callable[..., tuple] | None = None,
+    check: Callable[..., None] | None = None,
+) -> Implementation:
+    """The public function of an operation, from a forward and a backward pass.
+
+    Args:
+        operation: its name, which says what arguments there are.
+        forward: ``(*tensors, eps)`` to the output.
+        backward: ``(grad_output, *tensors, eps)`` to the gradients of the first two; None where none is asked for.
+        check: in place of the operation's own checks.
+    """
+    names, default_check = ARGUMENTS[operation]
+
+    class Wired(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, eps: float, *tensors: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(*tensors)
+            ctx.eps = eps
+            return forward(*tensors, eps)
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            assert backward is not None
+            gradients = backward(grad_output, *ctx.saved_tensors, ctx.eps)
+            return (None, *gradients, *([None] * (len(names) - 2)))
+
+    def implementation(eps: float = 1e-5, **tensors: Any) -> torch.Tensor:
+        ordered = [tensors[name] for name in names]
+        (check or default_check)(*ordered, eps)
+        return Wired.apply(eps, *ordered)
+
+    return implementation
+
+
+def sides(width: torch.Tensor, height: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return width.clamp(min=0), height.clamp(min=0)
+
+
+def hull_sides(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    lower, upper = torch.minimum(a[..., :2], b[..., :2]), torch.maximum(a[..., 2:], b[..., 2:])
+    return (upper - lower).unbind(-1)
+
+
+def at_least(area: torch.Tensor, eps: float) -> torch.Tensor:
+    return area.clamp(min=eps)
+
+
+def passes(operand: torch.Tensor, bound: float) -> torch.Tensor:
+    return operand >= bound
+
+
+def padded_rows(pred: torch.Tensor, target: torch.Tensor) -> tuple[tuple, tuple]:
+    valid = (target[..., 3] > 0).nonzero(as_tuple=True)
+    return valid, valid
+
+
+def ragged_rows(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor) -> tuple[tuple, tuple]:
+    row = torch.arange(len(target), device=target.device)
+    sample = torch.searchsorted(offsets.long().contiguous(), row, right=True) - 1
+    return (sample, row - offsets[sample]), (row,)
+
+
+def one_term_after_another(losses: torch.Tensor) -> torch.Tensor:
+    """The sum in the dtype itself; torch's own cumsum is wider inside."""
+    if len(losses) == 0:
+        return losses.sum()
+    return torch.as_tensor(np.cumsum(losses.cpu().numpy())[-1], device=losses.device)
+
+
+def zeros(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What a fault may replace."""
+
+    compute: Callable = in_compute_dtype
+    maximum: Callable = torch.maximum
+    minimum: Callable = torch.minimum
+    sides: Callable = sides
+    hull_sides: Callable = hull_sides
+    union: Callable = at_least
+    hull: Callable = at_least
+    # Of the gradient.
+    tie: float = 0.5
+    side_passes: Callable = passes
+    area_passes: Callable = passes
+    cotangent: Callable = lambda grad_output: grad_output
+    gradients: Callable = lambda grad_a, grad_b: (grad_a, grad_b)
+    # Of the losses.
+    rows: Callable = padded_rows
+    total: Callable = torch.sum
+    count: Callable = lambda pred, rows: max(rows, 1)
+    grad_count: Callable = lambda pred, rows: max(rows, 1)
+    scatter_rows: Callable | None = None
+    blank: Callable = zeros
+
+
+def areas(steps: Steps, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    ax1, ay1, ax2, ay2 = a.unbind(-1)
+    bx1, by1, bx2, by2 = b.unbind(-1)
+    width = steps.minimum(ax2, bx2) - steps.maximum(ax1, bx1)
+    height = steps.minimum(ay2, by2) - steps.maximum(ay1, by1)
+    clamped_width, clamped_height = steps.sides(width, height)
+    intersection = clamped_width * clamped_height
+    union = (ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - intersection
+    return width, height, intersection, union
+
+
+def score(steps: Steps, a: torch.Tensor, b: torch.Tensor, eps: float) -> torch.Tensor:
+    """giou of ``[..., 4]`` and ``[..., 4]`` in the dtype that they have."""
+    _, _, intersection, union = areas(steps, a, b)
+    hull_width, hull_height = steps.hull_sides(a, b)
+    union, hull = steps.union(union, eps), steps.hull(hull_width * hull_height, eps)
+    return intersection / union - (hull - union) / hull
+
+
+def score_gradients(
+    steps: Steps, grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of ``sum(grad * score(a, b))``."""
+    # The forward pass of backward is the right one: a fault of the gradient is of the gradient alone.
+    width, height, intersection, raw_union = areas(Steps(), a, b)
+    hull_width, hull_height = hull_sides(a, b)
+    raw_hull = hull_width * hull_height
+    union, hull = raw_union.clamp(min=eps), raw_hull.clamp(min=eps)
+    zero = torch.zeros((), dtype=a.dtype, device=a.device)
+
+    by_union = torch.where(steps.area_passes(raw_union, eps), grad / hull - grad * (intersection / union) / union, zero)
+    by_hull = torch.where(steps.area_passes(raw_hull, eps), grad * ((hull - union) / hull) / hull - grad / hull, zero)
+    by_intersection = grad / union - by_union
+    by_width = torch.where(steps.side_passes(width, 0), by_intersection * height.clamp(min=0), zero)
+    by_height = torch.where(steps.side_passes(height, 0), by_intersection * width.clamp(min=0), zero)
+
+    def lesser(part: torch.Tensor, mine: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return torch.where(mine == other, steps.tie * part, torch.where(mine > other, zero, part))
+
+    def greater(part: torch.Tensor, mine: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return torch.where(mine == other, steps.tie * part, torch.where(mine < other, zero, part))
+
+    def along(lower: int, mine: torch.Tensor, other: torch.Tensor, side: Any, hull_side: Any, area: Any) -> tuple:
+        first, last = mine[..., lower], mine[..., lower + 2]
+        other_first, other_last = other[..., lower], other[..., lower + 2]
+        return (
+            -area - greater(side, first, other_first) - lesser(hull_side, first, other_first),
+            area + lesser(side, last, other_last) + greater(hull_side, last, other_last),
+        )
+
+    def of(mine: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        box_width, box_height = mine[..., 2] - mine[..., 0], mine[..., 3] - mine[..., 1]
+        x1, x2 = along(0, mine, other, by_width, by_hull * hull_height, by_union * box_height)
+        y1, y2 = along(1, mine, other, by_height, by_hull * hull_width, by_union * box_width)
+        return torch.stack([x1, y1, x2, y2], -1)
+
+    return steps.gradients(of(a, b), of(b, a))
+
+
+def giou(
+    check: Callable[..., None] | None = None, pairwise: Callable[..., torch.Tensor] | None = None, **changes: Any
+) -> Implementation:
+    """giou with some steps changed, or with another forward pass in the compute dtype."""
+    steps = Steps(**changes)
+    pairwise = pairwise or functools.partial(score, steps)
+
+    def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
+        return pairwise(steps.compute(boxes1), steps.compute(boxes2), eps).to(boxes1.dtype)
+
+    def backward(grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tuple:
+        grad = steps.cotangent(steps.compute(grad_output))
+        gradients = score_gradients(steps, grad, steps.compute(boxes1), steps.compute(boxes2), eps)
+        return tuple(g.to(boxes1.dtype) for g in gradients)
+
+    return wire("giou", forward, backward, check)
+
+
+def loss(operation: str, check: Callable[..., None] | None = None, **changes: Any) -> Implementation:
+    """giou_loss or giou_loss_ragged with some steps changed."""
+    default_rows = ragged_rows if operation == "giou_loss_ragged" else padded_rows
+    steps = Steps(**{"rows": default_rows, **changes})
+
+    def forward(pred: torch.Tensor, target: torch.Tensor, *offsets: Any) -> torch.Tensor:
+        pred_at, target_at = steps.rows(pred, target, *offsets[:-1])
+        losses = 1 - score(steps, steps.compute(pred[pred_at]), steps.compute(target[target_at]), offsets[-1])
+        return (steps.total(losses) / steps.count(pred, len(losses))).to(pred.dtype)
+
+    def backward(grad_output: torch.Tensor, pred: torch.Tensor, target: torch.Tensor, *offsets: Any) -> tuple:
+        pred_at, target_at = steps.rows(pred, target, *offsets[:-1])
+        a, b = steps.compute(pred[pred_at]), steps.compute(target[target_at])
+        row = steps.cotangent(-steps.compute(grad_output) / steps.grad_count(pred, len(a))).expand(len(a))
+        grad_a, grad_b = score_gradients(steps, row, a, b, offsets[-1])
+        grad_pred, grad_target = steps.blank(pred), steps.blank(target)
+        pred_at, target_at = (steps.scatter_rows or steps.rows)(pred, target, *offsets[:-1])
+        grad_pred[pred_at], grad_target[target_at] = grad_a.to(pred.dtype), grad_b.to(pred.dtype)
+        return grad_pred, grad_target
+
+    return wire(operation, forward, backward, check)

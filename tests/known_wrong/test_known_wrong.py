@@ -1,0 +1,316 @@
+"""The checks reject what is known to be wrong, each by the check that is meant to, and accept what is right."""
+
+import contextlib
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Iterator
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from triton.errors import TritonError
+
+from impls import cuda_on_cpu
+from properties import checks
+from properties.box_strategies import explicit_pairs
+from properties.case import Case
+from properties.checks import Failure, Search, Subject, hold
+from properties.comparison import Disagreement, compare, expectation
+from properties.dtypes import DTYPES
+from properties.giou import never_above_intersection_over_union
+from properties.operation import Result, evaluate_tensors, operations, reference
+from properties.running_error import Bounded
+
+from . import published
+from .controls import CONTROLS, Control
+from .planted import FAULTS, Check, Fault
+
+EXAMPLES = 50
+OPERATIONS = operations()
+
+
+@pytest.fixture
+def without_shrinking() -> Iterator[None]:
+    """The same cases every time, and no search for smaller ones where only rejection matters."""
+    current = hypothesis.settings.get_current_profile_name()
+    hypothesis.settings.register_profile(
+        "without_shrinking",
+        derandomize=True,
+        database=None,
+        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    )
+    hypothesis.settings.load_profile("without_shrinking")
+    yield
+    hypothesis.settings.load_profile(current)
+
+
+@contextlib.contextmanager
+def poisoned_allocations() -> Iterator[None]:
+    """Fresh tensors hold NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def subject(
+    operation: str, implementation: Callable, device: str, dtype: str = "float32", **changes: object
+) -> Subject:
+    """An implementation under test; the operations that laws relate it to are right."""
+    return Subject(
+        operation=dataclasses.replace(OPERATIONS[operation], **changes),
+        backend="candidate",
+        dtype=DTYPES[dtype],
+        device=device,
+        implementation=implementation,
+        sibling=lambda name: (OPERATIONS[name], RIGHT[name]()),
+    )
+
+
+RIGHT = {control.operation: control.make for control in CONTROLS if control.name == "gradient_written_out"}
+
+
+def notes(error: BaseException) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+def name_of(check: Check) -> str:
+    return check.args[0].__name__ if isinstance(check, functools.partial) else check.__name__
+
+
+def described(fault: Fault) -> str:
+    return f"{fault.name}-{fault.operation}-{name_of(fault.check)}-{fault.dtype}"
+
+
+def as_parameter(fault: Fault) -> object:
+    # Only that nothing is raised is expected: another error is one.
+    marks = (
+        [pytest.mark.xfail(reason=fault.not_caught, raises=pytest.fail.Exception, strict=True)]
+        if fault.not_caught
+        else []
+    )
+    return pytest.param(fault, id=described(fault), marks=marks)
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("fault", map(as_parameter, FAULTS))
+def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> None:
+    if fault.only_on_cpu and device != "cpu":
+        pytest.skip("it takes the checked build of the CPU to see this")
+    changes = {"examples": fault.examples} if fault.examples else {}
+    given = subject(fault.operation, fault.make(), device, fault.dtype, **changes)
+    with (
+        poisoned_allocations() if fault.poisoned else contextlib.nullcontext(),
+        pytest.raises(fault.raises, match=fault.says) as caught,
+    ):
+        fault.check(given, Search(examples=fault.search))
+    print(notes(caught.value))
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("fault", [pytest.param(f, id=described(f)) for f in FAULTS if f.right_on])
+def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
+    """A check that rejected everything would reject the faults too."""
+    if fault.only_on_cpu and device != "cpu":
+        pytest.skip("it takes the checked build of the CPU to see this")
+    make = fault.right_on if callable(fault.right_on) else OPERATIONS[fault.operation].examples[fault.right_on]
+    case = make(DTYPES[fault.dtype])
+    search = Search(examples=1)
+    fault.check(
+        subject(fault.operation, fault.make(), device, fault.dtype, examples={}, cases=lambda *_: st.just(case)), search
+    )
+    assert search.substantial
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("check", [checks.forward_agrees, checks.backward_agrees], ids=name_of)
+@pytest.mark.parametrize(
+    ("control", "dtype"),
+    [
+        pytest.param(control, dtype, id=f"{control.name}-{control.operation}-{dtype}")
+        for control in CONTROLS
+        for dtype in control.dtypes
+    ],
+)
+def test_control_passes(control: Control, dtype: str, check: Check, device: str) -> None:
+    search = Search(examples=EXAMPLES)
+    check(subject(control.operation, control.make(), device, dtype), search)
+    assert search.ran >= EXAMPLES
+
+
+def test_every_check_rejects_a_fault() -> None:
+    rejecting = {name_of(fault.check) for fault in FAULTS if not fault.not_caught}
+    of_checks = {
+        name
+        for name, value in vars(checks).items()
+        if callable(value) and getattr(value, "__annotations__", {}).get("search") is Search and name != "law_holds"
+    }
+    laws = {law.__name__ for operation in OPERATIONS.values() for law in operation.laws if operation.name in RIGHT}
+    assert of_checks >= {"forward_agrees", "backward_agrees"}
+    assert rejecting >= of_checks | laws
+
+
+# ---- published kernels
+
+DISJOINT = "apart_along_both_axes"
+PUBLISHED_WITHOUT_CLAMP = {
+    "padded": ("giou_loss", published.padded_loss),
+    "cuda_multiplied": ("giou_loss", published.cuda_loss("multiplied")),
+    "cuda_skipping": ("giou_loss", published.cuda_loss("skipping")),
+    "triton": ("giou_loss", published.triton_loss()),
+    "pairwise": ("giou", published.giou_without_clamp),
+}
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("name", PUBLISHED_WITHOUT_CLAMP)
+def test_intersection_without_clamp_is_rejected_for_boxes_disjoint_along_both_axes(name: str, device: str) -> None:
+    operation, implementation = PUBLISHED_WITHOUT_CLAMP[name]
+    with pytest.raises(Failure, match=r"output.* is ") as caught:
+        checks.forward_agrees(subject(operation, implementation, device), Search(examples=EXAMPLES))
+    assert DISJOINT in notes(caught.value)
+    print(notes(caught.value))
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize(
+    ("operation", "implementation"),
+    [
+        ("giou", published.giou_without_clamp),
+        ("giou_loss", published.padded_loss),
+        ("giou_loss_ragged", published.concatenated_loss),
+    ],
+)
+def test_generated_cases_alone_reject_the_missing_clamp(operation: str, implementation: Callable, device: str) -> None:
+    with pytest.raises(Failure, match=r"output.* is .*expected"):
+        checks.forward_agrees(subject(operation, implementation, device, examples={}), Search(examples=EXAMPLES))
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("version", ["multiplied", "skipping"])
+def test_validity_by_y2_not_0_is_rejected_for_negative_y2(version: str, device: str) -> None:
+    implementation = published.cuda_loss(version, clamp=True)
+    with pytest.raises(Failure, match=r"output\[\] is ") as caught:
+        checks.forward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))
+    assert "Named example negative_y2_is_padding" in notes(caught.value)
+    # And for NaN, which is not 0 either, where nothing is negative.
+    nan_y2 = {"nan_y2_is_padding": OPERATIONS["giou_loss"].examples["nan_y2_is_padding"]}
+    with pytest.raises(Failure, match=r"output\[\] is "):
+        checks.forward_agrees(subject("giou_loss", implementation, device, examples=nan_y2), Search(examples=EXAMPLES))
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("version", ["multiplied", "skipping"])
+def test_256_threads_whatever_the_box_count_read_out_of_bounds(version: str, device: str) -> None:
+    if device != "cpu":
+        pytest.skip("it takes the checked build of the CPU to see this")
+    implementation = published.cuda_loss(version, clamp=True, any_box_count=False)
+    with pytest.raises(cuda_on_cpu.OutOfBounds, match=r"published\.cu:\d+\).*read of 4 bytes"):
+        checks.forward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_kernel_for_float32_alone_is_rejected_for_other_types(dtype: str, device: str) -> None:
+    implementation = published.cuda_loss("skipping", clamp=True)
+    with pytest.raises(Failure, match=f"output has dtype torch.float32, expected torch.{dtype}"):
+        checks.forward_agrees(subject("giou_loss", implementation, device, dtype), Search(examples=EXAMPLES))
+
+
+@pytest.mark.usefixtures("without_shrinking")
+def test_block_as_long_as_the_box_count_is_rejected_where_that_is_no_power_of_two(device: str) -> None:
+    # The interpreter wraps the ValueError of tl.arange, the compiler that and where it stands.
+    with pytest.raises(TritonError, match="power of 2") as caught:
+        checks.forward_agrees(
+            subject("giou_loss", published.triton_loss(clamp=True), device), Search(examples=EXAMPLES)
+        )
+    assert "Named example one_valid_row_after_padding" in notes(caught.value)
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize(
+    "implementation",
+    [published.triton_loss(clamp=True), published.cuda_loss("skipping", clamp=True)],
+    ids=["triton", "cuda"],
+)
+def test_kernel_without_a_gradient_is_rejected_by_backward(implementation: Callable, device: str) -> None:
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        checks.backward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))
+
+
+# ---- the counterexample
+
+
+def with_areas(case: Case) -> bool:
+    """Whether both boxes have one."""
+    return all((case[name][:, 2:] > case[name][:, :2]).all() for name in ("boxes1", "boxes2"))
+
+
+def smallest(fails: Callable[[Case], bool]) -> Case:
+    """The pair of boxes to which Hypothesis shrinks what it finds among those that `giou.cases` draws one by one."""
+    settings = hypothesis.settings(max_examples=2000, database=None, deadline=None)
+    dtype = DTYPES["float32"]
+    cases = explicit_pairs(dtype, 1).map(
+        lambda pair: Case({"boxes1": pair[0], "boxes2": pair[1]}, np.ones(1, dtype=dtype.numpy), {"eps": 1e-5})
+    )
+    return hypothesis.find(cases.filter(with_areas), fails, settings=settings, random=random.Random(0))
+
+
+def published_giou(case: Case, device: str) -> tuple[np.ndarray, Bounded]:
+    """The published scores, and the right ones with their bound."""
+    operation, dtype = OPERATIONS["giou"], DTYPES["float32"]
+    output, _, _ = evaluate_tensors(published.giou_without_clamp, operation, case, dtype, device, gradients=False)
+    return dtype.array(output), expectation(reference(operation, case, dtype), dtype)
+
+
+def overlap(case: Case) -> np.ndarray:
+    """Width and height of the intersection of the one pair, below 0 where the boxes are apart."""
+    boxes1, boxes2 = (case[name].reshape(4).astype(np.float64) for name in ("boxes1", "boxes2"))
+    return np.minimum(boxes1[2:], boxes2[2:]) - np.maximum(boxes1[:2], boxes2[:2])
+
+
+def show(case: Case, device: str) -> str:
+    actual, expected = published_giou(case, device)
+    boxes = " and ".join(str(case[name].reshape(4).tolist()) for name in ("boxes1", "boxes2"))
+    return f"{boxes}: published {float(actual.reshape(())):.7f}, right {float(expected.value.reshape(())):.7f}"
+
+
+def test_counterexample_of_the_oracle_is_two_boxes_apart(device: str, record_property: Callable) -> None:
+    def fails(case: Case) -> bool:
+        actual, expected = published_giou(case, device)
+        try:
+            compare(actual, expected, DTYPES["float32"])
+        except Disagreement:
+            return True
+        return False
+
+    case = smallest(fails)
+    record_property("counterexample", show(case, device))
+    print(show(case, device))
+    assert (overlap(case) < 0).any()
+
+
+def test_counterexample_of_the_law_is_two_boxes_disjoint_along_both_axes(
+    device: str, record_property: Callable
+) -> None:
+    def evaluate(case: Case, operation: str | None = None) -> Result:
+        actual, expected = published_giou(case, device)
+        return Result(lambda: Bounded(actual, expected.error, expected.arithmetic), dict)
+
+    def fails(case: Case) -> bool:
+        try:
+            list(hold(never_above_intersection_over_union, evaluate, case, DTYPES["float32"]))
+        except Disagreement:
+            return True
+        return False
+
+    case = smallest(fails)
+    record_property("counterexample", show(case, device))
+    print(show(case, device))
+    assert (overlap(case) < 0).all()
+    actual, expected = published_giou(case, device)
+    assert actual > 0 > expected.value

@@ -1,0 +1,199 @@
+"""A detector trains the same whichever backend computes its loss, on padded and on ragged batches."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from impls.backends import BACKENDS, load, unsupported
+
+IMAGE_SIZE = 32
+MAX_BOXES = 6
+BATCH = 8
+STEPS = 20
+BATCHES_AN_EPOCH = 4
+LEARNING_RATE = 0.1
+
+# pred, target boxes of each image, and the loss of them.
+Loss = Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]
+
+
+class Detector(nn.Module):
+    """Convolutions, each halving the image, then a linear layer that gives every image `MAX_BOXES` boxes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        channels = (1, 4, 8, 8)
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(channels):
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+        self.features = nn.Sequential(*layers, nn.Flatten())
+        self.boxes = nn.Linear(channels[-1] * (IMAGE_SIZE // 8) ** 2, MAX_BOXES * 4)
+        # Begin with boxes that are not inverted: below eps the loss has no slope to follow.
+        with torch.no_grad():
+            self.boxes.bias.copy_(torch.tensor([0.25, 0.25, 0.75, 0.75]).repeat(MAX_BOXES))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.boxes(self.features(images)).view(-1, MAX_BOXES, 4)
+
+
+@functools.cache
+def batches() -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Grayscale images and their boxes in units of the image's side: as many as faces are in a picture."""
+    rng = np.random.default_rng(7)
+    made = []
+    for _ in range(BATCHES_AN_EPOCH):
+        images = rng.integers(0, 256, (BATCH, 1, IMAGE_SIZE, IMAGE_SIZE)) / 255
+        targets = []
+        for count in np.clip(np.floor(np.abs(rng.normal(0, 3, BATCH))).astype(int), 0, MAX_BOXES):
+            corner = rng.integers(0, IMAGE_SIZE - 1, (count, 2))
+            end = np.minimum(corner + rng.integers(1, IMAGE_SIZE, (count, 2)), IMAGE_SIZE - 1)
+            targets.append(torch.from_numpy(np.concatenate([corner, end], -1) / IMAGE_SIZE))
+        made.append((torch.from_numpy(images), targets))
+    return made
+
+
+def collate_padded(targets: list[torch.Tensor]) -> torch.Tensor:
+    """``[batch, max_boxes, 4]``, zeros where an image has no more boxes."""
+    padded = targets[0].new_zeros(len(targets), MAX_BOXES, 4)
+    for row, boxes in zip(padded, targets):
+        row[: len(boxes)] = boxes
+    return padded
+
+
+def collate_ragged(targets: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """All boxes one after another, and where each image's begin."""
+    counts = torch.tensor([0] + [len(boxes) for boxes in targets], device=targets[0].device)
+    return torch.cat(targets), counts.cumsum(0)
+
+
+def padded_loss(backend: str) -> Loss:
+    implementation = load("giou_loss", backend)
+    return lambda pred, targets: implementation(pred, collate_padded(targets))
+
+
+def ragged_loss(backend: str) -> Loss:
+    implementation = load("giou_loss_ragged", backend)
+    return lambda pred, targets: implementation(pred, *collate_ragged(targets))
+
+
+LOSSES = {"padded": ("giou_loss", padded_loss), "ragged": ("giou_loss_ragged", ragged_loss)}
+
+
+@dataclass
+class Training:
+    """What was seen: the loss before each step, and by name the largest gradient each weight ever had."""
+
+    curve: np.ndarray
+    gradients: dict[str, float]
+
+
+def train(loss: Loss, device: str, dtype: torch.dtype, order: np.ndarray | None = None) -> Training:
+    """`STEPS` steps of SGD from the same weights on the same batches.
+
+    With an `order` the images of each batch are exchanged, which is the same mathematics and other rounding.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        model = Detector().to(device, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    curve, gradients = [], dict.fromkeys(dict(model.named_parameters()), 0.0)
+    for step in range(STEPS):
+        images, targets = batches()[step % BATCHES_AN_EPOCH]
+        if order is not None:
+            images, targets = images[order], [targets[i] for i in order]
+        optimizer.zero_grad()
+        value = loss(model(images.to(device, dtype)), [boxes.to(device, dtype) for boxes in targets])
+        value.backward()
+        optimizer.step()
+        curve.append(value.item())
+        for name, weight in model.named_parameters():
+            gradients[name] = max(gradients[name], float(weight.grad.abs().max()))
+            assert weight.grad.isfinite().all(), (step, name)
+    return Training(np.array(curve), gradients)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact_convolutions() -> Iterator[None]:
+    """No TF32 and no algorithm that sums in another order each time: it is the loss that is looked at."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = True, False, False, False
+    yield
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+@functools.cache
+def exact_curve() -> np.ndarray:
+    """The curve without rounding to speak of: padded, torch, float64, on the CPU whatever the device under test."""
+    return train(padded_loss("torch"), "cpu", torch.float64).curve
+
+
+@functools.cache
+def allowed_deviation(device: str) -> np.ndarray:
+    """How far rounding alone may take a float32 curve from the exact one, step by step.
+
+    Trainings in float32 that differ in nothing but the order of sums show how the rounding of one step grows through
+    the next ones. What the worst of them has seen so far is multiplied by four for what a few runs do not show, and
+    the roundings of one loss by itself are added: a sum over the rows of numbers up to 2.
+    """
+    rng = np.random.default_rng(3)
+    orders = [None, *(rng.permutation(BATCH) for _ in range(5))]
+    curves = np.array([train(padded_loss("torch"), device, torch.float32, order).curve for order in orders])
+    worst = np.maximum.accumulate(abs(curves - exact_curve()).max(axis=0))
+    roundoff = np.finfo(np.float32).eps / 2
+    return 4 * worst + 2 * BATCH * MAX_BOXES * roundoff
+
+
+@pytest.mark.parametrize("collate", LOSSES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_loss_curve_is_the_same_with_every_backend(device: str, backend: str, collate: str) -> None:
+    operation, make = LOSSES[collate]
+    if reason := unsupported(operation, backend, "float32", device):
+        pytest.skip(reason)
+    training = train(make(backend), device, torch.float32)
+    deviation, allowed = abs(training.curve - exact_curve()), allowed_deviation(device)
+    worst = int(np.argmax(deviation / allowed))
+    assert np.all(deviation <= allowed), (
+        f"step {worst}: loss {training.curve[worst]:.9g} with {backend}, {exact_curve()[worst]:.9g} in float64,"
+        f" apart by {deviation[worst]:.3g} where rounding explains {allowed[worst]:.3g}"
+    )
+    for name, largest in training.gradients.items():
+        assert largest > 0, f"{name} never had a gradient"
+
+
+def test_training_lowers_the_loss_far_more_than_rounding_moves_it(device: str) -> None:
+    curve = exact_curve()
+    first, last = curve[:BATCHES_AN_EPOCH].mean(), curve[-BATCHES_AN_EPOCH:].mean()
+    assert last < first
+    # Otherwise curves that differ could pass for equal.
+    assert allowed_deviation(device).max() < np.sqrt(np.finfo(np.float32).eps) * (first - last)
+
+
+def test_batches_have_images_without_boxes_and_full_ones() -> None:
+    counts = [len(boxes) for _, targets in batches() for boxes in targets]
+    assert min(counts) == 0
+    assert max(counts) == MAX_BOXES
+    for _, targets in batches():
+        padded = collate_padded(targets)
+        target, offsets = collate_ragged(targets)
+        assert torch.equal(padded[padded[..., 3] > 0], target)
+        assert offsets.tolist() == np.cumsum([0] + [len(boxes) for boxes in targets]).tolist()
+
+
+@pytest.mark.parametrize("collate", LOSSES)
+def test_a_gradient_off_by_a_thousandth_shows_in_the_curve(device: str, collate: str) -> None:
+    _, make = LOSSES[collate]
+    right = make("torch")
+
+    def wrong(pred: torch.Tensor, targets: list[torch.Tensor]) -> torch.Tensor:
+        pred.register_hook(lambda gradient: gradient * 1.001)
+        return right(pred, targets)
+
+    curve = train(wrong, device, torch.float32).curve
+    assert np.any(abs(curve - exact_curve()) > allowed_deviation(device))
