@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import tempfile
 from collections import Counter
@@ -94,6 +95,8 @@ def source_closure(source: pathlib.Path) -> dict[str, str]:
 def cuda_include_directories() -> tuple[pathlib.Path, ...]:
     """The directories of NVIDIA's headers, of pip's wheels, conda or a toolkit.
 
+    Where the wheels lack those of nvidia-cuda-crt, a toolkit's directory comes last and fills the gap.
+
     Raises:
         CudaError: no headers are found.
     """
@@ -105,7 +108,13 @@ def cuda_include_directories() -> tuple[pathlib.Path, ...]:
     if found[0] is None:
         packages = "nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl"
         raise CudaError(f"NVIDIA's headers are missing: install {packages}, or a CUDA toolkit")
-    return tuple(pathlib.Path(directory) for directory in found if directory)
+    directories = [pathlib.Path(directory) for directory in found if directory]
+    if not any((directory / "crt").is_dir() for directory in directories):
+        nvcc = shutil.which("nvcc")
+        homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and os.path.dirname(os.path.dirname(nvcc))]
+        toolkits = (pathlib.Path(home, "include") for home in (*homes, "/usr/local/cuda") if home)
+        directories += [directory for directory in toolkits if (directory / "crt").is_dir()][:1]
+    return tuple(directories)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,9 +231,9 @@ def compile_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str)
             spill_load_bytes=_number(r"(\d+) bytes spill loads", properties),
             stack_bytes=_number(r"(\d+) bytes stack frame", properties),
             shared_bytes=_number(r"(\d+) bytes smem", said, 0),
-            constant_bytes=dumped[lowered][0],
+            constant_bytes=dumped[lowered].usage["CONSTANT[0]"],
             cubin_sha256=hashlib.sha256(compiled.path.read_bytes()).hexdigest(),
-            instruction_counts=MappingProxyType(dumped[lowered][1]),
+            instruction_counts=MappingProxyType(dumped[lowered].instructions),
         )
     return resources
 
@@ -237,9 +246,19 @@ def _number(pattern: str, text: str, default: int | None = None) -> int:
     return default
 
 
+@dataclasses.dataclass(frozen=True)
+class _Dumped:
+    """What a cubin itself says of one kernel."""
+
+    usage: Mapping[str, int]  # REG, STACK, SHARED, CONSTANT[0] and so on
+    instructions: Counter[str]
+    local_store_bytes: int
+    local_load_bytes: int
+
+
 @functools.lru_cache(maxsize=256)
-def _dumped(cubin: pathlib.Path) -> dict[str, tuple[int, Counter[str]]]:
-    """Of each kernel of a cubin, by mangled name: bytes in constant bank 0, and its instructions."""
+def _dumped(cubin: pathlib.Path) -> dict[str, _Dumped]:
+    """What a cubin says of its kernels, by mangled name."""
     from cuda.pathfinder import find_nvidia_binary_utility
 
     cuobjdump = find_nvidia_binary_utility("cuobjdump")
@@ -249,12 +268,54 @@ def _dumped(cubin: pathlib.Path) -> dict[str, tuple[int, Counter[str]]]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise CudaError(f"{' '.join(command)}\n{done.stderr}")
-    constants = {name: int(size) for name, size in re.findall(r"Function (\S+):\n.*?CONSTANT\[0\]:(\d+)", done.stdout)}
-    code = {}
+    usages = {
+        name: {key: int(size) for key, size in re.findall(r"(\S+?):(\d+)", line)}
+        for name, line in re.findall(r"Function (\S+):\n(.*)", done.stdout)
+    }
+    kernels = {}
     for function in done.stdout.split("Function : ")[1:]:
-        opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([A-Z][A-Z0-9_]*)", function, re.MULTILINE)
-        code[function.split(maxsplit=1)[0]] = Counter(opcodes)
-    return {name: (constants[name], code[name]) for name in constants if name in code}
+        opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([A-Z][A-Z0-9_]*)(\S*)", function, re.MULTILINE)
+        name = function.split(maxsplit=1)[0]
+        if name in usages:
+            kernels[name] = _Dumped(
+                usages[name], Counter(code for code, _ in opcodes), _local_bytes("STL", opcodes), _local_bytes("LDL", opcodes)
+            )
+    return kernels
+
+
+def _local_bytes(opcode: str, opcodes: Sequence[tuple[str, str]]) -> int:
+    """Bytes that a thread moves to or from its own memory, each instruction counted once."""
+    widths = (re.search(r"\.(\d+)", modifiers) for code, modifiers in opcodes if code == opcode)
+    return sum(int(width[1]) // 8 if width else 4 for width in widths)
+
+
+def resources_of_cubin(cubin: pathlib.Path, name: str, arch: str) -> KernelResources:
+    """What a kernel needs by its compiled code alone; what it moves to memory of its own counts as spilled.
+
+    Args:
+        cubin: the compiled code.
+        name: the kernel's mangled name.
+        arch: what it was compiled for.
+
+    Raises:
+        CudaError: cuobjdump is missing or refuses the file, or there is no such kernel.
+    """
+    dumped = _dumped(cubin)
+    if name not in dumped:
+        raise CudaError(f"{cubin.name} has no kernel {name}")
+    kernel = dumped[name]
+    return KernelResources(
+        name=name,
+        arch=arch,
+        registers=kernel.usage["REG"],
+        spill_store_bytes=kernel.local_store_bytes,
+        spill_load_bytes=kernel.local_load_bytes,
+        stack_bytes=kernel.usage["STACK"],
+        shared_bytes=kernel.usage["SHARED"],
+        constant_bytes=kernel.usage["CONSTANT[0]"],
+        cubin_sha256=hashlib.sha256(cubin.read_bytes()).hexdigest(),
+        instruction_counts=MappingProxyType(kernel.instructions),
+    )
 
 
 @functools.cache

@@ -22,12 +22,19 @@ from impls.cuda_on_cpu.launcher import Argument, CpuKernel, Parameter, check_cou
 if TYPE_CHECKING:
     from cuda.core import LaunchConfig
 
-__all__ = ["CudaError", "CudaKernel"]
+__all__ = ["CPP_TYPES", "CudaError", "CudaKernel"]
 
 Size = int | tuple[int, ...]
 Index = tuple[int, int, int]
 
 MAX_BLOCK_THREADS = 1024
+# What kernels' templates call the elements of a tensor.
+CPP_TYPES = {
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+    torch.float32: "float",
+    torch.float64: "double",
+}
 _ON_CPU = -1  # what Tensor.get_device() says of a CPU tensor
 
 # By source file: kernels of one file that are known when the first is needed are compiled together.

@@ -1,12 +1,13 @@
 """What Triton launches share: the grid, the device, and the number of programs that fill it."""
 
 import contextlib
-import functools
 import os
 from contextlib import AbstractContextManager
 
 import torch
 import triton.language as tl
+
+from impls.launch import multiprocessors as multiprocessors
 
 # What half types are computed in, and summed in between programs.
 COMPUTE_DTYPE = {
@@ -15,15 +16,9 @@ COMPUTE_DTYPE = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
 }
+# The same in Triton's types.
+COMPUTE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    """Streaming multiprocessors of a device; on the CPU 3, so that loops over tiles and reductions over programs run."""
-    if device.type == "cpu":
-        return 3
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def on(device: torch.device) -> AbstractContextManager:

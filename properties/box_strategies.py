@@ -2,16 +2,28 @@
 
 from collections.abc import Sequence
 
-import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
+from properties.array_strategies import AWKWARD_LARGE, AWKWARD_SIZES, cotangent, layouts_for, sizes, with_special_values
 from properties.dtypes import DType
-from properties.layouts import LAYOUTS
 
-# Around the sizes of warps and blocks, and none of them a multiple of anything.
-AWKWARD_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 513)
-AWKWARD_LARGE = (1000, 1023, 1024, 1025, 2047, 2049, 4097)
+__all__ = [
+    "AWKWARD_LARGE",
+    "AWKWARD_SIZES",
+    "PAIRS",
+    "batches",
+    "box_counts",
+    "box_pairs",
+    "bulk_pairs",
+    "cotangent",
+    "explicit_pairs",
+    "layouts_for",
+    "pairs",
+    "pairs_without_ties",
+    "sizes",
+    "with_special_values",
+]
 
 PAIRS = (
     "overlapping",
@@ -41,10 +53,10 @@ def _magnitude(dtype: DType, kind: str) -> float:
 
 
 def box_pairs(
-    rng: np.random.Generator, count: int, kinds: Sequence[str], dtype: DType
+    rng: np.random.Generator, count: int, kinds: Sequence[str], dtype: DType, origin: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`count` pairs of boxes ``[count, 4]`` of the given kinds, rounded to the dtype."""
-    corner = rng.uniform(0, 8, (2, count, 2))
+    """`count` pairs of boxes ``[count, 4]`` of the given kinds, first corners up to 8 past the origin, rounded."""
+    corner = rng.uniform(origin, origin + 8, (2, count, 2))
     size = rng.uniform(0.125, 4, (2, count, 2))
     kind = rng.choice(np.array(kinds), count)
     first, second = np.concatenate([corner, corner + size], -1)
@@ -103,19 +115,16 @@ def box_pairs(
     return first.astype(dtype.numpy), second.astype(dtype.numpy)
 
 
-def with_special_values(rng: np.random.Generator, boxes: np.ndarray, share: float = 0.2) -> np.ndarray:
-    """Some coordinates replaced by NaN, an infinity, a signed zero or a subnormal number."""
-    tiny = float(ml_dtypes.finfo(boxes.dtype).smallest_subnormal)
-    special = rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0, tiny]), boxes.shape)
-    return np.where(rng.random(boxes.shape) < share, special, boxes.astype(np.float64)).astype(boxes.dtype)
-
-
 @st.composite
 def bulk_pairs(draw: st.DrawFn, dtype: DType, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """`count` pairs from a seed, of one kind or of all kinds mixed, now and then with special values."""
+    """`count` pairs from a seed, of one kind or of all kinds mixed, half of the time on both sides of 0."""
     kinds = draw(st.one_of(st.sampled_from(PAIRS).map(lambda kind: (kind,)), st.just(PAIRS)))
+    origin = draw(st.sampled_from((0.0, -6.0)))
+    # First, because a counterexample shrinks to what is first.
+    whole = draw(st.sampled_from((True, False, False, False)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return box_pairs(rng, count, kinds, dtype)
+    boxes1, boxes2 = box_pairs(rng, count, kinds, dtype, origin)
+    return (np.rint(boxes1), np.rint(boxes2)) if whole else (boxes1, boxes2)
 
 
 @st.composite
@@ -134,21 +143,30 @@ def explicit_pairs(draw: st.DrawFn, dtype: DType, count: int) -> tuple[np.ndarra
 
 def pairs(dtype: DType, count: int) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:
     """`count` pairs of boxes: drawn one by one where they are few, else in bulk."""
+    if count <= 2:
+        return explicit_pairs(dtype, count)
     if count <= 4:
         return st.one_of(explicit_pairs(dtype, count), bulk_pairs(dtype, count))
     return bulk_pairs(dtype, count)
 
 
-def sizes(limit: int) -> st.SearchStrategy[int]:
-    """A number of rows up to `limit`: small ones, and those next to block sizes."""
-    awkward = [size for size in (*AWKWARD_SIZES, *AWKWARD_LARGE) if size <= limit]
-    return st.one_of(st.integers(0, min(limit, 8)), st.sampled_from(awkward))
+@st.composite
+def batches(draw: st.DrawFn, rows: int) -> tuple[int, int]:
+    """Samples, and boxes a sample, together at most `rows`: at times one very long sample, seldom none at all."""
+    kind = draw(st.sampled_from((*["any"] * 8, *["one_long"] * 3, "empty")))
+    # Drawn alike for every kind, so that a counterexample shrinks from one to another.
+    first, second, swapped = draw(sizes(rows)), draw(sizes(rows)), draw(st.booleans())
+    if kind == "one_long":
+        return 1, max(rows - first, 1)
+    first = max(first, 1)
+    second = 0 if kind == "empty" else min(max(second, 1), rows // first)
+    return (second, first) if swapped else (first, second)
 
 
 @st.composite
 def box_counts(draw: st.DrawFn, batch: int, max_boxes: int) -> np.ndarray:
     """How many boxes each of `batch` images has: as in a face-detection set, or as no set would have it."""
-    kind = draw(st.sampled_from(("few", "none", "one_full", "full", "uniform", "single")))
+    kind = draw(st.sampled_from(("full", "uniform", "few", "one_full", "full", "uniform", "few", "single", "none")))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     counts = np.zeros(batch, dtype=np.int64)
     if kind == "few":  # floor(|N(0, 3)|): most images hold fewer than five
@@ -171,16 +189,3 @@ def pairs_without_ties(rng: np.random.Generator, count: int, dtype: DType) -> tu
     x1, x2, y1, y2 = edges[:, :2, 0], edges[:, :2, 1], edges[:, 2:, 0], edges[:, 2:, 1]
     boxes = np.stack([x1, y1, x2, y2], axis=-1).astype(dtype.numpy)
     return boxes[:, 0], boxes[:, 1]
-
-
-def cotangent(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
-    """A random cotangent, rounded to the dtype: of both signs, now and then zero, never all ones."""
-    drawn = np.asarray(rng.normal(0, 2, shape) * (rng.random(shape) < 0.9)).astype(dtype.numpy)
-    # Half types round to 1 so often that a single element would be all ones now and then.
-    return np.where(drawn == 1, np.array(-1, dtype=dtype.numpy), drawn)
-
-
-def layouts_for(*names: str) -> st.SearchStrategy[dict[str, str]]:
-    """A layout for each named tensor: all contiguous half the time, else any mixture."""
-    mixed = st.fixed_dictionaries({name: st.sampled_from(tuple(LAYOUTS)) for name in names})
-    return st.one_of(st.just(dict.fromkeys(names, "contiguous")), mixed)

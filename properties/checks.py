@@ -14,9 +14,14 @@ from torch.autograd.gradcheck import GradcheckError
 
 from properties.case import Case
 from properties.comparison import Agreement, Disagreement, compare, expectation
-from properties.dtypes import DType
+from properties.dtypes import DType, bits
 from properties.operation import Evaluate, Law, Operation, Result, evaluate_tensors, reference, reference_gradients
 from properties.running_error import Bounded
+
+
+# What fails is looked for once more in cases of at most this many elements, which are drawn one by one and so shrink to
+# small whole numbers.
+FEW_ELEMENTS = 8
 
 
 class Failure(AssertionError):
@@ -92,7 +97,26 @@ class Search:
                 except Exception as error:
                     error.add_note(f"Named example {name}: {case!r}")
                     raise
-        self.for_all(f"{check} {subject}", subject.operation.cases(subject.dtype, self.elements), body)
+
+        def among(elements: int) -> None:
+            name = f"{check} {subject} {elements}"
+            self.for_all(name, subject.operation.cases(subject.dtype, elements), body)
+
+        if self.blob:
+            # It does not say for which of the two it was made.
+            try:
+                among(FEW_ELEMENTS)
+            except hypothesis.errors.DidNotReproduce:
+                among(self.elements)
+            return
+        try:
+            among(self.elements)
+        except Exception:
+            try:
+                among(FEW_ELEMENTS)
+            except Exception as smaller:
+                raise smaller from None
+            raise
         if not self.substantial:
             raise Failure(f"{subject}: {check} ran {self.ran} examples, and none of them could have failed")
 
@@ -129,12 +153,6 @@ def _unchanged(subject: Subject, case: Case, tensors: dict[str, torch.Tensor]) -
             raise Failure(f"{subject}: the call changed its input {name}\nwith {describe(tensors)}")
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bit patterns: NaN equals itself, and -0 differs from 0."""
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.contiguous().view(integer)
-
-
 def forward_agrees(subject: Subject, search: Search) -> None:
     """The output is the oracle's, within its running error; inputs stay as they were."""
 
@@ -168,24 +186,23 @@ def backward_agrees(subject: Subject, search: Search) -> None:
 
 
 def single_gradients_agree(subject: Subject, search: Search) -> None:
-    """The gradient of each input alone, the others constant, is bit for bit the one taken together with the others'."""
+    """The gradient of each input alone, the others constant, is the oracle's too.
+
+    Not bit for bit the one taken together with the others': a kernel that leaves out half of the work is another
+    kernel, whose compiler fuses other multiplications and additions.
+    """
 
     def body(case: Case) -> None:
-        _, together, tensors = evaluate_tensors(
-            subject.implementation, subject.operation, case, subject.dtype, subject.device
-        )
+        expected = reference_gradients(subject.operation, case, subject.dtype)
+        agreements = []
         for name in subject.operation.differentiable:
-            alone = case.tensors(subject.dtype, subject.device)
-            alone[name].requires_grad_()
-            output = subject.implementation(**alone, **case.parameters)
+            tensors = case.tensors(subject.dtype, subject.device)
+            tensors[name].requires_grad_()
+            output = subject.implementation(**tensors, **case.parameters)
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
-            (gradient,) = torch.autograd.grad(output, alone[name], grad_output)
-            if not torch.equal(bits(gradient), bits(together[name])):
-                raise Failure(
-                    f"{subject}: the gradient of {name} alone differs from the one taken with the others'"
-                    f"\nwith {describe(tensors)}"
-                )
-        search.saw(Agreement(0.0, 1, 0))
+            (gradient,) = torch.autograd.grad(output, tensors[name], grad_output)
+            agreements.append(_compare(subject, gradient, expected[name], f"gradient of {name} alone", tensors))
+        search.saw(*agreements)
 
     search.cases(subject, "single gradients", body)
 
@@ -206,7 +223,8 @@ def gradcheck(subject: Subject, search: Search) -> None:
             return output * weights
 
         try:
-            torch.autograd.gradcheck(weighted, points)
+            # The whole Jacobian once; then its product with random vectors, which costs as much as two calls.
+            torch.autograd.gradcheck(weighted, points, fast_mode=search.ran > 0)
         except GradcheckError as error:
             raise Failure(f"{subject}: gradcheck: {error}") from error
         search.saw(Agreement(0.0, 1, 0))

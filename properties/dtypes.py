@@ -44,9 +44,21 @@ class DType:
         return np.maximum(magnitude * self.roundoff, self.smallest_subnormal / 2)
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bit patterns: NaN equals itself, and -0 differs from 0."""
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.contiguous().view(integer)
+
+
 def _dtype(name: str, numpy_type: type, wide: type, compute_type: type) -> DType:
     info, compute = ml_dtypes.finfo(numpy_type), np.finfo(compute_type)
-    arithmetic = Arithmetic(float(compute.eps) / 2, float(compute.max), float(compute.tiny))
+    storage = Arithmetic(float(info.eps) / 2, float(info.max), float(info.smallest_normal))
+    arithmetic = Arithmetic(
+        float(compute.eps) / 2,
+        float(compute.max),
+        float(compute.tiny),
+        storage if numpy_type is not compute_type else None,
+    )
     return DType(
         name=name,
         numpy=np.dtype(numpy_type),

@@ -23,8 +23,9 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     count = draw(sizes(elements // 4))
     boxes1, boxes2 = draw(pairs(dtype, count))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    if draw(st.integers(0, 7)) == 7:
-        boxes1, boxes2 = with_special_values(rng, boxes1), with_special_values(rng, boxes2)
+    if draw(st.sampled_from((*[False] * 5, True))):
+        share = draw(st.sampled_from((0.2, 0.05)))
+        boxes1, boxes2 = with_special_values(rng, boxes1, share), with_special_values(rng, boxes2, share)
     divisors = [d for d in (2, 3, 5, 7) if count % d == 0] if count else [0, 2]
     leading: tuple[int, ...] = (count,)
     if count == 1 and draw(st.booleans()):
@@ -54,12 +55,14 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     return Case({"boxes1": boxes1, "boxes2": boxes2}, cotangent(rng, boxes1.shape[:-1], dtype), {"eps": 1e-5})
 
 
-def example(boxes1: Any, boxes2: Any, eps: float = 1e-5, layouts: Mapping[str, str] | None = None) -> Callable[[DType], Case]:
-    """A named case of explicit boxes."""
+def example(
+    boxes1: Any, boxes2: Any, eps: float = 1e-5, layouts: Mapping[str, str] | None = None, last: float = 2
+) -> Callable[[DType], Case]:
+    """A named case of explicit boxes, its cotangent from -1.5 to `last`."""
 
     def make(dtype: DType) -> Case:
         first, second = np.array(boxes1, dtype=dtype.numpy), np.array(boxes2, dtype=dtype.numpy)
-        grad_output = np.asarray(np.linspace(-1.5, 2, first.size // 4).reshape(first.shape[:-1])).astype(dtype.numpy)
+        grad_output = np.asarray(np.linspace(-1.5, last, first.size // 4).reshape(first.shape[:-1])).astype(dtype.numpy)
         return Case({"boxes1": first, "boxes2": second}, grad_output, {"eps": eps}, layouts or {})
 
     return make
@@ -87,6 +90,8 @@ def nowhere_finite(dtype: DType) -> Case:
 
 
 UNIT = [0.0, 0.0, 1.0, 1.0]
+PREDICTED = [UNIT, [1, 1, 4, 2], [0.5, 2, 3, 5], [2, 0, 3, 1], [1, 1, 2, 6], [-2, -1, 1, 2]]
+WANTED = [[0, 0, 2, 2], UNIT, [1, 1, 3, 4], [0, 1, 2, 3], [1, 2, 4, 5], [-1, -1, 0, 1]]
 examples: Mapping[str, Callable[[DType], Case]] = {
     # The published kernels forget the clamp: along both axes apart, two negative sides make a positive overlap.
     "apart_along_both_axes": example([UNIT], [[2, 2, 3, 3]]),
@@ -97,12 +102,28 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "identical_points": example([[3, 3, 3, 3]], [[3, 3, 3, 3]]),
     "point_in_a_box": example([[3, 3, 3, 3]], [[0, 0, 8, 8]]),
     "area_equal_to_eps": example([[0, 0, 0.5, 0.5]], [[0, 0, 0.5, 0.5]], eps=0.25),
+    "area_below_eps": example([[0, 0, 0.25, 0.5]], [[0, 0.25, 0.5, 0.5]], eps=0.25),
+    "union_below_eps_and_hull_above": example([[0, 0, 0.25, 0.25]], [[2, 1, 2.25, 1.25]], eps=0.25),
     "inverted_both": example([[4, 4, 1, 1]], [[3, 3, 2, 2]]),
     "inverted_one": example([[4, 4, 1, 1]], [[0, 0, 8, 8]]),
     "coordinates_past_256": example([[300, 300, 900, 1200]], [[280, 420, 1000, 1100]]),
+    "left_of_and_below_zero": example([[-9, -7, -4, -2]], [[-6, -8, 1, -3]]),
     "no_boxes": example(np.zeros((0, 4)), np.zeros((0, 4))),
+    "no_boxes_in_two_images": example(np.zeros((2, 0, 4)), np.zeros((2, 0, 4))),
     "one_pair_without_leading_axes": example(UNIT, [0.5, 0.5, 2, 2]),
     "coordinates_strided": example([UNIT, [1, 1, 4, 2]], [[0, 0, 2, 2], UNIT], layouts={"boxes1": "axes_reversed", "boxes2": "sliced_columns"}),
+    # A row of a detector's output holds scores as well: boxes cut out of it are neither contiguous nor aligned.
+    "cut_from_rows_of_five": example(PREDICTED, WANTED, layouts={"boxes1": "cut_from_wider", "boxes2": "misaligned"}),
+    # Two axes that no view makes one.
+    "images_transposed": example(
+        np.reshape(PREDICTED, (2, 3, 4)),
+        np.reshape(WANTED, (2, 3, 4)),
+        layouts={"boxes1": "transposed", "grad_output": "transposed"},
+    ),
+    "grad_output_strided": example(PREDICTED, WANTED, layouts={"grad_output": "sliced_rows"}),
+    # As sum().backward() makes it: https://github.com/Dao-AILab/flash-attention/issues/355
+    "grad_output_expanded": example(PREDICTED, WANTED, layouts={"grad_output": "expanded"}, last=-1.5),
+    "one_box_against_many": example([[1, 1, 4, 3]] * 6, WANTED, layouts={"boxes1": "expanded"}),
     "every_kind_mixed": every_kind_mixed,
     "not_finite": nowhere_finite,
 }

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from oracles import giou_loss as oracle
-from properties.box_strategies import PAIRS, box_counts, box_pairs, cotangent, layouts_for, pairs, pairs_without_ties, sizes, with_special_values
+from properties.box_strategies import PAIRS, batches, box_counts, box_pairs, cotangent, layouts_for, pairs, pairs_without_ties, with_special_values
 from properties.case import Case
 from properties.dtypes import DType
 from properties.giou import EPS, exactly
@@ -25,21 +25,20 @@ def padded(pred: np.ndarray, target: np.ndarray, counts: np.ndarray) -> tuple[np
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     """Padded batches of any box count, with trailing or scattered padding and, at times, garbage in it."""
-    batch = draw(sizes(max(elements // 4, 1)).filter(lambda n: n <= 1025))
-    max_boxes = draw(sizes(elements // (4 * max(batch, 1))))
-    rows = batch * max_boxes
-    flat_pred, flat_target = draw(pairs(dtype, rows))
+    batch, max_boxes = draw(batches(elements // 4))
+    flat_pred, flat_target = draw(pairs(dtype, batch * max_boxes))
     pred, target = flat_pred.reshape(batch, max_boxes, 4), flat_target.reshape(batch, max_boxes, 4)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     if draw(st.booleans()):
         pred, target = padded(pred, target, draw(box_counts(batch, max_boxes)))
     else:
-        scattered = rng.random((batch, max_boxes, 1)) < draw(st.sampled_from((0.0, 0.5, 1.0)))
+        scattered = rng.random((batch, max_boxes, 1)) < draw(st.sampled_from((0.0, 0.5, 0.1)))
         target = np.where(scattered, np.zeros((), target.dtype), target)
-    special = draw(st.integers(0, 15))
-    if special == 15:
-        target = with_special_values(rng, target)
-    elif special >= 12:  # what padding rows hold must not matter
+    special = draw(st.sampled_from((*["none"] * 5, "in_padding", "anywhere")))
+    if special == "anywhere":
+        share = draw(st.sampled_from((0.2, 0.05)))
+        pred, target = with_special_values(rng, pred, share), with_special_values(rng, target, share)
+    elif special == "in_padding":  # what padding rows hold must not matter
         padding = ~(target[..., 3].astype(np.float64) > 0)[..., None]
         pred = np.where(padding, with_special_values(rng, pred, 0.5), pred)
         ends = np.where(padding[..., 0], rng.choice(np.array([0.0, -3.0, np.nan, -np.inf]), padding.shape[:-1]), target[..., 3])
@@ -62,12 +61,14 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     return Case({"pred": pred, "target": target}, cotangent(rng, (), dtype), {"eps": 1e-5})
 
 
-def example(pred: Any, target: Any, eps: float = 1e-5) -> Callable[[DType], Case]:
+def example(
+    pred: Any, target: Any, eps: float = 1e-5, layouts: Mapping[str, str] | None = None
+) -> Callable[[DType], Case]:
     """A named case of explicit boxes."""
 
     def make(dtype: DType) -> Case:
         inputs = {"pred": np.asarray(pred, dtype=dtype.numpy), "target": np.asarray(target, dtype=dtype.numpy)}
-        return Case(inputs, np.array(-1.75, dtype=dtype.numpy), {"eps": eps})
+        return Case(inputs, np.array(-1.75, dtype=dtype.numpy), {"eps": eps}, layouts or {})
 
     return make
 
@@ -93,6 +94,20 @@ def thousands_in_one_sample(dtype: DType) -> Case:
     return Case({"pred": pred[None], "target": target[None]}, np.array(1.25, dtype=dtype.numpy), {"eps": 1e-5})
 
 
+def last_of_300(dtype: DType) -> Case:
+    """300 slots of which the last alone holds a box: past what a block of 256 threads sees."""
+    boxes = np.zeros((2, 1, 300, 4), dtype=dtype.numpy)
+    boxes[0, 0, :, 2:], boxes[1, 0, -1] = 1, [0, 0, 2, 4]
+    return Case({"pred": boxes[0], "target": boxes[1]}, np.array(-0.5, dtype=dtype.numpy), {"eps": 1e-5})
+
+
+def least_y2_is_valid(dtype: DType) -> Case:
+    """The smallest number above 0 is above 0, also where subnormal numbers are mostly flushed."""
+    pred = np.array([[[0, -1, 1, 1], [0, 0, 2, 2]]], dtype=dtype.numpy)
+    target = np.array([[[0, -2, 1, dtype.smallest_subnormal], [0, 0, 1, 1]]]).astype(dtype.numpy)
+    return Case({"pred": pred, "target": target}, np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
+
+
 UNIT = [0.0, 0.0, 1.0, 1.0]
 PADDING = [0.0, 0.0, 0.0, 0.0]
 examples: Mapping[str, Callable[[DType], Case]] = {
@@ -106,6 +121,16 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "nan_in_padding_rows": example([[[np.nan] * 4, [0, 0, 2, 2]]], [[PADDING, UNIT]]),
     "nan_in_a_valid_row": example([[[np.nan, 0, 1, 1], [0, 0, 2, 2]]], [[UNIT, UNIT]]),
     "one_valid_row_after_padding": example([[UNIT, UNIT, [0, 0, 2, 2]]], [[PADDING, PADDING, UNIT]]),
+    "infinity_in_padding_rows": example([[[np.inf] * 4, [0, 0, 2, 2]]], [[[np.inf, 0, -np.inf, 0], UNIT]]),
+    "infinite_y2_is_valid": example([[UNIT, [0, 0, 2, 2]]], [[[0, 0, 1, np.inf], UNIT]]),
+    "least_y2_is_valid": least_y2_is_valid,
+    "area_below_eps": example([[[0, 0, 0.25, 0.5], UNIT]], [[[0, 0.25, 0.5, 0.5], [0, 0, 2, 2]]], eps=0.25),
+    "samples_and_boxes_strided": example(
+        [[UNIT, [1, 1, 4, 2], [0, 2, 3, 5]], [[2, 0, 3, 1], [1, 1, 2, 6], UNIT]],
+        [[[0, 0, 2, 2], PADDING, [1, 1, 3, 4]], [[0, 1, 2, 3], PADDING, [0, 0, 1, 4]]],
+        layouts={"pred": "transposed", "target": "sliced_rows"},
+    ),
+    "last_of_300": last_of_300,
     "articles_batch_of_32": article_batch(32, 17),
     "articles_batch_of_13": article_batch(13, 100),
     "thousands_in_one_sample": thousands_in_one_sample,

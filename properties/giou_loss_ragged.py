@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from oracles import giou_loss_ragged as oracle
-from properties.box_strategies import PAIRS, box_counts, box_pairs, cotangent, layouts_for, pairs, pairs_without_ties, sizes, with_special_values
+from properties.box_strategies import PAIRS, batches, box_counts, box_pairs, cotangent, layouts_for, pairs, pairs_without_ties, with_special_values
 from properties.case import Case
 from properties.dtypes import DType
 from properties.giou import EPS, exactly
@@ -26,16 +26,16 @@ def ragged(pred: np.ndarray, target: np.ndarray, counts: np.ndarray, offset_dtyp
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     """Ragged batches: box counts from none to thousands, offsets of either integer type."""
-    batch = draw(sizes(max(elements // 4, 1)).filter(lambda n: n <= 1025))
-    max_boxes = draw(sizes(elements // (4 * max(batch, 1))))
+    batch, max_boxes = draw(batches(elements // 4))
     flat_pred, flat_target = draw(pairs(dtype, batch * max_boxes))
     pred, target = flat_pred.reshape(batch, max_boxes, 4), flat_target.reshape(batch, max_boxes, 4)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    special = draw(st.integers(0, 15))
-    if special == 15:
-        target = with_special_values(rng, target)
+    special = draw(st.sampled_from((*["none"] * 5, "past_the_boxes", "anywhere")))
+    if special == "anywhere":
+        share = draw(st.sampled_from((0.2, 0.05)))
+        pred, target = with_special_values(rng, pred, share), with_special_values(rng, target, share)
     inputs = ragged(pred, target, draw(box_counts(batch, max_boxes)), draw(st.sampled_from((np.int32, np.int64))))
-    if special == 14:  # what pred holds past a sample's boxes must not matter
+    if special == "past_the_boxes":  # what pred holds past a sample's boxes must not matter
         past = np.arange(max_boxes) >= np.diff(inputs["offsets"])[:, None]
         inputs["pred"] = np.where(past[..., None], np.array(np.nan, dtype=pred.dtype), pred)
     return Case(
@@ -54,7 +54,9 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     return Case(ragged(pred, target, rng.integers(0, 4, 2)), cotangent(rng, (), dtype), {"eps": 1e-5})
 
 
-def example(counts: list[int], max_boxes: int, offset_dtype: type = np.int64) -> Callable[[DType], Case]:
+def example(
+    counts: list[int], max_boxes: int, offset_dtype: type = np.int64, layouts: Mapping[str, str] | None = None
+) -> Callable[[DType], Case]:
     """A named case: boxes of every kind, so many in each sample."""
 
     def make(dtype: DType) -> Case:
@@ -62,7 +64,7 @@ def example(counts: list[int], max_boxes: int, offset_dtype: type = np.int64) ->
         batch = len(counts)
         pred, target = (boxes.reshape(batch, max_boxes, 4) for boxes in box_pairs(rng, batch * max_boxes, PAIRS, dtype))
         inputs = ragged(pred, target, np.array(counts, dtype=np.int64), offset_dtype)
-        return Case(inputs, np.array(-1.25, dtype=dtype.numpy), {"eps": 1e-5})
+        return Case(inputs, np.array(-1.25, dtype=dtype.numpy), {"eps": 1e-5}, layouts or {})
 
     return make
 
@@ -79,6 +81,15 @@ def negative_y2_counts(dtype: DType) -> Case:
     return Case(ragged(boxes, boxes[::-1].copy(), np.array([1, 1])), np.array(0.5, dtype=dtype.numpy), {"eps": 1e-5})
 
 
+def not_finite_where_it_counts(dtype: DType) -> Case:
+    """NaN in one sample's box and infinity in another's; past their boxes NaN, which must not matter."""
+    pred = np.full((3, 2, 4), np.nan)
+    pred[:, 0] = [[0, 0, 1, 1], [0, 0, np.inf, 1], [0, np.nan, 2, 2]]
+    target = np.tile([0.0, 0.0, 2.0, 1.0], (3, 2, 1))
+    inputs = ragged(pred.astype(dtype.numpy), target.astype(dtype.numpy), np.array([1, 1, 1]))
+    return Case(inputs, np.array(1.5, dtype=dtype.numpy), {"eps": 1e-5})
+
+
 examples: Mapping[str, Callable[[DType], Case]] = {
     "no_batch": example([], 5),
     "no_boxes": example([0, 0, 0], 5),
@@ -89,7 +100,10 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "all_full_int32": example([7] * 9, 7, np.int32),
     "one_sample_of_thousands": example([3001], 3001, np.int32),
     "many_samples_of_one": example([1] * 600, 1),
+    "offsets_strided_over_several_samples": example([2, 0, 3, 1], 3, layouts={"offsets": "sliced_columns"}),
+    "pred_and_target_strided": example([2, 0, 3, 1], 3, np.int32, {"pred": "transposed", "target": "axes_reversed"}),
     "articles_batch": articles_batch,
+    "not_finite_where_it_counts": not_finite_where_it_counts,
     "negative_y2_counts": negative_y2_counts,
 }
 
@@ -117,7 +131,7 @@ def empty_samples_add_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> I
 
 def equals_the_padded_loss(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """Where every target box has a positive y2, padding the batch gives the same loss and gradients."""
-    if not (case["target"][:, 3] > 0).all():
+    if not (case["target"][:, 3].astype(np.float64) > 0).all():
         return
     sample, place = oracle.rows_of(case["offsets"])
     target = np.zeros(case["pred"].shape, dtype=dtype.numpy)

@@ -5,6 +5,8 @@ from types import MappingProxyType
 
 import torch
 
+from properties.dtypes import bits
+
 # Fills whatever belongs to a tensor's storage but not to the tensor. A kernel that reads a gap returns NaN.
 POISON = float("nan")
 
@@ -64,13 +66,13 @@ def cut_from_wider(values: torch.Tensor) -> torch.Tensor:
 
 
 def expanded(values: torch.Tensor) -> torch.Tensor:
-    """Stride 0 along each axis on which all values are the same."""
+    """Stride 0 along each axis on which all values are the same, bit for bit."""
+    kept = values
     for axis in range(values.ndim):
-        if values.shape[axis] > 1:
-            first = values.narrow(axis, 0, 1)
-            if torch.equal(first.expand_as(values), values):
-                values = first.contiguous().expand_as(values)
-    return values if 0 in values.stride() else contiguous(values)
+        first = kept.narrow(axis, 0, min(1, kept.shape[axis]))
+        if kept.shape[axis] > 1 and torch.equal(bits(first.expand_as(kept)), bits(kept)):
+            kept = first
+    return contiguous(kept).expand_as(values)
 
 
 LAYOUTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(

@@ -19,9 +19,16 @@ import numpy as np
 # exact that a GPU language emits unasked (PTX div.full.f32: 2 ulp, that is 4 units).
 ROUNDED_ONCE = 1.0
 DIVISION = 4.0
+# An exponential of 2 ulp, and the two roundings of its argument where it is taken as a power of 2 of x log2(e): that of
+# the constant and that of the product, each of them |x| units in the result. As CUDA C++'s __expf, 2 + 1.173 |x| ulp.
+# The maximum of a softmax must be subtracted before that product: afterwards the error grows with the inputs' offset.
+EXPONENTIAL = 4.0
+EXPONENT = 2.35
 # A correct kernel may order its steps in another way than the oracle does (a reciprocal taken once, a fused
 # multiply-add, a factor moved out of a sum). Each such change costs a few roundings more, never an order of magnitude.
 REORDERING = 4.0
+# Roundings' worth of what a tensor core cuts off where others round to nearest.
+CUT_OFF = 2.0
 # Sums of up to this many terms may be taken one after another; longer ones must be blocked or pairwise.
 SEQUENTIAL_TERMS = 4096
 
@@ -33,6 +40,8 @@ class Arithmetic:
     roundoff: float
     largest: float
     smallest_normal: float
+    # That of the type in which results are kept, where it is narrower than the type they are computed in.
+    storage: "Arithmetic | None" = None
 
 
 def summation_growth(terms: int) -> float:
@@ -74,12 +83,23 @@ class Bounded(FollowsArrayFunctions, np.lib.mixins.NDArrayOperatorsMixin):
 
     A value that is NaN or infinite has error 0: its class is certain. An error of infinity says that nothing is known
     (a divisor that may be 0, a step that overflows the arithmetic though its exact value is finite).
+
+    `least` is below whatever may be computed: ``value - error``, but where a maximum has just set a tighter limit, which
+    a root keeps and a division makes use of.
     """
 
-    __slots__ = ("arithmetic", "error", "value")
+    __slots__ = ("_least", "arithmetic", "error", "value")
 
-    def __init__(self, value: np.ndarray, error: np.ndarray, arithmetic: Arithmetic):
-        self.value, self.error, self.arithmetic = value, error, arithmetic
+    def __init__(
+        self, value: np.ndarray, error: np.ndarray, arithmetic: Arithmetic, least: np.ndarray | None = None
+    ):
+        self.value, self.error, self.arithmetic, self._least = value, error, arithmetic, least
+
+    @property
+    def least(self) -> np.ndarray:
+        """What no computed value lies below."""
+        with np.errstate(invalid="ignore"):
+            return self.value - self.error if self._least is None else self._least
 
     @classmethod
     def exact(cls, value: np.ndarray, arithmetic: Arithmetic) -> Self:
@@ -140,11 +160,15 @@ def lift(x: Any, arithmetic: Arithmetic) -> Bounded:
 
 def may_vanish(a: Bounded) -> np.ndarray:
     """Where the computed value may be 0, or of the other sign, though the exact one is not, or the other way round."""
-    return (a.error > 0) & (abs(a.value) <= a.error)
+    return (a.error > 0) & (abs(a.value) <= a.error) & ~(a.least > 0)
 
 
 def rounded(
-    value: np.ndarray, error: np.ndarray, operands: Sequence[Bounded], steps: float, unknown: np.ndarray | bool = False
+    value: np.ndarray,
+    error: np.ndarray,
+    operands: Sequence[Bounded],
+    steps: float | np.ndarray,
+    unknown: np.ndarray | bool = False,
 ) -> Bounded:
     """The result of one elementary step: `error` inherited from its operands, and `steps` roundings of its own.
 
@@ -182,12 +206,38 @@ def divide(a: Bounded, b: Bounded) -> Bounded:
     """a / b; nothing is known where the computed divisor may be 0 though the exact one is not, or the reverse."""
     value = a.value / b.value
     error = (a.error + abs(value) * b.error) / (abs(b.value) - b.error)
-    return rounded(value, error, (a, b), DIVISION, may_vanish(b) | (may_vanish(a) & (b.value == 0)))
+    # Of a divisor that is known to be above 0 the lower end may be nearer than its error.
+    nearest, farthest = b.least, b.value + b.error
+    below = (a.error + abs(value) * (b.value - nearest)) / nearest
+    above = (a.error + abs(value) * b.error) / farthest
+    error = np.where(nearest > b.value - b.error, np.maximum(below, above), error)
+    # By a power of 2 it is exact, be it as a product with the reciprocal.
+    scaling = (b.error == 0) & (abs(np.frexp(b.value)[0]) == 0.5)
+    steps = np.where(scaling, 0.0, DIVISION)
+    return rounded(value, error, (a, b), steps, may_vanish(b) | (may_vanish(a) & (b.value == 0)))
 
 
 def negative(a: Bounded) -> Bounded:
     """-a, exactly."""
     return Bounded(-a.value, a.error, a.arithmetic)
+
+
+def exp(a: Bounded) -> Bounded:
+    """e^a; an error of a is a relative one of the result."""
+    value = np.exp(a.value)
+    inherited = np.where(a.error < 1, value * np.expm1(a.error), np.exp(a.value + a.error) - value)
+    # An argument of -inf has no error, and its 0 none to be multiplied with.
+    exponent = np.where(value > 0, EXPONENT * a.arithmetic.roundoff * abs(a.value) * value, 0)
+    return rounded(value, inherited + exponent, (a,), EXPONENTIAL)
+
+
+def sqrt(a: Bounded) -> Bounded:
+    """The square root: ``sqrt(x) - sqrt(y) = (x - y) / (sqrt(x) + sqrt(y))``; nothing is known where NaN may result."""
+    value, nearest = np.sqrt(a.value), np.sqrt(a.least)
+    inherited = np.maximum((a.value - a.least) / (value + nearest), a.error / (value + np.sqrt(a.value + a.error)))
+    inherited = np.where(a.error == 0, 0.0, inherited)
+    result = rounded(value, inherited, (a,), ROUNDED_ONCE, (a.error > 0) & (a.least < 0))
+    return Bounded(result.value, result.error, a.arithmetic, nearest * (1 - REORDERING * a.arithmetic.roundoff))
 
 
 def extremum(choose: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Bounded, Bounded], Bounded]:
@@ -199,7 +249,8 @@ def extremum(choose: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable
         of_winner = np.where(value == a.value, a.error, b.error)
         error = np.where(apart, of_winner, np.maximum(a.error, b.error))
         unknown = np.isinf(a.error) | np.isinf(b.error)
-        return Bounded(value, np.where(np.isfinite(value) | unknown, error, 0.0), a.arithmetic)
+        least = choose(a.least, b.least)
+        return Bounded(value, np.where(np.isfinite(value) | unknown, error, 0.0), a.arithmetic, least)
 
     return rule
 
@@ -235,6 +286,8 @@ def total(a: Bounded, axis: Any = None, keepdims: bool = False) -> Bounded:
     value = np.sum(a.value, axis=axis, keepdims=keepdims)
     inherited = np.sum(a.error, axis=axis, keepdims=keepdims)
     terms = a.value.size // max(np.size(value), 1)
+    if terms == 1:
+        return Bounded(value, inherited, a.arithmetic)
     magnitude = np.sum(abs(a.value) + a.error, axis=axis, keepdims=keepdims)
     grown = summation_growth(terms) * a.arithmetic.roundoff * magnitude
     # Some orders pass through the sum of all terms of one sign.
@@ -242,11 +295,67 @@ def total(a: Bounded, axis: Any = None, keepdims: bool = False) -> Bounded:
     return rounded(value, inherited + grown, (Bounded(value, inherited, a.arithmetic),), ROUNDED_ONCE, overflows)
 
 
+def matrix_product(a: Bounded, b: Bounded) -> Bounded:
+    """a @ b of two matrices, the products and sums in any order that `summation_growth` admits.
+
+    Tensor cores align the products of a step to the largest and cut off what lies below its last digits, which costs up
+    to twice as much as rounding to nearest.
+
+    Source: Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Computer Science 2021.
+    """
+    arithmetic, terms = a.arithmetic, a.shape[1]
+    size_a, error_a, size_b, error_b = (
+        np.where(np.isfinite(part), part, 0) for part in (abs(a.value), a.error, abs(b.value), b.error)
+    )
+    value = a.value @ b.value
+    inherited = error_a @ (size_b + error_b) + size_a @ error_b
+    magnitude = size_a @ size_b + inherited
+    grown = CUT_OFF * (summation_growth(terms) + 1) * arithmetic.roundoff * magnitude
+    grown = grown + np.where(magnitude > 0, terms * arithmetic.smallest_normal, 0)
+    # As for a sum, some orders pass through the sum of all terms of one sign; infinite terms do not undo that.
+    unknown = ~(magnitude + grown <= arithmetic.largest)
+    unknown |= np.isinf(a.error).any(axis=1)[:, None] | np.isinf(b.error).any(axis=0)[None, :]
+    # An infinite element times one of which it is not known whether it is 0.
+    unknown |= (np.isinf(a.value).astype(int) @ may_vanish(b).astype(int)) > 0
+    unknown |= (may_vanish(a).astype(int) @ np.isinf(b.value).astype(int)) > 0
+    error = inherited + grown
+    return rounded(value, error, (Bounded(value, error, arithmetic),), ROUNDED_ONCE, unknown)
+
+
+def stored(a: Any) -> Any:
+    """`a` rounded to the type in which results are kept, as a step costs that passes through memory or a tensor core.
+
+    Plain arrays, and arithmetics whose results are kept as they are computed, pass unchanged.
+    """
+    if not isinstance(a, Bounded) or a.arithmetic.storage is None:
+        return a
+    storage = a.arithmetic.storage
+    with np.errstate(all="ignore"):
+        spacing = np.maximum(np.ldexp(storage.roundoff, np.frexp(a.value)[1]), 2 * storage.roundoff * storage.smallest_normal)
+        exact = (a.error == 0) & ((a.value / spacing == np.rint(a.value / spacing)) | ~np.isfinite(a.value))
+        magnitude = abs(a.value) + a.error
+        error = a.error + storage.roundoff * np.maximum(magnitude, storage.smallest_normal)
+        error = np.where(magnitude <= storage.largest, error, np.inf)
+        return Bounded(a.value, np.where(exact, 0, error), a.arithmetic)
+
+
+def largest(a: Bounded, axis: Any = None, keepdims: bool = False, initial: float = -np.inf) -> Bounded:
+    """numpy.max: no rounding; the error is at most the largest of all."""
+    value = np.max(a.value, axis=axis, keepdims=keepdims, initial=initial)
+    error = np.max(a.error, axis=axis, keepdims=keepdims, initial=0)
+    return Bounded(value, np.where(np.isfinite(value) | np.isinf(error), error, 0), a.arithmetic)
+
+
 def stack(arrays: Sequence[Bounded], axis: int = 0) -> Bounded:
     """numpy.stack."""
     return Bounded(
         np.stack([a.value for a in arrays], axis), np.stack([a.error for a in arrays], axis), arrays[0].arithmetic
     )
+
+
+def transpose(a: Bounded) -> Bounded:
+    """numpy.transpose of a matrix."""
+    return Bounded(a.value.T, a.error.T, a.arithmetic)
 
 
 def broadcast_to(a: Bounded, shape: tuple[int, ...]) -> Bounded:
@@ -269,7 +378,10 @@ UFUNCS: dict[str, Callable] = {
     "subtract": subtract,
     "multiply": multiply,
     "divide": divide,
+    "matmul": matrix_product,
     "negative": negative,
+    "exp": exp,
+    "sqrt": sqrt,
     "maximum": extremum(np.maximum),
     "minimum": extremum(np.minimum),
     "equal": comparison(np.equal),
@@ -281,7 +393,9 @@ UFUNCS: dict[str, Callable] = {
 FUNCTIONS: dict[str, Callable] = {
     "where": where,
     "sum": total,
+    "max": largest,
     "stack": stack,
+    "transpose": transpose,
     "broadcast_to": broadcast_to,
     "zeros_like": zeros_like,
     "count_nonzero": count_nonzero,

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <sys/mman.h>
 #include <unordered_map>
 #include <vector>
 
@@ -147,29 +148,42 @@ Access merged(const Access& old, Access latest) {
 
 // ---- the memory that a launch may touch
 
+struct Unmap {
+    size_t bytes = 0;
+    void operator()(void* memory) const { munmap(memory, bytes); }
+};
+// Zeros of which only the pages that are touched exist: a tensor of huge strides costs no more than its elements.
+template <class T>
+using LazyZeros = std::unique_ptr<T[], Unmap>;
+
+template <class T>
+LazyZeros<T> lazy_zeros(size_t n) {
+    void* memory = mmap(nullptr, n * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        std::fputs("cuda_on_cpu: no memory for the checker\n", stderr);
+        std::abort();
+    }
+    return {static_cast<T*>(memory), Unmap{n * sizeof(T)}};
+}
+
 // Cells of tensors, kept from launch to launch: old contents are known by their block numbers, so nothing is ever cleared.
 struct Arena {
-    Cell* cells = nullptr;
+    LazyZeros<Cell> cells;
     size_t room = 0, used = 0;
     void reserve(size_t n) {
         if (n > room) {
-            std::free(cells);
             room = std::max(n, 2 * room);
-            cells = static_cast<Cell*>(std::calloc(room, sizeof(Cell)));
-            if (!cells) {
-                std::fputs("cuda_on_cpu: no memory for the checker\n", stderr);
-                std::abort();
-            }
+            cells.reset();
+            cells = lazy_zeros<Cell>(room);
         }
         used = 0;
     }
     Cell* take(size_t n) {
         used += n;
-        return cells + used - n;
+        return cells.get() + used - n;
     }
     void release() {
-        std::free(cells);
-        cells = nullptr;
+        cells.reset();
         room = 0;
     }
 };
@@ -184,7 +198,7 @@ struct Region {
     unsigned grain_bits = 0;  // a cell stands for 1 << grain_bits bytes
     Cell* cells = nullptr;    // null where nothing is ever written, so that nothing can race
     bool writable = true;
-    std::unique_ptr<unsigned char[]> map;  // of Byte, where not every byte of the span is valid
+    LazyZeros<unsigned char> map;          // of Byte, where not every byte of the span is valid
     std::unique_ptr<Cell[]> own_cells;     // of shared arrays, and of a tensor accessed by parts of its elements
     const char* shared_name = nullptr;
 };
@@ -253,7 +267,7 @@ void build_regions() {
         }
         r.grain_bits = unsigned(__builtin_ctzll(grain));
         if (!uniform) {
-            r.map.reset(new unsigned char[r.bytes]());
+            r.map = lazy_zeros<unsigned char>(r.bytes);
             for (size_t k = i; k < end; k++) mark(r.map.get(), *sorted[k], 0, size_t(sorted[k]->begin - r.begin), sorted[k]->writable ? VALID | WRITABLE : VALID);
         }
         if (r.writable) total += cell_count(r);

@@ -19,7 +19,7 @@ def minimum(a, b):
 
 @triton.jit
 def load_boxes(ptr, rows, offsets, coordinate_stride, mask, COMPUTE: tl.constexpr, PACKED: tl.constexpr):
-    """Four columns x1, y1, x2, y2 of the boxes at `offsets`, or, PACKED, at `rows` of a contiguous tensor.
+    """Four columns x1, y1, x2, y2 of the boxes at `offsets`, or, PACKED, of those numbered `rows` in a contiguous tensor.
 
     A packed box is one 16-byte load a thread (8 for half types, two for float64), taken apart in registers.
     """

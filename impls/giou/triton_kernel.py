@@ -1,13 +1,12 @@
 """giou in Triton."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from impls import operators, triton_launch
+from impls import triton_launch
 from impls.giou.arguments import check_giou
+from impls.giou.operators import as_rows, define_giou, gradient_buffers
 from impls.giou.triton_boxes import (
     COMPUTE,
     giou_of,
@@ -35,7 +34,7 @@ def giou_forward_kernel(
     boxes2_outer_stride,
     boxes2_inner_stride,
     boxes2_coordinate_stride,
-    eps,
+    eps: tl.float64,  # else Triton rounds it to float32
     PACKED1: tl.constexpr,
     PACKED2: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -46,8 +45,8 @@ def giou_forward_kernel(
     rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     mask = rows < num_rows
     eps = tl.full((), eps, COMPUTE)
-    at1 = row_offsets(rows, inner, boxes1_outer_stride, boxes1_inner_stride)
-    at2 = row_offsets(rows, inner, boxes2_outer_stride, boxes2_inner_stride)
+    at1 = rows if PACKED1 else row_offsets(rows, inner, boxes1_outer_stride, boxes1_inner_stride)
+    at2 = rows if PACKED2 else row_offsets(rows, inner, boxes2_outer_stride, boxes2_inner_stride)
     ax1, ay1, ax2, ay2 = load_boxes(boxes1_ptr, rows, at1, boxes1_coordinate_stride, mask, COMPUTE, PACKED1)
     bx1, by1, bx2, by2 = load_boxes(boxes2_ptr, rows, at2, boxes2_coordinate_stride, mask, COMPUTE, PACKED2)
     score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
@@ -71,7 +70,7 @@ def giou_backward_kernel(
     boxes2_outer_stride,
     boxes2_inner_stride,
     boxes2_coordinate_stride,
-    eps,
+    eps: tl.float64,  # else Triton rounds it to float32
     NEEDS1: tl.constexpr,
     NEEDS2: tl.constexpr,
     PACKED1: tl.constexpr,
@@ -85,8 +84,8 @@ def giou_backward_kernel(
     mask = rows < num_rows
     eps = tl.full((), eps, COMPUTE)
     at = row_offsets(rows, inner, grad_output_outer_stride, grad_output_inner_stride)
-    at1 = row_offsets(rows, inner, boxes1_outer_stride, boxes1_inner_stride)
-    at2 = row_offsets(rows, inner, boxes2_outer_stride, boxes2_inner_stride)
+    at1 = rows if PACKED1 else row_offsets(rows, inner, boxes1_outer_stride, boxes1_inner_stride)
+    at2 = rows if PACKED2 else row_offsets(rows, inner, boxes2_outer_stride, boxes2_inner_stride)
     grad = tl.load(grad_output_ptr + at, mask=mask, other=0.0).to(COMPUTE)
     ax1, ay1, ax2, ay2 = load_boxes(boxes1_ptr, rows, at1, boxes1_coordinate_stride, mask, COMPUTE, PACKED1)
     bx1, by1, bx2, by2 = load_boxes(boxes2_ptr, rows, at2, boxes2_coordinate_stride, mask, COMPUTE, PACKED2)
@@ -105,22 +104,12 @@ def giou_backward_kernel(
         store_boxes(grad_boxes2_ptr, rows, x1, y1, x2, y2, mask)
 
 
-def _as_rows(*tensors: torch.Tensor, trailing: int) -> list[torch.Tensor]:
-    """The tensors with exactly two leading axes, as views where that is possible."""
-    leading = tensors[0].ndim - trailing
-    if leading == 2:
-        return list(tensors)
-    if leading == 1:
-        return [t.unsqueeze(0) for t in tensors]
-    return [t.reshape(1, -1, *t.shape[leading:]) for t in tensors]
-
-
 def _forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
     output = torch.empty(boxes1.shape[:-1], dtype=boxes1.dtype, device=boxes1.device)
     num_rows = output.numel()
     if num_rows == 0:
         return output
-    boxes1, boxes2 = _as_rows(boxes1, boxes2, trailing=1)
+    boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
     with triton_launch.on(boxes1.device):
         giou_forward_kernel[(triton.cdiv(num_rows, BLOCK_ROWS),)](
             boxes1,
@@ -143,12 +132,12 @@ def _forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Te
 def _backward(
     grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float, needs1: bool, needs2: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_boxes1, grad_boxes2 = _backward_results(grad_output, boxes1, boxes2, eps, needs1, needs2)
+    grad_boxes1, grad_boxes2 = gradient_buffers(boxes1, boxes2, needs1, needs2)
     num_rows = grad_output.numel()
     if num_rows == 0:
         return grad_boxes1, grad_boxes2
-    boxes1, boxes2 = _as_rows(boxes1, boxes2, trailing=1)
-    (grad_output,) = _as_rows(grad_output, trailing=0)
+    boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
+    (grad_output,) = as_rows(grad_output, trailing=0)
     with triton_launch.on(boxes1.device):
         giou_backward_kernel[(triton.cdiv(num_rows, BLOCK_ROWS),)](
             grad_output,
@@ -173,43 +162,10 @@ def _backward(
     return grad_boxes1, grad_boxes2
 
 
-def _backward_results(
-    grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float, needs1: bool, needs2: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return (
-        torch.empty(boxes1.shape if needs1 else (0,), dtype=boxes1.dtype, device=boxes1.device),
-        torch.empty(boxes2.shape if needs2 else (0,), dtype=boxes2.dtype, device=boxes2.device),
-    )
-
-
-def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    boxes1, boxes2, ctx.eps = inputs
-    ctx.save_for_backward(boxes1, boxes2)
-
-
-def _differentiate(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    boxes1, boxes2 = ctx.saved_tensors
-    needs1, needs2, _ = ctx.needs_input_grad
-    grad_boxes1, grad_boxes2 = giou_backward(grad_output, boxes1, boxes2, ctx.eps, needs1, needs2)
-    return grad_boxes1 if needs1 else None, grad_boxes2 if needs2 else None, None
-
-
-giou_forward = operators.define(
-    "giou_triton(Tensor boxes1, Tensor boxes2, float eps) -> Tensor",
-    _forward,
-    lambda boxes1, boxes2, eps: boxes1.new_empty(boxes1.shape[:-1]),
-)
-giou_backward = operators.define(
-    "giou_triton_backward(Tensor grad_output, Tensor boxes1, Tensor boxes2, float eps, bool needs1, bool needs2)"
-    " -> (Tensor, Tensor)",
-    _backward,
-    _backward_results,
-)
-operators.differentiate(giou_forward, _differentiate, _save)
-operators.not_differentiable_twice(giou_backward)
+giou_operator = define_giou("triton", _forward, _backward)
 
 
 def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """Generalized IoU of paired boxes ``[..., 4]`` to ``[...]``: see `impls.giou.torch_eager.giou`."""
     check_giou(boxes1, boxes2, eps)
-    return giou_forward(boxes1, boxes2, eps)
+    return giou_operator(boxes1, boxes2, eps)

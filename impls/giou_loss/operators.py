@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from impls import operators
+from impls.giou.operators import gradient_buffers
 
 # Of `saved`, int32: the number of valid rows in 64 bits, then a bit a row, from the lowest up, which says if it is valid.
 SAVED_HEADER = 2
@@ -14,16 +15,6 @@ SAVED_HEADER = 2
 def num_saved(num_rows: Any) -> Any:
     """Length of `saved` for so many rows."""
     return SAVED_HEADER + (num_rows + 31) // 32
-
-
-def gradient_buffers(
-    pred: torch.Tensor, target: torch.Tensor, needs_pred: bool, needs_target: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Contiguous and unwritten; empty where a gradient is not needed."""
-    return (
-        torch.empty(pred.shape if needs_pred else (0,), dtype=pred.dtype, device=pred.device),
-        torch.empty(target.shape if needs_target else (0,), dtype=target.dtype, device=target.device),
-    )
 
 
 def define_giou_loss(backend: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:

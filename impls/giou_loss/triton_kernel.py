@@ -6,6 +6,7 @@ import triton.language as tl
 
 from impls import triton_launch, workspace
 from impls.giou.arguments import check_giou_loss
+from impls.giou.operators import gradient_buffers
 from impls.giou.triton_boxes import (
     COMPUTE,
     giou_of,
@@ -16,7 +17,7 @@ from impls.giou.triton_boxes import (
     row_offsets,
     store_boxes,
 )
-from impls.giou_loss.operators import define_giou_loss, gradient_buffers, num_saved
+from impls.giou_loss.operators import define_giou_loss, num_saved
 
 BLOCK_ROWS = 512
 # Enough programs a multiprocessor to keep memory busy, few enough that the last one sums their partial results quickly.
@@ -50,7 +51,7 @@ def giou_loss_forward_kernel(
     target_batch_stride,
     target_box_stride,
     target_coordinate_stride,
-    eps,
+    eps: tl.float64,  # else Triton rounds it to float32
     PACKED_PRED: tl.constexpr,
     PACKED_TARGET: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -67,12 +68,12 @@ def giou_loss_forward_kernel(
     for tile in range(program, tl.cdiv(num_rows, BLOCK_ROWS), programs):
         rows = tl.cast(tile, INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         mask = rows < num_rows
-        target_at = row_offsets(rows, max_boxes, target_batch_stride, target_box_stride)
+        target_at = rows if PACKED_TARGET else row_offsets(rows, max_boxes, target_batch_stride, target_box_stride)
         bx1, by1, bx2, by2 = load_boxes(
             target_ptr, rows, target_at, target_coordinate_stride, mask, COMPUTE, PACKED_TARGET
         )
         valid = mask & (by2 > 0)
-        pred_at = row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
+        pred_at = rows if PACKED_PRED else row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
         ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, valid, COMPUTE, PACKED_PRED)
         score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
         sums += tl.where(valid, 1.0 - score, 0.0)
@@ -91,9 +92,9 @@ def giou_loss_forward_kernel(
         ids = tl.arange(0, BLOCK_PROGRAMS)
         present = ids < programs
         # .cg: the other multiprocessors' results are in the L2 cache; this one's L1 knows nothing of them.
-        sums = tl.load(sums_ptr + ids, mask=present, other=0.0, cache_modifier=".cg")
-        counts = tl.load(counts_ptr + ids, mask=present, other=0, cache_modifier=".cg")
-        count = finish_mean(loss_ptr, sums, counts, counter_ptr)
+        all_sums = tl.load(sums_ptr + ids, mask=present, other=0.0, cache_modifier=".cg")
+        all_counts = tl.load(counts_ptr + ids, mask=present, other=0, cache_modifier=".cg")
+        count = finish_mean(loss_ptr, all_sums, all_counts, counter_ptr)
         tl.store(saved_ptr.to(tl.pointer_type(tl.int64)), count)
 
 
@@ -113,7 +114,7 @@ def giou_loss_backward_kernel(
     target_batch_stride,
     target_box_stride,
     target_coordinate_stride,
-    eps,
+    eps: tl.float64,  # else Triton rounds it to float32
     NEEDS_PRED: tl.constexpr,
     NEEDS_TARGET: tl.constexpr,
     PACKED_PRED: tl.constexpr,
@@ -130,8 +131,8 @@ def giou_loss_backward_kernel(
     grad = -tl.load(grad_output_ptr).to(COMPUTE) / tl.maximum(count, 1).to(COMPUTE)
     word = tl.load(saved_ptr + 2 + (rows // 32).to(tl.int64), mask=mask, other=0)
     valid = ((word >> (rows % 32).to(tl.int32)) & 1) != 0
-    pred_at = row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
-    target_at = row_offsets(rows, max_boxes, target_batch_stride, target_box_stride)
+    pred_at = rows if PACKED_PRED else row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
+    target_at = rows if PACKED_TARGET else row_offsets(rows, max_boxes, target_batch_stride, target_box_stride)
     ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, valid, COMPUTE, PACKED_PRED)
     bx1, by1, bx2, by2 = load_boxes(
         target_ptr, rows, target_at, target_coordinate_stride, valid, COMPUTE, PACKED_TARGET

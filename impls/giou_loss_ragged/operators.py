@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from impls import operators
-from impls.giou_loss.operators import gradient_buffers
+from impls.giou.operators import gradient_buffers
 
 
 def define_giou_loss_ragged(

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from impls import triton_launch, workspace
 from impls.giou.arguments import check_giou_loss_ragged
+from impls.giou.operators import gradient_buffers
 from impls.giou.triton_boxes import (
     COMPUTE,
     giou_of,
@@ -16,7 +17,6 @@ from impls.giou.triton_boxes import (
     row_offsets,
     store_boxes,
 )
-from impls.giou_loss.operators import gradient_buffers
 from impls.giou_loss.triton_kernel import finish_mean
 from impls.giou_loss_ragged.operators import define_giou_loss_ragged
 
@@ -57,7 +57,7 @@ def giou_loss_ragged_forward_kernel(
     target_stride,
     target_coordinate_stride,
     offsets_stride,
-    eps,
+    eps: tl.float64,  # else Triton rounds it to float32
     PACKED_TARGET: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
@@ -104,9 +104,9 @@ def giou_loss_ragged_forward_kernel(
         tl.debug_barrier()
         ids = tl.arange(0, BLOCK_PROGRAMS)
         present = ids < programs
-        sums = tl.load(sums_ptr + ids, mask=present, other=0.0, cache_modifier=".cg")
-        counts = tl.load(counts_ptr + ids, mask=present, other=0, cache_modifier=".cg")
-        finish_mean(loss_ptr, sums, counts, counter_ptr)
+        all_sums = tl.load(sums_ptr + ids, mask=present, other=0.0, cache_modifier=".cg")
+        all_counts = tl.load(counts_ptr + ids, mask=present, other=0, cache_modifier=".cg")
+        finish_mean(loss_ptr, all_sums, all_counts, counter_ptr)
 
 
 @triton.jit
@@ -126,7 +126,7 @@ def giou_loss_ragged_backward_kernel(
     target_stride,
     target_coordinate_stride,
     offsets_stride,
-    eps,
+    eps: tl.float64,  # else Triton rounds it to float32
     NEEDS_PRED: tl.constexpr,
     NEEDS_TARGET: tl.constexpr,
     PACKED_PRED: tl.constexpr,
@@ -146,7 +146,7 @@ def giou_loss_ragged_backward_kernel(
     box = first + place
     # The last two hold for offsets that fit; others must not lead outside of target.
     valid = mask & (box < last) & (box >= 0) & (box < total)
-    pred_at = row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
+    pred_at = rows if PACKED_PRED else row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
     ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, valid, COMPUTE, PACKED_PRED)
     bx1, by1, bx2, by2 = load_boxes(
         target_ptr, rows, box * target_stride, target_coordinate_stride, valid, COMPUTE, False

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from properties.case import SHOWN_ELEMENTS, Case, show
-from properties.checks import bits
-from properties.dtypes import DTYPES
+from properties.dtypes import DTYPES, bits
 from properties.layouts import LAYOUTS
 from properties.operation import operations
 
@@ -59,7 +58,7 @@ def test_no_layout_changes_or_shares_what_it_is_given(layout: str) -> None:
         before = given.clone()
         laid_out = LAYOUTS[layout](given)
         assert torch.equal(given, before)
-        if layout not in ("expanded", "axes_reversed", "transposed"):
+        if layout not in ("axes_reversed", "transposed"):
             assert laid_out.untyped_storage().data_ptr() != given.untyped_storage().data_ptr()
 
 
@@ -125,18 +124,16 @@ def test_expanded_has_stride_zero_where_all_is_the_same() -> None:
         assert torch.equal(LAYOUTS["expanded"](rows.to(dtype)), rows.to(dtype))
 
 
-@pytest.mark.xfail(reason="expanded copies what it has already expanded: only the last such axis keeps stride 0")
 def test_expanded_has_stride_zero_along_every_axis_where_all_is_the_same() -> None:
     assert LAYOUTS["expanded"](torch.full((2, 3, 4), 7.0)).stride() == (0, 0, 0)
     assert LAYOUTS["expanded"](torch.arange(4.0).expand(2, 3, 4).contiguous()).stride() == (0, 0, 1)
 
 
 def test_expanded_is_contiguous_where_nothing_is_the_same() -> None:
-    for given in (values((3, 4), torch.float32), torch.ones(1, 1), torch.ones(()), torch.full((2, 2), torch.nan)):
+    for given in (values((3, 4), torch.float32), torch.ones(1, 1), torch.ones(())):
         assert LAYOUTS["expanded"](given).is_contiguous()
 
 
-@pytest.mark.xfail(reason="expanded takes 0 and -0 for the same value, and so changes bits")
 def test_expanded_tells_the_zeros_apart() -> None:
     given = torch.tensor([[0.0, 1.0], [-0.0, 1.0]])
     assert torch.equal(bits(LAYOUTS["expanded"](given)), bits(given))

@@ -1,0 +1,211 @@
+"""What pytest is told here: options, which cells there are, and the table that closes a run."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+
+from properties.cells import Cell, Selection, SelectionError
+from properties.checks import Failure, Search, Subject
+from properties.matrix import Matrix
+from properties.operation import Law, operations
+
+hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
+# The same cases every time: a pull request fails by what it changes.
+hypothesis.settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+SELECTION = pytest.StashKey[Selection]()
+DEVICE = pytest.StashKey[str]()
+MATRIX = pytest.StashKey[Matrix]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("fourfold", "verification of kernels")
+    group.addoption("--op", action="append", default=[], metavar="NAME", help="only this operation (repeatable)")
+    group.addoption("--backend", action="append", default=[], metavar="NAME", help="only torch, triton, cuda or candidate")
+    group.addoption("--dtype", action="append", default=[], metavar="NAME", help="only this dtype (repeatable)")
+    group.addoption("--device", default="auto", choices=["auto", "cpu", "cuda"], help="where to run (default: a GPU if any)")
+    group.addoption("--examples", type=int, metavar="N", help="generated cases of each check, in place of the profile's")
+    group.addoption(
+        "--candidate",
+        action="append",
+        default=[],
+        metavar="OP=FILE_OR_MODULE:FUNCTION",
+        help="verify this implementation of an operation (repeatable)",
+    )
+    group.addoption("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "only(backends=, dtypes=, devices=): the cells that a test is about")
+    device = config.getoption("device")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError("--device cuda: torch finds no GPU")
+    examples = config.getoption("examples")
+    if examples is not None and examples < 1:
+        raise pytest.UsageError(f"--examples must be at least 1, not {examples}")
+    config.stash[DEVICE] = device
+    # Triton reads it when it is imported, which nothing has done yet.
+    os.environ["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and device == "cuda":
+        torch.cuda.set_device(int(worker.removeprefix("gw")) % torch.cuda.device_count())
+    try:
+        selected = [config.getoption(name) for name in ("op", "backend", "dtype")]
+        config.stash[SELECTION] = Selection.of(operations(), config.getoption("candidate"), *selected)
+        for candidate in config.stash[SELECTION].candidates.values():
+            candidate.load()
+    except SelectionError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[MATRIX] = Matrix()
+    config.pluginmanager.register(Record(config), "fourfold-record")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One worker a GPU; on the CPU as many as xdist thinks."""
+    return torch.cuda.device_count() if config.stash[DEVICE] == "cuda" else None
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    device = config.stash[DEVICE]
+    where = torch.cuda.get_device_name() if device == "cuda" else "no GPU: Triton interpreted, CUDA C++ emulated"
+    profile = hypothesis.settings.get_current_profile_name()
+    return f"fourfold: {where}; torch {torch.__version__}; {examples(config)} examples a check ({profile})"
+
+
+def examples(config: pytest.Config) -> int:
+    """Generated cases of each check."""
+    given = config.getoption("examples")
+    return hypothesis.settings().max_examples if given is None else given
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that take a cell run for every selected one, those that take a law for every law of its operation."""
+    if "cell" not in metafunc.fixturenames:
+        return
+    selection = metafunc.config.stash[SELECTION]
+    only = {key: value for mark in metafunc.definition.iter_markers("only") for key, value in mark.kwargs.items()}
+    if metafunc.config.stash[DEVICE] not in only.get("devices", [metafunc.config.stash[DEVICE]]):
+        why = pytest.mark.skip(reason=f"needs --device {' or '.join(only['devices'])}")
+        metafunc.parametrize("cell", [pytest.param(None, id="none", marks=why)])
+        return
+    cells = [
+        cell
+        for cell in selection.cells
+        if cell.dtype in only.get("dtypes", [cell.dtype]) and cell.backend in only.get("backends", [cell.backend])
+    ]
+    if "law" in metafunc.fixturenames:
+        pairs = [(cell, law) for cell in cells for law in selection.operations[cell.operation].laws]
+        metafunc.parametrize("cell,law", pairs, ids=[f"{cell}-{law.__name__}" for cell, law in pairs])
+    else:
+        metafunc.parametrize("cell", cells, ids=str)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.stash[SELECTION].narrowed:
+        others = [item for item in items if Cell.of_test(item.nodeid) is None]
+        if others:
+            config.hook.pytest_deselected(items=others)
+            items[:] = [item for item in items if Cell.of_test(item.nodeid) is not None]
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> str:
+    """Where kernels run: "cpu" or "cuda"."""
+    return pytestconfig.stash[DEVICE]
+
+
+@pytest.fixture
+def cell() -> Cell:
+    """The cell that a test is for."""
+    raise NotImplementedError("pytest_generate_tests gives it")
+
+
+@pytest.fixture
+def law() -> Law:
+    """The law that a test is for."""
+    raise NotImplementedError("pytest_generate_tests gives it")
+
+
+@pytest.fixture
+def subject(pytestconfig: pytest.Config, cell: Cell, device: str) -> Subject:
+    """The implementation that a test is for; skips, saying why, where it cannot run here."""
+    selection = pytestconfig.stash[SELECTION]
+    if reason := selection.unsupported(cell, device):
+        pytest.skip(reason)
+    return selection.subject(cell, device)
+
+
+@pytest.fixture
+def search(pytestconfig: pytest.Config) -> Search:
+    """How hard a check looks, and what it saw."""
+    return Search(examples=examples(pytestconfig), blob=pytestconfig.getoption("reproduce"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    """A failed check shows the case and the command that repeats it, in place of the way through the machinery."""
+    search = getattr(item, "funcargs", {}).get("search")
+    if call.when == "call" and search is not None:
+        seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds}
+        item.user_properties.append(("search", seen))
+    report = yield
+    if report.failed and call.excinfo is not None and Cell.of_test(item.nodeid) is not None:
+        error = call.excinfo.value
+        notes = "\n".join(getattr(error, "__notes__", []))
+        if isinstance(error, Failure) and item.config.getoption("tbstyle") == "auto":
+            report.longrepr = f"{error}\n\n{notes}".rstrip()
+        report.sections.append(("repeat with", repeat(item, notes)))
+    return report
+
+
+def repeat(item: pytest.Item, notes: str) -> str:
+    """The command that runs one failed case again."""
+    command = ["pytest", item.nodeid, "--device", item.config.stash[DEVICE]]
+    for candidate in item.config.getoption("candidate"):
+        command += ["--candidate", candidate]
+    if item.config.getoption("candidate") and item.config.getoption("backend"):
+        command += [part for name in item.config.getoption("backend") for part in ("--backend", name)]
+    if blob := re.search(r"@reproduce_failure\('[^']*', b'([^']*)'\)", notes):
+        command += ["--reproduce", blob[1]]
+    return shlex.join(command)
+
+
+class Record:
+    """Tallies the reports, of this process or of the workers, and closes the run with the table."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.matrix = config.stash[MATRIX]
+        self.is_worker = hasattr(config, "workerinput")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        cell = Cell.of_test(report.nodeid)
+        if cell is None or (report.when != "call" and report.passed):
+            return
+        tally = self.matrix.of(cell)
+        if report.skipped:
+            reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+            tally.skipped[reason] = tally.skipped.get(reason, 0) + 1
+        else:
+            tally.failed += report.failed
+            tally.passed += report.passed
+        for name, seen in report.user_properties if report.when == "call" else ():
+            if name == "search":
+                tally.worst = max(tally.worst, seen["worst"])
+                tally.examples += seen["examples"]
+                tally.seconds += seen["seconds"]
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.matrix.tallies and not self.is_worker:
+            terminalreporter.section("verified", sep="=")
+            for line in self.matrix.lines():
+                terminalreporter.line(line)

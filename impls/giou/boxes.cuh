@@ -1,0 +1,93 @@
+// The arithmetic of paired boxes in CUDA C++: what the kernels of the GIoU family share.
+#pragma once
+#include "vectors.cuh"
+
+constexpr int BLOCK = 256;
+// Pairs of a thread that ends with them: enough to load at least 16 bytes of each tensor.
+template <class T> constexpr int PAIRS = sizeof(T) == 2 ? 2 : 1;
+
+// Aligned so that a box is one access to memory: 8 bytes for half types, 16 for float, two of 16 for double.
+template <class T> struct __align__(sizeof(T) == 2 ? 8 : 16) Box { T x1, y1, x2, y2; };
+
+// The place of a row of [outer, inner]; where inner is all there is, no division, which takes as long as a whole box.
+__device__ inline long long place(long long row, long long inner, long long outer_stride, long long inner_stride) {
+    return row < inner ? row * inner_stride : row / inner * outer_stride + row % inner * inner_stride;
+}
+
+// A tensor [outer, inner, 4]. PACKED: contiguous, and aligned as Box is.
+template <class T, bool PACKED> struct Boxes {
+    const T* __restrict__ ptr;
+    long long inner, outer_stride, inner_stride, coordinate_stride;
+
+    __device__ Box<T> operator[](long long row) const {
+        return load(PACKED ? row * 4 : place(row, inner, outer_stride, inner_stride));
+    }
+    __device__ Box<T> load(long long offset) const {
+        const T* at = ptr + offset;
+        if constexpr (PACKED) return *reinterpret_cast<const Box<T>*>(at);
+        else return {at[0], at[coordinate_stride], at[2 * coordinate_stride], at[3 * coordinate_stride]};
+    }
+};
+
+template <class C, class T> __device__ inline Box<C> converted(Box<T> box) { return {C(box.x1), C(box.y1), C(box.x2), C(box.y2)}; }
+
+// As torch.maximum and torch.minimum: NaN where either is.
+template <class C> __device__ inline C maximum(C a, C b) { return a > b || a != a ? a : b; }
+template <class C> __device__ inline C minimum(C a, C b) { return a < b || a != a ? a : b; }
+
+// Sides and areas before any clamp, as the oracle names them.
+template <class C> struct Areas {
+    C width, height, intersection, raw_union, hull_width, hull_height;
+
+    __device__ Areas(const Box<C>& a, const Box<C>& b)
+        : width(minimum(a.x2, b.x2) - maximum(a.x1, b.x1)),
+          height(minimum(a.y2, b.y2) - maximum(a.y1, b.y1)),
+          intersection(maximum(width, C(0)) * maximum(height, C(0))),
+          raw_union((a.x2 - a.x1) * (a.y2 - a.y1) + (b.x2 - b.x1) * (b.y2 - b.y1) - intersection),
+          hull_width(maximum(a.x2, b.x2) - minimum(a.x1, b.x1)),
+          hull_height(maximum(a.y2, b.y2) - minimum(a.y1, b.y1)) {}
+};
+
+template <class C> __device__ inline C giou_of(const Box<C>& a, const Box<C>& b, C eps) {
+    Areas<C> of(a, b);
+    C united = maximum(of.raw_union, eps), hull = maximum(of.hull_width * of.hull_height, eps);
+    return of.intersection / united - (hull - united) / hull;
+}
+
+// The share of `mine` in the gradient of maximum(mine, other): all, half at a tie, or none; all where one is NaN.
+template <class C> __device__ inline C through_maximum(C grad, C mine, C other) {
+    return mine == other ? C(0.5) * grad : mine < other ? C(0) : grad;
+}
+template <class C> __device__ inline C through_minimum(C grad, C mine, C other) {
+    return mine == other ? C(0.5) * grad : mine > other ? C(0) : grad;
+}
+
+// The gradients of union, intersection sides and hull sides of a pair; clamps pass them on at the bound.
+template <class C> struct AreaGradients {
+    C united, width, height, hull_width, hull_height;
+
+    __device__ AreaGradients(C grad, const Box<C>& a, const Box<C>& b, C eps) {
+        Areas<C> of(a, b);
+        C raw_hull = of.hull_width * of.hull_height;
+        C union_area = maximum(of.raw_union, eps), hull_area = maximum(raw_hull, eps);
+        C over_union = grad / union_area, over_hull = grad / hull_area;
+        united = of.raw_union >= eps ? over_hull - over_union * (of.intersection / union_area) : C(0);
+        C hull = raw_hull >= eps ? over_hull * ((hull_area - union_area) / hull_area) - over_hull : C(0);
+        C intersection = over_union - united;
+        width = of.width >= C(0) ? intersection * maximum(of.height, C(0)) : C(0);
+        height = of.height >= C(0) ? intersection * maximum(of.width, C(0)) : C(0);
+        hull_width = hull * of.hull_height;
+        hull_height = hull * of.hull_width;
+    }
+
+    // The gradient of one box of the pair.
+    __device__ Box<C> of_box(const Box<C>& box, const Box<C>& other) const {
+        C by_width = united * (box.y2 - box.y1), by_height = united * (box.x2 - box.x1);
+        return {
+            -by_width - through_maximum(width, box.x1, other.x1) - through_minimum(hull_width, box.x1, other.x1),
+            -by_height - through_maximum(height, box.y1, other.y1) - through_minimum(hull_height, box.y1, other.y1),
+            by_width + through_minimum(width, box.x2, other.x2) + through_maximum(hull_width, box.x2, other.x2),
+            by_height + through_minimum(height, box.y2, other.y2) + through_maximum(hull_height, box.y2, other.y2),
+        };
+    }
+};

@@ -1,0 +1,76 @@
+"""giou in CUDA C++."""
+
+from pathlib import Path
+
+import torch
+
+from impls.cuda_launch import CPP_TYPES, CudaKernel
+from impls.giou.arguments import check_giou
+from impls.giou.cuda_boxes import BLOCK, addressing, blocks_of_pairs, packed
+from impls.giou.operators import as_rows, define_giou, gradient_buffers
+
+SOURCE = Path(__file__).parent / "cuda_kernel.cu"
+# By dtype, and whether the boxes are packed.
+FORWARD, BACKWARD = (
+    {
+        (dtype, packed): CudaKernel(SOURCE, f"giou_{which}_kernel<{name}, {packed}>")
+        for dtype, name in CPP_TYPES.items()
+        for packed in (0, 1)
+    }
+    for which in ("forward", "backward")
+)
+KERNELS = (*FORWARD.values(), *BACKWARD.values())
+
+
+def _forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
+    dtype = boxes1.dtype
+    output = torch.empty(boxes1.shape[:-1], dtype=dtype, device=boxes1.device)
+    num_rows = output.numel()
+    if num_rows == 0:
+        return output
+    boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
+    FORWARD[dtype, packed(boxes1, boxes2)].launch(
+        blocks_of_pairs(num_rows, dtype),
+        BLOCK,
+        boxes1,
+        boxes2,
+        output,
+        num_rows,
+        *addressing(num_rows, boxes1, boxes2),
+        eps,
+    )
+    return output
+
+
+def _backward(
+    grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float, needs1: bool, needs2: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype = boxes1.dtype
+    grad_boxes1, grad_boxes2 = gradient_buffers(boxes1, boxes2, needs1, needs2)
+    num_rows = grad_output.numel()
+    if num_rows == 0:
+        return grad_boxes1, grad_boxes2
+    boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
+    (grad_output,) = as_rows(grad_output, trailing=0)
+    BACKWARD[dtype, packed(boxes1, boxes2)].launch(
+        blocks_of_pairs(num_rows, dtype),
+        BLOCK,
+        grad_output,
+        boxes1,
+        boxes2,
+        grad_boxes1 if needs1 else None,
+        grad_boxes2 if needs2 else None,
+        num_rows,
+        *addressing(num_rows, grad_output, boxes1, boxes2),
+        eps,
+    )
+    return grad_boxes1, grad_boxes2
+
+
+giou_operator = define_giou("cuda", _forward, _backward)
+
+
+def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """Generalized IoU of paired boxes ``[..., 4]`` to ``[...]``: see `impls.giou.torch_eager.giou`."""
+    check_giou(boxes1, boxes2, eps)
+    return giou_operator(boxes1, boxes2, eps)

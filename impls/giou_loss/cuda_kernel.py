@@ -1,0 +1,88 @@
+"""giou_loss in CUDA C++: one launch forward, one backward."""
+
+from pathlib import Path
+
+import torch
+
+from impls import workspace
+from impls.cuda_launch import CPP_TYPES, CudaKernel
+from impls.giou.arguments import check_giou_loss
+from impls.giou.cuda_boxes import BLOCK, addressing, blocks_of_pairs, packed
+from impls.giou.operators import gradient_buffers
+from impls.giou_loss.operators import define_giou_loss, num_saved
+from impls.launch import multiprocessors
+
+SOURCE = Path(__file__).parent / "cuda_kernel.cu"
+# As many as fit at once; the last one sums the partial results of all.
+BLOCKS_PER_MULTIPROCESSOR = 4
+# By dtype, and whether the boxes are packed.
+FORWARD, BACKWARD = (
+    {
+        (dtype, packed): CudaKernel(SOURCE, f"giou_loss_{which}_kernel<{name}, {packed}>")
+        for dtype, name in CPP_TYPES.items()
+        for packed in (0, 1)
+    }
+    for which in ("forward", "backward")
+)
+KERNELS = (*FORWARD.values(), *BACKWARD.values())
+
+
+def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype, device, num_rows = pred.dtype, pred.device, pred.shape[0] * pred.shape[1]
+    loss = torch.empty((), dtype=dtype, device=device)
+    saved = torch.empty(num_saved(num_rows), dtype=torch.int32, device=device)
+    if num_rows == 0:
+        return loss.zero_(), saved.zero_()
+    blocks = min(-(-num_rows // BLOCK), BLOCKS_PER_MULTIPROCESSOR * multiprocessors(device))
+    FORWARD[dtype, packed(pred, target)].launch(
+        blocks,
+        BLOCK,
+        pred,
+        target,
+        loss,
+        saved,
+        torch.empty(2 * blocks, dtype=torch.float64, device=device) if blocks > 1 else None,
+        workspace.counter(device) if blocks > 1 else None,
+        num_rows,
+        *addressing(num_rows, pred, target),
+        eps,
+    )
+    return loss, saved
+
+
+def _backward(
+    grad_output: torch.Tensor,
+    pred: torch.Tensor,
+    target: torch.Tensor,
+    saved: torch.Tensor,
+    eps: float,
+    needs_pred: bool,
+    needs_target: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_pred, grad_target = gradient_buffers(pred, target, needs_pred, needs_target)
+    num_rows = pred.shape[0] * pred.shape[1]
+    if num_rows == 0:
+        return grad_pred, grad_target
+    BACKWARD[pred.dtype, packed(pred, target)].launch(
+        blocks_of_pairs(num_rows, pred.dtype),
+        BLOCK,
+        grad_output,
+        pred,
+        target,
+        saved,
+        grad_pred if needs_pred else None,
+        grad_target if needs_target else None,
+        num_rows,
+        *addressing(num_rows, pred, target),
+        eps,
+    )
+    return grad_pred, grad_target
+
+
+giou_loss_operator = define_giou_loss("cuda", _forward, _backward)
+
+
+def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """Mean GIoU loss over the valid rows of a padded batch: see `impls.giou_loss.torch_eager.giou_loss`."""
+    check_giou_loss(pred, target, eps)
+    return giou_loss_operator(pred, target, eps)[0]

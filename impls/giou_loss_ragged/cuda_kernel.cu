@@ -1,0 +1,150 @@
+#include <math_constants.h>
+
+#include "giou/boxes.cuh"
+#include "giou_loss/mean.cuh"
+
+// Rows of a thread whose loads are under way together, as many as there are registers for.
+template <class T> constexpr int ROWS = sizeof(T) == 8 ? 2 : 4;
+
+struct Offsets {
+    const void* ptr;  // [batch + 1], strided
+    bool wide;        // int64, else int32
+    long long stride, batch;
+
+    __device__ long long operator[](long long sample) const {
+        const long long at = sample * stride;
+        return wide ? __ldg(static_cast<const long long*>(ptr) + at) : __ldg(static_cast<const int*>(ptr) + at);
+    }
+
+    // The last sample, from `low` on, that begins no later than at a row: a warp looks at 32 samples at once, `step`
+    // apart, and goes to wider steps or to narrower. Whatever the offsets hold, it is one of 0 to batch - 1.
+    __device__ long long search(long long row, long long low, long long step) const {
+        while (true) {
+            const long long probe = low + (threadIdx.x % 32 + 1) * step;
+            const int passed = __popc(__ballot_sync(0xffffffff, probe < batch && (*this)[probe] <= row));
+            low += passed * step;
+            if (passed == 32) step *= 32;
+            else if (step == 1) return low;
+            else step /= 32;
+        }
+    }
+};
+
+template <class T, bool PACKED>
+__global__ void __launch_bounds__(BLOCK, 4) giou_loss_ragged_forward_kernel(
+    const T* __restrict__ pred,    // [batch, max_boxes, 4], strided
+    const T* __restrict__ target,  // [total, 4], strided
+    const void* offsets_ptr,       // [batch + 1], strided
+    T* __restrict__ loss,          // []
+    double2* partials,             // [blocks], or null where there is one
+    int* counter,                  // [1]: blocks that are done, or null where there is one
+    long long total, long long batch, long long max_boxes, long long pred_batch_stride, long long pred_box_stride,
+    long long pred_coordinate_stride, long long target_stride, long long target_coordinate_stride,
+    long long offsets_stride, bool wide, long long first_step, double eps) {
+    // One warp owns a run of strips of 32 * ROWS target boxes; the last block to finish sums what all have left.
+    using C = Compute<T>;
+    constexpr int STRIP = 32 * ROWS<T>;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Boxes<T, PACKED> preds{pred, max_boxes, pred_batch_stride, pred_box_stride, pred_coordinate_stride};
+    const Boxes<T, PACKED> targets{target, total, 0, target_stride, target_coordinate_stride};
+    const Offsets offsets{offsets_ptr, wide, offsets_stride, batch};
+    const C least = C(eps);
+    C sum = 0;
+    const long long warps = (long long)gridDim.x * (BLOCK / 32), strips = (total + STRIP - 1) / STRIP;
+    const long long run = (strips + warps - 1) / warps * STRIP;
+    // Neighbouring runs are different blocks', so that a small batch occupies many multiprocessors.
+    const long long begin = ((long long)warp * gridDim.x + blockIdx.x) * run, end = min(begin + run, total);
+    long long low = begin < end ? offsets.search(begin, 0, first_step) : 0;
+    for (long long first = begin; first < end; first += STRIP) {
+        Box<T> a[ROWS<T>] = {}, b[ROWS<T>] = {};
+        long long sample[ROWS<T>];
+#pragma unroll
+        for (int k = 0; k < ROWS<T>; k++) {
+            const long long row = first + 32 * k + lane;
+            if (row < end) b[k] = targets[row];
+            sample[k] = low;
+        }
+        // All rows of the strip have samples from low to high: mostly few, so that a thread finds its own by bisection.
+        const long long high = offsets.search(min(first + STRIP, end) - 1, low, 1);
+        for (long long step = high > low ? 1ll << (63 - __clzll(high - low)) : 0; step; step /= 2) {
+#pragma unroll
+            for (int k = 0; k < ROWS<T>; k++) {
+                const long long probe = sample[k] + step;
+                if (probe <= high && offsets[probe] <= first + 32 * k + lane) sample[k] = probe;
+            }
+        }
+        low = high;
+#pragma unroll
+        for (int k = 0; k < ROWS<T>; k++) {
+            const long long row = first + 32 * k + lane;
+            // Offsets that do not fit must not lead outside of pred.
+            const long long box = max(min(row - offsets[sample[k]], max_boxes - 1), 0ll);
+            if (row < end) a[k] = preds.load(sample[k] * pred_batch_stride + box * pred_box_stride);
+        }
+#pragma unroll
+        for (int k = 0; k < ROWS<T>; k++) {
+            if (first + 32 * k + lane < end) sum += C(1) - giou_of(converted<C>(a[k]), converted<C>(b[k]), least);
+        }
+    }
+    // Offsets that do not fit make the loss NaN.
+    const long long threads = (long long)gridDim.x * BLOCK;
+    for (long long i = blockIdx.x * (long long)BLOCK + threadIdx.x; i < batch; i += threads) {
+        const long long from = offsets[i], to = offsets[i + 1];
+        const bool fits = from <= to && to - from <= max_boxes && (i > 0 || from == 0) && (i < batch - 1 || to == total);
+        if (!fits) sum = C(CUDART_NAN_F);
+    }
+    SumAndCount all{(double)sum, 0};
+    if (grid_sum(all, partials, counter)) *loss = T(C(all.sum / (double)total));
+}
+
+template <class T, bool PACKED>
+__global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_backward_kernel(
+    const T* __restrict__ grad_output,  // []
+    const T* __restrict__ pred,         // [batch, max_boxes, 4], strided
+    const T* __restrict__ target,       // [total, 4], strided
+    const void* offsets_ptr,            // [batch + 1], strided
+    Box<T>* __restrict__ grad_pred,     // [batch, max_boxes], or null where not needed
+    Box<T>* __restrict__ grad_target,   // [total], or null where not needed
+    long long total, long long batch, long long max_boxes, long long pred_batch_stride, long long pred_box_stride,
+    long long pred_coordinate_stride, long long target_stride, long long target_coordinate_stride,
+    long long offsets_stride, bool wide, double eps) {
+    // One block owns PAIRS * BLOCK consecutive rows of pred, and the target boxes that meet them.
+    using C = Compute<T>;
+    const Boxes<T, PACKED> preds{pred, max_boxes, pred_batch_stride, pred_box_stride, pred_coordinate_stride};
+    const Boxes<T, PACKED> targets{target, total, 0, target_stride, target_coordinate_stride};
+    const Offsets offsets{offsets_ptr, wide, offsets_stride, batch};
+    const long long num_rows = batch * max_boxes;
+    const long long first = blockIdx.x * (long long)(PAIRS<T> * BLOCK) + threadIdx.x;
+    bool valid[PAIRS<T>];
+    long long box[PAIRS<T>];
+    Box<T> raw1[PAIRS<T>] = {}, raw2[PAIRS<T>] = {};
+#pragma unroll
+    for (int k = 0; k < PAIRS<T>; k++) {
+        const long long row = first + k * BLOCK;
+        valid[k] = false;
+        if (row < num_rows) {
+            const long long sample = row / max_boxes;
+            box[k] = offsets[sample] + (row - sample * max_boxes);
+            // The last two hold where offsets fit; others must not lead outside of target.
+            valid[k] = box[k] < offsets[sample + 1] && box[k] >= 0 && box[k] < total;
+        }
+        if (valid[k]) {
+            raw1[k] = preds[row];
+            raw2[k] = targets[box[k]];
+        }
+    }
+    const C grad = -C(*grad_output) / C(total);
+#pragma unroll
+    for (int k = 0; k < PAIRS<T>; k++) {
+        const long long row = first + k * BLOCK;
+        if (row >= num_rows) break;
+        Box<C> of_pred = {};
+        if (valid[k]) {
+            const Box<C> a = converted<C>(raw1[k]), b = converted<C>(raw2[k]);
+            const AreaGradients<C> gradients(grad, a, b, C(eps));
+            of_pred = gradients.of_box(a, b);
+            if (grad_target) grad_target[box[k]] = converted<T>(gradients.of_box(b, a));
+        }
+        if (grad_pred) grad_pred[row] = converted<T>(of_pred);
+    }
+}

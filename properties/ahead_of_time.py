@@ -1,0 +1,40 @@
+"""Compile an operation's Triton kernels, without a GPU, as its named examples call for them.
+
+    python -m properties.ahead_of_time giou float32 80 90 100
+
+prints, as JSON, what each kernel needs on each architecture: registers, spills, shared memory, instructions.
+"""
+
+import dataclasses
+import json
+import sys
+
+from impls import backends, triton_compile
+from properties.case import Case
+from properties.dtypes import DTYPES
+from properties.operation import evaluate_tensors, operations
+
+
+def representative(examples: list[Case]) -> list[Case]:
+    """The largest example as it is, and with every input strided: the two ways in which kernels are specialised."""
+    largest = max(examples, key=lambda case: sum(array.size for array in case.inputs.values()))
+    strided = dict.fromkeys((*largest.inputs, "grad_output"), "sliced_columns")
+    return [largest, dataclasses.replace(largest, layouts=strided)]
+
+
+def main(operation_name: str, dtype_name: str, *capabilities: str) -> None:
+    """Compile and print."""
+    operation, dtype = operations()[operation_name], DTYPES[dtype_name]
+    implementation = backends.load(operation_name, "triton")
+    cases = representative([make(dtype) for make in operation.examples.values()])
+    resources = []
+    for capability in map(int, capabilities):
+        with triton_compile.compiled_for(capability) as compiled:
+            for case in cases:
+                evaluate_tensors(implementation, operation, case, dtype, "cpu")
+        resources += compiled
+    print(json.dumps([{**vars(kernel), "instruction_counts": dict(kernel.instruction_counts)} for kernel in resources]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

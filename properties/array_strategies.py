@@ -1,0 +1,120 @@
+"""Hypothesis strategies for arrays of any kind: how large, of what shape, holding what, laid out how."""
+
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from properties.dtypes import DType
+from properties.layouts import LAYOUTS
+
+# Around the sizes of warps and blocks, and none of them a multiple of anything.
+AWKWARD_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 513)
+AWKWARD_LARGE = (1000, 1023, 1024, 1025, 2047, 2049, 4097)
+
+KINDS = ("normal", "whole", "constant", "offset", "spread", "huge", "tiny")
+# Arrays of up to this many elements are now and then drawn one by one.
+FEW_ELEMENTS = 12
+
+
+def sizes(limit: int) -> st.SearchStrategy[int]:
+    """A number of rows up to `limit`: small ones, and those next to block sizes."""
+    awkward = [size for size in (*AWKWARD_SIZES, *AWKWARD_LARGE) if size <= limit]
+    return st.one_of(st.integers(0, min(limit, 8)), st.sampled_from(awkward))
+
+
+@st.composite
+def leading_axes(draw: st.DrawFn, count: int) -> tuple[int, ...]:
+    """None to three axes that hold `count` rows together."""
+    if count == 1 and draw(st.booleans()):
+        return ()
+    divisors = [d for d in (2, 3, 5, 7) if count % d == 0] if count else [2]
+    if not divisors or draw(st.booleans()):
+        return (count,)
+    d = draw(st.sampled_from(divisors))
+    return draw(st.sampled_from([(d, count // d), (count // d, d), (1, d, count // d)]))
+
+
+@st.composite
+def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
+    """A shape of up to `elements` elements with a last axis: few long rows, or many short ones."""
+    if draw(st.booleans()):
+        cols = draw(sizes(elements))
+        rows = draw(sizes(elements // max(cols, 1)))
+    else:
+        rows = draw(sizes(elements // 4))
+        cols = draw(sizes(elements // max(rows, 1)))
+    return (*draw(leading_axes(rows)), cols)
+
+
+def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> np.ndarray:
+    """An array of one of `KINDS`, rounded to the dtype."""
+    drawn = np.asarray(rng.normal(0, 2, shape))
+    if kind == "whole":  # ties in plenty, and sums that are exact
+        drawn = np.rint(drawn)
+    elif kind == "constant":
+        drawn = np.full(shape, rng.normal(0, 2))
+    elif kind == "offset":  # differences are small against the values
+        drawn = drawn + rng.choice([-1000, 100, 1000])
+    elif kind == "spread":
+        drawn = drawn * 2.0 ** rng.integers(-12, 12, shape)
+    elif kind == "huge":  # sums and squares overflow
+        drawn = np.asarray(rng.uniform(-1, 1, shape)) * dtype.largest
+    elif kind == "tiny":  # subnormal numbers
+        drawn = drawn * dtype.smallest_subnormal
+    return drawn.astype(dtype.numpy)
+
+
+def with_special_values(rng: np.random.Generator, array: np.ndarray, share: float = 0.2) -> np.ndarray:
+    """Some elements replaced by NaN, an infinity, a signed zero or a subnormal number."""
+    tiny = float(ml_dtypes.finfo(array.dtype).smallest_subnormal)
+    special = rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0, tiny]), array.shape)
+    return np.where(rng.random(array.shape) < share, special, array.astype(np.float64)).astype(array.dtype)
+
+
+@st.composite
+def bulk_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS) -> np.ndarray:
+    """An array from a seed, now and then with special values."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    array = values(rng, shape, dtype, draw(st.sampled_from(kinds)))
+    if draw(st.integers(0, 7)) == 7:
+        array = with_special_values(rng, array)
+    return array
+
+
+@st.composite
+def explicit_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """An array whose every element is drawn, so that a counterexample shrinks to small whole numbers."""
+    count = int(np.prod(shape, dtype=np.int64))
+    # Whole numbers and their halves: exact in every type, with ties in plenty.
+    element = st.one_of(st.integers(0, 8), st.integers(-16, 16).map(lambda half: half / 2))
+    flat = draw(st.lists(element, min_size=count, max_size=count))
+    return np.array(flat, dtype=np.float64).reshape(shape).astype(dtype.numpy)
+
+
+def arrays(dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS) -> st.SearchStrategy[np.ndarray]:
+    """An array of a shape: drawn element by element where they are few, else in bulk."""
+    if np.prod(shape) <= FEW_ELEMENTS:
+        return st.one_of(explicit_arrays(dtype, shape), bulk_arrays(dtype, shape, kinds))
+    return bulk_arrays(dtype, shape, kinds)
+
+
+def cotangent(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    """A random cotangent, rounded to the dtype: of both signs, now and then zero, never all ones."""
+    drawn = np.asarray(rng.normal(0, 2, shape) * (rng.random(shape) < 0.9)).astype(dtype.numpy)
+    # Half types round to 1 so often that a single element would be all ones now and then.
+    return np.where(drawn == 1, np.array(-1, dtype=dtype.numpy), drawn)
+
+
+def layouts_for(*names: str) -> st.SearchStrategy[dict[str, str]]:
+    """A layout for each named tensor: all contiguous half the time, else any mixture."""
+    mixed = st.fixed_dictionaries({name: st.sampled_from(tuple(LAYOUTS)) for name in names})
+    return st.one_of(st.just(dict.fromkeys(names, "contiguous")), mixed)
+
+
+def repeated(array: np.ndarray, axis: int = 0) -> np.ndarray:
+    """The first slice along an axis in place of all others, which the layout "expanded" lays out with stride 0."""
+    if array.ndim == 0:
+        return array
+    return np.broadcast_to(array.take([0], axis), array.shape).copy() if array.shape[axis] else array

@@ -1,0 +1,188 @@
+"""Cells: one operation on one backend for one dtype, which of them a run verifies, and the candidates among them."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from impls import backends
+from properties.checks import Subject
+from properties.dtypes import DTYPES
+from properties.operation import Operation
+
+# The backend of somebody's own implementation; what it is related to by a law is taken from torch.
+CANDIDATE = "candidate"
+
+
+class SelectionError(ValueError):
+    """An option names something that there is not."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One operation on one backend for one dtype, by name."""
+
+    operation: str
+    backend: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.operation}-{self.backend}-{self.dtype}"
+
+    @classmethod
+    def of_test(cls, nodeid: str) -> "Cell | None":
+        """The cell of a test, by pytest's name for it: ``tests/test_forward.py::test_x[giou-triton-float32-law]``."""
+        parts = nodeid.partition("[")[2].rstrip("]").split("-")
+        return cls(*parts[:3]) if len(parts) >= 3 and parts[2] in DTYPES else None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Somebody's own implementation of an operation, as the command line names it.
+
+    Attributes:
+        operation: which operation it claims to be.
+        place: a Python file or a module's name.
+        function: its name there.
+    """
+
+    operation: str
+    place: str
+    function: str
+
+    @classmethod
+    def parse(cls, text: str, known: Iterable[str]) -> "Candidate":
+        """``OP=FILE_OR_MODULE:FUNCTION``.
+
+        Raises:
+            SelectionError: the text has another form, or the operation is unknown.
+        """
+        operation, equals, target = text.partition("=")
+        place, colon, function = target.rpartition(":")
+        if not (equals and colon and place and function.isidentifier()):
+            raise SelectionError(f"--candidate must be OP=FILE_OR_MODULE:FUNCTION, not {text!r}")
+        choose("--candidate", [operation], known)
+        return cls(operation, place, function)
+
+    def load(self) -> Callable[..., Any]:
+        """The function.
+
+        Raises:
+            SelectionError: there is no such file, module or function, or it fails on import.
+        """
+        try:
+            found = getattr(self._module(), self.function, None)
+        except Exception as error:
+            raise SelectionError(f"--candidate {self.place}: {type(error).__name__}: {error}") from error
+        if not callable(found):
+            raise SelectionError(f"--candidate {self.place} has no function {self.function}")
+        return found
+
+    def _module(self) -> ModuleType:
+        if not self.place.endswith(".py"):
+            return importlib.import_module(self.place)
+        path = Path(self.place).resolve()
+        # Registered under its path, so that two candidates of one file share the module, and pickling finds it.
+        name = f"candidate_{path.stem}_{abs(hash(str(path)))}"
+        if name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None and spec.loader is not None
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[name]
+                raise
+        return sys.modules[name]
+
+
+def choose(option: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:
+    """What an option selects: everything where it is not given, and the named otherwise, in the order of `known`.
+
+    Raises:
+        SelectionError: a name is unknown.
+    """
+    known = list(known)
+    for name in wanted:
+        if name not in known:
+            raise SelectionError(f"{option} {name}: there are {', '.join(known)}")
+    return [name for name in known if name in wanted or not wanted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What a run verifies.
+
+    Attributes:
+        operations: all there are, by name.
+        candidates: by the name of the operation.
+        cells: of the chosen operations, backends and dtypes, in order.
+        narrowed: whether an option chose; a run then has no interest in tests that belong to no cell.
+    """
+
+    operations: Mapping[str, Operation]
+    candidates: Mapping[str, Candidate]
+    cells: tuple[Cell, ...]
+    narrowed: bool
+
+    @classmethod
+    def of(
+        cls,
+        operations: Mapping[str, Operation],
+        candidates: Sequence[str],
+        op: Sequence[str],
+        backend: Sequence[str],
+        dtype: Sequence[str],
+    ) -> "Selection":
+        """From the options as given; with candidates and nothing else, only those.
+
+        Raises:
+            SelectionError: an option names something that there is not.
+        """
+        parsed = [Candidate.parse(text, operations) for text in candidates]
+        by_operation = {candidate.operation: candidate for candidate in parsed}
+        if len(by_operation) < len(parsed):
+            raise SelectionError("--candidate is given twice for one operation")
+        known = (*backends.BACKENDS, CANDIDATE) if parsed else backends.BACKENDS
+        chosen_backends = choose("--backend", backend or ([CANDIDATE] if parsed else []), known)
+        cells = tuple(
+            Cell(operation, backend_name, dtype_name)
+            for operation in choose("--op", op, operations)
+            for backend_name in chosen_backends
+            if backend_name != CANDIDATE or operation in by_operation
+            for dtype_name in choose("--dtype", dtype, DTYPES)
+        )
+        narrowed = bool(candidates or op or backend or dtype)
+        return cls(operations=operations, candidates=by_operation, cells=cells, narrowed=narrowed)
+
+    def unsupported(self, cell: Cell, device: str) -> str | None:
+        """Why a cell cannot run on a device, or None."""
+        if cell.backend == CANDIDATE:
+            return None
+        return backends.unsupported(cell.operation, cell.backend, cell.dtype, device)
+
+    def implementation(self, operation: str, backend: str) -> Callable[..., Any]:
+        """The public function of an operation on a backend."""
+        if backend == CANDIDATE:
+            return self.candidates[operation].load()
+        return backends.load(operation, backend)
+
+    def subject(self, cell: Cell, device: str) -> Subject:
+        """What the checks take."""
+
+        def sibling(name: str) -> tuple[Operation, Callable[..., Any]]:
+            backend = "torch" if cell.backend == CANDIDATE else cell.backend
+            return self.operations[name], self.implementation(name, backend)
+
+        return Subject(
+            operation=self.operations[cell.operation],
+            backend=cell.backend,
+            dtype=DTYPES[cell.dtype],
+            device=device,
+            implementation=self.implementation(cell.operation, cell.backend),
+            sibling=sibling,
+        )

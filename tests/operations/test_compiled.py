@@ -1,0 +1,131 @@
+"""Every implementation goes through torch.library, torch.compile and CUDA graphs as torch's own operations do."""
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+from properties.case import Case
+from properties.cells import Cell
+from properties.checks import Subject, bits
+from properties.operation import evaluate_tensors
+
+# A candidate may be any Python at all; what it must do is in the other tests.
+OWN = ["torch", "triton", "cuda"]
+
+
+def alike(subject: Subject, most: int = 4) -> list[Case]:
+    """Generated cases that differ in sizes and nothing else, so that one compiled function must serve them all."""
+    drawn: list[Case] = []
+
+    @hypothesis.seed(1)
+    @hypothesis.settings(max_examples=100, database=None, phases=[hypothesis.Phase.generate])
+    @hypothesis.given(subject.operation.cases(subject.dtype, 256))
+    def draw(case: Case) -> None:
+        drawn.append(case)
+
+    draw()
+    groups = defaultdict(list)
+    for case in drawn:
+        # torch.compile compiles anew, and may, for other constants, ranks and integer types, and for sizes of 0 and 1;
+        # opcheck does not let NaN equal NaN.
+        sizes = [size for array in case.inputs.values() for size in array.shape]
+        strided = set(case.layouts.values()) - {"contiguous"}
+        finite = all(np.isfinite(array.astype(np.float64)).all() for array in case.inputs.values())
+        if min(sizes, default=0) > 1 and not strided and finite:
+            kinds = tuple((array.ndim, str(array.dtype)) for array in case.inputs.values())
+            groups[kinds, repr(case.parameters)].append(case)
+    group = [
+        case
+        for case in max(groups.values(), key=len)
+        if all(tensor.isfinite().all() for tensor in outcome(subject, case))
+    ]
+    assert len({case.grad_output.shape for case in group} | {repr(case.inputs) for case in group}) >= 2
+    return group[:most]
+
+
+def outcome(subject: Subject, case: Case, implementation: Callable | None = None) -> list[torch.Tensor]:
+    """Output and gradients, of the subject itself or of something made of it."""
+    output, gradients, _ = evaluate_tensors(
+        implementation or subject.implementation, subject.operation, case, subject.dtype, subject.device
+    )
+    return [output.detach(), *gradients.values()]
+
+
+def assert_same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert [a.shape for a in actual] == [e.shape for e in expected]
+    assert all(torch.equal(bits(a), bits(e)) for a, e in zip(actual, expected))
+
+
+def compiled(subject: Subject, dynamic: bool) -> Callable:
+    torch._dynamo.reset()
+    # On the CPU code generation would be timed and not the operators; tracing, fakes and autograd are the same.
+    backend = "inductor" if subject.device == "cuda" else "aot_eager"
+    return torch.compile(subject.implementation, fullgraph=True, dynamic=dynamic, backend=backend)
+
+
+@pytest.mark.only(backends=["triton", "cuda"])
+def test_operator_passes_opcheck(subject: Subject, cell: Cell) -> None:
+    operator = getattr(torch.ops.fourfold, f"{cell.operation}_{cell.backend}").default
+    case = alike(subject)[-1]
+    tensors = case.tensors(subject.dtype, subject.device)
+    for name in subject.operation.differentiable:
+        tensors[name].requires_grad_()
+    arguments = {**tensors, **case.parameters}
+    torch.library.opcheck(operator, tuple(arguments[argument.name] for argument in operator._schema.arguments))
+
+
+@pytest.mark.only(backends=["triton", "cuda"])
+def test_compiled_for_one_shape_gives_the_same_bits(subject: Subject) -> None:
+    case = alike(subject)[-1]
+    assert_same(outcome(subject, case, compiled(subject, dynamic=False)), outcome(subject, case))
+
+
+@pytest.mark.only(backends=["triton", "cuda"])
+def test_compiled_once_serves_every_shape(subject: Subject) -> None:
+    function, cases = compiled(subject, dynamic=True), alike(subject)
+    # Else sizes that happen to be equal in the first case are taken to be equal in all.
+    with torch.fx.experimental._config.patch(use_duck_shape=False):
+        outcome(subject, cases[0], function)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for case in cases:
+            assert_same(outcome(subject, case, function), outcome(subject, case))
+
+
+@pytest.mark.only(backends=OWN, devices=["cuda"])
+def test_captured_in_a_graph_gives_the_same_bits(subject: Subject) -> None:
+    """Capture refuses whatever waits for the device or allocates outside of torch's pool; replay then sees new values."""
+    case = alike(subject)[-1]
+    names = subject.operation.differentiable
+    tensors = case.tensors(subject.dtype, subject.device)
+    for name in names:
+        tensors[name].requires_grad_()
+    grad_output = case.tensor("grad_output", subject.dtype, subject.device)
+
+    def step() -> list[torch.Tensor]:
+        output = subject.implementation(**tensors, **case.parameters)
+        gradients = torch.autograd.grad(output, [tensors[name] for name in names], grad_output)
+        return [output.detach(), *gradients]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for scale in (1.0, 0.5):
+        with torch.no_grad():
+            for name in names:
+                tensors[name].mul_(scale)
+        expected = [tensor.clone() for tensor in step()]
+        for tensor in captured:
+            tensor.fill_(torch.nan)
+        for _ in range(2):
+            graph.replay()
+        assert_same(captured, expected)

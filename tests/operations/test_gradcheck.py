@@ -1,0 +1,11 @@
+"""Every implementation's gradient is the derivative of its own output."""
+
+import pytest
+
+from properties import checks
+from properties.checks import Search, Subject
+
+
+@pytest.mark.only(dtypes=["float64"])
+def test_gradient_is_the_derivative_of_the_output(subject: Subject, search: Search) -> None:
+    checks.gradcheck(subject, search)
