@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import hypothesis
@@ -29,10 +29,10 @@ MATRIX = pytest.StashKey[Matrix]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fourfold", "verification of kernels")
     group.addoption("--op", action="append", default=[], metavar="NAME", help="only this operation (repeatable)")
-    group.addoption("--backend", action="append", default=[], metavar="NAME", help="only torch, triton, cuda or candidate")
+    group.addoption("--backend", action="append", default=[], metavar="NAME", help="only this backend (repeatable)")
     group.addoption("--dtype", action="append", default=[], metavar="NAME", help="only this dtype (repeatable)")
-    group.addoption("--device", default="auto", choices=["auto", "cpu", "cuda"], help="where to run (default: a GPU if any)")
-    group.addoption("--examples", type=int, metavar="N", help="generated cases of each check, in place of the profile's")
+    group.addoption("--device", default="auto", choices=["auto", "cpu", "cuda"], help="auto: a GPU if there is one")
+    group.addoption("--examples", type=int, metavar="N", help="generated cases a check, in place of the profile's")
     group.addoption(
         "--candidate",
         action="append",
@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "only(backends=, dtypes=, devices=): the cells that a test is about")
+    config.addinivalue_line("markers", "only(backends=, dtypes=, devices=, tuned=): the cells that a test is about")
     device = config.getoption("device")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,8 +57,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # Triton reads it when it is imported, which nothing has done yet.
     os.environ["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker and device == "cuda":
-        torch.cuda.set_device(int(worker.removeprefix("gw")) % torch.cuda.device_count())
+    if device == "cuda":
+        # Left to themselves, cuBLAS's split products of half types are summed in the half type.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        if worker:
+            torch.cuda.set_device(int(worker.removeprefix("gw")) % torch.cuda.device_count())
+    elif worker:
+        torch.set_num_threads(1)  # the workers are as many as the cores
     try:
         selected = [config.getoption(name) for name in ("op", "backend", "dtype")]
         config.stash[SELECTION] = Selection.of(operations(), config.getoption("candidate"), *selected)
@@ -101,7 +107,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     cells = [
         cell
         for cell in selection.cells
-        if cell.dtype in only.get("dtypes", [cell.dtype]) and cell.backend in only.get("backends", [cell.backend])
+        if cell.dtype in only.get("dtypes", [cell.dtype])
+        and cell.backend in only.get("backends", [cell.backend])
+        and (not only.get("tuned") or selection.tuned(cell))
     ]
     if "law" in metafunc.fixturenames:
         pairs = [(cell, law) for cell in cells for law in selection.operations[cell.operation].laws]
@@ -152,7 +160,9 @@ def search(pytestconfig: pytest.Config) -> Search:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed check shows the case and the command that repeats it, in place of the way through the machinery."""
     search = getattr(item, "funcargs", {}).get("search")
     if call.when == "call" and search is not None:
@@ -188,6 +198,7 @@ class Record:
         self.is_worker = hasattr(config, "workerinput")
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        """Count what a test came to."""
         cell = Cell.of_test(report.nodeid)
         if cell is None or (report.when != "call" and report.passed):
             return
@@ -205,6 +216,7 @@ class Record:
                 tally.seconds += seen["seconds"]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the table."""
         if self.matrix.tallies and not self.is_worker:
             terminalreporter.section("verified", sep="=")
             for line in self.matrix.lines():

@@ -1,8 +1,10 @@
 """The backends: which there are, how an operation's implementation is found, and what one does not support."""
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 # The module of an operation's folder that holds each backend's implementation.
@@ -20,6 +22,15 @@ def load(operation: str, backend: str) -> Callable[..., Any]:
     if backend not in MODULES:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     return getattr(importlib.import_module(f"impls.{operation}.{MODULES[backend]}"), operation)
+
+
+def other_order(device: str) -> AbstractContextManager:
+    """Within it blocks and threads run in another order than they would, where it is not the device that chooses."""
+    if device != "cpu":
+        return contextlib.nullcontext()
+    from impls import cuda_on_cpu
+
+    return cuda_on_cpu.schedule("reverse")
 
 
 def unsupported(operation: str, backend: str, dtype: str, device: str) -> str | None:

@@ -111,8 +111,9 @@ def cuda_include_directories() -> tuple[pathlib.Path, ...]:
     directories = [pathlib.Path(directory) for directory in found if directory]
     if not any((directory / "crt").is_dir() for directory in directories):
         nvcc = shutil.which("nvcc")
-        homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and os.path.dirname(os.path.dirname(nvcc))]
-        toolkits = (pathlib.Path(home, "include") for home in (*homes, "/usr/local/cuda") if home)
+        beside_nvcc = nvcc and os.path.dirname(os.path.dirname(nvcc))
+        homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), beside_nvcc, "/usr/local/cuda")
+        toolkits = (pathlib.Path(home, "include") for home in homes if home)
         directories += [directory for directory in toolkits if (directory / "crt").is_dir()][:1]
     return tuple(directories)
 
@@ -278,7 +279,10 @@ def _dumped(cubin: pathlib.Path) -> dict[str, _Dumped]:
         name = function.split(maxsplit=1)[0]
         if name in usages:
             kernels[name] = _Dumped(
-                usages[name], Counter(code for code, _ in opcodes), _local_bytes("STL", opcodes), _local_bytes("LDL", opcodes)
+                usage=usages[name],
+                instructions=Counter(code for code, _ in opcodes),
+                local_store_bytes=_local_bytes("STL", opcodes),
+                local_load_bytes=_local_bytes("LDL", opcodes),
             )
     return kernels
 

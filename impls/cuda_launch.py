@@ -80,7 +80,8 @@ class CudaKernel:
             grid: blocks, one number or up to three. Nothing happens where one of them is 0.
             block: threads in a block, one number or up to three.
             args: one for each parameter. A tensor is passed as a pointer to its first element, None as a null pointer,
-                an int as `long long`, a float as `double`, a bool as `bool`. Kernels have no other parameters.
+                an int as `long long`, a float as `double`, a bool as `bool`, and what `impls.tensor_map` makes as a
+                struct `TensorMap`. Kernels have no other parameters.
             shared_bytes: size of the `extern __shared__` array.
             cluster: blocks in a cluster, one number or up to three; for GPUs of compute capability 9.0 and later.
 

@@ -11,3 +11,19 @@ def multiprocessors(device: torch.device) -> int:
     if device.type == "cpu":
         return 3
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def resident(device: torch.device, per_multiprocessor: int) -> int:
+    """How many blocks fill a device that holds so many a multiprocessor; on the CPU 3, so that their loops run too."""
+    return 3 if device.type == "cpu" else per_multiprocessor * multiprocessors(device)
+
+
+# Triton has both, for the inside of kernels too, at some microseconds a call.
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of 2 that is not below n, which is positive."""
+    return 1 << (n - 1).bit_length()

@@ -52,8 +52,9 @@ def as_rows(*tensors: torch.Tensor) -> tuple[int, list[Rows]]:
     if len(sizes) > 2:
         # Three leading axes that none of the tensors passes as two are rare enough to be copied.
         return as_rows(*(tensor.contiguous() for tensor in tensors))
-    missing = [0] * (2 - len(sizes))
     inner = sizes[-1] if sizes else 1
-    return inner, [
-        Rows(tensor, *missing, *along, tensor.stride(-1) if cols > 1 else 1) for tensor, along in zip(tensors, strides)
-    ]
+    found = []
+    for tensor, along in zip(tensors, strides):
+        outer_stride, inner_stride = [0] * (2 - len(along)) + along
+        found.append(Rows(tensor, outer_stride, inner_stride, tensor.stride(-1) if cols > 1 else 1))
+    return inner, found

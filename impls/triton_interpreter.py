@@ -7,6 +7,7 @@ language anew for each call of a device function, which takes longer than the ca
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -73,7 +74,9 @@ def install() -> None:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         prepared.clear()
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                # NumPy's own words about a maximum over nothing but NaN do not ask errstate.
+                warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
                 return shipped_run(self, *args, **kwargs)
         finally:
             prepared.clear()

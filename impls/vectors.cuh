@@ -8,11 +8,20 @@ template <class T> struct ComputeOf { using type = float; };
 template <> struct ComputeOf<double> { using type = double; };
 template <class T> using Compute = typename ComputeOf<T>::type;
 
+__device__ inline float2 unpacked(unsigned word, __nv_bfloat16) {
+    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+}
+__device__ inline float2 unpacked(unsigned word, __half) {
+    __half2 pair;
+    memcpy(&pair, &word, sizeof pair);
+    return __half22float2(pair);
+}
+
 // WIDTH neighbours that one instruction loads or stores: 16 bytes where data are aligned to that, else one element.
 template <class T, int WIDTH> struct __align__(sizeof(T) * WIDTH) Vector {
     T at[WIDTH];
 
-    // As uint4: the compiler takes some accesses to arrays apart into their elements.
+    // As uint4: the compiler takes accesses to arrays apart into their elements now and then, and gathers not all again.
     __device__ static Vector load(const T* from) {
         Vector vector;
         if constexpr (WIDTH == 1) {
@@ -24,12 +33,36 @@ template <class T, int WIDTH> struct __align__(sizeof(T) * WIDTH) Vector {
         return vector;
     }
     __device__ void store(T* to) const {
-        if constexpr (WIDTH == 1) {
-            *to = at[0];
+        if constexpr (WIDTH == 1) *to = at[0];
+        else *reinterpret_cast<uint4*>(to) = bits();
+    }
+    // To global memory only, by an instruction that is not taken apart and whose data leave the cache before others.
+    __device__ void store_streaming(T* to) const {
+        if constexpr (WIDTH == 1) *to = at[0];
+        else __stcs(reinterpret_cast<uint4*>(to), bits());
+    }
+
+    // Whole words are taken apart by hand: by elements the compiler does so at once, and waits for what was loaded ahead.
+    __device__ void unpack(Compute<T> (&to)[WIDTH]) const {
+        if constexpr (sizeof(T) == 2 && WIDTH == 8) {
+            const uint4 vector = bits();
+            const unsigned words[] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float2 pair = unpacked(words[i], T());
+                to[2 * i] = pair.x;
+                to[2 * i + 1] = pair.y;
+            }
         } else {
-            uint4 bits;
-            memcpy(&bits, this, sizeof bits);
-            *reinterpret_cast<uint4*>(to) = bits;
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) to[j] = Compute<T>(at[j]);
         }
+    }
+
+   private:
+    __device__ uint4 bits() const {
+        uint4 bits;
+        memcpy(&bits, this, sizeof bits);
+        return bits;
     }
 };

@@ -1,4 +1,4 @@
-"""Counters by which the last block of a launch learns that it is the last: zero before each launch, and left zero by it."""
+"""Counters by which the last block of a launch learns that it is the last: zero before each launch, left zero by it."""
 
 import torch
 

@@ -1,5 +1,6 @@
 """Cells: one operation on one backend for one dtype, which of them a run verifies, and the candidates among them."""
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from impls import backends
+from impls import backends, tuning
 from properties.checks import Subject
 from properties.dtypes import DTYPES
 from properties.operation import Operation
@@ -37,7 +38,9 @@ class Cell:
     def of_test(cls, nodeid: str) -> "Cell | None":
         """The cell of a test, by pytest's name for it: ``tests/test_forward.py::test_x[giou-triton-float32-law]``."""
         parts = nodeid.partition("[")[2].rstrip("]").split("-")
-        return cls(*parts[:3]) if len(parts) >= 3 and parts[2] in DTYPES else None
+        if len(parts) < 3 or parts[1] not in (*backends.BACKENDS, CANDIDATE) or parts[2] not in DTYPES:
+            return None
+        return cls(*parts[:3])
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ class Candidate:
         name = f"candidate_{path.stem}_{abs(hash(str(path)))}"
         if name not in sys.modules:
             spec = importlib.util.spec_from_file_location(name, path)
-            assert spec is not None and spec.loader is not None
+            if spec is None or spec.loader is None:
+                raise ImportError(f"{path} cannot be imported")
             module = sys.modules[name] = importlib.util.module_from_spec(spec)
             try:
                 spec.loader.exec_module(module)
@@ -164,6 +168,14 @@ class Selection:
         if cell.backend == CANDIDATE:
             return None
         return backends.unsupported(cell.operation, cell.backend, cell.dtype, device)
+
+    def tuned(self, cell: Cell) -> bool:
+        """Whether a cell's kernel has several configurations."""
+        if cell.backend == CANDIDATE:
+            return False
+        with contextlib.suppress(ModuleNotFoundError):  # `unsupported` says so
+            backends.load(cell.operation, cell.backend)
+        return f"{cell.operation}_{cell.backend}" in tuning.kernels()
 
     def implementation(self, operation: str, backend: str) -> Callable[..., Any]:
         """The public function of an operation on a backend."""

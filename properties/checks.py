@@ -3,24 +3,27 @@
 A check raises `Failure` where the implementation is wrong; what it raises itself goes through unchanged.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import hypothesis
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch.autograd.gradcheck import GradcheckError
 
+from impls import backends
+from properties.arena import POISONS, Arena
 from properties.case import Case
 from properties.comparison import Agreement, Disagreement, compare, expectation
 from properties.dtypes import DType, bits
 from properties.operation import Evaluate, Law, Operation, Result, evaluate_tensors, reference, reference_gradients
 from properties.running_error import Bounded
 
-
-# What fails is looked for once more in cases of at most this many elements, which are drawn one by one and so shrink to
-# small whole numbers.
+# What fails is looked for once more in cases of at most this many elements, which are drawn one by one and so shrink,
+# in little time, to small whole numbers.
 FEW_ELEMENTS = 8
 
 
@@ -67,16 +70,21 @@ class Search:
         """Since the search began."""
         return time.perf_counter() - self.started
 
-    def for_all(self, name: str, strategy: st.SearchStrategy[Case], body: Callable[[Case], None]) -> None:
-        """Run `body` on generated cases; on failure Hypothesis shrinks the case and shows it."""
+    def for_all(
+        self, name: str, strategy: st.SearchStrategy[Case], body: Callable[[Case], None], shrink: bool = True
+    ) -> None:
+        """Run `body` on generated cases; on failure Hypothesis shrinks the case, if it may, and shows it."""
 
         def holds(case: Case) -> None:
             body(case)
 
         # Hypothesis files what it learns, failures above all, under the name of the function.
         holds.__name__ = holds.__qualname__ = "".join(c if c.isalnum() else "_" for c in name)
+        # There is but one argument, of which nothing is left to explain.
+        without = {hypothesis.Phase.explain} if shrink else {hypothesis.Phase.explain, hypothesis.Phase.shrink}
         settings = hypothesis.settings(
             max_examples=self.examples,
+            phases=tuple(phase for phase in hypothesis.settings().phases if phase not in without),
             deadline=None,
             print_blob=True,
             report_multiple_bugs=False,
@@ -98,9 +106,9 @@ class Search:
                     error.add_note(f"Named example {name}: {case!r}")
                     raise
 
-        def among(elements: int) -> None:
+        def among(elements: int, shrink: bool = True) -> None:
             name = f"{check} {subject} {elements}"
-            self.for_all(name, subject.operation.cases(subject.dtype, elements), body)
+            self.for_all(name, subject.operation.cases(subject.dtype, elements), body, shrink)
 
         if self.blob:
             # It does not say for which of the two it was made.
@@ -110,12 +118,14 @@ class Search:
                 among(self.elements)
             return
         try:
-            among(self.elements)
+            among(self.elements, shrink=False)
         except Exception:
-            try:
-                among(FEW_ELEMENTS)
-            except Exception as smaller:
-                raise smaller from None
+            if hypothesis.Phase.shrink in hypothesis.settings().phases:
+                for elements in (FEW_ELEMENTS, self.elements):
+                    try:
+                        among(elements)
+                    except Exception as smaller:
+                        raise smaller from None
             raise
         if not self.substantial:
             raise Failure(f"{subject}: {check} ran {self.ran} examples, and none of them could have failed")
@@ -272,11 +282,11 @@ def hold(law: Law, evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Agr
 
 
 def declared_errors_are_raised(subject: Subject, search: Search) -> None:
-    """Bad input raises the declared error, whose message names the argument."""
+    """Bad input raises the declared error, which names the argument; where it cannot be known, the output is NaN."""
     for declared in subject.operation.errors:
         arguments = declared.arguments(subject.device)
         try:
-            subject.implementation(**arguments)
+            output = subject.implementation(**arguments)
         except declared.raises as error:
             if declared.names not in str(error):
                 raise Failure(f"{subject}: {declared.name}: the message does not name {declared.names}: {error}") from error
@@ -285,7 +295,11 @@ def declared_errors_are_raised(subject: Subject, search: Search) -> None:
                 f"{subject}: {declared.name}: {type(error).__name__} in place of {declared.raises.__name__}: {error}"
             ) from error
         else:
-            raise Failure(f"{subject}: {declared.name}: no {declared.raises.__name__} naming {declared.names} was raised")
+            if subject.device in declared.devices:
+                missing = f"no {declared.raises.__name__} naming {declared.names} was raised"
+                raise Failure(f"{subject}: {declared.name}: {missing}")
+            if not output.isnan().all():
+                raise Failure(f"{subject}: {declared.name}: the output is {output}, not NaN")
         search.saw(Agreement(0.0, 1, 0))
 
 
@@ -294,10 +308,11 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
 
     def body(case: Case) -> None:
         runs = []
-        for _ in range(2):
-            output, gradients, tensors = evaluate_tensors(
-                subject.implementation, subject.operation, case, subject.dtype, subject.device
-            )
+        for order in (contextlib.nullcontext(), backends.other_order(subject.device)):
+            with order:
+                output, gradients, tensors = evaluate_tensors(
+                    subject.implementation, subject.operation, case, subject.dtype, subject.device
+                )
             runs.append((output.detach().clone(), {name: g.clone() for name, g in gradients.items()}))
         (output, gradients), (again, gradients_again) = runs
         if not torch.equal(bits(output), bits(again)):
@@ -309,3 +324,44 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
 
     search.cases(subject, "repeats", body)
 
+
+def memory_is_respected(subject: Subject, search: Search) -> None:
+    """Only the given tensors are read, only the results written: these in full, and in memory of their own."""
+
+    def body(case: Case) -> None:
+        runs: list[dict[str, torch.Tensor]] = []
+        for poison in POISONS:
+            with Arena(poison) as arena:
+                output, gradients, tensors = evaluate_tensors(
+                    subject.implementation,
+                    subject.operation,
+                    case,
+                    subject.dtype,
+                    subject.device,
+                    place=arena.place,
+                )
+            for trespass in arena.trespasses():
+                raise Failure(f"{subject}: the call {trespass}\nwith {describe(tensors)}")
+            results = {"output": output, **{f"gradient of {name}": g for name, g in gradients.items()}}
+            lent = {_storage(tensor): f"its input {name}" for name, tensor in tensors.items()}
+            lent |= {_storage(former): "a former result" for run in runs for former in run.values()}
+            for name, result in results.items():
+                if result.numel() and _storage(result) in lent:
+                    raise Failure(f"{subject}: {name} shares its memory with {lent[_storage(result)]}")
+            runs.append({name: result.detach() for name, result in results.items()})
+        for name in runs[0]:
+            first, second = (subject.dtype.array(run[name]) for run in runs)
+            differs = np.argwhere((first != second) & ~(np.isnan(first) & np.isnan(second)))
+            if len(differs):
+                at = tuple(int(i) for i in differs[0])
+                why = f"is {first[at]} or {second[at]}, depending on memory that the call was not given"
+                if np.isnan(first[at]) and second[at] == POISONS[1]:
+                    why = "was never written, or comes from memory that the call was not given"
+                raise Failure(f"{subject}: {name}{list(at)} {why}\nwith {describe(tensors)}")
+        search.saw(Agreement(0.0, sum(result.numel() for result in runs[0].values()), 0))
+
+    search.cases(subject, "memory", body)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -33,7 +33,7 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
     """Hold `actual` to `expected`.
 
     NaN must meet NaN, and an infinity the same infinity. A finite value must lie within the bound; where that reaches
-    past the largest number of the type, the infinity of the same sign is as good. Where the bound is infinite the
+    what rounds to infinity in the type, the infinity of that side is as good. Where the bound is infinite the
     element is unspecified: anything may stand there.
 
     Args:
@@ -53,8 +53,9 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
         ratio = np.where(error == 0, 0.0, error / bound)
         ratio = np.where(np.isnan(actual) & np.isnan(value), 0.0, ratio)
         overflown = np.isinf(actual) & np.isfinite(value)
-        reachable = abs(value) + bound >= dtype.largest
-        ratio = np.where(overflown & (np.sign(actual) == np.sign(value)) & reachable, 0.0, ratio)
+        # The bound holds the rounding to the type, by which numbers beside the largest pass it without being infinite.
+        reachable = np.sign(actual) * value + bound >= dtype.overflow * (1 + dtype.wide(dtype.roundoff))
+        ratio = np.where(overflown & reachable, 0.0, ratio)
         ratio = np.where(np.isnan(ratio), np.inf, ratio)
         unspecified = np.isinf(bound)
         ratio = np.where(unspecified, 0.0, ratio)

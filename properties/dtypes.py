@@ -1,6 +1,7 @@
 """The floating-point types under test: how they round, and the arithmetic in which their kernels compute."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +26,12 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def overflow(self) -> Any:
+        """The least number that rounds to infinity: half a unit in the last place past the largest."""
+        half_a_unit = np.ldexp(self.wide(self.roundoff), np.frexp(self.largest)[1] - 1)
+        return self.wide(self.largest) + half_a_unit
+
     def array(self, tensor: torch.Tensor) -> np.ndarray:
         """A tensor's values, exactly, in the wide type."""
         tensor = tensor.detach().cpu().contiguous()
@@ -46,7 +53,7 @@ class DType:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bit patterns: NaN equals itself, and -0 differs from 0."""
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     return tensor.contiguous().view(integer)
 
 

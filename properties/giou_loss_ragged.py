@@ -8,7 +8,17 @@ import torch
 from hypothesis import strategies as st
 
 from oracles import giou_loss_ragged as oracle
-from properties.box_strategies import PAIRS, batches, box_counts, box_pairs, cotangent, layouts_for, pairs, pairs_without_ties, with_special_values
+from properties.box_strategies import (
+    PAIRS,
+    batches,
+    box_counts,
+    box_pairs,
+    cotangent,
+    layouts_for,
+    pairs,
+    pairs_without_ties,
+    with_special_values,
+)
 from properties.case import Case
 from properties.dtypes import DType
 from properties.giou import EPS, exactly
@@ -19,7 +29,7 @@ from properties.running_error import Bounded
 def ragged(pred: np.ndarray, target: np.ndarray, counts: np.ndarray, offset_dtype: type = np.int64) -> dict[str, np.ndarray]:
     """The inputs of the ragged loss from padded boxes ``[batch, max_boxes, 4]`` and the number of boxes of each sample."""
     taken = np.arange(target.shape[1]) < counts[:, None]
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(offset_dtype)
+    offsets: np.ndarray = np.concatenate([[0], np.cumsum(counts)]).astype(offset_dtype)
     return {"pred": pred, "target": target[taken], "offsets": offsets}
 
 
@@ -98,7 +108,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "empty_samples_at_both_ends": example([0, 0, 3, 0, 2, 0], 4),
     "one_full_among_empty": example([0] * 20 + [700] + [0] * 20, 700),
     "all_full_int32": example([7] * 9, 7, np.int32),
-    "one_sample_of_thousands": example([3001], 3001, np.int32),
+    "one_sample_of_thousands": example([5001], 5001, np.int32),
     "many_samples_of_one": example([1] * 600, 1),
     "offsets_strided_over_several_samples": example([2, 0, 3, 1], 3, layouts={"offsets": "sliced_columns"}),
     "pred_and_target_strided": example([2, 0, 3, 1], 3, np.int32, {"pred": "transposed", "target": "axes_reversed"}),
@@ -153,14 +163,26 @@ def arguments(device: str, **changes: Any) -> dict[str, Any]:
     return {**good, **changes}
 
 
-def wrong(name: str, raises: type[Exception], names: str, **changes: Callable[[str], Any]) -> DeclaredError:
+def wrong(
+    name: str,
+    raises: type[Exception],
+    names: str,
+    devices: tuple[str, ...] = ("cpu", "cuda"),
+    **changes: Callable[[str], Any],
+) -> DeclaredError:
     """Bad input: good arguments with some replaced by what a function makes for a device."""
     return DeclaredError(
         name=name,
         arguments=lambda d: arguments(d, **{key: make(d) for key, make in changes.items()}),
         raises=raises,
         names=names,
+        devices=devices,
     )
+
+
+def wrong_offsets(name: str, *offsets: int) -> DeclaredError:
+    """Offsets that do not fit, of which only the CPU can know without waiting."""
+    return wrong(name, ValueError, "offsets", ("cpu",), offsets=lambda d: torch.tensor(offsets, device=d))
 
 
 errors = (
@@ -170,6 +192,12 @@ errors = (
     wrong("float_offsets", TypeError, "offsets", offsets=lambda d: torch.tensor([0.0, 1.0, 4.0], device=d)),
     wrong("too_few_offsets", ValueError, "offsets", offsets=lambda d: torch.tensor([0, 4], device=d)),
     wrong("offsets_of_two_axes", ValueError, "offsets", offsets=lambda d: torch.tensor([[0, 1, 4]], device=d)),
+    wrong_offsets("offsets_not_from_0", 1, 2, 4),
+    wrong_offsets("offsets_below_0", -1, 2, 4),
+    wrong_offsets("offsets_not_to_the_end", 0, 1, 3),
+    wrong_offsets("offsets_past_the_end", 0, 2, 5),
+    wrong_offsets("offsets_that_fall", 0, 5, 4),
+    wrong_offsets("more_offsets_than_boxes_a_sample", 0, 0, 4),
     wrong("more_boxes_than_slots", ValueError, "target", target=lambda d: torch.ones(7, 4, device=d)),
     wrong("two_dtypes", TypeError, "target", target=lambda d: torch.ones(4, 4, dtype=torch.float64, device=d)),
     wrong("two_devices", ValueError, "offsets", offsets=lambda d: torch.tensor([0, 1, 4], device="meta")),

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from properties.cells import Cell
+from impls.backends import BACKENDS
+from properties.cells import CANDIDATE, Cell
 from properties.dtypes import DTYPES
 
 
@@ -63,10 +64,12 @@ class Matrix:
     def lines(self) -> Iterator[str]:
         """The table, fit for a terminal of 80 columns, operations one below the other."""
         footnotes = Footnotes()
-        for operation in unique(cell.operation for cell in self.tallies):
-            dtypes = [name for name in DTYPES if any(Cell(operation, b, name) in self.tallies for b in self._backends())]
+        backends = unique(cell.backend for cell in self.tallies)
+        backends.sort(key=(*BACKENDS, CANDIDATE).index)
+        for operation in sorted(unique(cell.operation for cell in self.tallies)):
+            dtypes = [name for name in DTYPES if any(Cell(operation, b, name) in self.tallies for b in backends)]
             yield f"{operation:<18}" + "".join(f"{name:<16}" for name in dtypes).rstrip()
-            for backend in self._backends():
+            for backend in backends:
                 cells = [self.tallies.get(Cell(operation, backend, name)) for name in dtypes]
                 if any(cells):
                     row = "".join(f"{tally.show(footnotes) if tally else '':<16}" for tally in cells)
@@ -74,9 +77,6 @@ class Matrix:
         yield from footnotes
         examples = sum(tally.examples for tally in self.tallies.values())
         yield f"{examples} examples; in each cell: worst error over its bound, examples, seconds"
-
-    def _backends(self) -> list[str]:
-        return unique(cell.backend for cell in self.tallies)
 
 
 def unique(names: Iterable[str]) -> list[str]:

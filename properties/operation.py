@@ -56,12 +56,16 @@ Law = Callable[[Evaluate, Case, DType], Iterable[Relation]]
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredError:
-    """Bad input, and the error that every backend must raise for it before anything is launched."""
+    """Bad input, and the error that every backend must raise for it before anything is launched.
+
+    Where it takes a wait for the device to know that the input is bad, nothing is raised, and the output is NaN.
+    """
 
     name: str
     arguments: Callable[[str], Mapping[str, Any]]  # of a device
     raises: type[Exception]
     names: str  # the argument that the message must name
+    devices: tuple[str, ...] = ("cpu", "cuda")  # that raise it; the output on others is NaN
 
 
 @dataclass(frozen=True)
@@ -140,16 +144,20 @@ def evaluate_tensors(
     dtype: DType,
     device: str,
     gradients: bool = True,
+    place: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Call an implementation on a case; gives its output, the gradients and the tensors it was called with."""
-    tensors = case.tensors(dtype, device)
+    """Call an implementation on a case; gives its output, the gradients and the tensors it was called with.
+
+    `place` may put each tensor that it is called with elsewhere in memory.
+    """
+    tensors = {name: place(name, tensor) for name, tensor in case.tensors(dtype, device).items()}
     wanted = operation.differentiable if gradients else ()
     for name in wanted:
         tensors[name].requires_grad_()
     output = implementation(**tensors, **case.parameters)
     found: dict[str, torch.Tensor] = {}
     if wanted:
-        grad_output = case.tensor("grad_output", dtype, device)
+        grad_output = place("grad_output", case.tensor("grad_output", dtype, device))
         grads = torch.autograd.grad(output, [tensors[name] for name in wanted], grad_output)
         found = dict(zip(wanted, grads, strict=True))
     return output, found, tensors

@@ -78,28 +78,75 @@ class Verdict(FollowsArrayFunctions):
         return Verdict(self.outcome & other.outcome, self.uncertain | other.uncertain, self.arithmetic)
 
 
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """The sums and products of given numbers that make a value: `unit` divides each of them, `reach` is their total size.
+
+    Where `reach` is at most 1 / roundoff units, every partial sum of the terms, in any order and with products fused
+    into it or not, is a multiple of the unit that the arithmetic has: all correct kernels compute the value exactly. The
+    unit of what was rounded on the way is 0.
+    """
+
+    unit: np.ndarray
+    reach: np.ndarray
+
+    @classmethod
+    def of(cls, value: np.ndarray, exact: np.ndarray) -> Self:
+        """Of a number that stands for itself, where it is exact."""
+        double = np.asarray(value, dtype=np.float64)
+        fraction, exponent = np.frexp(double)
+        digits = np.where(np.isfinite(fraction), np.ldexp(fraction, 53), 0).astype(np.int64)
+        unit = np.ldexp((digits & -digits).astype(np.float64), exponent - 53)
+        unit = np.where(double == 0, np.inf, unit)
+        return cls(np.where(exact & (value == double), unit, 0), abs(value))
+
+    def __add__(self, other: "Terms") -> "Terms":
+        return Terms(np.minimum(self.unit, other.unit), self.reach + other.reach)
+
+    def __mul__(self, other: "Terms") -> "Terms":
+        return Terms(self.unit * other.unit, self.reach * other.reach)
+
+    def exact(self, arithmetic: Arithmetic) -> np.ndarray:
+        """Where no order of the steps rounds, overflows or underflows."""
+        within = (self.reach * arithmetic.roundoff <= self.unit) & (self.reach <= arithmetic.largest)
+        return within & (self.unit >= arithmetic.smallest_normal)
+
+
 class Bounded(FollowsArrayFunctions, np.lib.mixins.NDArrayOperatorsMixin):
     """An array of exact values, with a bound on the absolute error of each.
 
     A value that is NaN or infinite has error 0: its class is certain. An error of infinity says that nothing is known
     (a divisor that may be 0, a step that overflows the arithmetic though its exact value is finite).
 
-    `least` is below whatever may be computed: ``value - error``, but where a maximum has just set a tighter limit, which
-    a root keeps and a division makes use of.
+    `least` is below whatever may be computed: ``value - error``, but where a maximum has just set a tighter limit,
+    which a root keeps and a division makes use of.
+
+    `terms` tell where a comparison cannot hang on rounding: see `Terms`. The error of a value that every correct kernel
+    computes exactly is left as it is, for what follows from it may be computed by other steps.
     """
 
-    __slots__ = ("_least", "arithmetic", "error", "value")
+    __slots__ = ("_least", "_terms", "arithmetic", "error", "value")
 
     def __init__(
-        self, value: np.ndarray, error: np.ndarray, arithmetic: Arithmetic, least: np.ndarray | None = None
+        self,
+        value: np.ndarray,
+        error: np.ndarray,
+        arithmetic: Arithmetic,
+        least: np.ndarray | None = None,
+        terms: Callable[[], Terms] | None = None,
     ):
-        self.value, self.error, self.arithmetic, self._least = value, error, arithmetic, least
+        self.value, self.error, self.arithmetic, self._least, self._terms = value, error, arithmetic, least, terms
 
     @property
     def least(self) -> np.ndarray:
         """What no computed value lies below."""
         with np.errstate(invalid="ignore"):
             return self.value - self.error if self._least is None else self._least
+
+    @property
+    def terms(self) -> Terms:
+        """What the value is made of: itself, where it is free of error, unless a step has said more."""
+        return Terms.of(self.value, self.error == 0) if self._terms is None else self._terms()
 
     @classmethod
     def exact(cls, value: np.ndarray, arithmetic: Arithmetic) -> Self:
@@ -169,6 +216,7 @@ def rounded(
     operands: Sequence[Bounded],
     steps: float | np.ndarray,
     unknown: np.ndarray | bool = False,
+    terms: Callable[[], Terms] | None = None,
 ) -> Bounded:
     """The result of one elementary step: `error` inherited from its operands, and `steps` roundings of its own.
 
@@ -182,24 +230,24 @@ def rounded(
     error = np.where((value == 0) & (error == 0), 0, error + own)
     unknown = unknown | (np.isfinite(value) & ~(abs(value) + error <= arithmetic.largest))
     error = np.where(unknown, np.inf, np.where(np.isfinite(value), error, 0.0))
-    return Bounded(value, error, arithmetic)
+    return Bounded(value, error, arithmetic, terms=terms)
 
 
 def add(a: Bounded, b: Bounded) -> Bounded:
     """a + b."""
-    return rounded(a.value + b.value, a.error + b.error, (a, b), ROUNDED_ONCE)
+    return rounded(a.value + b.value, a.error + b.error, (a, b), ROUNDED_ONCE, terms=lambda: a.terms + b.terms)
 
 
 def subtract(a: Bounded, b: Bounded) -> Bounded:
     """a - b."""
-    return rounded(a.value - b.value, a.error + b.error, (a, b), ROUNDED_ONCE)
+    return rounded(a.value - b.value, a.error + b.error, (a, b), ROUNDED_ONCE, terms=lambda: a.terms + b.terms)
 
 
 def multiply(a: Bounded, b: Bounded) -> Bounded:
     """a b."""
     error = abs(a.value) * b.error + abs(b.value) * a.error + a.error * b.error
     unknown = (np.isinf(a.value) & may_vanish(b)) | (np.isinf(b.value) & may_vanish(a))
-    return rounded(a.value * b.value, error, (a, b), ROUNDED_ONCE, unknown)
+    return rounded(a.value * b.value, error, (a, b), ROUNDED_ONCE, unknown, lambda: a.terms * b.terms)
 
 
 def divide(a: Bounded, b: Bounded) -> Bounded:
@@ -250,19 +298,26 @@ def extremum(choose: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable
         error = np.where(apart, of_winner, np.maximum(a.error, b.error))
         unknown = np.isinf(a.error) | np.isinf(b.error)
         least = choose(a.least, b.least)
-        return Bounded(value, np.where(np.isfinite(value) | unknown, error, 0.0), a.arithmetic, least)
+
+        def terms() -> Terms:
+            # No step is moved past the choice: from here on the number stands for itself.
+            return Terms.of(value, a.terms.exact(a.arithmetic) & b.terms.exact(a.arithmetic))
+
+        return Bounded(value, np.where(np.isfinite(value) | unknown, error, 0.0), a.arithmetic, least, terms)
 
     return rule
 
 
 def comparison(compare: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Bounded, Bounded], Verdict]:
-    """A comparison; uncertain where the operands are no farther apart than their errors, and those are not 0."""
+    """A comparison; uncertain where the operands are no farther apart than their errors, unless both are exact."""
 
     def rule(a: Bounded, b: Bounded) -> Verdict:
         margin = a.error + b.error
         # Nothing compares with a NaN, whatever the other operand's error.
         decided = (np.isnan(a.value) & (a.error == 0)) | (np.isnan(b.value) & (b.error == 0))
         uncertain = (margin > 0) & ~(abs(a.value - b.value) > margin) & ~decided
+        if uncertain.any():
+            uncertain &= ~(a.terms.exact(a.arithmetic) & b.terms.exact(a.arithmetic))
         return Verdict(compare(a.value, b.value), uncertain, a.arithmetic)
 
     return rule
@@ -303,6 +358,8 @@ def matrix_product(a: Bounded, b: Bounded) -> Bounded:
 
     Source: Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Computer Science 2021.
     """
+    if a.ndim != 2 or b.ndim != 2:
+        raise TypeError("there is a rule for the product of two matrices only")
     arithmetic, terms = a.arithmetic, a.shape[1]
     size_a, error_a, size_b, error_b = (
         np.where(np.isfinite(part), part, 0) for part in (abs(a.value), a.error, abs(b.value), b.error)
@@ -331,7 +388,8 @@ def stored(a: Any) -> Any:
         return a
     storage = a.arithmetic.storage
     with np.errstate(all="ignore"):
-        spacing = np.maximum(np.ldexp(storage.roundoff, np.frexp(a.value)[1]), 2 * storage.roundoff * storage.smallest_normal)
+        smallest = 2 * storage.roundoff * storage.smallest_normal
+        spacing = np.maximum(np.ldexp(storage.roundoff, np.frexp(a.value)[1]), smallest)
         exact = (a.error == 0) & ((a.value / spacing == np.rint(a.value / spacing)) | ~np.isfinite(a.value))
         magnitude = abs(a.value) + a.error
         error = a.error + storage.roundoff * np.maximum(magnitude, storage.smallest_normal)

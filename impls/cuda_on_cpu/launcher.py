@@ -78,8 +78,8 @@ _SCALARS = {
 class Parameter:
     """A kernel's parameter.
 
-    kind is "P" for a pointer, "p" for one to const, "i", "f" or "b" for a number, "?" for what may be any of these, and
-    "s" for what no argument is passed as. size is that of the value, or of what is pointed to.
+    kind is "P" for a pointer, "p" for one to const, "i", "f" or "b" for a number, "?" for what may be any of these, "m"
+    for a tensor map, and "s" for what no argument is passed as. size is that of the value, or of what is pointed to.
     """
 
     kind: str
@@ -91,7 +91,7 @@ class Parameter:
         """The parameter of a type that is known by its name, and has `size` bytes."""
         if spelling.endswith("*"):
             return cls("p" if "const" in spelling else "P", size, spelling)
-        kinds = {"long long": "i", "long": "i", "double": "f", "bool": "b", "any of 8 bytes": "?"}
+        kinds = {"long long": "i", "long": "i", "double": "f", "bool": "b", "any of 8 bytes": "?", "TensorMap": "m"}
         return cls(kinds.get(spelling, "s"), size, spelling)
 
     @property
@@ -110,6 +110,8 @@ class Parameter:
             return argument is None or type(argument) in (int, float) or isinstance(argument, torch.Tensor)
         if self.is_pointer:
             return argument is None or isinstance(argument, torch.Tensor)
+        if self.kind == "m":
+            return type(argument).__name__ == "TensorMapDescriptor"
         return type(argument) is self.python_type
 
     @property

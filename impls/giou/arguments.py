@@ -84,4 +84,6 @@ def check_offset_values(offsets: torch.Tensor, total: int, max_boxes: int) -> No
         raise ValueError(f"offsets must never fall, but do after position {int((counts < 0).nonzero()[0])}")
     if bool((counts > max_boxes).any()):
         sample = int((counts > max_boxes).nonzero()[0])
-        raise ValueError(f"offsets give sample {sample} {int(counts[sample])} boxes, but pred holds {max_boxes} a sample")
+        raise ValueError(
+            f"offsets give sample {sample} {int(counts[sample])} boxes, but pred holds {max_boxes} a sample"
+        )

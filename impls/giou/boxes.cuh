@@ -5,6 +5,8 @@
 constexpr int BLOCK = 256;
 // Pairs of a thread that ends with them: enough to load at least 16 bytes of each tensor.
 template <class T> constexpr int PAIRS = sizeof(T) == 2 ? 2 : 1;
+// Rows of a thread that goes on to others, loaded together: more keep memory busier, until registers run out.
+template <class T> constexpr int ROWS = sizeof(T) == 8 ? 2 : 4;
 
 // Aligned so that a box is one access to memory: 8 bytes for half types, 16 for float, two of 16 for double.
 template <class T> struct __align__(sizeof(T) == 2 ? 8 : 16) Box { T x1, y1, x2, y2; };
@@ -29,7 +31,9 @@ template <class T, bool PACKED> struct Boxes {
     }
 };
 
-template <class C, class T> __device__ inline Box<C> converted(Box<T> box) { return {C(box.x1), C(box.y1), C(box.x2), C(box.y2)}; }
+template <class C, class T> __device__ inline Box<C> converted(Box<T> box) {
+    return {C(box.x1), C(box.y1), C(box.x2), C(box.y2)};
+}
 
 // As torch.maximum and torch.minimum: NaN where either is.
 template <class C> __device__ inline C maximum(C a, C b) { return a > b || a != a ? a : b; }

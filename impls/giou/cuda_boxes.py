@@ -2,12 +2,15 @@
 
 import torch
 
+from impls.launch import cdiv
+
 BLOCK = 256  # threads; as in boxes.cuh
+PACKED = (0, 4, 1, 0, 4, 1)  # strides of two packed tensors [1, num_rows, 4]
 
 
 def blocks_of_pairs(num_rows: int, dtype: torch.dtype) -> int:
     """Blocks whose threads end with their PAIRS of boxes.cuh."""
-    return -(-num_rows // (BLOCK * (2 if dtype.itemsize == 2 else 1)))
+    return cdiv(num_rows, BLOCK * (2 if dtype.itemsize == 2 else 1))
 
 
 def addressing(num_rows: int, *tensors: torch.Tensor) -> tuple[int, ...]:
@@ -26,7 +29,10 @@ def addressing(num_rows: int, *tensors: torch.Tensor) -> tuple[int, ...]:
     return inner, *strides
 
 
-def packed(*tensors: torch.Tensor) -> bool:
-    """Whether the boxes of each tensor lie one after another, at multiples of the size of their vector loads."""
-    size = tensors[0].element_size()
-    return all(t.is_contiguous() and t.data_ptr() % min(4 * size, 16) == 0 for t in tensors)
+def packed(boxes1: torch.Tensor, boxes2: torch.Tensor) -> bool:
+    """Whether the boxes of both lie one after another, at multiples of the size of their vector loads."""
+    return (
+        boxes1.is_contiguous()
+        and boxes2.is_contiguous()
+        and (boxes1.data_ptr() | boxes2.data_ptr()) % min(4 * boxes1.element_size(), 16) == 0
+    )

@@ -6,7 +6,7 @@ import torch
 
 from impls.cuda_launch import CPP_TYPES, CudaKernel
 from impls.giou.arguments import check_giou
-from impls.giou.cuda_boxes import BLOCK, addressing, blocks_of_pairs, packed
+from impls.giou.cuda_boxes import BLOCK, PACKED, addressing, blocks_of_pairs, packed
 from impls.giou.operators import as_rows, define_giou, gradient_buffers
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -28,15 +28,19 @@ def _forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Te
     num_rows = output.numel()
     if num_rows == 0:
         return output
-    boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
-    FORWARD[dtype, packed(boxes1, boxes2)].launch(
+    if vectors := packed(boxes1, boxes2):
+        where: tuple[int, ...] = (num_rows, *PACKED)
+    else:
+        boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
+        where = addressing(num_rows, boxes1, boxes2)
+    FORWARD[dtype, vectors].launch(
         blocks_of_pairs(num_rows, dtype),
         BLOCK,
         boxes1,
         boxes2,
         output,
         num_rows,
-        *addressing(num_rows, boxes1, boxes2),
+        *where,
         eps,
     )
     return output
@@ -50,9 +54,14 @@ def _backward(
     num_rows = grad_output.numel()
     if num_rows == 0:
         return grad_boxes1, grad_boxes2
-    boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
-    (grad_output,) = as_rows(grad_output, trailing=0)
-    BACKWARD[dtype, packed(boxes1, boxes2)].launch(
+    vectors = packed(boxes1, boxes2)
+    if vectors and grad_output.is_contiguous():
+        where: tuple[int, ...] = (num_rows, 0, 1, *PACKED)
+    else:
+        boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
+        (grad_output,) = as_rows(grad_output, trailing=0)
+        where = addressing(num_rows, grad_output, boxes1, boxes2)
+    BACKWARD[dtype, vectors].launch(
         blocks_of_pairs(num_rows, dtype),
         BLOCK,
         grad_output,
@@ -61,7 +70,7 @@ def _backward(
         grad_boxes1 if needs1 else None,
         grad_boxes2 if needs2 else None,
         num_rows,
-        *addressing(num_rows, grad_output, boxes1, boxes2),
+        *where,
         eps,
     )
     return grad_boxes1, grad_boxes2

@@ -65,6 +65,5 @@ def define_giou(backend: str, forward: Callable[..., Any], backward: Callable[..
         grad_boxes1, grad_boxes2 = backward_operator(grad_output, boxes1, boxes2, ctx.eps, needs1, needs2)
         return grad_boxes1 if needs1 else None, grad_boxes2 if needs2 else None, None
 
-    operators.differentiate(forward_operator, differentiate, save)
     operators.not_differentiable_twice(backward_operator)
-    return forward_operator
+    return operators.differentiate(forward_operator, differentiate, save)

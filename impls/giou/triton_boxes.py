@@ -19,7 +19,7 @@ def minimum(a, b):
 
 @triton.jit
 def load_boxes(ptr, rows, offsets, coordinate_stride, mask, COMPUTE: tl.constexpr, PACKED: tl.constexpr):
-    """Four columns x1, y1, x2, y2 of the boxes at `offsets`, or, PACKED, of those numbered `rows` in a contiguous tensor.
+    """Four columns x1, y1, x2, y2 of the boxes at `offsets`, or, PACKED, of boxes `rows` of a contiguous tensor.
 
     A packed box is one 16-byte load a thread (8 for half types, two for float64), taken apart in registers.
     """
@@ -87,7 +87,9 @@ def through_minimum(grad, a, b):
 
 
 @triton.jit
-def grad_of_box(x1, y1, x2, y2, ox1, oy1, ox2, oy2, grad_union, grad_width, grad_height, grad_hull_width, grad_hull_height):
+def grad_of_box(
+    x1, y1, x2, y2, ox1, oy1, ox2, oy2, grad_union, grad_width, grad_height, grad_hull_width, grad_hull_height
+):
     """Gradient of one box, o being the other."""
     by_width = grad_union * (y2 - y1)
     by_height = grad_union * (x2 - x1)

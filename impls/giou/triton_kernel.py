@@ -17,6 +17,7 @@ from impls.giou.triton_boxes import (
     row_offsets,
     store_boxes,
 )
+from impls.launch import cdiv
 
 BLOCK_ROWS = 512
 
@@ -111,7 +112,7 @@ def _forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Te
         return output
     boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
     with triton_launch.on(boxes1.device):
-        giou_forward_kernel[(triton.cdiv(num_rows, BLOCK_ROWS),)](
+        giou_forward_kernel[(cdiv(num_rows, BLOCK_ROWS),)](
             boxes1,
             boxes2,
             output,
@@ -139,7 +140,7 @@ def _backward(
     boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
     (grad_output,) = as_rows(grad_output, trailing=0)
     with triton_launch.on(boxes1.device):
-        giou_backward_kernel[(triton.cdiv(num_rows, BLOCK_ROWS),)](
+        giou_backward_kernel[(cdiv(num_rows, BLOCK_ROWS),)](
             grad_output,
             boxes1,
             boxes2,

@@ -2,9 +2,6 @@
 #include "giou_loss/mean.cuh"
 
 constexpr int SAVED_HEADER = 2;
-// Rows of a thread whose loads are under way together: 64 bytes of each tensor; half as much of half types, for which
-// there are no registers.
-template <class T> constexpr int ROWS = sizeof(T) == 8 ? 2 : 4;
 
 template <class T, bool PACKED>
 __global__ void __launch_bounds__(BLOCK, 4) giou_loss_forward_kernel(

@@ -7,10 +7,10 @@ import torch
 from impls import workspace
 from impls.cuda_launch import CPP_TYPES, CudaKernel
 from impls.giou.arguments import check_giou_loss
-from impls.giou.cuda_boxes import BLOCK, addressing, blocks_of_pairs, packed
+from impls.giou.cuda_boxes import BLOCK, PACKED, addressing, blocks_of_pairs, packed
 from impls.giou.operators import gradient_buffers
 from impls.giou_loss.operators import define_giou_loss, num_saved
-from impls.launch import multiprocessors
+from impls.launch import cdiv, resident
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # As many as fit at once; the last one sums the partial results of all.
@@ -33,8 +33,9 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torc
     saved = torch.empty(num_saved(num_rows), dtype=torch.int32, device=device)
     if num_rows == 0:
         return loss.zero_(), saved.zero_()
-    blocks = min(-(-num_rows // BLOCK), BLOCKS_PER_MULTIPROCESSOR * multiprocessors(device))
-    FORWARD[dtype, packed(pred, target)].launch(
+    blocks = min(cdiv(num_rows, BLOCK), resident(device, BLOCKS_PER_MULTIPROCESSOR))
+    vectors = packed(pred, target)
+    FORWARD[dtype, vectors].launch(
         blocks,
         BLOCK,
         pred,
@@ -44,7 +45,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torc
         torch.empty(2 * blocks, dtype=torch.float64, device=device) if blocks > 1 else None,
         workspace.counter(device) if blocks > 1 else None,
         num_rows,
-        *addressing(num_rows, pred, target),
+        *((num_rows, *PACKED) if vectors else addressing(num_rows, pred, target)),
         eps,
     )
     return loss, saved
@@ -63,7 +64,8 @@ def _backward(
     num_rows = pred.shape[0] * pred.shape[1]
     if num_rows == 0:
         return grad_pred, grad_target
-    BACKWARD[pred.dtype, packed(pred, target)].launch(
+    vectors = packed(pred, target)
+    BACKWARD[pred.dtype, vectors].launch(
         blocks_of_pairs(num_rows, pred.dtype),
         BLOCK,
         grad_output,
@@ -73,7 +75,7 @@ def _backward(
         grad_pred if needs_pred else None,
         grad_target if needs_target else None,
         num_rows,
-        *addressing(num_rows, pred, target),
+        *((num_rows, *PACKED) if vectors else addressing(num_rows, pred, target)),
         eps,
     )
     return grad_pred, grad_target

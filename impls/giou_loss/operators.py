@@ -8,7 +8,7 @@ import torch
 from impls import operators
 from impls.giou.operators import gradient_buffers
 
-# Of `saved`, int32: the number of valid rows in 64 bits, then a bit a row, from the lowest up, which says if it is valid.
+# Of `saved`, int32: the number of valid rows in 64 bits, then a bit a row, lowest first, which says if it is valid.
 SAVED_HEADER = 2
 
 
@@ -64,6 +64,5 @@ def define_giou_loss(backend: str, forward: Callable[..., Any], backward: Callab
         )
         return grad_pred if needs_pred else None, grad_target if needs_target else None, None
 
-    operators.differentiate(forward_operator, differentiate, save)
     operators.not_differentiable_twice(backward_operator)
-    return forward_operator
+    return operators.differentiate(forward_operator, differentiate, save)

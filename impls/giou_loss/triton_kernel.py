@@ -18,20 +18,11 @@ from impls.giou.triton_boxes import (
     store_boxes,
 )
 from impls.giou_loss.operators import define_giou_loss, num_saved
+from impls.launch import cdiv, next_power_of_2, resident
 
 BLOCK_ROWS = 512
 # Enough programs a multiprocessor to keep memory busy, few enough that the last one sums their partial results quickly.
 PROGRAMS_PER_MULTIPROCESSOR = 8
-
-
-@triton.jit
-def finish_mean(loss_ptr, sums, counts, counter_ptr):
-    """Store sum / max(count, 1), and leave the counter as the next launch must find it."""
-    count = tl.sum(counts, axis=0)
-    mean = tl.sum(sums, axis=0) / tl.maximum(count, 1).to(sums.dtype)
-    tl.store(loss_ptr, mean.to(loss_ptr.dtype.element_ty))
-    tl.store(counter_ptr, 0)
-    return count
 
 
 @triton.jit
@@ -40,8 +31,7 @@ def giou_loss_forward_kernel(
     target_ptr,  # [batch, max_boxes, 4], strided
     loss_ptr,  # []
     saved_ptr,  # [2 + ceil(batch * max_boxes / 32)]: number of valid rows, then a bit a row
-    sums_ptr,  # [programs]: partial sums
-    counts_ptr,  # [programs]: partial counts
+    partials_ptr,  # [2, programs] float64: sums and counts
     counter_ptr,  # [1]: programs that are done
     num_rows,
     max_boxes,
@@ -84,18 +74,20 @@ def giou_loss_forward_kernel(
         words = tl.cast(tile, INDEX) * (BLOCK_ROWS // 32) + tl.arange(0, BLOCK_ROWS // 32)
         tl.store(saved_ptr + 2 + words.to(tl.int64), tl.sum(bits, axis=1), mask=words < tl.cdiv(num_rows, 32))
 
-    tl.store(sums_ptr + program, tl.sum(sums, axis=0))
-    tl.store(counts_ptr + program, tl.sum(counts.to(tl.int64), axis=0))
+    tl.store(partials_ptr + program, tl.sum(sums, axis=0).to(tl.float64))
+    tl.store(partials_ptr + programs + program, tl.sum(counts.to(tl.int64), axis=0).to(tl.float64))
     tl.debug_barrier()
     if tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == programs - 1:
         tl.debug_barrier()
         ids = tl.arange(0, BLOCK_PROGRAMS)
         present = ids < programs
         # .cg: the other multiprocessors' results are in the L2 cache; this one's L1 knows nothing of them.
-        all_sums = tl.load(sums_ptr + ids, mask=present, other=0.0, cache_modifier=".cg")
-        all_counts = tl.load(counts_ptr + ids, mask=present, other=0, cache_modifier=".cg")
-        count = finish_mean(loss_ptr, all_sums, all_counts, counter_ptr)
-        tl.store(saved_ptr.to(tl.pointer_type(tl.int64)), count)
+        total = tl.sum(tl.load(partials_ptr + ids, mask=present, other=0.0, cache_modifier=".cg"), axis=0)
+        count = tl.sum(tl.load(partials_ptr + programs + ids, mask=present, other=0.0, cache_modifier=".cg"), axis=0)
+        tl.store(loss_ptr, (total / tl.maximum(count, 1.0)).to(loss_ptr.dtype.element_ty))
+        tl.store(saved_ptr.to(tl.pointer_type(tl.int64)), count.to(tl.int64))
+        # As the next launch must find it.
+        tl.store(counter_ptr, 0)
 
 
 @triton.jit
@@ -165,18 +157,14 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torc
     saved = torch.empty(num_saved(num_rows), dtype=torch.int32, device=device)
     if num_rows == 0:
         return loss.zero_(), saved.zero_()
-    most = PROGRAMS_PER_MULTIPROCESSOR * triton_launch.multiprocessors(device)
-    programs = min(triton.cdiv(num_rows, BLOCK_ROWS), most)
-    sums = torch.empty(programs, dtype=triton_launch.COMPUTE_DTYPE[pred.dtype], device=device)
-    counts = torch.empty(programs, dtype=torch.int64, device=device)
+    programs = min(cdiv(num_rows, BLOCK_ROWS), resident(device, PROGRAMS_PER_MULTIPROCESSOR))
     with triton_launch.on(device):
         giou_loss_forward_kernel[(programs,)](
             pred,
             target,
             loss,
             saved,
-            sums,
-            counts,
+            torch.empty(2 * programs, dtype=torch.float64, device=device),
             workspace.counter(device),
             num_rows,
             pred.shape[1],
@@ -188,7 +176,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torc
             COMPUTE=COMPUTE[pred.dtype],
             INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
             BLOCK_ROWS=BLOCK_ROWS,
-            BLOCK_PROGRAMS=triton.next_power_of_2(programs),
+            BLOCK_PROGRAMS=next_power_of_2(programs),
         )
     return loss, saved
 
@@ -207,7 +195,7 @@ def _backward(
     if num_rows == 0:
         return grad_pred, grad_target
     with triton_launch.on(pred.device):
-        giou_loss_backward_kernel[(triton.cdiv(num_rows, BLOCK_ROWS),)](
+        giou_loss_backward_kernel[(cdiv(num_rows, BLOCK_ROWS),)](
             grad_output,
             pred,
             target,

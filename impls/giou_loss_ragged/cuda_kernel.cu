@@ -3,9 +3,6 @@
 #include "giou/boxes.cuh"
 #include "giou_loss/mean.cuh"
 
-// Rows of a thread whose loads are under way together, as many as there are registers for.
-template <class T> constexpr int ROWS = sizeof(T) == 8 ? 2 : 4;
-
 struct Offsets {
     const void* ptr;  // [batch + 1], strided
     bool wide;        // int64, else int32
@@ -31,7 +28,7 @@ struct Offsets {
 };
 
 template <class T, bool PACKED>
-__global__ void __launch_bounds__(BLOCK, 4) giou_loss_ragged_forward_kernel(
+__global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
     const T* __restrict__ pred,    // [batch, max_boxes, 4], strided
     const T* __restrict__ target,  // [total, 4], strided
     const void* offsets_ptr,       // [batch + 1], strided
@@ -57,20 +54,25 @@ __global__ void __launch_bounds__(BLOCK, 4) giou_loss_ragged_forward_kernel(
     long long low = begin < end ? offsets.search(begin, 0, first_step) : 0;
     for (long long first = begin; first < end; first += STRIP) {
         Box<T> a[ROWS<T>] = {}, b[ROWS<T>] = {};
-        long long sample[ROWS<T>];
+        long long sample[ROWS<T>], start[ROWS<T>];
+        const long long start_of_low = offsets[low];
 #pragma unroll
         for (int k = 0; k < ROWS<T>; k++) {
             const long long row = first + 32 * k + lane;
             if (row < end) b[k] = targets[row];
             sample[k] = low;
+            start[k] = start_of_low;
         }
         // All rows of the strip have samples from low to high: mostly few, so that a thread finds its own by bisection.
         const long long high = offsets.search(min(first + STRIP, end) - 1, low, 1);
         for (long long step = high > low ? 1ll << (63 - __clzll(high - low)) : 0; step; step /= 2) {
 #pragma unroll
             for (int k = 0; k < ROWS<T>; k++) {
-                const long long probe = sample[k] + step;
-                if (probe <= high && offsets[probe] <= first + 32 * k + lane) sample[k] = probe;
+                const long long probe = sample[k] + step, start_of_probe = offsets[min(probe, high)];
+                if (probe <= high && start_of_probe <= first + 32 * k + lane) {
+                    sample[k] = probe;
+                    start[k] = start_of_probe;
+                }
             }
         }
         low = high;
@@ -78,7 +80,7 @@ __global__ void __launch_bounds__(BLOCK, 4) giou_loss_ragged_forward_kernel(
         for (int k = 0; k < ROWS<T>; k++) {
             const long long row = first + 32 * k + lane;
             // Offsets that do not fit must not lead outside of pred.
-            const long long box = max(min(row - offsets[sample[k]], max_boxes - 1), 0ll);
+            const long long box = max(min(row - start[k], max_boxes - 1), 0ll);
             if (row < end) a[k] = preds.load(sample[k] * pred_batch_stride + box * pred_box_stride);
         }
 #pragma unroll
@@ -90,8 +92,8 @@ __global__ void __launch_bounds__(BLOCK, 4) giou_loss_ragged_forward_kernel(
     const long long threads = (long long)gridDim.x * BLOCK;
     for (long long i = blockIdx.x * (long long)BLOCK + threadIdx.x; i < batch; i += threads) {
         const long long from = offsets[i], to = offsets[i + 1];
-        const bool fits = from <= to && to - from <= max_boxes && (i > 0 || from == 0) && (i < batch - 1 || to == total);
-        if (!fits) sum = C(CUDART_NAN_F);
+        const bool fits = from <= to && to - from <= max_boxes;
+        if (!fits || (i == 0 && from != 0) || (i == batch - 1 && to != total)) sum = C(CUDART_NAN_F);
     }
     SumAndCount all{(double)sum, 0};
     if (grid_sum(all, partials, counter)) *loss = T(C(all.sum / (double)total));

@@ -10,11 +10,11 @@ from impls.giou.arguments import check_giou_loss_ragged
 from impls.giou.cuda_boxes import BLOCK, blocks_of_pairs, packed
 from impls.giou.operators import gradient_buffers
 from impls.giou_loss_ragged.operators import define_giou_loss_ragged
-from impls.launch import multiprocessors
+from impls.launch import cdiv, resident
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # As many as fit at once; the last one sums the partial results of all.
-BLOCKS_PER_MULTIPROCESSOR = 4
+BLOCKS_PER_MULTIPROCESSOR = 3
 # By dtype, and whether the boxes are packed.
 FORWARD, BACKWARD = (
     {
@@ -32,7 +32,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, ep
     loss = torch.empty((), dtype=dtype, device=device)
     if total == 0:
         return loss.zero_()
-    blocks = min(-(-max(total, batch) // BLOCK), BLOCKS_PER_MULTIPROCESSOR * multiprocessors(device))
+    blocks = min(cdiv(max(total, batch), BLOCK), resident(device, BLOCKS_PER_MULTIPROCESSOR))
     FORWARD[dtype, packed(pred, target)].launch(
         blocks,
         BLOCK,

@@ -40,8 +40,8 @@ def define_giou_loss_ragged(
         fake_forward,
     )
     backward_operator = operators.define(
-        f"giou_loss_ragged_{backend}_backward(Tensor grad_output, Tensor pred, Tensor target, Tensor offsets, float eps,"
-        " bool needs_pred, bool needs_target) -> (Tensor, Tensor)",
+        f"giou_loss_ragged_{backend}_backward(Tensor grad_output, Tensor pred, Tensor target, Tensor offsets,"
+        " float eps, bool needs_pred, bool needs_target) -> (Tensor, Tensor)",
         backward,
         fake_backward,
     )
@@ -58,6 +58,5 @@ def define_giou_loss_ragged(
         )
         return grad_pred if needs_pred else None, grad_target if needs_target else None, None, None
 
-    operators.differentiate(forward_operator, differentiate, save)
     operators.not_differentiable_twice(backward_operator)
-    return forward_operator
+    return operators.differentiate(forward_operator, differentiate, save)

@@ -17,8 +17,8 @@ from impls.giou.triton_boxes import (
     row_offsets,
     store_boxes,
 )
-from impls.giou_loss.triton_kernel import finish_mean
 from impls.giou_loss_ragged.operators import define_giou_loss_ragged
+from impls.launch import cdiv, next_power_of_2, resident
 
 BLOCK_ROWS = 512
 BLOCK_FORWARD = 256
@@ -44,8 +44,7 @@ def giou_loss_ragged_forward_kernel(
     target_ptr,  # [total, 4], strided
     offsets_ptr,  # [batch + 1], strided
     loss_ptr,  # []
-    sums_ptr,  # [programs]: partial sums
-    counts_ptr,  # [programs]: partial counts
+    partials_ptr,  # [programs] float64: sums
     counter_ptr,  # [1]: programs that are done
     batch,
     max_boxes,
@@ -64,12 +63,11 @@ def giou_loss_ragged_forward_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PROGRAMS: tl.constexpr,
 ):
-    # One program owns every num_programs-th tile of BLOCK_ROWS target boxes; the last to finish sums what all have left.
+    # One program owns every num_programs-th tile of BLOCK_ROWS target boxes; the last to finish sums what all left.
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     eps = tl.full((), eps, COMPUTE)
     sums = tl.zeros((BLOCK_ROWS,), COMPUTE)
-    counts = tl.zeros((BLOCK_ROWS,), tl.int32)
     for tile in range(program, tl.cdiv(total, BLOCK_ROWS), programs):
         rows = tl.cast(tile, INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         mask = rows < total
@@ -85,7 +83,6 @@ def giou_loss_ragged_forward_kernel(
         ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, mask, COMPUTE, False)
         score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
         sums += tl.where(mask, 1.0 - score, 0.0)
-        counts += mask.to(tl.int32)
 
     # Offsets that do not fit turn the loss into NaN.
     for tile in range(program, tl.cdiv(batch, BLOCK_ROWS), programs):
@@ -97,16 +94,16 @@ def giou_loss_ragged_forward_kernel(
         fits = fits & ((samples != 0) | (first == 0)) & ((samples != batch - 1) | (last == total))
         sums += tl.where(present & (fits == 0), float("nan"), 0.0).to(COMPUTE)
 
-    tl.store(sums_ptr + program, tl.sum(sums, axis=0))
-    tl.store(counts_ptr + program, tl.sum(counts.to(tl.int64), axis=0))
+    tl.store(partials_ptr + program, tl.sum(sums, axis=0).to(tl.float64))
     tl.debug_barrier()
     if tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == programs - 1:
         tl.debug_barrier()
         ids = tl.arange(0, BLOCK_PROGRAMS)
-        present = ids < programs
-        all_sums = tl.load(sums_ptr + ids, mask=present, other=0.0, cache_modifier=".cg")
-        all_counts = tl.load(counts_ptr + ids, mask=present, other=0, cache_modifier=".cg")
-        finish_mean(loss_ptr, all_sums, all_counts, counter_ptr)
+        # .cg: the other multiprocessors' results are in the L2 cache; this one's L1 knows nothing of them.
+        partials = tl.load(partials_ptr + ids, mask=ids < programs, other=0.0, cache_modifier=".cg")
+        tl.store(loss_ptr, (tl.sum(partials, axis=0) / total).to(loss_ptr.dtype.element_ty))
+        # As the next launch must find it.
+        tl.store(counter_ptr, 0)
 
 
 @triton.jit
@@ -175,18 +172,14 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, ep
     loss = torch.empty((), dtype=pred.dtype, device=device)
     if total == 0:
         return loss.zero_()
-    most = PROGRAMS_PER_MULTIPROCESSOR * triton_launch.multiprocessors(device)
-    programs = min(triton.cdiv(max(total, batch), BLOCK_FORWARD), most)
-    sums = torch.empty(programs, dtype=triton_launch.COMPUTE_DTYPE[pred.dtype], device=device)
-    counts = torch.empty(programs, dtype=torch.int64, device=device)
+    programs = min(cdiv(max(total, batch), BLOCK_FORWARD), resident(device, PROGRAMS_PER_MULTIPROCESSOR))
     with triton_launch.on(device):
         giou_loss_ragged_forward_kernel[(programs,)](
             pred,
             target,
             offsets,
             loss,
-            sums,
-            counts,
+            torch.empty(programs, dtype=torch.float64, device=device),
             workspace.counter(device),
             batch,
             max_boxes,
@@ -200,7 +193,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, ep
             COMPUTE=COMPUTE[pred.dtype],
             INDEX=triton_launch.index_type(total + batch + BLOCK_FORWARD),
             BLOCK_ROWS=BLOCK_FORWARD,
-            BLOCK_PROGRAMS=triton.next_power_of_2(programs),
+            BLOCK_PROGRAMS=next_power_of_2(programs),
         )
     return loss
 
@@ -219,7 +212,7 @@ def _backward(
     if total == 0:
         return grad_pred.zero_(), grad_target
     with triton_launch.on(pred.device):
-        giou_loss_ragged_backward_kernel[(triton.cdiv(num_rows, BLOCK_ROWS),)](
+        giou_loss_ragged_backward_kernel[(cdiv(num_rows, BLOCK_ROWS),)](
             grad_output,
             pred,
             target,

@@ -74,17 +74,33 @@ def test_no_nan_hides_a_wrong_element() -> None:
 
 
 def test_a_value_past_the_edge_of_float16_may_be_infinite() -> None:
-    edge = FLOAT16.largest
-    for value in (edge, edge - 1, 70000.0):
+    for value in (FLOAT16.overflow, 70000.0):
         expected = expectation(within(value, 0.0), FLOAT16)
         assert compare(np.array(INF), expected, FLOAT16).worst == 0
         with pytest.raises(Disagreement):
             compare(np.array(-INF), expected, FLOAT16)
-    assert compare(np.array(-INF), expectation(within(-edge, 0.0), FLOAT16), FLOAT16).worst == 0
+    # Halfway to the next power of 2, where rounding to even goes up; or near it, with an error that reaches as far.
+    assert FLOAT16.overflow == 65520
+    assert compare(np.array(-INF), expectation(within(-65520.0, 0.0), FLOAT16), FLOAT16).worst == 0
+    assert compare(np.array(INF), expectation(within(65510.0, 10.0), FLOAT16), FLOAT16).worst == 0
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_infinity_begins_where_rounding_to_the_type_makes_it(dtype: str) -> None:
+    kind = DTYPES[dtype]
+    below = kind.overflow * (1 - kind.wide(kind.roundoff) / 16)
+    with np.errstate(over="ignore"):
+        assert np.isinf(np.asarray(kind.overflow).astype(kind.numpy))
+        assert np.asarray(below).astype(kind.numpy) == kind.largest
+    exactly = Bounded.exact(np.array([kind.overflow, below]), kind.arithmetic)
+    infinite = np.array([INF, INF], dtype=kind.wide)
+    assert compare(infinite[:1], expectation(exactly[:1], kind), kind).worst == 0
+    with pytest.raises(Disagreement):
+        compare(infinite[1:], expectation(exactly[1:], kind), kind)
 
 
 def test_a_value_below_the_edge_of_float16_may_not_be_infinite() -> None:
-    for value in (FLOAT16.largest * (1 - 4 * FLOAT16.roundoff), 60000.0, 1.0):
+    for value in (np.nextafter(65520.0, 0.0), FLOAT16.largest, FLOAT16.largest - 1, 60000.0, 1.0):
         with pytest.raises(Disagreement):
             compare(np.array(INF), expectation(within(value, 0.0), FLOAT16), FLOAT16)
     with pytest.raises(Disagreement):

@@ -3,8 +3,13 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
+import pathlib
+import pkgutil
 import random
+import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -15,6 +20,7 @@ from triton.errors import TritonError
 
 from impls import cuda_on_cpu
 from properties import checks
+from properties.arena import POISONS, Arena
 from properties.box_strategies import explicit_pairs
 from properties.case import Case
 from properties.checks import Failure, Search, Subject, hold
@@ -26,10 +32,17 @@ from properties.running_error import Bounded
 
 from . import published
 from .controls import CONTROLS, Control
-from .planted import FAULTS, Check, Fault
+from .planted import Check, Fault
 
 EXAMPLES = 50
 OPERATIONS = operations()
+# Of every module beside this one: an operation adds its faults by a file.
+FAULTS = tuple(
+    fault
+    for module in pkgutil.iter_modules([str(pathlib.Path(__file__).parent)])
+    if module.name.startswith("planted")
+    for fault in getattr(importlib.import_module(f".{module.name}", __package__), "FAULTS", ())
+)
 
 
 @pytest.fixture
@@ -45,16 +58,6 @@ def without_shrinking() -> Iterator[None]:
     hypothesis.settings.load_profile("without_shrinking")
     yield
     hypothesis.settings.load_profile(current)
-
-
-@contextlib.contextmanager
-def poisoned_allocations() -> Iterator[None]:
-    """Fresh tensors hold NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def subject(
@@ -104,7 +107,7 @@ def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> No
     changes = {"examples": fault.examples} if fault.examples else {}
     given = subject(fault.operation, fault.make(), device, fault.dtype, **changes)
     with (
-        poisoned_allocations() if fault.poisoned else contextlib.nullcontext(),
+        Arena(POISONS[0]) if fault.poisoned else contextlib.nullcontext(),
         pytest.raises(fault.raises, match=fault.says) as caught,
     ):
         fault.check(given, Search(examples=fault.search))
@@ -242,7 +245,49 @@ def test_kernel_without_a_gradient_is_rejected_by_backward(implementation: Calla
         checks.backward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))
 
 
+# ---- errors that only some devices raise
+
+
+@pytest.mark.parametrize(("value", "accepted"), [(torch.nan, True), (0.5, False)], ids=["nan", "a_number"])
+def test_bad_input_gives_nan_where_a_device_cannot_raise(value: float, accepted: bool, device: str) -> None:
+    right = RIGHT["giou_loss_ragged"]()
+    errors = [dataclasses.replace(e, devices=()) for e in OPERATIONS["giou_loss_ragged"].errors if len(e.devices) == 1]
+
+    def implementation(**arguments: Any) -> torch.Tensor:
+        with contextlib.suppress(ValueError):
+            return right(**arguments)
+        return torch.tensor(value, device=device)
+
+    given = subject("giou_loss_ragged", implementation, device, errors=tuple(errors))
+    with contextlib.nullcontext() if accepted else pytest.raises(Failure, match=r"the output is .*, not NaN"):
+        checks.declared_errors_are_raised(given, Search(examples=1))
+    assert errors
+
+
 # ---- the counterexample
+
+
+@pytest.mark.parametrize(
+    ("operation", "implementation"),
+    [("giou", published.giou_without_clamp), ("giou_loss", published.padded_loss)],
+)
+def test_check_shows_one_pair_of_boxes_with_small_whole_numbers(
+    operation: str, implementation: Callable, device: str, record_property: Callable
+) -> None:
+    current = hypothesis.settings.get_current_profile_name()
+    hypothesis.settings.register_profile("shrinking", derandomize=True, database=None)
+    hypothesis.settings.load_profile("shrinking")
+    try:
+        with pytest.raises(Failure) as caught:
+            checks.forward_agrees(subject(operation, implementation, device, examples={}), Search(examples=EXAMPLES))
+    finally:
+        hypothesis.settings.load_profile(current)
+    shown = re.search(r"Case\((.*?), eps=", notes(caught.value))
+    assert shown is not None
+    record_property("counterexample", shown[1])
+    numbers = [float(number) for number in re.findall(r"-?\d+\.\d+", shown[1])]
+    assert len(numbers) == 8
+    assert all(number in range(4) for number in numbers)
 
 
 def with_areas(case: Case) -> bool:

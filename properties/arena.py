@@ -1,0 +1,122 @@
+"""A memory arena: every tensor of a call lies between redzones, and what it does not hold is poison.
+
+A kernel that writes outside of its tensors leaves a mark in a redzone. One that reads outside of them, or that leaves
+an element of its result unwritten, gives another result under another poison: a call is made twice, under each of
+`POISONS`. It takes no GPU and no sanitizer, and holds for any implementation, on any device.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from properties.dtypes import bits
+
+# More than a block of any kernel writes at once, and a multiple of every alignment that an allocator gives.
+REDZONE_BYTES = 1 << 14
+# The first spoils what is computed from it; the second does not look strange, and so is not dropped as a NaN may be.
+POISONS = (float("nan"), 1.0)
+
+_ATEN = torch.ops.aten
+_UNWRITTEN = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_permuted, _ATEN.empty_strided}
+_UNWRITTEN |= {_ATEN.new_empty, _ATEN.new_empty_strided}
+_WRITTEN = {_ATEN.zeros, _ATEN.zeros_like, _ATEN.new_zeros, _ATEN.ones, _ATEN.ones_like, _ATEN.new_ones}
+_WRITTEN |= {_ATEN.full, _ATEN.full_like, _ATEN.new_full, _ATEN.clone}
+
+
+def poison_of(poison: float, dtype: torch.dtype) -> float | int:
+    """The poison for a type; an integer that is read astray must not lead far, as an offset does."""
+    return poison if dtype.is_floating_point else int(poison == poison)
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A tensor's storage with its redzones, and what it held at first."""
+
+    name: str
+    buffer: torch.Tensor
+    given: torch.Tensor | None  # a copy of the buffer of an input, all of which must stay as it was
+
+    def trespasses(self, poison: float) -> Iterator[str]:
+        zone = REDZONE_BYTES // self.buffer.element_size()
+        if self.given is None:
+            untouched = torch.full_like(self.buffer[:zone], poison_of(poison, self.buffer.dtype))
+            parts = {"before": (self.buffer[:zone], untouched), "past the end of": (self.buffer[-zone:], untouched)}
+        else:
+            places = {"before": slice(zone), "past the end of": slice(-zone, None), "inside": slice(zone, -zone)}
+            parts = {where: (self.buffer[place], self.given[place]) for where, place in places.items()}
+        for where, (now, before) in parts.items():
+            changed = int(torch.count_nonzero(bits(now) != bits(before)))
+            if changed:
+                yield f"wrote {changed} elements {where} {self.name}"
+
+
+class Arena(TorchDispatchMode):
+    """Within it, tensors that torch allocates lie between redzones, and hold poison where they are not written at once.
+
+    Args:
+        poison: one of `POISONS`.
+    """
+
+    def __init__(self, poison: float) -> None:
+        super().__init__()
+        self.poison = poison
+        self._unseen = False
+        self._held: list[_Held] = []
+
+    def place(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of an input, of the same strides, with poison in its gaps and around it. It must stay as it is."""
+        span = tensor.untyped_storage().nbytes() // tensor.element_size()
+        with self._allocating_for_itself():
+            buffer, placed = self._between(tensor, span, tensor.storage_offset())
+            # What stride 0 repeats is written once.
+            once = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())
+            placed[once].copy_(tensor[once])
+            self._held.append(_Held(f"its input {name}", buffer, buffer.clone()))
+        return placed
+
+    def trespasses(self) -> Iterator[str]:
+        """What was written that should not have been; to be asked when the calls are done."""
+        with self._allocating_for_itself():
+            for held in self._held:
+                yield from held.trespasses(self.poison)
+
+    @contextlib.contextmanager
+    def _allocating_for_itself(self) -> Iterator[None]:
+        self._unseen = True
+        try:
+            yield
+        finally:
+            self._unseen = False
+
+    def _between(self, tensor: torch.Tensor, span: int, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+        zone = REDZONE_BYTES // tensor.element_size()
+        poison = poison_of(self.poison, tensor.dtype)
+        buffer = torch.full((span + 2 * zone,), poison, dtype=tensor.dtype, device=tensor.device)
+        return buffer, buffer.as_strided(tensor.shape, tensor.stride(), zone + offset)
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if operator.namespace not in ("aten", "prim", "prims", "profiler"):
+            # A kernel allocates within a custom operator, which the mode sees only if it stays on inside.
+            return self._inside(operator, args, kwargs or {})
+        result = operator(*args, **(kwargs or {}))
+        written = operator.overloadpacket in _WRITTEN
+        if self._unseen or not (written or operator.overloadpacket in _UNWRITTEN):
+            return result
+        if result.device.type not in ("cpu", "cuda") or not result.numel():
+            return result
+        span = 1 + sum((size - 1) * stride for size, stride in zip(result.shape, result.stride()))
+        buffer, placed = self._between(result, span, 0)
+        self._held.append(_Held(f"a tensor {list(result.shape)} that it allocated", buffer, None))
+        return placed.copy_(result) if written else placed
+
+    def _inside(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        tensors = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        key = getattr(torch._C.DispatchKey, tensors[0].device.type.upper() if tensors else "CPU")
+        with self:
+            return operator.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)

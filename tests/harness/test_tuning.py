@@ -1,0 +1,105 @@
+"""Which configuration a launch takes: measured once, kept, never while a graph is captured, and forced where asked."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from impls import tuning
+from impls.cuda_compile import CudaError
+from impls.tuning import Configuration, Tuner
+
+GPU = torch.device("cuda", 0)
+TIMES = {"slow": 3.0, "fast": 1.0, "too_large": None}
+SLOW, FAST, TOO_LARGE = (Configuration(name, {"takes": ms}) for name, ms in TIMES.items())
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A GPU that is not there, on which a configuration takes as long as it says; gives what was measured."""
+    seen: list[str] = []
+
+    def milliseconds(run: Callable[[], None]) -> float:
+        configuration = run.args[0]  # type: ignore[attr-defined]
+        seen.append(configuration.name)
+        if configuration.options["takes"] is None:
+            raise CudaError("more shared memory than there is")
+        return configuration.options["takes"]
+
+    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
+    monkeypatch.delenv("FOURFOLD_AUTOTUNE", raising=False)
+    monkeypatch.setattr(tuning, "milliseconds", milliseconds)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(tuning, "_kernels", {})
+    return seen
+
+
+def choice(
+    tuner: Tuner, kind: object = "kind", fits: Callable = lambda _: True, device: torch.device = GPU, **more: bool
+) -> str:
+    return tuner.choose(device, kind, fits, lambda: SLOW, lambda configuration: None, **more).name
+
+
+def tuner() -> Tuner:
+    return Tuner("kernel", (SLOW, TOO_LARGE, FAST), Path(__file__))
+
+
+def test_fastest_is_taken_and_measured_once(measured: list[str]) -> None:
+    kernel = tuner()
+    assert [choice(kernel), choice(kernel)] == ["fast", "fast"]
+    assert measured == ["slow", "too_large", "fast"]
+
+
+def test_measurement_outlives_the_process(measured: list[str]) -> None:
+    choice(tuner())
+    measured.clear()
+    assert choice(tuner()) == "fast"
+    assert not measured
+    assert choice(tuner(), "another kind") == "fast"
+    assert measured
+
+
+def test_what_does_not_fit_is_never_taken(measured: list[str]) -> None:
+    kernel = tuner()
+    assert choice(kernel, fits=lambda configuration: configuration is SLOW) == "slow"
+    assert measured == ["slow"]
+
+
+def test_default_is_taken_while_a_graph_is_captured(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = tuner()
+    with monkeypatch.context() as capturing:
+        capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert choice(kernel) == "slow"
+    assert not measured
+    assert choice(kernel) == "fast"
+
+
+def test_default_is_taken_for_little_work_on_the_cpu_and_where_tuning_is_off(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = tuner()
+    assert choice(kernel, device=torch.device("cpu")) == "slow"
+    assert choice(kernel, worthwhile=False) == "slow"
+    monkeypatch.setenv("FOURFOLD_AUTOTUNE", "0")
+    assert choice(kernel) == "slow"
+    assert not measured
+
+
+def test_forced_configuration_is_taken_wherever_it_fits(measured: list[str]) -> None:
+    kernel = tuner()
+    assert choice(kernel) == "fast"
+    with tuning.forced("kernel", "too_large") as forced:
+        assert choice(kernel) == "too_large"
+        assert choice(kernel, "another kind", fits=lambda configuration: configuration is not TOO_LARGE) == "slow"
+    assert forced.launches == 1
+    assert choice(kernel) == "fast"
+    with pytest.raises(KeyError), tuning.forced("kernel", "unheard_of"):
+        pass
+
+
+def test_configurations_are_listed(measured: list[str]) -> None:
+    tuner()
+    assert tuning.kernels() == ("kernel",)
+    assert [configuration.name for configuration in tuning.configurations("kernel")] == ["slow", "too_large", "fast"]
