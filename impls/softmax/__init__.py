@@ -1,0 +1,1 @@
+"""The operation ``softmax`` on every backend."""

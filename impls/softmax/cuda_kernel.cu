@@ -1,0 +1,345 @@
+#include <math_constants.h>
+
+#include "vectors.cuh"
+
+// The threads of a row: a power of 2 up to 32, several rows to a block, or all of a block of whole warps.
+// Vector k of a thread is number `thread + k * threads` of the row. The first ones stay in registers; with EXCESS, rows
+// may have more, of which as many as fit stay in shared memory, and the rest is read again when it is needed again.
+
+// Elements that a thread keeps: as many as leave registers enough for 1024 threads, or in vectors and with EXCESS for
+// 512. Half types count as float, which the compiler turns them into once for all.
+template <class T, int WIDTH, bool EXCESS> constexpr int KEPT = (sizeof(T) == 8 ? 8 : 32) * (EXCESS && WIDTH > 1 ? 2 : 1);
+template <bool EXCESS> constexpr int MAX_THREADS = EXCESS ? 512 : 1024;
+// Vectors that are loaded before the first is used, of those not kept in registers.
+constexpr int BATCH = 4;
+
+// 2 + 1.17 |x| ulp: no more than the running error of x itself. As __expf, without the instructions that it spends on
+// subnormal results: here they are 0.
+__device__ inline float exponential(float x) {
+#ifdef CUDA_ON_CPU
+    return __expf(x);
+#else
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.4426950408889634f));
+    return power;
+#endif
+}
+__device__ inline double exponential(double x) { return exp(x); }
+
+template <class C> __device__ inline C minus_infinity() { return C(-CUDART_INF_F); }
+
+// What is taken off the terms: the largest; where there was nothing but -inf yet, any finite number makes them 0.
+template <class C> __device__ inline C taken_off(C largest) { return largest == minus_infinity<C>() ? C(0) : largest; }
+
+template <class C> __device__ inline C largest_of_lanes(C value, int lanes) {
+    for (int step = lanes / 2; step; step /= 2) value = max(value, __shfl_xor_sync(~0u, value, step));
+    return value;
+}
+template <class C> __device__ inline C sum_of_lanes(C value, int lanes) {
+    for (int step = lanes / 2; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+}
+
+template <class C> __device__ inline C sum_of_row(C value, int threads) {
+    value = sum_of_lanes(value, min(threads, 32));
+    if (threads <= 32) return value;
+    __shared__ C of_warps[32];
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) of_warps[threadIdx.x / 32] = value;
+    __syncthreads();
+    return sum_of_lanes(lane < threads / 32 ? of_warps[lane] : C(0), 32);
+}
+
+// The largest number of a part of a row, and the sum of exp(x - largest) over it. max() drops a NaN; the sum has it.
+template <class C> struct Terms {
+    C largest = minus_infinity<C>(), sum = 0;
+
+    // Leaves in place of each x its term exp(x - largest), or that of any finite number where the largest is -inf.
+    template <int WIDTH, int COUNT> __device__ void add(C (&part)[COUNT][WIDTH], int present) {
+        C most = largest;
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            if (k < present)
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) most = max(most, part[k][j]);
+        const C reference = taken_off(most);
+        sum *= exponential(largest - reference);
+        largest = most;
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            if (k < present)
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) sum += part[k][j] = exponential(part[k][j] - reference);
+    }
+
+    __device__ void of_lanes(int lanes) {
+        const C most = largest_of_lanes(largest, lanes);
+        sum = sum_of_lanes(sum * exponential(largest - taken_off(most)), lanes);
+        largest = most;
+    }
+    __device__ void of_row(int threads) {
+        of_lanes(min(threads, 32));
+        if (threads <= 32) return;
+        __shared__ C largest_of_warps[32], sum_of_warps[32];
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        if (lane == 0) {
+            largest_of_warps[warp] = largest;
+            sum_of_warps[warp] = sum;
+        }
+        __syncthreads();
+        const bool present = lane < threads / 32;
+        largest = present ? largest_of_warps[lane] : minus_infinity<C>();
+        sum = present ? sum_of_warps[lane] : C(0);
+        of_lanes(32);
+    }
+};
+
+// A row of a strided tensor [outer, inner, cols].
+template <class T, int WIDTH> struct Row {
+    const T* first;
+    long long column_stride;
+
+    __device__ Row(const T* tensor, long long row, long long inner, long long outer_stride, long long inner_stride,
+                   long long column_stride)
+        : column_stride(column_stride) {
+        // Contiguous tensors have all rows in one axis; a division of 64 bits would cost as much as a short row.
+        const long long outer = row < inner ? 0 : row / inner;
+        first = tensor + outer * outer_stride + (row - outer * inner) * inner_stride;
+    }
+
+    __device__ Vector<T, WIDTH> operator[](long long i) const {
+        if constexpr (WIDTH > 1) return Vector<T, WIDTH>::load(first + i * WIDTH);
+        else return {{first[i * column_stride]}};
+    }
+};
+
+template <class T, int WIDTH> __device__ inline Vector<T, WIDTH> filled(float value) {
+    Vector<T, WIDTH> vector;
+    const T each(value);
+    if constexpr (sizeof(T) == 2 && WIDTH == 8) {
+        // In whole words, as it takes the place of loaded ones, which else are taken apart too.
+        unsigned short half;
+        memcpy(&half, &each, sizeof half);
+        const unsigned word = half * 0x10001u;
+        const uint4 words = make_uint4(word, word, word, word);
+        memcpy(&vector, &words, sizeof words);
+    } else {
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) vector.at[j] = each;
+    }
+    return vector;
+}
+
+template <class T, int WIDTH, class C>
+__device__ inline void store_scaled(T* to, const C (&terms)[WIDTH], C scale) {
+    Vector<T, WIDTH> y;
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) y.at[j] = T(terms[j] * scale);
+    y.store_streaming(to);
+}
+
+template <class T, int WIDTH, class C>
+__device__ inline void store_softmax(T* to, const Vector<T, WIDTH>& x, C largest, C scale) {
+    C terms[WIDTH];
+    x.unpack(terms);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) terms[j] = exponential(terms[j] - largest);
+    store_scaled<T, WIDTH>(to, terms, scale);
+}
+
+template <class T, int WIDTH, class C>
+__device__ inline void store_gradient(T* to, const Vector<T, WIDTH>& grad, const Vector<T, WIDTH>& y, C product) {
+    C grads[WIDTH], ys[WIDTH];
+    grad.unpack(grads);
+    y.unpack(ys);
+    Vector<T, WIDTH> grad_x;
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) grad_x.at[j] = T(ys[j] * (grads[j] - product));
+    grad_x.store_streaming(to);
+}
+
+template <class T, int WIDTH, class C>
+__device__ inline C product_of(const Vector<T, WIDTH>& grad, const Vector<T, WIDTH>& y) {
+    C grads[WIDTH], ys[WIDTH], sum = 0;
+    grad.unpack(grads);
+    y.unpack(ys);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) sum += grads[j] * ys[j];
+    return sum;
+}
+
+template <class T, int WIDTH, bool EXCESS>
+__global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
+    const T* __restrict__ x,  // [outer, inner, cols], strided
+    T* __restrict__ output,   // [outer * inner, cols]
+    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
+    long long column_stride, long long threads, long long num_shared) {
+    // One block owns blockDim.x / threads rows, `threads` threads each.
+    using C = Compute<T>;
+    constexpr int KEEP = KEPT<T, WIDTH, EXCESS> / WIDTH;
+    extern __shared__ __align__(16) unsigned char raw[];
+    T* shared = reinterpret_cast<T*>(raw);
+    const int size = int(threads), thread = threadIdx.x % size;
+    const long long row = blockIdx.x * (long long)(blockDim.x / size) + threadIdx.x / size;
+    // Threads of rows that are not there go along, for the sake of those they share a warp with.
+    const bool exists = row < num_rows;
+    const long long count = exists ? cols / WIDTH : 0;
+    const Row<T, WIDTH> source(x, exists ? row : 0, inner, outer_stride, inner_stride, column_stride);
+    T* to = output + row * cols;
+
+    Vector<T, WIDTH> kept[KEEP];
+#pragma unroll
+    for (int k = 0; k < KEEP; k++) {
+        const long long i = thread + (long long)k * size;
+        kept[k] = i < count ? source[i] : filled<T, WIDTH>(-CUDART_INF_F);
+    }
+    Terms<C> terms;
+    if constexpr (EXCESS) {
+#pragma unroll 1
+        for (long long first = KEEP; first * size < count; first += BATCH) {
+            Vector<T, WIDTH> batch[BATCH];
+#pragma unroll
+            for (int k = 0; k < BATCH; k++) {
+                const long long i = thread + (first + k) * size;
+                batch[k] = i < count ? source[i] : filled<T, WIDTH>(-CUDART_INF_F);
+            }
+#pragma unroll
+            for (int k = 0; k < BATCH; k++)
+                if (first + k - KEEP < num_shared) batch[k].store(shared + (thread + (first + k - KEEP) * size) * WIDTH);
+            C numbers[BATCH][WIDTH];
+#pragma unroll
+            for (int k = 0; k < BATCH; k++) batch[k].unpack(numbers[k]);
+            terms.add(numbers, BATCH);
+        }
+    }
+    C of_kept[KEEP][WIDTH];
+#pragma unroll
+    for (int k = 0; k < KEEP; k++) kept[k].unpack(of_kept[k]);
+    terms.add(of_kept, int((count + size - 1) / size));
+    const C own_largest = terms.largest;
+    terms.of_row(size);
+    const C largest = terms.largest, scale = C(1) / terms.sum, own_scale = exponential(own_largest - largest) * scale;
+
+#pragma unroll
+    for (int k = 0; k < KEEP; k++) {
+        const long long i = thread + (long long)k * size;
+        if (i < count) store_scaled<T, WIDTH>(to + i * WIDTH, of_kept[k], own_scale);
+    }
+    if constexpr (EXCESS) {
+        // Backwards: what was read last is still in a cache.
+#pragma unroll 1
+        for (long long end = (count + size - 1) / size; end > KEEP + num_shared; end -= BATCH) {
+            Vector<T, WIDTH> batch[BATCH];
+#pragma unroll
+            for (int k = 0; k < BATCH; k++) {
+                const long long i = thread + (end - 1 - k) * size;
+                if (end - k > KEEP + num_shared && i < count) batch[k] = source[i];
+            }
+#pragma unroll
+            for (int k = 0; k < BATCH; k++) {
+                const long long i = thread + (end - 1 - k) * size;
+                if (end - k > KEEP + num_shared && i < count) store_softmax(to + i * WIDTH, batch[k], largest, scale);
+            }
+        }
+#pragma unroll 2
+        for (long long k = KEEP; k < KEEP + num_shared; k++) {
+            const long long i = thread + k * size;
+            const auto vector = Vector<T, WIDTH>::load(shared + (thread + (k - KEEP) * size) * WIDTH);
+            if (i < count) store_softmax(to + i * WIDTH, vector, largest, scale);
+        }
+    }
+}
+
+template <class T, int WIDTH, bool EXCESS>
+__global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
+    const T* __restrict__ grad_output,  // [outer, inner, cols], strided
+    const T* __restrict__ output,       // [outer, inner, cols], strided
+    T* __restrict__ grad_x,             // [outer * inner, cols]
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long grad_column_stride, long long outer_stride, long long inner_stride, long long column_stride,
+    long long threads, long long num_shared) {
+    // One block owns blockDim.x / threads rows, `threads` threads each.
+    using C = Compute<T>;
+    // Two tensors share the room.
+    constexpr int KEEP = KEPT<T, WIDTH, EXCESS> / WIDTH / 2, HALF_BATCH = BATCH / 2;
+    extern __shared__ __align__(16) unsigned char raw[];
+    T* shared = reinterpret_cast<T*>(raw);
+    const int size = int(threads), thread = threadIdx.x % size;
+    const long long row = blockIdx.x * (long long)(blockDim.x / size) + threadIdx.x / size;
+    // Threads of rows that are not there go along, for the sake of those they share a warp with.
+    const bool exists = row < num_rows;
+    const long long count = exists ? cols / WIDTH : 0;
+    const Row<T, WIDTH> grads(grad_output, exists ? row : 0, inner, grad_outer_stride, grad_inner_stride, grad_column_stride);
+    const Row<T, WIDTH> outputs(output, exists ? row : 0, inner, outer_stride, inner_stride, column_stride);
+    T* to = grad_x + row * cols;
+
+    Vector<T, WIDTH> kept_grad[KEEP], kept[KEEP];
+#pragma unroll
+    for (int k = 0; k < KEEP; k++) {
+        const long long i = thread + (long long)k * size;
+        kept_grad[k] = i < count ? grads[i] : filled<T, WIDTH>(0.0f);
+        kept[k] = i < count ? outputs[i] : filled<T, WIDTH>(0.0f);
+    }
+    C product = 0;
+    if constexpr (EXCESS) {
+#pragma unroll 1
+        for (long long first = KEEP; first * size < count; first += HALF_BATCH) {
+            Vector<T, WIDTH> grad[HALF_BATCH], y[HALF_BATCH];
+#pragma unroll
+            for (int k = 0; k < HALF_BATCH; k++) {
+                const long long i = thread + (first + k) * size;
+                grad[k] = i < count ? grads[i] : filled<T, WIDTH>(0.0f);
+                y[k] = i < count ? outputs[i] : filled<T, WIDTH>(0.0f);
+            }
+            C part = 0;
+#pragma unroll
+            for (int k = 0; k < HALF_BATCH; k++) {
+                const long long slot = first + k - KEEP;
+                if (slot < num_shared) {
+                    grad[k].store(shared + (thread + 2 * slot * size) * WIDTH);
+                    y[k].store(shared + (thread + (2 * slot + 1) * size) * WIDTH);
+                }
+                part += product_of<T, WIDTH, C>(grad[k], y[k]);
+            }
+            product += part;
+        }
+    }
+    const long long present = (count + size - 1) / size;
+#pragma unroll
+    for (int k = 0; k < KEEP; k++)
+        if (k < present) product += product_of<T, WIDTH, C>(kept_grad[k], kept[k]);
+    product = sum_of_row(product, size);
+
+#pragma unroll
+    for (int k = 0; k < KEEP; k++) {
+        const long long i = thread + (long long)k * size;
+        if (i < count) store_gradient(to + i * WIDTH, kept_grad[k], kept[k], product);
+    }
+    if constexpr (EXCESS) {
+        // Backwards: what was read last is still in a cache.
+#pragma unroll 1
+        for (long long end = present; end > KEEP + num_shared; end -= HALF_BATCH) {
+            Vector<T, WIDTH> grad[HALF_BATCH], y[HALF_BATCH];
+#pragma unroll
+            for (int k = 0; k < HALF_BATCH; k++) {
+                const long long i = thread + (end - 1 - k) * size;
+                if (end - k > KEEP + num_shared && i < count) {
+                    grad[k] = grads[i];
+                    y[k] = outputs[i];
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < HALF_BATCH; k++) {
+                const long long i = thread + (end - 1 - k) * size;
+                if (end - k > KEEP + num_shared && i < count) store_gradient(to + i * WIDTH, grad[k], y[k], product);
+            }
+        }
+#pragma unroll 2
+        for (long long k = KEEP; k < KEEP + num_shared; k++) {
+            const long long i = thread + k * size, slot = k - KEEP;
+            const auto grad = Vector<T, WIDTH>::load(shared + (thread + 2 * slot * size) * WIDTH);
+            const auto y = Vector<T, WIDTH>::load(shared + (thread + (2 * slot + 1) * size) * WIDTH);
+            if (i < count) store_gradient(to + i * WIDTH, grad, y, product);
+        }
+    }
+}

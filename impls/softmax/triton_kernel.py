@@ -1,0 +1,308 @@
+"""softmax in Triton: rows that fit in registers are read once, longer ones twice."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from impls import triton_launch
+from impls.softmax.arguments import check_softmax
+from impls.softmax.operators import define_softmax
+from impls.strides import as_rows
+from impls.triton_rows import row_offsets
+
+
+class Plan(NamedTuple):
+    """How a program goes through its rows.
+
+    Attributes:
+        looped: whether it reads its only row tile by tile, and twice, or all of its rows at once.
+        block_rows: rows of its tile; where it is looped, pieces of `block_cols` columns of one row.
+        block_cols: columns of its tile.
+        num_warps: of a program.
+    """
+
+    looped: bool
+    block_rows: int
+    block_cols: int
+    num_warps: int
+
+
+# Elements of one tensor, of 4 bytes in registers, that a program holds at once.
+LONGEST_ROW = 32768
+
+
+def plan(cols: int, itemsize: int, tensors: int) -> Plan:
+    """How to go through rows of so many columns.
+
+    Args:
+        cols: at least 1.
+        itemsize: bytes of an element.
+        tensors: that are read: 1 forward, 2 backward.
+    """
+    wide = max(itemsize, 4) // 4 * tensors
+    block_cols = triton.next_power_of_2(cols)
+    if block_cols * wide <= LONGEST_ROW:
+        # A thread holds 16 to 32 registers of data: enough bytes in flight, no spills, and few threads to a reduction.
+        block_rows = max(1, 1024 // block_cols)
+        return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols * wide // 1024, 2 * tensors), 32))
+    # Each warp's lanes side by side take one 16-byte vector a piece. So many warps that few rows are read at a time:
+    # the second time they are in the L2 cache. 32 registers of data a thread; backward, where no whole tile of halves
+    # becomes float, has 64.
+    num_warps = 32 if itemsize == 4 else 16
+    return Plan(True, 4 if (itemsize == 2) == (tensors == 1) else 8, num_warps * 32 * 16 // itemsize, num_warps)
+
+
+@triton.jit
+def exponential(x):
+    """e^x, in float32 without the four instructions that Triton's own spends on subnormal results; here they are 0."""
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
+def softmax_forward_kernel(
+    x_ptr,  # [outer, inner, cols], strided
+    output_ptr,  # [outer * inner, cols]
+    num_rows,
+    cols,
+    inner,
+    x_outer_stride,
+    x_inner_stride,
+    x_column_stride,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_ROWS consecutive rows.
+    rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = tl.arange(0, BLOCK_COLS).to(tl.int64)
+    mask = (rows < num_rows)[:, None] & (columns < cols)[None, :]
+    x_at = row_offsets(rows, inner, x_outer_stride, x_inner_stride)[:, None] + (columns * x_column_stride)[None, :]
+    x = tl.load(x_ptr + x_at, mask=mask, other=float("-inf")).to(COMPUTE)
+    # A NaN that the maximum drops comes back by way of the sum.
+    terms = exponential(x - tl.max(x, axis=1)[:, None])
+    output = terms * (1.0 / tl.sum(terms, axis=1))[:, None]
+    output_at = rows.to(tl.int64)[:, None] * cols + columns[None, :]
+    tl.store(output_ptr + output_at, output.to(output_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def softmax_backward_kernel(
+    grad_output_ptr,  # [outer, inner, cols], strided
+    output_ptr,  # [outer, inner, cols], strided
+    grad_x_ptr,  # [outer * inner, cols]
+    num_rows,
+    cols,
+    inner,
+    grad_output_outer_stride,
+    grad_output_inner_stride,
+    grad_output_column_stride,
+    output_outer_stride,
+    output_inner_stride,
+    output_column_stride,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_ROWS consecutive rows.
+    rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = tl.arange(0, BLOCK_COLS).to(tl.int64)
+    mask = (rows < num_rows)[:, None] & (columns < cols)[None, :]
+    grad_at = row_offsets(rows, inner, grad_output_outer_stride, grad_output_inner_stride)
+    output_at = row_offsets(rows, inner, output_outer_stride, output_inner_stride)
+    grad_at = grad_at[:, None] + (columns * grad_output_column_stride)[None, :]
+    output_at = output_at[:, None] + (columns * output_column_stride)[None, :]
+    grad = tl.load(grad_output_ptr + grad_at, mask=mask, other=0.0).to(COMPUTE)
+    output = tl.load(output_ptr + output_at, mask=mask, other=0.0).to(COMPUTE)
+    grad_x = output * (grad - tl.sum(grad * output, axis=1)[:, None])
+    grad_x_at = rows.to(tl.int64)[:, None] * cols + columns[None, :]
+    tl.store(grad_x_ptr + grad_x_at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def softmax_forward_looped_kernel(
+    x_ptr,  # [outer, inner, cols], strided
+    output_ptr,  # [outer * inner, cols]
+    cols,
+    inner,
+    x_outer_stride,
+    x_inner_stride,
+    x_column_stride,
+    COMPUTE: tl.constexpr,
+    PIECES: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    # One program owns one row, and each lane of a tile every LANES-th column of it.
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row_offsets(row, inner, x_outer_stride, x_inner_stride)
+    output_ptr += row * cols
+    columns = (tl.arange(0, PIECES) * LANES)[:, None] + tl.arange(0, LANES)[None, :]
+    tiles = tl.cdiv(cols, PIECES * LANES)
+
+    largest = tl.full((LANES,), float("-inf"), COMPUTE)
+    total = tl.zeros((LANES,), COMPUTE)
+    for tile in range(tiles):
+        at = tl.cast(tile, tl.int64) * (PIECES * LANES) + columns
+        x = tl.load(x_ptr + at * x_column_stride, mask=at < cols, other=float("-inf")).to(COMPUTE)
+        new = tl.maximum(largest, tl.max(x, axis=0))
+        # A lane that has met nothing but -inf has no terms yet; any finite number taken off makes them 0.
+        reference = tl.where(new == float("-inf"), 0.0, new)
+        total = total * exponential(largest - reference) + tl.sum(exponential(x - reference[None, :]), axis=0)
+        largest = new
+    row_largest = tl.max(largest, axis=0)
+    reference = tl.where(row_largest == float("-inf"), 0.0, row_largest)
+    scale = 1.0 / tl.sum(total * exponential(largest - reference), axis=0)
+
+    # Backwards: what was read last is still in a cache.
+    for tile in range(tiles):
+        at = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES) + columns
+        x = tl.load(x_ptr + at * x_column_stride, mask=at < cols, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+        output = (exponential(x - row_largest) * scale).to(output_ptr.dtype.element_ty)
+        tl.store(output_ptr + at, output, mask=at < cols, cache_modifier=".cs")
+
+
+@triton.jit
+def softmax_backward_looped_kernel(
+    grad_output_ptr,  # [outer, inner, cols], strided
+    output_ptr,  # [outer, inner, cols], strided
+    grad_x_ptr,  # [outer * inner, cols]
+    cols,
+    inner,
+    grad_output_outer_stride,
+    grad_output_inner_stride,
+    grad_output_column_stride,
+    output_outer_stride,
+    output_inner_stride,
+    output_column_stride,
+    COMPUTE: tl.constexpr,
+    PIECES: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    # One program owns one row, and each lane of a tile every LANES-th column of it.
+    row = tl.program_id(0).to(tl.int64)
+    grad_output_ptr += row_offsets(row, inner, grad_output_outer_stride, grad_output_inner_stride)
+    output_ptr += row_offsets(row, inner, output_outer_stride, output_inner_stride)
+    grad_x_ptr += row * cols
+    columns = (tl.arange(0, PIECES) * LANES)[:, None] + tl.arange(0, LANES)[None, :]
+    tiles = tl.cdiv(cols, PIECES * LANES)
+
+    products = tl.zeros((LANES,), COMPUTE)
+    for tile in range(tiles):
+        at = tl.cast(tile, tl.int64) * (PIECES * LANES) + columns
+        grad = tl.load(grad_output_ptr + at * grad_output_column_stride, mask=at < cols, other=0.0).to(COMPUTE)
+        output = tl.load(output_ptr + at * output_column_stride, mask=at < cols, other=0.0).to(COMPUTE)
+        products += tl.sum(grad * output, axis=0)
+    product = tl.sum(products, axis=0)
+
+    # Backwards: what was read last is still in a cache.
+    for tile in range(tiles):
+        at = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES) + columns
+        grad_at, output_at = at * grad_output_column_stride, at * output_column_stride
+        grad = tl.load(grad_output_ptr + grad_at, mask=at < cols, eviction_policy="evict_first").to(COMPUTE)
+        output = tl.load(output_ptr + output_at, mask=at < cols, eviction_policy="evict_first").to(COMPUTE)
+        grad_x = (output * (grad - product)).to(grad_x_ptr.dtype.element_ty)
+        tl.store(grad_x_ptr + at, grad_x, mask=at < cols, cache_modifier=".cs")
+
+
+def launch_forward(x: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Softmax of a tensor that is not empty."""
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    cols = x.shape[-1]
+    num_rows = x.numel() // cols
+    inner, (rows,) = as_rows(x)
+    compute = triton_launch.COMPUTE[x.dtype]
+    with triton_launch.on(x.device):
+        if plan.looped:
+            softmax_forward_looped_kernel[(num_rows,)](
+                rows.tensor,
+                output,
+                cols,
+                inner,
+                *rows[1:],
+                COMPUTE=compute,
+                PIECES=plan.block_rows,
+                LANES=plan.block_cols,
+                num_warps=plan.num_warps,
+            )
+        else:
+            softmax_forward_kernel[(triton.cdiv(num_rows, plan.block_rows),)](
+                rows.tensor,
+                output,
+                num_rows,
+                cols,
+                inner,
+                *rows[1:],
+                COMPUTE=compute,
+                INDEX=triton_launch.index_type(num_rows + plan.block_rows),
+                BLOCK_ROWS=plan.block_rows,
+                BLOCK_COLS=plan.block_cols,
+                num_warps=plan.num_warps,
+            )
+    return output
+
+
+def launch_backward(grad_output: torch.Tensor, output: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """The gradient, from an output that is not empty."""
+    grad_x = torch.empty(output.shape, dtype=output.dtype, device=output.device)
+    cols = output.shape[-1]
+    num_rows = output.numel() // cols
+    inner, (grad_rows, rows) = as_rows(grad_output, output)
+    compute = triton_launch.COMPUTE[output.dtype]
+    with triton_launch.on(output.device):
+        if plan.looped:
+            softmax_backward_looped_kernel[(num_rows,)](
+                grad_rows.tensor,
+                rows.tensor,
+                grad_x,
+                cols,
+                inner,
+                *grad_rows[1:],
+                *rows[1:],
+                COMPUTE=compute,
+                PIECES=plan.block_rows,
+                LANES=plan.block_cols,
+                num_warps=plan.num_warps,
+            )
+        else:
+            softmax_backward_kernel[(triton.cdiv(num_rows, plan.block_rows),)](
+                grad_rows.tensor,
+                rows.tensor,
+                grad_x,
+                num_rows,
+                cols,
+                inner,
+                *grad_rows[1:],
+                *rows[1:],
+                COMPUTE=compute,
+                INDEX=triton_launch.index_type(num_rows + plan.block_rows),
+                BLOCK_ROWS=plan.block_rows,
+                BLOCK_COLS=plan.block_cols,
+                num_warps=plan.num_warps,
+            )
+    return grad_x
+
+
+def _forward(x: torch.Tensor) -> torch.Tensor:
+    if x.numel() == 0:
+        return x.new_empty(x.shape)
+    return launch_forward(x, plan(x.shape[-1], x.element_size(), 1))
+
+
+def _backward(grad_output: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    if output.numel() == 0:
+        return output.new_empty(output.shape)
+    return launch_backward(grad_output, output, plan(output.shape[-1], output.element_size(), 2))
+
+
+softmax_operator = define_softmax("triton", _forward, _backward)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """exp(x) / sum(exp(x)) over the last axis: see `impls.softmax.torch_eager.softmax`."""
+    check_softmax(x)
+    return softmax_operator(x)

@@ -1,0 +1,1 @@
+"""The operation ``vector_add`` on every backend."""
