@@ -1,0 +1,1 @@
+"""The operation ``layer_norm`` on every backend."""

@@ -1,0 +1,404 @@
+#include "vectors.cuh"
+
+template <class T> constexpr int IN_16_BYTES = 16 / sizeof(T);
+
+// Where a row of [outer, inner, cols] begins.
+__device__ long long row_offset(long long row, long long inner, long long outer_stride, long long inner_stride) {
+    if (row < inner) return row * inner_stride;
+    const long long outer = row / inner;
+    return outer * outer_stride + (row - outer * inner) * inner_stride;
+}
+
+// WIDTH neighbouring columns; of strided rows one.
+template <int WIDTH, class T> __device__ Vector<T, WIDTH> take(const T* from, long long column, long long stride) {
+    if constexpr (WIDTH == 1) return Vector<T, 1>{{from[column * stride]}};
+    else return Vector<T, WIDTH>::load(from + column);
+}
+
+template <class C> struct Sums {
+    C first, second;
+};
+
+template <class C> __device__ C add_half_of_lanes(C sum) {
+#pragma unroll
+    for (int lanes = 8; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    return sum;
+}
+
+// The sums over the threads of a row, in every one of them. A row of several warps has its block to itself, and calls
+// with `turn` 0 and 1 by turns: who writes has passed the other turn's barrier, before which everybody had read this one.
+template <class C> __device__ Sums<C> sum_over_row(Sums<C> sums, int turn) {
+    __shared__ C parts[2][2][16];
+    // Half of the lanes go on with one sum each: that is half as many shuffles.
+    const int lane = threadIdx.x % 32, half = lane / 16;
+    C sum = half ? sums.second : sums.first;
+    sum += __shfl_xor_sync(~0u, half ? sums.first : sums.second, 16);
+    sum = add_half_of_lanes(sum);
+    if (blockDim.x > 32) {
+        if (lane % 16 == 0) parts[turn][half][threadIdx.x / 32] = sum;
+        __syncthreads();
+        sum = add_half_of_lanes(lane % 16 < blockDim.x / 32 ? parts[turn][half][lane % 16] : C(0));
+    }
+    return {__shfl_sync(~0u, sum, 0), __shfl_sync(~0u, sum, 16)};
+}
+
+template <class T, int WIDTH, int VECTORS>
+__global__ void __launch_bounds__(512) layer_norm_forward_kernel(
+    const T* __restrict__ x,           // [outer, inner, cols], strided
+    const T* __restrict__ weight,      // [cols], strided
+    const T* __restrict__ bias,        // [cols], strided
+    T* __restrict__ output,            // [outer * inner, cols]
+    Compute<T>* __restrict__ mean_of,  // [outer * inner]
+    Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
+    long long column_stride, long long weight_stride, long long bias_stride, double eps) {
+    // One block owns blockDim.y consecutive rows, one thread VECTORS vectors of each piece of a row; most rows are one piece.
+    using C = Compute<T>;
+    const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    if (row >= num_rows) return;
+    x += row_offset(row, inner, outer_stride, inner_stride);
+    output += row * cols;
+    const int step = blockDim.x * WIDTH;
+    const long long first = threadIdx.x * WIDTH, piece = (long long)step * VECTORS, last = (cols - 1) / piece * piece;
+    Vector<T, WIDTH> data[VECTORS];
+    auto load = [&](long long start) {
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++)
+            if (start + first + k * step < cols) data[k] = take<WIDTH>(x, start + first + k * step, column_stride);
+    };
+
+    C mean = 0, squares = 0;
+    for (long long start = 0; start < cols; start += piece) {
+        load(start);
+        Sums<C> sum{0, 0};
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (start + first + k * step >= cols) continue;
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) sum.first += C(data[k].at[j]);
+        }
+        const C num = C(start < last ? piece : cols - last);
+        const C piece_mean = sum_over_row(sum, 0).first / num;
+        sum = {0, 0};
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (start + first + k * step >= cols) continue;
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                const C centred = C(data[k].at[j]) - piece_mean;
+                sum.first += centred * centred;
+            }
+        }
+        // Two samples' squared deviations as those of one: Chan, Golub, LeVeque 1983, (2.1).
+        const C share = num / (C(start) + num), apart = piece_mean - mean;
+        mean += apart * share;
+        // In this order: the first piece, before which there is none, is apart by a mean whose square may overflow.
+        squares += sum_over_row(sum, 1).first + C(start) * apart * (apart * share);
+    }
+    const C rstd = rsqrt(squares / C(cols) + C(eps));
+    if (threadIdx.x == 0) {
+        mean_of[row] = mean;
+        rstd_of[row] = rstd;
+    }
+
+    // Backwards: the last piece is still in registers, and those before it in a cache.
+    for (long long start = last; start >= 0; start -= piece) {
+        if (start < last) load(start);
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const long long column = start + first + k * step;
+            if (column >= cols) continue;
+            const auto w = take<WIDTH>(weight, column, weight_stride), b = take<WIDTH>(bias, column, bias_stride);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++)
+                data[k].at[j] = T((C(data[k].at[j]) - mean) * rstd * C(w.at[j]) + C(b.at[j]));
+            data[k].store(output + column);
+        }
+    }
+}
+
+// The sums of weight's and bias's gradients, of the columns that a thread owns: in registers, or in shared memory, where
+// each thread keeps to its own 16 bytes in every 16 * blockDim.x.
+template <class C, int WIDTH, int VECTORS, bool SHARED> struct Accumulators {
+    static constexpr int PER_VECTOR = 2 * WIDTH / IN_16_BYTES<C>;
+    Vector<C, IN_16_BYTES<C>> own[SHARED ? 1 : VECTORS * PER_VECTOR];
+
+    __device__ static Vector<C, IN_16_BYTES<C>>* shared() {
+        extern __shared__ __align__(16) unsigned char memory[];
+        return reinterpret_cast<Vector<C, IN_16_BYTES<C>>*>(memory) + threadIdx.x;
+    }
+    __device__ void clear() {
+#pragma unroll
+        for (int i = 0; i < VECTORS * PER_VECTOR; i++) put(i, {});
+    }
+    __device__ Vector<C, IN_16_BYTES<C>> get(int i) const {
+        if constexpr (SHARED) return shared()[i * blockDim.x];
+        else return own[i];
+    }
+    __device__ void put(int i, Vector<C, IN_16_BYTES<C>> value) {
+        if constexpr (SHARED) shared()[i * blockDim.x] = value;
+        else own[i] = value;
+    }
+    // Adds to the sums of vector k.
+    __device__ void add(int k, const C (&to_weight)[WIDTH], const C (&to_bias)[WIDTH]) {
+#pragma unroll
+        for (int i = 0; i < PER_VECTOR; i++) {
+            Vector<C, IN_16_BYTES<C>> sum = get(k * PER_VECTOR + i);
+#pragma unroll
+            for (int j = 0; j < IN_16_BYTES<C>; j++) {
+                const int at = i % (PER_VECTOR / 2) * IN_16_BYTES<C> + j;
+                sum.at[j] += i < PER_VECTOR / 2 ? to_weight[at] : to_bias[at];
+            }
+            put(k * PER_VECTOR + i, sum);
+        }
+    }
+    __device__ void store(int k, C* weight, C* bias) const {
+#pragma unroll
+        for (int i = 0; i < PER_VECTOR; i++)
+            get(k * PER_VECTOR + i).store((i < PER_VECTOR / 2 ? weight : bias) + i % (PER_VECTOR / 2) * IN_16_BYTES<C>);
+    }
+};
+
+template <class T, class C> __device__ void unpack(const uint4& words, C (&numbers)[IN_16_BYTES<T>]) {
+    Vector<T, IN_16_BYTES<T>> vector;
+    memcpy(&vector, &words, sizeof words);
+    vector.unpack(numbers);
+}
+
+// Whether 80 registers are enough for a thread of backward, else 128.
+template <class T, int VECTORS, bool SHARED> constexpr bool FEW = !SHARED && VECTORS == 2 && sizeof(T) > 2;
+
+template <class T, int VECTORS, bool SHARED>
+__global__ void __launch_bounds__(FEW<T, VECTORS, SHARED> ? 256 : 512, FEW<T, VECTORS, SHARED> ? 3 : 1)
+layer_norm_backward_kernel(
+    const T* __restrict__ grad_output,       // [outer, inner, cols], whole vectors side by side
+    const T* __restrict__ x,                 // [outer, inner, cols], whole vectors side by side
+    const T* __restrict__ weight,            // [cols]
+    const Compute<T>* __restrict__ mean_of,  // [outer * inner]
+    const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    T* __restrict__ grad_x,                  // [outer * inner, cols], or null where not needed
+    Compute<T>* __restrict__ partial,        // [2, blocks, cols], or null: the sums over a block's rows
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long x_outer_stride, long long x_inner_stride) {
+    // One block owns every gridDim.x-th row, and each thread the same VECTORS vectors of all of them.
+    using C = Compute<T>;
+    constexpr int WIDTH = IN_16_BYTES<T>;
+    const int step = blockDim.x * WIDTH, first = threadIdx.x * WIDTH, end = cols;
+    Accumulators<C, WIDTH, VECTORS, SHARED> accumulators;
+    if (partial) accumulators.clear();
+    // The next row is on its way while this one is summed; or, where registers are few, from when this one is summed.
+    constexpr bool EARLY = VECTORS <= 4;
+    const C reciprocal = C(1) / C(cols);
+    // In words: half types, else taken apart as soon as they come, would be waited for.
+    uint4 xs[VECTORS], grads[VECTORS], next_xs[VECTORS], next_grads[VECTORS];
+    const T *x_row, *grad_row;
+    auto seek = [&](long long row) {
+        x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
+        grad_row = grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride);
+    };
+    auto load = [&](int k) {
+        next_xs[k] = *reinterpret_cast<const uint4*>(x_row + first + k * step);
+        next_grads[k] = *reinterpret_cast<const uint4*>(grad_row + first + k * step);
+    };
+    seek(blockIdx.x);
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++)
+        if (first + k * step < end) load(k);
+    C mean = mean_of[blockIdx.x], rstd = rstd_of[blockIdx.x];
+
+    int turn = 0;
+    for (long long row = blockIdx.x; row < num_rows; row += gridDim.x, turn ^= 1) {
+        const long long next = row + gridDim.x;
+        C next_mean = 0, next_rstd = 0;
+        if (next < num_rows) {
+            seek(next);
+            next_mean = mean_of[next];
+            next_rstd = rstd_of[next];
+        }
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            xs[k] = next_xs[k];
+            grads[k] = next_grads[k];
+            if (EARLY && next < num_rows && first + k * step < end) load(k);
+        }
+        Sums<C> means{0, 0};
+        if (grad_x) {
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                if (first + k * step >= end) continue;
+                C numbers[WIDTH], to_bias[WIDTH], w[WIDTH];
+                unpack<T>(xs[k], numbers);
+                unpack<T>(grads[k], to_bias);
+                Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) {
+                    const C grad_normal = to_bias[j] * w[j];
+                    means.first += grad_normal;
+                    means.second += grad_normal * ((numbers[j] - mean) * rstd);
+                }
+            }
+            means = sum_over_row(means, turn);
+            means = {means.first * reciprocal, means.second * reciprocal};
+        }
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (first + k * step >= end) continue;
+            C numbers[WIDTH], to_weight[WIDTH], to_bias[WIDTH], w[WIDTH];
+            Vector<T, WIDTH> grad;
+            unpack<T>(xs[k], numbers);
+            unpack<T>(grads[k], to_bias);
+            Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                const C normal = (numbers[j] - mean) * rstd;
+                to_weight[j] = to_bias[j] * normal;
+                grad.at[j] = T((to_bias[j] * w[j] - means.first - normal * means.second) * rstd);
+            }
+            if (!EARLY && next < num_rows) load(k);
+            if (grad_x) grad.store(grad_x + row * cols + first + k * step);
+            if (partial) accumulators.add(k, to_weight, to_bias);
+        }
+        mean = next_mean;
+        rstd = next_rstd;
+    }
+    if (!partial) return;
+    partial += blockIdx.x * cols;
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int column = first + k * step;
+        if (column < end) accumulators.store(k, partial + column, partial + gridDim.x * cols + column);
+    }
+}
+
+// Vectors of each input that a thread loads before it uses the first.
+constexpr int IN_FLIGHT = 4;
+
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(512) layer_norm_backward_means_kernel(
+    const T* __restrict__ grad_output,       // [outer, inner, cols], strided
+    const T* __restrict__ x,                 // [outer, inner, cols], strided
+    const T* __restrict__ weight,            // [cols], strided
+    const Compute<T>* __restrict__ mean_of,  // [outer * inner]
+    const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    Compute<T>* __restrict__ means,  // [2, outer * inner]: of a normalized row's cotangent, and of their product
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long grad_column_stride, long long x_outer_stride, long long x_inner_stride, long long x_column_stride,
+    long long weight_stride) {
+    // One block owns blockDim.y consecutive rows, one thread every blockDim.x-th vector of each.
+    using C = Compute<T>;
+    const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    if (row >= num_rows) return;
+    x += row_offset(row, inner, x_outer_stride, x_inner_stride);
+    grad_output += row_offset(row, inner, grad_outer_stride, grad_inner_stride);
+    const C mean = mean_of[row], rstd = rstd_of[row];
+    const int step = blockDim.x * WIDTH;
+    Sums<C> sums{0, 0};
+    for (long long start = threadIdx.x * WIDTH; start < cols; start += IN_FLIGHT * step) {
+        Vector<T, WIDTH> xs[IN_FLIGHT], grads[IN_FLIGHT];
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++) {
+            if (start + k * step >= cols) continue;
+            xs[k] = take<WIDTH>(x, start + k * step, x_column_stride);
+            grads[k] = take<WIDTH>(grad_output, start + k * step, grad_column_stride);
+        }
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++) {
+            if (start + k * step >= cols) continue;
+            const auto w = take<WIDTH>(weight, start + k * step, weight_stride);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                const C grad_normal = C(grads[k].at[j]) * C(w.at[j]);
+                sums.first += grad_normal;
+                sums.second += grad_normal * ((C(xs[k].at[j]) - mean) * rstd);
+            }
+        }
+    }
+    sums = sum_over_row(sums, 0);
+    if (threadIdx.x == 0) {
+        means[row] = sums.first / C(cols);
+        means[num_rows + row] = sums.second / C(cols);
+    }
+}
+
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(128, 3) layer_norm_backward_columns_kernel(
+    const T* __restrict__ grad_output,       // [outer, inner, cols], strided
+    const T* __restrict__ x,                 // [outer, inner, cols], strided
+    const T* __restrict__ weight,            // [cols], strided
+    const Compute<T>* __restrict__ mean_of,  // [outer * inner]
+    const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    const Compute<T>* __restrict__ means,    // [2, outer * inner]
+    T* __restrict__ grad_x,                  // [outer * inner, cols], or null where not needed
+    Compute<T>* __restrict__ partial,        // [2, gridDim.y, cols], or null: the sums over a block's rows
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long grad_column_stride, long long x_outer_stride, long long x_inner_stride, long long x_column_stride,
+    long long weight_stride) {
+    // One block owns blockDim.x vectors of columns of every gridDim.y-th row, one thread one of these vectors.
+    using C = Compute<T>;
+    const long long column = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * WIDTH;
+    if (column >= cols) return;
+    C grad_weight[WIDTH] = {}, grad_bias[WIDTH] = {};
+    const auto w = take<WIDTH>(weight, column, weight_stride);
+    for (long long start = blockIdx.y; start < num_rows; start += IN_FLIGHT * gridDim.y) {
+        Vector<T, WIDTH> xs[IN_FLIGHT], grads[IN_FLIGHT];
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++) {
+            const long long row = start + k * gridDim.y;
+            if (row >= num_rows) continue;
+            xs[k] = take<WIDTH>(x + row_offset(row, inner, x_outer_stride, x_inner_stride), column, x_column_stride);
+            grads[k] = take<WIDTH>(
+                grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride), column, grad_column_stride);
+        }
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++) {
+            const long long row = start + k * gridDim.y;
+            if (row >= num_rows) continue;
+            const C mean = mean_of[row], rstd = rstd_of[row];
+            const C mean_grad = grad_x ? means[row] : C(0), mean_product = grad_x ? means[num_rows + row] : C(0);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                const C grad = C(grads[k].at[j]), normal = (C(xs[k].at[j]) - mean) * rstd;
+                grad_weight[j] += grad * normal;
+                grad_bias[j] += grad;
+                grads[k].at[j] = T((grad * C(w.at[j]) - mean_grad - normal * mean_product) * rstd);
+            }
+            if (grad_x) grads[k].store(grad_x + row * cols + column);
+        }
+    }
+    if (!partial) return;
+    partial += blockIdx.y * cols + column;
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) {
+        partial[j] = grad_weight[j];
+        partial[gridDim.y * cols + j] = grad_bias[j];
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(1024) layer_norm_sum_partials_kernel(
+    const Compute<T>* __restrict__ partial,  // [2, partials, cols]
+    T* __restrict__ grad_weight,             // [cols], or null where not needed
+    T* __restrict__ grad_bias,               // [cols], or null where not needed
+    long long partials, long long cols) {
+    // One block owns 32 columns, one thread every blockDim.y-th partial sum of one of them.
+    using C = Compute<T>;
+    __shared__ Sums<C> of_threads[32][32];
+    const long long column = blockIdx.x * 32ll + threadIdx.x;
+    Sums<C> sums{0, 0};
+    if (column < cols) {
+#pragma unroll 4
+        for (long long i = threadIdx.y; i < partials; i += blockDim.y) {
+            sums.first += partial[i * cols + column];
+            sums.second += partial[(partials + i) * cols + column];
+        }
+    }
+    of_threads[threadIdx.y][threadIdx.x] = sums;
+    __syncthreads();
+    if (threadIdx.y > 0 || column >= cols) return;
+    for (int i = 1; i < blockDim.y; i++) {
+        sums.first += of_threads[i][threadIdx.x].first;
+        sums.second += of_threads[i][threadIdx.x].second;
+    }
+    if (grad_weight) grad_weight[column] = T(sums.first);
+    if (grad_bias) grad_bias[column] = T(sums.second);
+}

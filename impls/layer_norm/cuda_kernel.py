@@ -1,0 +1,216 @@
+"""layer_norm in CUDA C++: rows that fit in registers are read once, longer or strided ones twice."""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from impls.cuda_launch import CPP_TYPES, CudaKernel
+from impls.launch import multiprocessors
+from impls.layer_norm.arguments import check_layer_norm
+from impls.layer_norm.operators import Needs, define_layer_norm, statistics_dtype
+from impls.strides import Rows, as_rows
+
+SOURCE = Path(__file__).parent / "cuda_kernel.cu"
+WARP = 32
+MOST_THREADS = 512
+# By dtype, and what the name ends in.
+KERNEL = {
+    (dtype, kernel): CudaKernel(SOURCE, f"layer_norm_{kernel.format(T=name, W=16 // dtype.itemsize)}")
+    for dtype, name in CPP_TYPES.items()
+    for kernel in (
+        "forward_kernel<{T}, {W}, 4>",
+        "forward_kernel<{T}, {W}, 8>",
+        "forward_kernel<{T}, 1, 4>",
+        "backward_kernel<{T}, 2, false>",
+        *(["backward_kernel<{T}, 4, false>"] if dtype == torch.float32 else []),
+        "backward_kernel<{T}, 4, true>",
+        *(["backward_kernel<{T}, 8, true>"] if dtype == torch.float32 else []),
+        "backward_means_kernel<{T}, {W}>",
+        "backward_means_kernel<{T}, 1>",
+        "backward_columns_kernel<{T}, {W}>",
+        "backward_columns_kernel<{T}, 1>",
+        "sum_partials_kernel<{T}>",
+    )
+}
+KERNELS = tuple(KERNEL.values())
+
+
+class Plan(NamedTuple):
+    """How blocks share the rows.
+
+    Attributes:
+        vectors: of 16 bytes, or of one element, that a thread holds of a row; 0 where backward reads a row twice.
+        threads: that share a row, a multiple of a warp.
+        rows: of a block.
+        blocks: for each multiprocessor, backward.
+        shared: whether backward keeps the sums of weight's and bias's gradients in shared memory.
+    """
+
+    vectors: int
+    threads: int
+    rows: int = 1
+    blocks: int = 0
+    shared: bool = False
+
+
+def _threads(vectors: int, each: int) -> int:
+    return min(-(-vectors // (each * WARP)) * WARP, MOST_THREADS)
+
+
+def forward_plan(cols: int, width: int) -> Plan:
+    """How forward goes through rows of so many columns, at least 1, in vectors of `width`."""
+    vectors = -(-cols // width)
+    # Few bytes a thread keep more blocks on a multiprocessor, but of long rows many warps wait long for one another.
+    each = 8 if width > 1 and vectors > 8 * WARP else 4
+    threads = _threads(vectors, each)
+    return Plan(each, threads, rows=4 if threads == WARP else 1)
+
+
+def backward_plan(cols: int, dtype: torch.dtype, width: int, shared_memory: int) -> Plan:
+    """How backward goes through rows of so many columns, at least 1, in vectors of `width`."""
+    vectors = -(-cols // width)
+    # As many blocks as there are registers for: one that had to wait for another's end would come too late.
+    if width > 1 and vectors <= 2 * (512 if dtype.itemsize == 2 else 256):
+        threads = _threads(vectors, 2)
+        return Plan(2, threads, blocks=min((512 if dtype.itemsize == 2 else 768) // threads, 16))
+    if width > 1 and dtype == torch.float32 and vectors <= 4 * MOST_THREADS:
+        threads = _threads(vectors, 4)
+        return Plan(4, threads, blocks=MOST_THREADS // threads)
+    # Only in float32 do so many vectors of a row leave registers enough to compute with.
+    each = 8 if dtype == torch.float32 and vectors > 4 * MOST_THREADS else 4
+    threads = _threads(vectors, each)
+    needed = sum_bytes(each, threads, dtype)
+    if width > 1 and vectors <= each * threads and needed <= shared_memory:
+        return Plan(each, threads, blocks=min(MOST_THREADS // threads, shared_memory // needed), shared=True)
+    threads = _threads(vectors, 4)
+    return Plan(0, threads, rows=4 if threads == WARP else 1, blocks=8)
+
+
+def sum_bytes(vectors: int, threads: int, dtype: torch.dtype) -> int:
+    """Shared memory for two sums of each column."""
+    return 2 * vectors * threads * (16 // dtype.itemsize) * statistics_dtype(dtype).itemsize
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a block may have, but for those that a kernel declares itself."""
+    if device.type == "cpu":
+        return 225 * 1024
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 2048
+
+
+def vector_width(cols: int, parameters: tuple[torch.Tensor, ...], rows: list[Rows]) -> int:
+    """16 bytes' worth of elements where all that is read lies in whole vectors, else 1."""
+    width = 16 // parameters[0].element_size()
+    starts = [tensor.data_ptr() for tensor in (*parameters, *(row.tensor for row in rows))]
+    steps = [cols, *(stride for row in rows for stride in (row.outer_stride, row.inner_stride))]
+    unit = all(row.column_stride == 1 for row in rows) and all(p.stride(0) == 1 for p in parameters)
+    return width if unit and not any(s % 16 for s in starts) and not any(s % width for s in steps) else 1
+
+
+def launch_forward(
+    output: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    plan: Plan | None = None,
+) -> None:
+    """Write output, mean and rstd of rows that are not empty."""
+    cols, num_rows = x.shape[-1], mean.shape[0]
+    inner, (rows,) = as_rows(x)
+    width = vector_width(cols, (weight, bias), [rows])
+    plan = plan or forward_plan(cols, width)
+    KERNEL[x.dtype, f"forward_kernel<{{T}}, {'{W}' if width > 1 else 1}, {plan.vectors}>"].launch(
+        -(-num_rows // plan.rows),
+        (plan.threads, plan.rows),
+        rows.tensor,
+        weight,
+        bias,
+        output,
+        mean,
+        rstd,
+        num_rows,
+        cols,
+        inner,
+        *rows[1:],
+        weight.stride(0),
+        bias.stride(0),
+        eps,
+    )
+
+
+def launch_backward(
+    grad_x: torch.Tensor,
+    grad_weight: torch.Tensor,
+    grad_bias: torch.Tensor,
+    needs: Needs,
+    grad_output: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    plan: Plan | None = None,
+) -> None:
+    """Write the gradients that are needed, of rows that are not empty."""
+    dtype, cols, num_rows = x.dtype, x.shape[-1], mean.shape[0]
+    inner, (grad_rows, rows) = as_rows(grad_output, x)
+    width = vector_width(cols, (weight,), [grad_rows, rows])
+    plan = plan or backward_plan(cols, dtype, width, shared_memory(x.device))
+    inputs = (grad_rows.tensor, rows.tensor, weight, mean, rstd)
+    most = plan.blocks * multiprocessors(x.device)
+    if plan.vectors:
+        partials = min(num_rows, most)
+    else:
+        threads = min(plan.threads, 128)
+        column_blocks = -(-cols // (threads * width))
+        partials = min(-(-num_rows // 4), max(1, most // column_blocks))
+    partial = mean.new_empty((2, partials, cols)) if needs.parameters else None
+    if plan.vectors:
+        KERNEL[dtype, f"backward_kernel<{{T}}, {plan.vectors}, {str(plan.shared).lower()}>"].launch(
+            partials,
+            plan.threads,
+            *inputs,
+            grad_x if needs.x else None,
+            partial,
+            num_rows,
+            cols,
+            inner,
+            *grad_rows[1:3],
+            *rows[1:3],
+            shared_bytes=sum_bytes(plan.vectors, plan.threads, dtype) if plan.shared else 0,
+        )
+    else:
+        kind = "{W}" if width > 1 else "1"
+        means = mean.new_empty((2, num_rows)) if needs.x else None
+        sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))
+        if needs.x:
+            KERNEL[dtype, f"backward_means_kernel<{{T}}, {kind}>"].launch(
+                -(-num_rows // plan.rows), (plan.threads, plan.rows), *inputs, means, *sizes
+            )
+        KERNEL[dtype, f"backward_columns_kernel<{{T}}, {kind}>"].launch(
+            (column_blocks, partials), threads, *inputs, means, grad_x if needs.x else None, partial, *sizes
+        )
+    if needs.parameters:
+        KERNEL[dtype, "sum_partials_kernel<{T}>"].launch(
+            -(-cols // WARP),
+            (WARP, min(partials, 32)),
+            partial,
+            grad_weight if needs.weight else None,
+            grad_bias if needs.bias else None,
+            partials,
+            cols,
+        )
+
+
+layer_norm_operator = define_layer_norm("cuda", launch_forward, launch_backward)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias: see `impls.layer_norm.torch_eager.layer_norm`."""
+    check_layer_norm(x, weight, bias, eps)
+    return layer_norm_operator(x, weight, bias, eps)[0]

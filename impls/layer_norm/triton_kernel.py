@@ -1,0 +1,526 @@
+"""layer_norm in Triton: rows that fit in registers are read once, longer ones twice."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from impls import triton_launch
+from impls.layer_norm.arguments import check_layer_norm
+from impls.layer_norm.operators import Needs, define_layer_norm
+from impls.strides import as_rows
+from impls.triton_rows import row_offsets
+
+# Columns of a piece of a looped row.
+LOOPED_COLS = 4096
+# The interpreter takes its time by the program, whatever that holds; and few enough programs have more than one tile.
+INTERPRETED = triton_launch.INTERPRETED
+COLUMN_BLOCK = 8192 if INTERPRETED else 256
+# Of the second stage: columns of a program, and partial sums that it adds at once.
+SUMMED_COLS = 8192 if INTERPRETED else 32
+SUMMED_PARTIALS = 64
+
+
+class Plan(NamedTuple):
+    """How the programs of a launch share the rows.
+
+    Attributes:
+        looped: whether a row is read piece by piece, and twice, or at once.
+        block_rows: rows that a program holds at once.
+        block_cols: columns that it holds at once; all of them but where it is looped.
+        num_warps: of a program.
+        programs: for each multiprocessor, backward: they sum the gradients of weight and bias over the rows they own.
+        registers: most that a thread may have, so that so many programs run at a time.
+    """
+
+    looped: bool
+    block_rows: int
+    block_cols: int
+    num_warps: int
+    programs: int = 0
+    registers: int = 0
+
+
+def forward_plan(cols: int, dtype: torch.dtype) -> Plan:
+    """How forward goes through rows of so many columns, at least 1."""
+    wide = 2 if dtype == torch.float64 else 1
+    block_cols = triton.next_power_of_2(cols)
+    if block_cols * wide > 32768:
+        return Plan(True, 1, LOOPED_COLS // wide, 8)
+    # A thread holds 128 bytes of data, 64 elements of half types: enough in flight, no spills, few threads to a sum.
+    per_warp, fewest = (2048, 2) if dtype.itemsize == 2 else (1024 // wide, 1)
+    block_rows = max(1, per_warp // block_cols)
+    return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols // per_warp, fewest), 32))
+
+
+def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
+    """How backward goes through rows of so many columns, at least 1."""
+    # Each column costs registers for x, the cotangent, the next row of both, weight, and two sums; to spill them costs
+    # more than to read twice: elements of a warp, and warps that then have registers on a multiprocessor.
+    per_warp, warps = {2: (512, 16), 4: (1024, 8), 8: (256, 8)}[dtype.itemsize]
+    block_cols = triton.next_power_of_2(cols)
+    if block_cols > per_warp * warps:
+        return Plan(True, 8, COLUMN_BLOCK * 4 // max(dtype.itemsize, 4), 4, 8)
+    # Two rows at once wait half as often for their sums.
+    block_rows = max(1, 8192 // max(dtype.itemsize, 4) // block_cols)
+    num_warps = max(block_rows * block_cols // per_warp, 1)
+    return Plan(False, block_rows, block_cols, num_warps, warps // num_warps, min(2048 // warps, 255))
+
+
+@triton.jit
+def load_tile(ptr, rows, columns, num_rows, cols, inner, outer_stride, inner_stride, column_stride):
+    """Some rows and columns of ``[outer, inner, cols]``, 0 where there are none."""
+    at = row_offsets(rows, inner, outer_stride, inner_stride)[:, None]
+    at += (columns.to(tl.int64) * column_stride)[None, :]
+    return tl.load(ptr + at, mask=(rows < num_rows)[:, None] & (columns < cols)[None, :], other=0.0)
+
+
+@triton.jit
+def store_tile(ptr, rows, columns, num_rows, cols, values):
+    """The same of a contiguous tensor."""
+    at = rows.to(tl.int64)[:, None] * cols + columns[None, :]
+    mask = (rows < num_rows)[:, None] & (columns < cols)[None, :]
+    tl.store(ptr + at, values.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_parameter(ptr, columns, cols, stride, COMPUTE: tl.constexpr):
+    """Weight or bias of some columns; every program reads the same."""
+    at = columns.to(tl.int64) * stride
+    return tl.load(ptr + at, mask=columns < cols, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+
+
+@triton.jit
+def layer_norm_forward_kernel(
+    x_ptr,  # [outer, inner, cols], strided
+    weight_ptr,  # [cols], strided
+    bias_ptr,  # [cols], strided
+    output_ptr,  # [outer * inner, cols]
+    mean_ptr,  # [outer * inner]
+    rstd_ptr,  # [outer * inner]
+    num_rows,
+    cols,
+    inner,
+    x_outer_stride,
+    x_inner_stride,
+    x_column_stride,
+    weight_stride,
+    bias_stride,
+    EPS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_ROWS consecutive rows.
+    rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = tl.arange(0, BLOCK_COLS)
+    num = tl.full((), cols, COMPUTE)
+    x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
+    x = x.to(COMPUTE)
+    mean = tl.sum(x, axis=1) / num
+    centred = tl.where((columns < cols)[None, :], x - mean[:, None], 0.0)
+    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1) / num + tl.full((), EPS, COMPUTE))
+    weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
+    bias = load_parameter(bias_ptr, columns, cols, bias_stride, COMPUTE)
+    output = centred * rstd[:, None] * weight[None, :] + bias[None, :]
+    store_tile(output_ptr, rows, columns, num_rows, cols, output)
+    tl.store(mean_ptr + rows.to(tl.int64), mean, mask=rows < num_rows)
+    tl.store(rstd_ptr + rows.to(tl.int64), rstd, mask=rows < num_rows)
+
+
+@triton.jit
+def layer_norm_forward_looped_kernel(
+    x_ptr,  # [outer, inner, cols], strided
+    weight_ptr,  # [cols], strided
+    bias_ptr,  # [cols], strided
+    output_ptr,  # [outer * inner, cols]
+    mean_ptr,  # [outer * inner]
+    rstd_ptr,  # [outer * inner]
+    cols,
+    inner,
+    x_outer_stride,
+    x_inner_stride,
+    x_column_stride,
+    weight_stride,
+    bias_stride,
+    EPS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns one row, which it reads in pieces of BLOCK_COLS columns.
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row_offsets(row, inner, x_outer_stride, x_inner_stride)
+    output_ptr += row * cols
+    pieces = tl.cdiv(cols, BLOCK_COLS)
+    lanes = tl.arange(0, BLOCK_COLS)
+
+    mean = tl.zeros((), COMPUTE)
+    squares = tl.zeros((), COMPUTE)
+    for piece in range(pieces):
+        columns = piece * BLOCK_COLS + lanes
+        x = tl.load(x_ptr + columns.to(tl.int64) * x_column_stride, mask=columns < cols, other=0.0).to(COMPUTE)
+        before = tl.full((), piece * BLOCK_COLS, COMPUTE)
+        num = tl.full((), tl.minimum(cols - piece * BLOCK_COLS, BLOCK_COLS), COMPUTE)
+        piece_mean = tl.sum(x, axis=0) / num
+        centred = tl.where(columns < cols, x - piece_mean, 0.0)
+        # Two samples' squared deviations as those of one: Chan, Golub, LeVeque 1983, (2.1).
+        share = num / (before + num)
+        apart = piece_mean - mean
+        mean += apart * share
+        # In this order: the first piece, before which there is none, is apart by a mean whose square may overflow.
+        squares += tl.sum(centred * centred, axis=0) + before * apart * (apart * share)
+    rstd = tl.rsqrt(squares / tl.full((), cols, COMPUTE) + tl.full((), EPS, COMPUTE))
+    tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+
+    # Backwards: what was read last is still in a cache.
+    for piece in range(pieces):
+        columns = (pieces - 1 - piece) * BLOCK_COLS + lanes
+        x = tl.load(x_ptr + columns.to(tl.int64) * x_column_stride, mask=columns < cols, other=0.0).to(COMPUTE)
+        weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
+        bias = load_parameter(bias_ptr, columns, cols, bias_stride, COMPUTE)
+        output = (x - mean) * rstd * weight + bias
+        tl.store(output_ptr + columns, output.to(output_ptr.dtype.element_ty), mask=columns < cols)
+
+
+@triton.jit
+def layer_norm_backward_kernel(
+    grad_output_ptr,  # [outer, inner, cols], strided
+    x_ptr,  # [outer, inner, cols], strided
+    weight_ptr,  # [cols], strided
+    mean_ptr,  # [outer * inner]
+    rstd_ptr,  # [outer * inner]
+    grad_x_ptr,  # [outer * inner, cols]
+    partial_ptr,  # [2, programs, cols]: the sums of weight's and bias's gradients over a program's rows
+    num_rows,
+    cols,
+    inner,
+    grad_output_outer_stride,
+    grad_output_inner_stride,
+    grad_output_column_stride,
+    x_outer_stride,
+    x_inner_stride,
+    x_column_stride,
+    weight_stride,
+    NEEDS_X: tl.constexpr,
+    NEEDS_PARAMETERS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns every num_programs-th tile of BLOCK_ROWS rows.
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    columns = tl.arange(0, BLOCK_COLS)
+    num = tl.full((), cols, COMPUTE)
+    weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
+    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
+    grad_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
+
+    rows = program.to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    next_x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
+    next_grad = load_tile(
+        grad_output_ptr, rows, columns, num_rows, cols, inner,
+        grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+    )  # fmt: skip
+    next_mean = tl.load(mean_ptr + rows.to(tl.int64), mask=rows < num_rows, other=0.0)
+    next_rstd = tl.load(rstd_ptr + rows.to(tl.int64), mask=rows < num_rows, other=0.0)
+    for _ in range(program, tl.cdiv(num_rows, BLOCK_ROWS), programs):
+        x, grad, mean, rstd = next_x.to(COMPUTE), next_grad.to(COMPUTE), next_mean, next_rstd
+        # The next tile is on its way while this one is summed, stored and waited for.
+        next_rows = rows + programs * BLOCK_ROWS
+        next_x = load_tile(
+            x_ptr, next_rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride
+        )
+        next_grad = load_tile(
+            grad_output_ptr, next_rows, columns, num_rows, cols, inner,
+            grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+        )  # fmt: skip
+        next_mean = tl.load(mean_ptr + next_rows.to(tl.int64), mask=next_rows < num_rows, other=0.0)
+        next_rstd = tl.load(rstd_ptr + next_rows.to(tl.int64), mask=next_rows < num_rows, other=0.0)
+
+        normal = (x - mean[:, None]) * rstd[:, None]
+        if NEEDS_X:
+            grad_normal = grad * weight[None, :]
+            mean_grad = tl.sum(grad_normal, axis=1) / num
+            mean_product = tl.sum(grad_normal * normal, axis=1) / num
+            grad_x = (grad_normal - mean_grad[:, None] - normal * mean_product[:, None]) * rstd[:, None]
+            store_tile(grad_x_ptr, rows, columns, num_rows, cols, grad_x)
+        if NEEDS_PARAMETERS:
+            grad_weight += grad * normal
+            grad_bias += grad
+        rows = next_rows
+    if NEEDS_PARAMETERS:
+        at = program.to(tl.int64) * cols + columns
+        tl.store(partial_ptr + at, tl.sum(grad_weight, axis=0), mask=columns < cols)
+        tl.store(partial_ptr + programs.to(tl.int64) * cols + at, tl.sum(grad_bias, axis=0), mask=columns < cols)
+
+
+@triton.jit
+def layer_norm_backward_means_kernel(
+    grad_output_ptr,  # [outer, inner, cols], strided
+    x_ptr,  # [outer, inner, cols], strided
+    weight_ptr,  # [cols], strided
+    mean_ptr,  # [outer * inner]
+    rstd_ptr,  # [outer * inner]
+    means_ptr,  # [2, outer * inner]: of the cotangent of a normalized row, and of its product with that row
+    num_rows,
+    cols,
+    inner,
+    grad_output_outer_stride,
+    grad_output_inner_stride,
+    grad_output_column_stride,
+    x_outer_stride,
+    x_inner_stride,
+    x_column_stride,
+    weight_stride,
+    COMPUTE: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns one row, which it reads in pieces of BLOCK_COLS columns.
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row_offsets(row, inner, x_outer_stride, x_inner_stride)
+    grad_output_ptr += row_offsets(row, inner, grad_output_outer_stride, grad_output_inner_stride)
+    mean = tl.load(mean_ptr + row)
+    rstd = tl.load(rstd_ptr + row)
+    num = tl.full((), cols, COMPUTE)
+    sums = tl.zeros((BLOCK_COLS,), COMPUTE)
+    products = tl.zeros((BLOCK_COLS,), COMPUTE)
+    for piece in range(tl.cdiv(cols, BLOCK_COLS)):
+        columns = piece * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+        wide = columns.to(tl.int64)
+        x = tl.load(x_ptr + wide * x_column_stride, mask=columns < cols, other=0.0).to(COMPUTE)
+        grad = tl.load(grad_output_ptr + wide * grad_output_column_stride, mask=columns < cols, other=0.0).to(COMPUTE)
+        grad_normal = grad * load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
+        sums += grad_normal
+        products += grad_normal * ((x - mean) * rstd)
+    tl.store(means_ptr + row, tl.sum(sums, axis=0) / num)
+    tl.store(means_ptr + tl.cast(num_rows, tl.int64) + row, tl.sum(products, axis=0) / num)
+
+
+@triton.jit
+def layer_norm_backward_columns_kernel(
+    grad_output_ptr,  # [outer, inner, cols], strided
+    x_ptr,  # [outer, inner, cols], strided
+    weight_ptr,  # [cols], strided
+    mean_ptr,  # [outer * inner]
+    rstd_ptr,  # [outer * inner]
+    means_ptr,  # [2, outer * inner]
+    grad_x_ptr,  # [outer * inner, cols]
+    partial_ptr,  # [2, programs along axis 1, cols]
+    num_rows,
+    cols,
+    inner,
+    grad_output_outer_stride,
+    grad_output_inner_stride,
+    grad_output_column_stride,
+    x_outer_stride,
+    x_inner_stride,
+    x_column_stride,
+    weight_stride,
+    NEEDS_X: tl.constexpr,
+    NEEDS_PARAMETERS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_COLS columns of every num_programs(1)-th tile of BLOCK_ROWS rows.
+    program = tl.program_id(1)
+    programs = tl.num_programs(1)
+    columns = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
+    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
+    grad_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
+    for tile in range(program, tl.cdiv(num_rows, BLOCK_ROWS), programs):
+        rows = tl.cast(tile, INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        at = rows.to(tl.int64)
+        x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
+        grad = load_tile(
+            grad_output_ptr, rows, columns, num_rows, cols, inner,
+            grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+        ).to(COMPUTE)  # fmt: skip
+        mean = tl.load(mean_ptr + at, mask=rows < num_rows, other=0.0)
+        rstd = tl.load(rstd_ptr + at, mask=rows < num_rows, other=0.0)
+        normal = (x.to(COMPUTE) - mean[:, None]) * rstd[:, None]
+        if NEEDS_X:
+            mean_grad = tl.load(means_ptr + at, mask=rows < num_rows, other=0.0)
+            mean_product = tl.load(means_ptr + num_rows + at, mask=rows < num_rows, other=0.0)
+            grad_x = (grad * weight[None, :] - mean_grad[:, None] - normal * mean_product[:, None]) * rstd[:, None]
+            store_tile(grad_x_ptr, rows, columns, num_rows, cols, grad_x)
+        if NEEDS_PARAMETERS:
+            grad_weight += grad * normal
+            grad_bias += grad
+    if NEEDS_PARAMETERS:
+        at = program.to(tl.int64) * cols + columns
+        tl.store(partial_ptr + at, tl.sum(grad_weight, axis=0), mask=columns < cols)
+        tl.store(partial_ptr + programs.to(tl.int64) * cols + at, tl.sum(grad_bias, axis=0), mask=columns < cols)
+
+
+@triton.jit
+def layer_norm_sum_partials_kernel(
+    partial_ptr,  # [2, partials, cols]
+    grad_weight_ptr,  # [cols]
+    grad_bias_ptr,  # [cols]
+    partials,
+    cols,
+    NEEDS_WEIGHT: tl.constexpr,
+    NEEDS_BIAS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_PARTIALS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_COLS columns.
+    columns = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    grad_weight = tl.zeros((BLOCK_PARTIALS, BLOCK_COLS), COMPUTE)
+    grad_bias = tl.zeros((BLOCK_PARTIALS, BLOCK_COLS), COMPUTE)
+    for tile in range(tl.cdiv(partials, BLOCK_PARTIALS)):
+        numbers = tile * BLOCK_PARTIALS + tl.arange(0, BLOCK_PARTIALS)
+        mask = (numbers < partials)[:, None] & (columns < cols)[None, :]
+        at = numbers.to(tl.int64)[:, None] * cols + columns[None, :]
+        if NEEDS_WEIGHT:
+            grad_weight += tl.load(partial_ptr + at, mask=mask, other=0.0)
+        if NEEDS_BIAS:
+            grad_bias += tl.load(partial_ptr + tl.cast(partials, tl.int64) * cols + at, mask=mask, other=0.0)
+    if NEEDS_WEIGHT:
+        total = tl.sum(grad_weight, axis=0).to(grad_weight_ptr.dtype.element_ty)
+        tl.store(grad_weight_ptr + columns, total, mask=columns < cols)
+    if NEEDS_BIAS:
+        total = tl.sum(grad_bias, axis=0).to(grad_bias_ptr.dtype.element_ty)
+        tl.store(grad_bias_ptr + columns, total, mask=columns < cols)
+
+
+def launch_forward(
+    output: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    plan: Plan,
+) -> None:
+    """Write output, mean and rstd of rows that are not empty."""
+    cols, num_rows = x.shape[-1], mean.shape[0]
+    inner, (rows,) = as_rows(x)
+    tensors = (rows.tensor, weight, bias, output, mean, rstd)
+    strides = (*rows[1:], weight.stride(0), bias.stride(0))
+    # eps as a constant: Triton passes numbers in 32 bits, which is not enough of it for float64.
+    options = {"EPS": eps, "COMPUTE": triton_launch.COMPUTE[x.dtype], "BLOCK_COLS": plan.block_cols}
+    with triton_launch.on(x.device):
+        if plan.looped:
+            layer_norm_forward_looped_kernel[(num_rows,)](
+                *tensors, cols, inner, *strides, **options, num_warps=plan.num_warps
+            )
+        else:
+            layer_norm_forward_kernel[(triton.cdiv(num_rows, plan.block_rows),)](
+                *tensors,
+                num_rows,
+                cols,
+                inner,
+                *strides,
+                **options,
+                INDEX=triton_launch.index_type(num_rows + plan.block_rows),
+                BLOCK_ROWS=plan.block_rows,
+                num_warps=plan.num_warps,
+            )
+
+
+def launch_backward(
+    grad_x: torch.Tensor,
+    grad_weight: torch.Tensor,
+    grad_bias: torch.Tensor,
+    needs: Needs,
+    grad_output: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    plan: Plan,
+) -> None:
+    """Write the gradients that are needed, of rows that are not empty."""
+    cols, num_rows = x.shape[-1], mean.shape[0]
+    inner, (grad_rows, rows) = as_rows(grad_output, x)
+    tensors = (grad_rows.tensor, rows.tensor, weight, mean, rstd)
+    sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))
+    compute = triton_launch.COMPUTE[x.dtype]
+    column_blocks = triton.cdiv(cols, plan.block_cols)
+    most = (1 if INTERPRETED else plan.programs) * triton_launch.multiprocessors(x.device)
+    programs = min(triton.cdiv(num_rows, plan.block_rows), max(most // column_blocks, 1))
+    partial = mean.new_empty((2, programs if needs.parameters else 0, cols))
+    options = {
+        "NEEDS_X": needs.x,
+        "NEEDS_PARAMETERS": needs.parameters,
+        "COMPUTE": compute,
+        "INDEX": triton_launch.index_type(num_rows + (programs + 1) * plan.block_rows),
+        "BLOCK_ROWS": plan.block_rows,
+        "BLOCK_COLS": plan.block_cols,
+        "num_warps": plan.num_warps,
+    }
+    with triton_launch.on(x.device):
+        if plan.looped:
+            means = mean.new_empty((2, num_rows))
+            if needs.x:
+                layer_norm_backward_means_kernel[(num_rows,)](
+                    *tensors, means, *sizes, COMPUTE=compute, BLOCK_COLS=LOOPED_COLS, num_warps=8
+                )
+            layer_norm_backward_columns_kernel[(column_blocks, programs)](
+                *tensors, means, grad_x, partial, *sizes, **options
+            )
+        else:
+            layer_norm_backward_kernel[(programs,)](
+                *tensors, grad_x, partial, *sizes, **options, maxnreg=plan.registers
+            )
+        if needs.parameters:
+            summed_cols = min(triton.next_power_of_2(cols), SUMMED_COLS)
+            layer_norm_sum_partials_kernel[(triton.cdiv(cols, summed_cols),)](
+                partial,
+                grad_weight,
+                grad_bias,
+                programs,
+                cols,
+                NEEDS_WEIGHT=needs.weight,
+                NEEDS_BIAS=needs.bias,
+                COMPUTE=compute,
+                BLOCK_PARTIALS=min(triton.next_power_of_2(programs), SUMMED_PARTIALS),
+                BLOCK_COLS=summed_cols,
+            )
+
+
+def _forward(
+    output: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+) -> None:
+    launch_forward(output, mean, rstd, x, weight, bias, eps, forward_plan(x.shape[-1], x.dtype))
+
+
+def _backward(
+    grad_x: torch.Tensor,
+    grad_weight: torch.Tensor,
+    grad_bias: torch.Tensor,
+    needs: Needs,
+    grad_output: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+) -> None:
+    plan = backward_plan(x.shape[-1], x.dtype)
+    launch_backward(grad_x, grad_weight, grad_bias, needs, grad_output, x, weight, mean, rstd, plan)
+
+
+layer_norm_operator = define_layer_norm("triton", _forward, _backward)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias: see `impls.layer_norm.torch_eager.layer_norm`."""
+    check_layer_norm(x, weight, bias, eps)
+    return layer_norm_operator(x, weight, bias, eps)[0]

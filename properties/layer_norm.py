@@ -1,0 +1,371 @@
+"""layer_norm: layer normalization over the last axis."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from oracles import layer_norm as oracle
+from properties.array_strategies import KINDS, arrays, cotangent, layouts_for, repeated, rows_and_cols, values
+from properties.case import Case
+from properties.dtypes import DType
+from properties.giou import exactly, only
+from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
+from properties.running_error import Bounded, total
+
+EPS = (1e-5, 1e-12, 1e-3, 0.25)
+# Of rows: the squares of huge numbers overflow, after which little is known.
+ROW_KINDS = (*(kind for kind in KINDS if kind != "huge"), *KINDS)
+# Of weight and bias: an infinite weight leaves nothing of a row's gradient that its class would say anything about.
+PARAMETER_KINDS = ("normal", "whole", "constant", "spread")
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
+    """Rows under none to three leading axes, of any weight and bias."""
+    shape = draw(rows_and_cols(elements))
+    cols = shape[-1:]
+    x = draw(arrays(dtype, shape, ROW_KINDS))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    weight, bias = (values(rng, cols, dtype, draw(st.sampled_from(PARAMETER_KINDS))) for _ in range(2))
+    if draw(st.integers(0, 7)) == 7:
+        bias = np.where(rng.random(cols) < 0.2, rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0]), cols), bias)
+        bias = bias.astype(dtype.numpy)
+    grad_output = cotangent(rng, shape, dtype)
+    layouts = draw(layouts_for("x", "weight", "bias", "grad_output"))
+    if layouts["x"] == "expanded":
+        x = repeated(x)
+    if layouts["grad_output"] == "expanded":
+        # As sum().backward() and a loss that takes one column make it.
+        grad_output = repeated(grad_output, draw(st.sampled_from((0, -1))))
+    return Case(
+        inputs={"x": x, "weight": weight, "bias": bias},
+        grad_output=grad_output,
+        parameters={"eps": draw(st.one_of(st.just(EPS[0]), st.sampled_from(EPS)))},
+        layouts=layouts,
+    )
+
+
+@st.composite
+def smooth(draw: st.DrawFn, dtype: DType) -> Case:
+    """One to three rows of two to five columns, no row nearly constant."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shape = (draw(st.integers(1, 3)), draw(st.integers(2, 5)))
+    x = rng.permuted(np.tile(np.arange(shape[1]), (shape[0], 1)), axis=-1) + rng.uniform(0, 0.5, shape)
+    inputs = {"x": x.astype(dtype.numpy)}
+    inputs |= {name: values(rng, shape[1:], dtype, "normal") for name in ("weight", "bias")}
+    return Case(inputs, cotangent(rng, shape, dtype), {"eps": 1e-5})
+
+
+def example(
+    make_x: Callable[[np.random.Generator], Any], eps: float = 1e-5, **layouts: str
+) -> Callable[[DType], Case]:
+    """A named case of given rows, and random weight, bias and cotangent."""
+
+    def make(dtype: DType) -> Case:
+        rng = np.random.default_rng(11)
+        x = np.asarray(make_x(rng), dtype=np.float64).astype(dtype.numpy)
+        weight, bias = (values(rng, x.shape[-1:], dtype, "normal") for _ in range(2))
+        inputs = {"x": x, "weight": weight, "bias": bias}
+        return Case(inputs, cotangent(rng, x.shape, dtype), {"eps": eps}, layouts)
+
+    return make
+
+
+def rows(
+    *shape: int, mean: float = 0.5, deviation: float = 2.0, eps: float = 1e-5, **layouts: str
+) -> Callable[[DType], Case]:
+    """A named case of random rows."""
+    return example(lambda rng: rng.normal(mean, deviation, shape), eps, **layouts)
+
+
+def large_mean(dtype: DType) -> Case:
+    """Deviations as small against the mean as the type holds.
+
+    Of them a difference of means of squares has no digit left, but in bfloat16, where none is too small for float32.
+    """
+    offset = {"float64": 1e9, "float32": 1e4, "float16": 2000.0, "bfloat16": 256.0}[dtype.name]
+    x = offset + np.random.default_rng(12).choice([-2.0, 0.0, 2.0], (6, 72))
+    return example(lambda rng: x)(dtype)
+
+
+def squares_overflow(dtype: DType) -> Case:
+    """Rows whose squares overflow between two that are ordinary."""
+    x = np.random.default_rng(13).normal(0, 2, (4, 40))
+    x[1] *= dtype.largest / 64
+    x[2] = dtype.largest / 64
+    return example(lambda rng: x)(dtype)
+
+
+examples: Mapping[str, Callable[[DType], Case]] = {
+    "no_rows": rows(0, 5),
+    "no_columns": rows(3, 0),
+    "no_rows_and_no_columns": rows(0, 0),
+    # The variance is 0, and the output the bias.
+    "one_column": rows(5, 1, mean=1000),
+    # Nor does its size matter: what is squared are deviations.
+    "one_column_of_huge_numbers": lambda dtype: example(lambda rng: [[dtype.largest / 2], [-dtype.largest / 4]])(dtype),
+    "one_row_without_leading_axes": rows(7),
+    "two_columns": example(lambda rng: [[0.0, 1.0], [3.0, 3.0], [-4.0, 4.0], [2.0, -1.0]]),
+    "large_mean": large_mean,
+    # A difference of means of squares falls below 0 here, and its root is NaN.
+    "constant_rows": example(lambda rng: np.repeat([[0.1], [-3.3], [1000.0], [0.0]], 33, axis=1)),
+    "squares_overflow": squares_overflow,
+    "rows_not_finite": example(
+        lambda rng: [
+            [np.inf, 0.0, 1.0, 2.0, 3.0],
+            [0.0, -np.inf, np.inf, 2.0, 3.0],
+            [1.0, 2.0, 3.0, 4.0, np.nan],
+            [1.0, 2.0, 3.0, 5.0, 9.0],
+        ]
+    ),
+    "eps_far_above_the_variance": rows(3, 24, deviation=0.01, eps=0.25),
+    "eps_far_below_the_variance": rows(3, 24, eps=1e-12),
+    # The tail of a vector, of a warp, and of the last block, and one column past each.
+    "columns_not_a_multiple_of_16": rows(5, 15),
+    "one_warp_and_one_column": rows(3, 33),
+    "one_short_of_1024_columns": rows(2, 1023),
+    "one_past_1024_columns": rows(2, 1025),
+    # A sum of bfloat16 in bfloat16 stops growing at 256.
+    "long_row": rows(1, 4096, mean=1.0),
+    # More rows than blocks run at a time: each sums the gradients of several, and a second stage what they leave.
+    "many_short_rows": rows(700, 3),
+    "many_rows_of_whole_vectors": rows(300, 16),
+    # Neither fit a warp's or a block's registers; the longer fits no shared memory either.
+    "row_longer_than_registers": rows(3, 10240),
+    "row_longer_than_shared_memory": rows(1, 33000),
+    "rows_with_gaps": rows(5, 64, x="sliced_rows", grad_output="sliced_rows"),
+    "columns_with_gaps": rows(5, 33, x="sliced_columns", grad_output="sliced_columns"),
+    "rows_one_element_too_wide": rows(5, 64, x="cut_from_wider", grad_output="cut_from_wider"),
+    "misaligned": rows(5, 64, x="misaligned", weight="misaligned", bias="misaligned", grad_output="misaligned"),
+    "transposed": rows(65, 33, x="transposed", grad_output="transposed"),
+    "weight_and_bias_strided": rows(4, 48, weight="sliced_columns", bias="sliced_columns"),
+    "cotangent_of_a_sum": lambda dtype: constant_cotangent(rows(9, 40, grad_output="expanded")(dtype)),
+    "four_axes_each_in_another_order": rows(3, 2, 5, 8, x="transposed", grad_output="axes_reversed"),
+}
+
+
+def constant_cotangent(case: Case) -> Case:
+    """The case under one cotangent throughout."""
+    return Case(case.inputs, np.full_like(case.grad_output, -1.5), case.parameters, case.layouts)
+
+
+def summed_over_rows(result: Bounded) -> Bounded:
+    """The sum over all axes but the last."""
+    return total(result, axis=tuple(range(result.ndim - 1)))
+
+
+def lowered(case: Case, dtype: DType) -> Bounded:
+    """The cotangent, exactly."""
+    return Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
+
+
+def standard(case: Case) -> Case:
+    """The case with weight 1 and bias 0: its output is the normalized rows."""
+    return case.with_inputs(weight=np.ones_like(case["weight"]), bias=np.zeros_like(case["bias"]))
+
+
+def adding_a_number_to_a_row_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """layer_norm(x + t) = layer_norm(x) for each row to which adding t is exact, and so is the gradient."""
+    x: np.ndarray = case["x"].astype(dtype.wide)
+    with np.errstate(invalid="ignore"):
+        there = (x + 16).astype(dtype.numpy)
+        unmoved = there.astype(dtype.wide) - 16 == x
+    exact = unmoved.all(axis=-1, keepdims=True)
+    here, moved = evaluate(case), evaluate(case.with_inputs(x=there))
+    yield Relation(only(exact, here.output), only(exact, moved.output))
+    yield Relation(only(exact, here.gradients["x"]), only(exact, moved.gradients["x"]))
+
+
+def scaling_a_row_scales_the_deviation_alone(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """layer_norm(2 x) with 4 eps = layer_norm(x) with eps, and half the gradient."""
+    x: np.ndarray = case["x"].astype(dtype.wide)
+    with np.errstate(over="ignore"):
+        doubled = (2 * x).astype(dtype.numpy)
+    exact = np.isfinite(doubled.astype(dtype.wide)).all(axis=-1, keepdims=True)
+    here = evaluate(case)
+    there = evaluate(case.with_inputs(x=doubled).with_parameters(eps=4 * case.parameters["eps"]))
+    yield Relation(only(exact, here.output), only(exact, there.output))
+    yield Relation(only(exact, here.gradients["x"]), only(exact, 2.0 * there.gradients["x"]))
+
+
+def constant_rows_give_the_bias(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """A row of one number throughout has no deviations."""
+    x = case["x"]
+    if not x.shape[-1]:
+        return
+    constant = case.with_inputs(x=np.broadcast_to(x[..., :1], x.shape).copy())
+    finite = np.isfinite(x[..., :1].astype(np.float64))
+    bias: np.ndarray = np.broadcast_to(case["bias"].astype(dtype.wide), x.shape)
+    output = evaluate(constant).output
+    yield Relation(only(finite, output), only(finite, exactly(bias, output)))
+
+
+def columns_may_change_places(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """Reordering the columns of all inputs reorders the output and the gradients."""
+    order = np.random.default_rng(case["x"].size).permutation(case["x"].shape[-1])
+    inputs = {name: array[..., order] for name, array in case.inputs.items()}
+    here, there = evaluate(case), evaluate(Case(inputs, case.grad_output[..., order], case.parameters))
+    yield Relation(here.output[..., order], there.output)
+    for name, gradient in here.gradients.items():
+        yield Relation(gradient[..., order], there.gradients[name])
+
+
+def normalized_rows_sum_to_zero(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """Under weight 1 and bias 0 the mean of each row is 0."""
+    output = evaluate(standard(case)).output
+    sums = total(only(np.isfinite(output.value).all(-1, keepdims=True), output), axis=-1)
+    yield Relation(sums, exactly(0, sums))
+
+
+def normalized_rows_have_at_most_unit_variance(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """Under weight 1 and bias 0 the squares of a row sum to no more than the number of columns."""
+    output = evaluate(standard(case)).output
+    output = only(np.isfinite(output.value).all(-1, keepdims=True), output)
+    sums = total(output * output, axis=-1)
+    yield Relation(sums, exactly(np.minimum(sums.value, case["x"].shape[-1]), sums))
+
+
+def gradients_of_a_row_sum_to_zero(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """As adding a number to a row changes nothing, no cotangent asks for it."""
+    gradient = evaluate(case).gradients["x"]
+    # Gradients of nearly constant rows overflow half types under a small eps.
+    sums = total(only(np.isfinite(gradient.value).all(-1, keepdims=True), gradient), axis=-1)
+    yield Relation(sums, exactly(0, sums))
+
+
+def gradient_of_bias_is_the_sum_of_cotangents(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """Whatever the rows hold."""
+    yield Relation(evaluate(case).gradients["bias"], summed_over_rows(lowered(case, dtype)))
+
+
+def gradient_of_weight_weighs_the_normalized_rows(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """It is the sum over rows of cotangent times normalized row."""
+    normal = evaluate(standard(case)).output
+    yield Relation(evaluate(case).gradients["weight"], summed_over_rows(lowered(case, dtype) * normal))
+
+
+def a_row_does_not_see_the_others(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """The last row alone gives what it gives among the others."""
+    if not case["x"].size:
+        return
+    flat = case["x"].reshape(-1, case["x"].shape[-1])
+    here = evaluate(case)
+    alone = evaluate(
+        Case({**case.inputs, "x": flat[-1]}, case.grad_output.reshape(flat.shape)[-1], case.parameters)
+    )
+    for among, by_itself in ((here.output, alone.output), (here.gradients["x"], alone.gradients["x"])):
+        yield Relation(among.reshape(flat.shape)[-1], by_itself)
+
+
+def gradients_of_two_batches_add_up(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """The gradients of weight and bias over all rows are the sums of those over the first and over the rest."""
+    flat = (-1, case["x"].shape[-1])
+    if not case["x"].size:
+        return
+    x, grad_output = case["x"].reshape(flat), case.grad_output.reshape(flat)
+    cut = len(x) // 3
+    whole = evaluate(case)
+    parts = [
+        evaluate(Case({**case.inputs, "x": x[part]}, grad_output[part], case.parameters))
+        for part in (slice(cut), slice(cut, None))
+    ]
+    for name in ("weight", "bias"):
+        first, rest = (part.gradients[name] for part in parts)
+        finite = np.isfinite(first.value) & np.isfinite(rest.value)
+        yield Relation(only(finite, whole.gradients[name]), only(finite, first) + only(finite, rest))
+
+
+def arguments(device: str, shape: tuple = (3, 4), **changes: Any) -> dict[str, Any]:
+    """Good arguments, with some of them changed."""
+    parameters = {name: torch.ones(4, device=device) for name in ("weight", "bias")}
+    return {"x": torch.ones(shape, device=device), **parameters, **changes}
+
+
+errors = (
+    DeclaredError(name="no_axis", arguments=lambda d: arguments(d, ()), raises=ValueError, names="x"),
+    DeclaredError(name="no_tensor", arguments=lambda d: arguments(d, x=[1.0, 2.0]), raises=TypeError, names="x"),
+    DeclaredError(
+        name="integers",
+        arguments=lambda d: {name: tensor.to(torch.int64) for name, tensor in arguments(d).items()},
+        raises=TypeError,
+        names="x",
+    ),
+    DeclaredError(
+        name="weight_of_other_length",
+        arguments=lambda d: arguments(d, weight=torch.ones(5, device=d)),
+        raises=ValueError,
+        names="weight",
+    ),
+    DeclaredError(
+        name="weight_that_would_broadcast",
+        arguments=lambda d: arguments(d, weight=torch.ones(1, device=d)),
+        raises=ValueError,
+        names="weight",
+    ),
+    DeclaredError(
+        name="bias_of_two_axes",
+        arguments=lambda d: arguments(d, bias=torch.ones(1, 4, device=d)),
+        raises=ValueError,
+        names="bias",
+    ),
+    DeclaredError(name="no_bias", arguments=lambda d: arguments(d, bias=None), raises=TypeError, names="bias"),
+    DeclaredError(
+        name="weight_in_single_precision",
+        arguments=lambda d: arguments(d, x=torch.ones(3, 4, dtype=torch.float16, device=d)),
+        raises=TypeError,
+        names="weight",
+    ),
+    DeclaredError(
+        name="bias_in_double_precision",
+        arguments=lambda d: arguments(d, bias=torch.ones(4, dtype=torch.float64, device=d)),
+        raises=TypeError,
+        names="bias",
+    ),
+    DeclaredError(
+        name="two_devices",
+        arguments=lambda d: arguments(d, weight=torch.ones(4, device="meta")),
+        raises=ValueError,
+        names="weight",
+    ),
+    DeclaredError(name="eps_of_zero", arguments=lambda d: arguments(d, eps=0.0), raises=ValueError, names="eps"),
+    DeclaredError(name="negative_eps", arguments=lambda d: arguments(d, eps=-1e-5), raises=ValueError, names="eps"),
+    DeclaredError(
+        name="eps_not_a_number", arguments=lambda d: arguments(d, eps=float("nan")), raises=ValueError, names="eps"
+    ),
+)
+
+
+def cost(case: Case) -> tuple[Cost, Cost]:
+    """Rows in and out, weight and bias in; backward rows and cotangent in, the gradients out, and weight in."""
+    x, parameters = case["x"], case["weight"].nbytes + case["bias"].nbytes
+    return Cost(2 * x.nbytes + parameters, 8 * x.size), Cost(3 * x.nbytes + 3 * parameters // 2, 14 * x.size)
+
+
+operation = Operation(
+    name="layer_norm",
+    forward=oracle.forward,
+    backward=oracle.backward,
+    differentiable=("x", "weight", "bias"),
+    cases=cases,
+    examples=examples,
+    smooth=smooth,
+    laws=(
+        adding_a_number_to_a_row_changes_nothing,
+        scaling_a_row_scales_the_deviation_alone,
+        constant_rows_give_the_bias,
+        columns_may_change_places,
+        normalized_rows_sum_to_zero,
+        normalized_rows_have_at_most_unit_variance,
+        gradients_of_a_row_sum_to_zero,
+        gradient_of_bias_is_the_sum_of_cotangents,
+        gradient_of_weight_weighs_the_normalized_rows,
+        a_row_does_not_see_the_others,
+        gradients_of_two_batches_add_up,
+    ),
+    errors=errors,
+    cost=cost,
+    source="Ba, Kiros, Hinton, Layer Normalization, 2016",
+)
