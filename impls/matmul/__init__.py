@@ -1,0 +1,1 @@
+"""The operation ``matmul`` on every backend."""

@@ -1,0 +1,239 @@
+#include <mma.h>
+
+#include "activation.cuh"
+#include "vectors.cuh"
+
+constexpr int GROUP = 8;
+constexpr int BLOCK = 256;
+
+// a, or b transposed: [extent, terms], with any strides.
+template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
+    static constexpr int WIDTH = 16 / sizeof(T), COUNT = TILE * TILE_K / WIDTH / THREADS;
+    // Rows of shared memory: aligned for tensor cores, and not all in the same banks.
+    static constexpr int LINE = TILE + WIDTH;
+    static_assert(COUNT * WIDTH * THREADS == TILE * TILE_K);
+    using Fetched = Vector<T, WIDTH>[COUNT];
+
+    const T* __restrict__ ptr;
+    long long extent, terms, stride, term_stride;
+    bool along_terms;  // whether neighbours of a row, and not of a column, are read together
+    bool vectors;      // whether they are next to each other, and aligned to 16 bytes
+
+    struct Place { int position, term; };
+    // Where the thread's i-th vector begins in a tile.
+    __device__ Place place(int i) const {
+        const int number = int(threadIdx.x) + i * THREADS;
+        if (along_terms) return {number / (TILE_K / WIDTH), number % (TILE_K / WIDTH) * WIDTH};
+        return {number % (TILE / WIDTH) * WIDTH, number / (TILE / WIDTH)};
+    }
+
+    // From memory to registers; zeros where the matrix has ended.
+    __device__ void fetch(Fetched& fetched, long long first, long long start) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const Place at = place(i);
+            const long long position = first + at.position, term = start + at.term;
+            const T* from = ptr + position * stride + term * term_stride;
+            const long long there =
+                along_terms ? (position < extent ? terms - term : 0) : (term < terms ? extent - position : 0);
+            if (vectors && there >= WIDTH) {
+                fetched[i] = Vector<T, WIDTH>::load(from);
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++)
+                fetched[i].at[j] = j < there ? from[j * (along_terms ? term_stride : stride)] : T(0.0f);
+        }
+    }
+
+    // From registers to shared memory, the terms one row after another.
+    __device__ void put(const Fetched& fetched, T* shared) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const Place at = place(i);
+            T* to = shared + at.term * LINE + at.position;
+            if (!along_terms) {
+                fetched[i].store(to);
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) to[j * LINE] = fetched[i].at[j];
+        }
+    }
+};
+
+// c, [rows, columns], contiguous.
+template <class T> struct Result {
+    static constexpr int WIDTH = 16 / sizeof(T);
+    T* __restrict__ ptr;
+    long long rows, columns, activation;
+    Compute<T> negative_slope;
+
+    // WIDTH neighbours of a row, of which some or all may be outside.
+    __device__ void put(long long row, long long column, const Compute<T>* products) const {
+        if (row >= rows) return;
+        Vector<T, WIDTH> results;
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) results.at[j] = T(activate(products[j], activation, negative_slope));
+        T* to = ptr + row * columns + column;
+        if (columns % WIDTH == 0 && column < columns) return results.store(to);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++)
+            if (column + j < columns) to[j] = results.at[j];
+    }
+};
+
+// Sums of a tile in the registers of its threads, THREADS of which are a square of SIDE.
+template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfThreads {
+    static constexpr int WIDTH = Result<T>::WIDTH, SIDE = THREADS == 256 ? 16 : 8, VECTORS = TILE / SIDE / WIDTH;
+    static constexpr int COUNT = VECTORS * WIDTH, LINE = Operand<T, TILE, TILE_K, THREADS>::LINE;
+    static_assert(SIDE * SIDE == THREADS && COUNT * SIDE == TILE);
+    T at[COUNT][COUNT] = {};
+
+    __device__ static int first(int thread, int vector) { return (vector * SIDE + thread) * WIDTH; }
+
+    __device__ void add(const T* left, const T* right) {
+        const int row = threadIdx.x / SIDE, column = threadIdx.x % SIDE;
+#pragma unroll 4
+        for (int k = 0; k < TILE_K; k++) {
+            Vector<T, WIDTH> x[VECTORS], y[VECTORS];
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) {
+                x[v] = Vector<T, WIDTH>::load(left + k * LINE + first(row, v));
+                y[v] = Vector<T, WIDTH>::load(right + k * LINE + first(column, v));
+            }
+#pragma unroll
+            for (int i = 0; i < COUNT; i++)
+#pragma unroll
+                for (int j = 0; j < COUNT; j++) at[i][j] += x[i / WIDTH].at[i % WIDTH] * y[j / WIDTH].at[j % WIDTH];
+        }
+    }
+    __device__ void put(const Result<T>& c, long long rows, long long columns) const {
+        const int row = threadIdx.x / SIDE, column = threadIdx.x % SIDE;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++)
+                c.put(rows + first(row, i / WIDTH) + i % WIDTH, columns + first(column, v), &at[i][v * WIDTH]);
+    }
+};
+
+// Sums of a tile of half types in the tensor cores' fragments of its warps.
+template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfWarps {
+    static constexpr int WARPS = THREADS / 32, WARPS_M = WARPS == 8 ? 4 : 2, WARPS_N = WARPS / WARPS_M;
+    static constexpr int ROWS = TILE / 16 / WARPS_M, COLUMNS = TILE / 16 / WARPS_N;
+    static constexpr int LINE = Operand<T, TILE, TILE_K, THREADS>::LINE;
+    static_assert(WARPS_M * WARPS_N == WARPS && ROWS * WARPS_M * 16 == TILE && COLUMNS * WARPS_N * 16 == TILE);
+    nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> at[ROWS][COLUMNS];
+
+    __device__ SumsOfWarps() {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) nvcuda::wmma::fill_fragment(at[i][j], 0.0f);
+    }
+    __device__ static int first_row() { return int(threadIdx.x) / 32 / WARPS_N * ROWS * 16; }
+    __device__ static int first_column() { return int(threadIdx.x) / 32 % WARPS_N * COLUMNS * 16; }
+
+    __device__ void add(const T* left, const T* right) {
+        using namespace nvcuda::wmma;
+#pragma unroll
+        for (int k = 0; k < TILE_K; k += 16) {
+            fragment<matrix_a, 16, 16, 16, T, col_major> x[ROWS];
+            fragment<matrix_b, 16, 16, 16, T, row_major> y;
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) load_matrix_sync(x[i], left + k * LINE + first_row() + i * 16, LINE);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) {
+                load_matrix_sync(y, right + k * LINE + first_column() + j * 16, LINE);
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) mma_sync(at[i][j], x[i], y, at[i][j]);
+            }
+        }
+    }
+    __device__ void put(const Result<T>& c, long long rows, long long columns) const {
+        // Which elements a lane's registers hold is known to the library alone.
+        __shared__ __align__(32) float passed[WARPS][16][16];
+        auto& mine = passed[threadIdx.x / 32];
+        const int row = threadIdx.x % 32 / 2, column = threadIdx.x % 2 * 8;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) {
+                nvcuda::wmma::store_matrix_sync(&mine[0][0], at[i][j], 16, nvcuda::wmma::mem_row_major);
+                __syncwarp();
+                const long long first = columns + first_column() + j * 16;
+                c.put(rows + first_row() + i * 16 + row, first + column, &mine[row][column]);
+                __syncwarp();
+            }
+    }
+};
+
+template <class T, int TILE, int TILE_K, int THREADS> struct SumsOf {
+    using type = SumsOfThreads<T, TILE, TILE_K, THREADS>;
+};
+template <int TILE, int TILE_K, int THREADS> struct SumsOf<__half, TILE, TILE_K, THREADS> {
+    using type = SumsOfWarps<__half, TILE, TILE_K, THREADS>;
+};
+template <int TILE, int TILE_K, int THREADS> struct SumsOf<__nv_bfloat16, TILE, TILE_K, THREADS> {
+    using type = SumsOfWarps<__nv_bfloat16, TILE, TILE_K, THREADS>;
+};
+
+template <class T, int TILE, int TILE_K, int THREADS>
+__global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 512 / THREADS : 1) matmul_kernel(
+    const T* __restrict__ a,  // [m, k], strided
+    const T* __restrict__ b,  // [k, n], strided
+    T* __restrict__ c,        // [m, n]
+    long long m, long long n, long long k, long long a_row_stride, long long a_column_stride, long long b_row_stride,
+    long long b_column_stride, bool a_vectors, bool b_vectors, long long activation, double negative_slope) {
+    // One block owns a tile [TILE, TILE] of the result.
+    using Side = Operand<T, TILE, TILE_K, THREADS>;
+    __shared__ __align__(32) T left[TILE_K * Side::LINE], right[TILE_K * Side::LINE];
+    const Side rows{a, m, k, a_row_stride, a_column_stride, a_column_stride == 1 || a_row_stride != 1, a_vectors};
+    const Side columns{b, n, k, b_column_stride, b_row_stride, b_column_stride != 1 && b_row_stride == 1, b_vectors};
+    const TileAt tile = tile_at(int(blockIdx.x), int((m + TILE - 1) / TILE), int((n + TILE - 1) / TILE), GROUP);
+    const long long first_row = tile.row * (long long)TILE, first_column = tile.column * (long long)TILE;
+    typename SumsOf<T, TILE, TILE_K, THREADS>::type sums;
+    typename Side::Fetched next_left, next_right;
+    if (k > 0) {
+        rows.fetch(next_left, first_row, 0);
+        columns.fetch(next_right, first_column, 0);
+    }
+    for (long long start = 0; start < k; start += TILE_K) {
+        rows.put(next_left, left);
+        columns.put(next_right, right);
+        __syncthreads();
+        if (start + TILE_K < k) {
+            // Under way while the tile that is there is multiplied.
+            rows.fetch(next_left, first_row, start + TILE_K);
+            columns.fetch(next_right, first_column, start + TILE_K);
+        }
+        sums.add(left, right);
+        __syncthreads();
+    }
+    sums.put(Result<T>{c, m, n, activation, Compute<T>(negative_slope)}, first_row, first_column);
+}
+
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(BLOCK) activation_backward_kernel(
+    const T* __restrict__ grad_output,  // [m, n], strided; contiguous where WIDTH > 1
+    const T* __restrict__ output,       // [m, n]
+    T* __restrict__ grad,               // [m, n]
+    long long elements, long long n, long long row_stride, long long column_stride, long long activation,
+    double negative_slope) {
+    // One thread owns WIDTH consecutive elements; of the last block, one thread also those that make no whole vector.
+    using C = Compute<T>;
+    const auto through = [&](T g, T y) { return T(activation_backward(C(g), C(y), activation, C(negative_slope))); };
+    const long long first = (blockIdx.x * (long long)BLOCK + threadIdx.x) * WIDTH;
+    if (first >= elements) return;
+    if (first + WIDTH <= elements) {
+        Vector<T, WIDTH> g, y = Vector<T, WIDTH>::load(output + first);
+        if constexpr (WIDTH == 1) g.at[0] = grad_output[first / n * row_stride + first % n * column_stride];
+        else g = Vector<T, WIDTH>::load(grad_output + first);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) g.at[j] = through(g.at[j], y.at[j]);
+        g.store(grad + first);
+        return;
+    }
+    for (long long i = first; i < elements; i++) grad[i] = through(grad_output[i], output[i]);
+}

@@ -1,0 +1,187 @@
+"""matmul in CUDA C++: one kernel for all that there is, and one for the tensor cores and the copy engine of Hopper."""
+
+import functools
+import itertools
+from pathlib import Path
+
+import torch
+
+from impls.cuda_launch import CPP_TYPES, CudaKernel
+from impls.launch import multiprocessors
+from impls.matmul.arguments import check_matmul
+from impls.matmul.operators import ACTIVATION_NUMBERS, LITTLE_WORK, define_matmul, extent_class, one_axis_dense
+from impls.tensor_map import swizzled_map
+from impls.tuning import Configuration, Tuner
+
+SOURCE = Path(__file__).parent / "cuda_kernel.cu"
+HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
+BLOCK = 256
+# Of the kernel for Hopper: rows of a tile, terms of a step, and elements in 128 bytes, which its copies are made of.
+HOPPER_ROWS, HOPPER_TERMS, HOPPER_LINE = 128, 64, 64
+HOPPER_THREADS = 384
+
+
+def _portable(name: str, threads: int, tiles: dict[torch.dtype, tuple[int, int]]) -> Configuration:
+    kernels = {
+        dtype: CudaKernel(SOURCE, f"matmul_kernel<{CPP_TYPES[dtype]}, {tile}, {terms}, {threads}>")
+        for dtype, (tile, terms) in tiles.items()
+    }
+    return Configuration(name, {"kernels": kernels, "tiles": tiles, "threads": threads})
+
+
+# Tiles of so many rows and columns, and the terms of a step.
+SMALL = _portable("small_tiles", 64, dict.fromkeys(CPP_TYPES, (32, 32)))
+LARGE = _portable(
+    "large_tiles",
+    256,
+    {torch.float16: (128, 32), torch.bfloat16: (128, 32), torch.float32: (128, 16), torch.float64: (64, 16)},
+)
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _hopper(columns: int, stages: int, staged: int, group: int) -> Configuration:
+    # By dtype, and whether neighbours in memory are of a column of a, and of a row of b.
+    kernels = {
+        (dtype, *along): CudaKernel(
+            HOPPER_SOURCE,
+            f"matmul_hopper_kernel<{CPP_TYPES[dtype]}, {columns}, {stages}, {staged}, "
+            f"{', '.join(str(flag).lower() for flag in along)}>",
+        )
+        for dtype in (torch.float16, torch.bfloat16)
+        for along in itertools.product((False, True), repeat=2)
+    }
+    tiles = stages * (HOPPER_ROWS + columns) * HOPPER_TERMS * 2
+    shared_bytes = tiles + HOPPER_ROWS * staged * 2 + 2 * stages * 8 + 1024
+    return Configuration(
+        f"hopper_{HOPPER_ROWS}x{columns}x{HOPPER_TERMS}_{stages}_stages_{group}_grouped",
+        {"kernels": kernels, "columns": columns, "shared_bytes": shared_bytes, "group": group},
+        frozenset((torch.float16, torch.bfloat16)),
+        _is_hopper,
+        "compute capability 9.0: wgmma and TMA, which the CPU's emulation has not",
+    )
+
+
+# More stages hide more latency; more staged columns let the result be written while the next tile is multiplied.
+HOPPER = (_hopper(256, 4, 128, 16), _hopper(256, 3, 256, 16), _hopper(256, 4, 128, 8), _hopper(128, 6, 128, 8))
+# By dtype; True where gradients lie one after another, each tensor aligned to 16 bytes.
+ACTIVATION_BACKWARD = {
+    (dtype, vectors): CudaKernel(
+        SOURCE, f"activation_backward_kernel<{cpp}, {16 // dtype.itemsize if vectors else 1}>"
+    )
+    for dtype, cpp in CPP_TYPES.items()
+    for vectors in (True, False)
+}
+KERNELS = (
+    *SMALL.options["kernels"].values(),
+    *LARGE.options["kernels"].values(),
+    *ACTIVATION_BACKWARD.values(),
+)
+# These are compiled for sm_90a alone.
+HOPPER_KERNELS = tuple({kernel.name: kernel for c in HOPPER for kernel in c.options["kernels"].values()}.values())
+TUNER = Tuner("matmul_cuda", (*HOPPER, LARGE, SMALL), Path(__file__))
+
+
+def _vectors(matrix: torch.Tensor) -> bool:
+    """Whether the neighbours that the portable kernel reads together are next to each other, aligned to 16 bytes."""
+    rows, columns = matrix.stride()
+    apart = rows if columns == 1 else columns
+    return 1 in (rows, columns) and matrix.data_ptr() % 16 == 0 and apart * matrix.element_size() % 16 == 0
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: float) -> torch.Tensor:
+    (m, k), n, dtype = a.shape, b.shape[1], a.dtype
+    c = torch.empty((m, n), dtype=dtype, device=a.device)
+    if m == 0 or n == 0:
+        return c
+    number = ACTIVATION_NUMBERS[activation]
+    vectors = _vectors(a), _vectors(b)
+    dense_a, dense_b = one_axis_dense(a), one_axis_dense(b)
+    dense = dense_a is not None and dense_b is not None
+
+    def run_hopper(configuration: Configuration) -> None:
+        options = configuration.options
+        columns = options["columns"]
+        by_map = one_axis_dense(c) == 1
+        across = HOPPER_TERMS, HOPPER_LINE
+        a_map = swizzled_map(a, (HOPPER_ROWS, HOPPER_TERMS)) if dense_a else swizzled_map(a.t(), across)
+        b_map = swizzled_map(b, across) if dense_b else swizzled_map(b.t(), (columns, HOPPER_TERMS))
+        # What is not written by a map has none; any other takes its place.
+        c_map = swizzled_map(c, (HOPPER_ROWS // 2, HOPPER_LINE)) if by_map else a_map
+        options["kernels"][dtype, dense_a == 0, dense_b == 1].launch(
+            min(-(-m // HOPPER_ROWS) * -(-n // columns), multiprocessors(a.device)),
+            HOPPER_THREADS,
+            a_map,
+            b_map,
+            c_map,
+            c,
+            m,
+            n,
+            k,
+            by_map,
+            options["group"],
+            number,
+            negative_slope,
+            shared_bytes=options["shared_bytes"],
+        )
+
+    def run(configuration: Configuration) -> None:
+        options = configuration.options
+        if configuration in HOPPER:
+            return run_hopper(configuration)
+        tile, _ = options["tiles"][dtype]
+        blocks = -(-m // tile) * -(-n // tile)
+        strides = *a.stride(), *b.stride()
+        options["kernels"][dtype].launch(
+            blocks, options["threads"], a, b, c, m, n, k, *strides, *vectors, number, negative_slope
+        )
+        return None
+
+    def fits(configuration: Configuration) -> bool:
+        return configuration.serves(dtype, a.device) and (dense or configuration not in HOPPER)
+
+    def default() -> Configuration:
+        if m * n <= 512 * 512:
+            return SMALL
+        return HOPPER[0] if fits(HOPPER[0]) else LARGE
+
+    extents = extent_class(m), extent_class(n), extent_class(k)
+    kind = (str(dtype), extents, a.stride(1) == 1, b.stride(1) == 1, vectors, dense_a, dense_b)
+    run(TUNER.choose(a.device, kind, fits, default, run, worthwhile=m * n * k >= LITTLE_WORK))
+    return c
+
+
+def _activation_backward(
+    grad_output: torch.Tensor, output: torch.Tensor, activation: str, negative_slope: float
+) -> torch.Tensor:
+    grad = torch.empty(output.shape, dtype=output.dtype, device=output.device)
+    elements = output.numel()
+    if elements == 0:
+        return grad
+    vectors = grad_output.is_contiguous() and (grad_output.data_ptr() | output.data_ptr()) % 16 == 0
+    per_block = BLOCK * (16 // output.element_size() if vectors else 1)
+    ACTIVATION_BACKWARD[output.dtype, vectors].launch(
+        -(-elements // per_block),
+        BLOCK,
+        grad_output,
+        output,
+        grad,
+        elements,
+        output.shape[1],
+        *grad_output.stride(),
+        ACTIVATION_NUMBERS[activation],
+        negative_slope,
+    )
+    return grad
+
+
+matmul_operator = define_matmul("cuda", _product, _activation_backward)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
+    """activation(a @ b) of ``a[m, k]`` and ``b[k, n]``: see `impls.matmul.torch_eager.matmul`."""
+    check_matmul(a, b, activation, negative_slope)
+    return matmul_operator(a, b, activation, negative_slope)

@@ -1,0 +1,306 @@
+// For compute capability 9.0 alone: wgmma on tiles that the copy engine (TMA) brings.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "activation.cuh"
+
+// What the copy engine knows of a matrix: a CUtensorMap, written by the driver.
+struct __align__(64) TensorMap { unsigned char bytes[128]; };
+
+constexpr int TILE_M = 128, TILE_K = 64;
+// Warpgroups of 128 threads: one brings tiles, two multiply, 64 rows of a tile each.
+constexpr int WARPGROUP = 128, MULTIPLYING = 2, THREADS = WARPGROUP * (1 + MULTIPLYING);
+// A line of 64 elements of 2 bytes: what the copy engine's swizzle permutes in chunks of 16 bytes, 8 lines at a time.
+constexpr int LINE = 64, LINE_BYTES = 128, SWIZZLED = 8 * LINE_BYTES;
+
+// ---- mbarriers and the copy engine
+
+__device__ inline unsigned shared_address(const void* pointer) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ inline void barrier_init(unsigned barrier, unsigned arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ inline void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void barrier_arrive_expecting(unsigned barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ inline void barrier_wait(unsigned barrier, unsigned parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra.uni over;\n"
+        "bra.uni again;\n"
+        "over:\n"
+        "}" ::"r"(barrier), "r"(parity) : "memory");
+}
+__device__ inline void load_box(unsigned to, const TensorMap& map, unsigned barrier, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+        ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row) : "memory");
+}
+__device__ inline void store_box(const TensorMap& map, unsigned from, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+        ::"l"(&map), "r"(from), "r"(column), "r"(row) : "memory");
+}
+__device__ inline void prefetch(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+__device__ inline void store_word(unsigned to, unsigned word) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
+// A barrier of one warpgroup; number 0 is __syncthreads.
+__device__ inline void sync_warpgroup(int number) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(WARPGROUP) : "memory");
+}
+
+// ---- wgmma
+
+// A matrix in shared memory, as wgmma is told of it: address, two distances, and the swizzle of 128 bytes. All but the
+// last in units of 16 bytes.
+__device__ inline unsigned long long matrix_descriptor(
+    unsigned address, unsigned leading_bytes, unsigned stride_bytes) {
+    const unsigned long long start = address >> 4 & 0x3fff, leading = leading_bytes >> 4, stride = stride_bytes >> 4;
+    return start | leading << 16 | stride << 32 | 1ull << 62;
+}
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Nothing moves a use of the registers past here, ahead of the wait for what is being written to them.
+template <int COUNT> __device__ inline void wgmma_written(float (&d)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int PENDING> __device__ inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+#define REGISTERS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define REGISTERS_16(i) REGISTERS_4(i), REGISTERS_4(i + 4), REGISTERS_4(i + 8), REGISTERS_4(i + 12)
+#define REGISTERS_64(i) REGISTERS_16(i), REGISTERS_16(i + 16), REGISTERS_16(i + 32), REGISTERS_16(i + 48)
+#define NAMES_64                                                                                        \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"     \
+    "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,"   \
+    "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define NAMES_128                                                                                       \
+    NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
+    "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,"   \
+    "%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+// d = a b, or d + a b: [64, 16] times [16, TILE_N], both in shared memory.
+#define WGMMA_256(TYPE)                                                               \
+    asm volatile(                                                                     \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                             \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" NAMES_128   \
+        "}, %128, %129, add, 1, 1, %131, %132;\n}"                                    \
+        : REGISTERS_64(0), REGISTERS_64(64)                                           \
+        : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
+#define WGMMA_128(TYPE)                                                               \
+    asm volatile(                                                                     \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"                              \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" NAMES_64    \
+        "}, %64, %65, add, 1, 1, %67, %68;\n}"                                        \
+        : REGISTERS_64(0)                                                             \
+        : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
+
+template <class T> constexpr bool IS_BFLOAT16 = false;
+template <> constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
+
+template <class T, int A_ALONG_M, int B_ALONG_N>
+__device__ inline void wgmma(float (&d)[128], unsigned long long a, unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_256("bf16");
+    else WGMMA_256("f16");
+}
+template <class T, int A_ALONG_M, int B_ALONG_N>
+__device__ inline void wgmma(float (&d)[64], unsigned long long a, unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_128("bf16");
+    else WGMMA_128("f16");
+}
+
+// One operand's tiles in shared memory: ROWS rows of the result, or columns, by TILE_K terms.
+//
+// Along the terms a box of the copy engine is the whole tile, a line a row. Across them it is 64 rows, a line a term,
+// and the tile is as many boxes, one after another.
+template <int ROWS, bool ACROSS> struct Tiles {
+    static constexpr int BYTES = ROWS * LINE_BYTES, BOXES = ACROSS ? ROWS / LINE : 1;
+    // What a wgmma of 16 terms goes on by.
+    static constexpr int STEP_BYTES = ACROSS ? 16 * LINE_BYTES : 16 * 2;
+    // 64 rows, which are the first multiplying warpgroup's share of a, are as many bytes in either order.
+    static constexpr int SHARE_BYTES = LINE * LINE_BYTES;
+
+    __device__ static void load(unsigned to, const TensorMap& map, unsigned barrier, int row, int term) {
+#pragma unroll
+        for (int box = 0; box < BOXES; box++) {
+            if constexpr (ACROSS) load_box(to + box * TILE_K * LINE_BYTES, map, barrier, row + box * LINE, term);
+            else load_box(to, map, barrier, term, row);
+        }
+    }
+    __device__ static unsigned long long descriptor(unsigned address) {
+        // Along the terms: 8 rows to the next 8. Across: 8 terms to the next 8, and a box to the next.
+        return matrix_descriptor(address, ACROSS ? TILE_K * LINE_BYTES : 16, SWIZZLED);
+    }
+};
+
+template <int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N> struct Shared {
+    using A = Tiles<TILE_M, A_ALONG_M>;
+    using B = Tiles<TILE_N, B_ALONG_N>;
+    static constexpr int STAGE_BYTES = A::BYTES + B::BYTES;
+    // Of each multiplying warpgroup: 64 rows of STAGED_N columns of the result.
+    static constexpr int RESULT_BYTES = 64 * STAGED_N * 2;
+    static constexpr int BARRIERS = STAGES * STAGE_BYTES + MULTIPLYING * RESULT_BYTES;
+    // And room to begin at a multiple of what the swizzle permutes.
+    static constexpr int BYTES = BARRIERS + 2 * STAGES * 8 + SWIZZLED;
+};
+
+template <class T> struct Pair;
+template <> struct Pair<__half> {
+    __device__ static unsigned of(float x, float y) {
+        const __half2 pair = __floats2half2_rn(x, y);
+        return reinterpret_cast<const unsigned&>(pair);
+    }
+};
+template <> struct Pair<__nv_bfloat16> {
+    __device__ static unsigned of(float x, float y) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+        return reinterpret_cast<const unsigned&>(pair);
+    }
+};
+
+// STAGED_N: columns of the result that a warpgroup hands to the copy engine at a time; shared memory for it competes
+// with STAGES tiles of a and b that are under way.
+template <class T, int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N>
+__global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
+    const __grid_constant__ TensorMap a_map,  // of [m, k], or of [k, m] where A_ALONG_M
+    const __grid_constant__ TensorMap b_map,  // of [n, k], or of [k, n] where B_ALONG_N
+    const __grid_constant__ TensorMap c_map,  // of [m, n]
+    T* __restrict__ c,                        // [m, n], for when its rows are no multiple of 16 bytes and has no map
+    long long m, long long n, long long k, bool by_map, long long group, long long activation, double negative_slope) {
+    // One block owns every gridDim.x-th tile [TILE_M, TILE_N] of the result.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using Memory = Shared<TILE_N, STAGES, STAGED_N, A_ALONG_M, B_ALONG_N>;
+    using A = typename Memory::A;
+    using B = typename Memory::B;
+    extern __shared__ unsigned char raw[];
+    const unsigned base = (shared_address(raw) + SWIZZLED - 1) / SWIZZLED * SWIZZLED;
+    const unsigned results = base + STAGES * Memory::STAGE_BYTES;
+    const unsigned full = base + Memory::BARRIERS, empty = full + STAGES * 8;
+    // The same in all of a warp, which the compiler is thus told.
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
+
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            barrier_init(full + stage * 8, 1);
+            // Each warp of those that multiply says for itself that it has done with a stage.
+            barrier_init(empty + stage * 8, MULTIPLYING * WARPGROUP / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        prefetch(a_map);
+        prefetch(b_map);
+        if (by_map) prefetch(c_map);
+    }
+    __syncthreads();
+
+    const int tiles_m = int((m + TILE_M - 1) / TILE_M), tiles_n = int((n + TILE_N - 1) / TILE_N);
+    const int tiles = tiles_m * tiles_n, steps = int((k + TILE_K - 1) / TILE_K);
+    int stage = 0;
+    unsigned parity = 0;
+
+    if (warpgroup == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) {
+            for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+                const TileAt at = tile_at(tile, tiles_m, tiles_n, int(group));
+                for (int step = 0; step < steps; step++) {
+                    // A stage that was never used counts as empty: the phase before the first has ended.
+                    barrier_wait(empty + stage * 8, parity ^ 1);
+                    const unsigned here = base + stage * Memory::STAGE_BYTES, barrier = full + stage * 8;
+                    barrier_arrive_expecting(barrier, Memory::STAGE_BYTES);
+                    A::load(here, a_map, barrier, at.row * TILE_M, step * TILE_K);
+                    B::load(here + A::BYTES, b_map, barrier, at.column * TILE_N, step * TILE_K);
+                    if (++stage == STAGES) stage = 0, parity ^= 1;
+                }
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        const int share = warpgroup - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
+        // Of a warpgroup's 64 rows a thread has one in each half of its warp's 16, and of every 8 columns two.
+        const int row_here = thread / 32 * 16 + lane / 4, pair = lane % 4;
+        const unsigned result = results + share * Memory::RESULT_BYTES;
+        const float slope = float(negative_slope);
+        float sums[TILE_N / 2];
+        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+            const TileAt at = tile_at(tile, tiles_m, tiles_n, int(group));
+            int before = 0;
+            for (int step = 0; step < steps; step++) {
+                barrier_wait(full + stage * 8, parity);
+                const unsigned here = base + stage * Memory::STAGE_BYTES;
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < TILE_K / 16; i++) {
+                    wgmma<T, A_ALONG_M, B_ALONG_N>(
+                        sums, A::descriptor(here + share * A::SHARE_BYTES + i * A::STEP_BYTES),
+                        B::descriptor(here + A::BYTES + i * B::STEP_BYTES), step > 0 || i > 0);
+                }
+                wgmma_commit();
+                // The tensor cores keep busy with this step while the one before is given back.
+                wgmma_wait<1>();
+                if (step > 0 && lane == 0) barrier_arrive(empty + before * 8);
+                before = stage;
+                if (++stage == STAGES) stage = 0, parity ^= 1;
+            }
+            wgmma_wait<0>();
+            wgmma_written(sums);
+            if (lane == 0) barrier_arrive(empty + before * 8);
+
+            const int row = at.row * TILE_M + share * 64, column = at.column * TILE_N;
+            if (by_map) {
+#pragma unroll
+                for (int staged = 0; staged < TILE_N; staged += STAGED_N) {
+                    // What was handed over before must have been read.
+                    if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+                    sync_warpgroup(warpgroup);
+#pragma unroll
+                    for (int j = 0; j < STAGED_N / 8; j++) {
+                        const int i = (staged / 8 + j) * 4;
+                        float here[4];
+#pragma unroll
+                        for (int e = 0; e < 4; e++) here[e] = activate(sums[i + e], activation, slope);
+                        // Swizzled as the copy engine reads it, which also spreads a warp's words over all banks.
+                        const unsigned chunk = ((j % 8) ^ (row_here % 8)) * 16 + pair * 4;
+                        const unsigned to = result + j / 8 * 64 * LINE_BYTES + row_here * LINE_BYTES + chunk;
+                        store_word(to, Pair<T>::of(here[0], here[1]));
+                        store_word(to + 8 * LINE_BYTES, Pair<T>::of(here[2], here[3]));
+                    }
+                    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                    sync_warpgroup(warpgroup);
+                    if (thread == 0) {
+#pragma unroll
+                        for (int line = 0; line < STAGED_N / LINE; line++)
+                            store_box(c_map, result + line * 64 * LINE_BYTES, column + staged + line * LINE, row);
+                        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int j = 0; j < TILE_N / 8; j++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const long long r = row + row_here + i / 2 * 8, s = column + j * 8 + pair * 2 + i % 2;
+                        if (r < m && s < n) c[r * n + s] = T(activate(sums[j * 4 + i], activation, slope));
+                    }
+                }
+            }
+        }
+        // Shared memory must outlive what reads it.
+        if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    }
+#endif
+}

@@ -1,0 +1,344 @@
+"""matmul in Triton: tiles by pointers for any strides, and by tensor descriptors, persistently, where memory allows."""
+
+import functools
+import struct
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from impls import triton_launch
+from impls.matmul.arguments import check_matmul
+from impls.matmul.operators import ACTIVATION_NUMBERS, LITTLE_WORK, define_matmul, extent_class, one_axis_dense
+from impls.tuning import Configuration, Tuner
+
+BLOCK_ELEMENTS = 1024
+
+
+@triton.jit
+def slope_of(slope_bits):
+    """The slope of leaky_relu in float64, which no parameter of a kernel can have."""
+    return tl.cast(slope_bits, tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def activate(product, slope_bits, ACTIVATION: tl.constexpr):
+    """None, relu or leaky_relu; NaN stays NaN."""
+    if ACTIVATION == 1:
+        product = tl.where(product <= 0.0, 0.0, product)
+    if ACTIVATION == 2:
+        product = tl.where(product > 0.0, product, product * slope_of(slope_bits).to(product.dtype))
+    return product
+
+
+@triton.jit
+def tile_at(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """Row and column of a tile; GROUP_M rows of tiles are walked column by column, so that what is read stays in L2."""
+    in_group = GROUP_M * tiles_n
+    first = (tile // in_group) * GROUP_M
+    rows = min(tiles_m - first, GROUP_M)
+    return first + (tile % in_group) % rows, (tile % in_group) // rows
+
+
+@triton.jit
+def matmul_kernel(
+    a_ptr,  # [m, k], strided
+    b_ptr,  # [k, n], strided
+    c_ptr,  # [m, n]
+    m,
+    n,
+    k,
+    a_row_stride,
+    a_column_stride,
+    b_row_stride,
+    b_column_stride,
+    slope_bits,
+    ACTIVATION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    # One program owns a tile [BLOCK_M, BLOCK_N] of the result.
+    row, column = tile_at(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
+    rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    terms = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * a_row_stride + terms.to(tl.int64)[None, :] * a_column_stride
+    b_ptrs = b_ptr + terms.to(tl.int64)[:, None] * b_row_stride + columns.to(tl.int64)[None, :] * b_column_stride
+    sums = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+    for start in range(0, k, BLOCK_K):
+        there = terms < k - start
+        a = tl.load(a_ptrs, mask=(rows < m)[:, None] & there[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=there[:, None] & (columns < n)[None, :], other=0.0)
+        sums = tl.dot(a, b, sums, input_precision=PRECISION, out_dtype=COMPUTE)
+        a_ptrs += tl.cast(BLOCK_K, tl.int64) * a_column_stride
+        b_ptrs += tl.cast(BLOCK_K, tl.int64) * b_row_stride
+    result = activate(sums, slope_bits, ACTIVATION).to(c_ptr.dtype.element_ty)
+    c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
+    tl.store(c_ptrs, result, mask=(rows < m)[:, None] & (columns < n)[None, :])
+
+
+@triton.jit
+def matmul_descriptor_kernel(
+    a,  # descriptor of [m, k], or of [k, m] where A_TRANSPOSED
+    b,  # descriptor of [k, n], or of [n, k] where B_TRANSPOSED
+    c,  # descriptor of [m, n], or a pointer to it where not STORE_BY_DESCRIPTOR
+    m,
+    n,
+    k,
+    slope_bits,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    STORE_BY_DESCRIPTOR: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr,
+    HALVES: tl.constexpr,
+):
+    # One program owns every num_programs-th tile [BLOCK_M, BLOCK_N] of the result.
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    for tile in tl.range(
+        tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
+    ):
+        row, column = tile_at(tile, tiles_m, tiles_n, GROUP_M)
+        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for step in range(tl.cdiv(k, BLOCK_K)):
+            if A_TRANSPOSED:
+                left = a.load([step * BLOCK_K, row * BLOCK_M]).T
+            else:
+                left = a.load([row * BLOCK_M, step * BLOCK_K])
+            if B_TRANSPOSED:
+                right = b.load([column * BLOCK_N, step * BLOCK_K]).T
+            else:
+                right = b.load([step * BLOCK_K, column * BLOCK_N])
+            sums = tl.dot(left, right, sums)
+        if STORE_BY_DESCRIPTOR and HALVES:
+            # Half of the tile at a time takes half of the shared memory, which another stage of loads can have.
+            halves = tl.permute(tl.reshape(sums, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
+            first, second = tl.split(halves)
+            c.store([row * BLOCK_M, column * BLOCK_N], activate(first, slope_bits, ACTIVATION).to(DTYPE))
+            c.store(
+                [row * BLOCK_M, column * BLOCK_N + BLOCK_N // 2], activate(second, slope_bits, ACTIVATION).to(DTYPE)
+            )
+        elif STORE_BY_DESCRIPTOR:
+            c.store([row * BLOCK_M, column * BLOCK_N], activate(sums, slope_bits, ACTIVATION).to(DTYPE))
+        else:
+            rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
+            columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
+            c_ptrs = c + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
+            result = activate(sums, slope_bits, ACTIVATION).to(DTYPE)
+            tl.store(c_ptrs, result, mask=(rows < m)[:, None] & (columns < n)[None, :])
+
+
+@triton.jit
+def activation_backward_kernel(
+    grad_output_ptr,  # [m, n], strided
+    output_ptr,  # [m, n]
+    grad_ptr,  # [m, n]
+    elements,
+    n,
+    grad_output_row_stride,
+    grad_output_column_stride,
+    slope_bits,
+    ACTIVATION: tl.constexpr,
+    CONTIGUOUS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ELEMENTS: tl.constexpr,
+):
+    # One program owns BLOCK_ELEMENTS consecutive elements, in the order of the output.
+    at = tl.program_id(0).to(INDEX) * BLOCK_ELEMENTS + tl.arange(0, BLOCK_ELEMENTS)
+    mask = at < elements
+    grad_at = at.to(tl.int64)
+    if not CONTIGUOUS:
+        row = at // n
+        grad_at = row.to(tl.int64) * grad_output_row_stride + (at - row * n).to(tl.int64) * grad_output_column_stride
+    output = tl.load(output_ptr + at.to(tl.int64), mask=mask, other=0.0).to(COMPUTE)
+    grad = tl.load(grad_output_ptr + grad_at, mask=mask, other=0.0).to(COMPUTE)
+    if ACTIVATION == 1:
+        grad = tl.where(output <= 0.0, 0.0, grad)
+    else:
+        grad = tl.where(output > 0.0, grad, grad * slope_of(slope_bits).to(COMPUTE))
+    tl.store(grad_ptr + at.to(tl.int64), grad.to(grad_ptr.dtype.element_ty), mask=mask)
+
+
+HALF_TYPES = frozenset((torch.float16, torch.bfloat16))
+
+
+@functools.cache
+def _has_descriptors(device: torch.device) -> bool:
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _by_pointers(m: int, n: int, k: int, warps: int, stages: int) -> Configuration:
+    options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "num_warps": warps, "num_stages": stages}
+    # Of wider types, which tensor cores do not multiply in full, a program's tiles must fit its registers.
+    wider = {dtype for dtype in (torch.float32, torch.float64) if m * n * dtype.itemsize <= 64 * 1024 and k <= 32}
+    return Configuration(f"pointers_{m}x{n}x{k}_{warps}_warps_{stages}_stages", options, HALF_TYPES | wider)
+
+
+def _by_descriptors(
+    m: int, n: int, k: int, warps: int, stages: int, halves: bool = False, flatten: bool = True
+) -> Configuration:
+    options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, "HALVES": halves}
+    # About as many rows as columns of the result are then in flight over all multiprocessors.
+    options |= {"GROUP_M": 16 if n > m else 8, "FLATTEN": flatten, "WARP_SPECIALIZE": False}
+    extra = ("_halves" if halves else "") + ("" if flatten else "_nested")
+    name = f"descriptors_{m}x{n}x{k}_{warps}_warps_{stages}_stages{extra}"
+    return Configuration(name, options, HALF_TYPES, _has_descriptors, "compute capability 9.0 or later: TMA")
+
+
+POINTERS = (
+    _by_pointers(128, 256, 64, 8, 3),
+    _by_pointers(128, 128, 64, 8, 3),
+    _by_pointers(128, 128, 32, 8, 3),
+    _by_pointers(64, 128, 32, 4, 4),
+    _by_pointers(64, 64, 64, 4, 3),
+    _by_pointers(64, 64, 32, 4, 3),
+    _by_pointers(64, 64, 256, 4, 2),
+    _by_pointers(32, 32, 64, 4, 3),
+    _by_pointers(16, 64, 64, 4, 3),
+)
+DESCRIPTORS = (
+    _by_descriptors(128, 256, 64, 8, 4, halves=True),
+    _by_descriptors(128, 256, 64, 8, 3),
+    _by_descriptors(128, 256, 64, 8, 3, flatten=False),
+    _by_descriptors(256, 128, 64, 8, 3),
+    _by_descriptors(128, 128, 64, 8, 4),
+    _by_descriptors(128, 128, 64, 4, 4),
+    _by_descriptors(64, 128, 64, 4, 4),
+    _by_descriptors(64, 64, 64, 4, 4),
+    _by_descriptors(64, 64, 128, 4, 3),
+)
+TUNER = Tuner("matmul_triton", (*DESCRIPTORS, *POINTERS), Path(__file__))
+
+
+def _default(m: int, n: int, dtype: torch.dtype, descriptors: bool) -> Configuration:
+    if triton_launch.INTERPRETED:
+        # The interpreter's price is by the step of a program, whatever its size.
+        return DESCRIPTORS[-1] if descriptors else POINTERS[6]
+    if m * n <= 512 * 512:
+        return DESCRIPTORS[-2] if descriptors else POINTERS[5]
+    if descriptors:
+        return DESCRIPTORS[0]
+    return POINTERS[1] if dtype in HALF_TYPES else POINTERS[3]
+
+
+def _descriptor(matrix: torch.Tensor, transposed: bool, block: list[int]) -> TensorDescriptor:
+    if transposed:
+        matrix, block = matrix.t(), block[::-1]
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block)
+
+
+def _slope_bits(slope: float) -> int:
+    return struct.unpack("=q", struct.pack("=d", slope))[0]
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: float) -> torch.Tensor:
+    (m, k), n, dtype, device = a.shape, b.shape[1], a.dtype, a.device
+    c = torch.empty((m, n), dtype=dtype, device=device)
+    if m == 0 or n == 0:
+        return c
+    number, slope_bits = ACTIVATION_NUMBERS[activation], _slope_bits(negative_slope)
+    dense_a, dense_b = one_axis_dense(a), one_axis_dense(b)
+    dense = dense_a is not None and dense_b is not None
+    precision = "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+    def run(configuration: Configuration) -> None:
+        options = configuration.options
+        block_m, block_n, block_k = options["BLOCK_M"], options["BLOCK_N"], options["BLOCK_K"]
+        tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
+        if configuration in DESCRIPTORS:
+            by_descriptor = one_axis_dense(c) == 1
+            c_block = [block_m, block_n // 2 if options["HALVES"] else block_n]
+            matmul_descriptor_kernel[(min(tiles, triton_launch.multiprocessors(device)),)](
+                _descriptor(a, dense_a == 0, [block_m, block_k]),
+                _descriptor(b, dense_b == 0, [block_k, block_n]),
+                _descriptor(c, False, c_block) if by_descriptor else c,
+                m,
+                n,
+                k,
+                slope_bits,
+                A_TRANSPOSED=dense_a == 0,
+                B_TRANSPOSED=dense_b == 0,
+                STORE_BY_DESCRIPTOR=by_descriptor,
+                DTYPE=tl.float16 if dtype == torch.float16 else tl.bfloat16,
+                ACTIVATION=number,
+                **options,
+            )
+        else:
+            matmul_kernel[(tiles,)](
+                a,
+                b,
+                c,
+                m,
+                n,
+                k,
+                *a.stride(),
+                *b.stride(),
+                slope_bits,
+                ACTIVATION=number,
+                COMPUTE=triton_launch.COMPUTE[dtype],
+                PRECISION=precision,
+                **options,
+            )
+
+    extents = extent_class(m), extent_class(n), extent_class(k)
+    kind = (str(dtype), precision, extents, dense_a, dense_b, a.stride(1) == 1, b.stride(1) == 1)
+    with triton_launch.on(device):
+        run(
+            TUNER.choose(
+                device,
+                kind,
+                lambda c: c.serves(dtype, device) and (dense or c not in DESCRIPTORS),
+                lambda: _default(m, n, dtype, dense and DESCRIPTORS[0].serves(dtype, device)),
+                run,
+                worthwhile=m * n * k >= LITTLE_WORK,
+            )
+        )
+    return c
+
+
+def _activation_backward(
+    grad_output: torch.Tensor, output: torch.Tensor, activation: str, negative_slope: float
+) -> torch.Tensor:
+    grad = torch.empty(output.shape, dtype=output.dtype, device=output.device)
+    elements = output.numel()
+    if elements == 0:
+        return grad
+    with triton_launch.on(output.device):
+        activation_backward_kernel[(triton.cdiv(elements, BLOCK_ELEMENTS),)](
+            grad_output,
+            output,
+            grad,
+            elements,
+            output.shape[1],
+            *grad_output.stride(),
+            _slope_bits(negative_slope),
+            ACTIVATION=ACTIVATION_NUMBERS[activation],
+            CONTIGUOUS=grad_output.is_contiguous(),
+            COMPUTE=triton_launch.COMPUTE[output.dtype],
+            INDEX=triton_launch.index_type(elements + BLOCK_ELEMENTS),
+            BLOCK_ELEMENTS=BLOCK_ELEMENTS,
+        )
+    return grad
+
+
+matmul_operator = define_matmul("triton", _product, _activation_backward)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
+    """activation(a @ b) of ``a[m, k]`` and ``b[k, n]``: see `impls.matmul.torch_eager.matmul`."""
+    check_matmul(a, b, activation, negative_slope)
+    return matmul_operator(a, b, activation, negative_slope)

@@ -1,0 +1,354 @@
+"""matmul: a matrix product with an activation of its result."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from oracles import matmul as oracle
+from properties.array_strategies import FEW_ELEMENTS, cotangent, explicit_arrays, layouts_for, repeated, sizes, values
+from properties.case import Case
+from properties.dtypes import DType
+from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
+from properties.running_error import Bounded, stored
+
+KINDS = ("normal", "normal", "whole", "constant", "offset", "spread", "huge", "tiny")
+ACTIVATIONS = ("none", "relu", "leaky_relu")
+SLOPES = (0.01, 0.25, 0.0, 1.5)
+# A side of a matrix none of whose sides is long.
+MODEST = 70
+
+
+@st.composite
+def extents(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
+    """m, k and n, so that neither a, b nor the result has more than `elements` elements."""
+    side = min(MODEST, int(elements**0.5))
+    long = draw(st.sampled_from(("none", "none", "none", "m", "k", "n")))
+    if long == "none":
+        # Now and then all multiples of 8, without which the copy engines of GPUs have no part in it.
+        unit = draw(st.sampled_from((1, 1, 8)))
+        m, k, n = (draw(sizes(side // unit)) * unit for _ in range(3))
+        return m, k, n
+    short = [draw(st.integers(0 if long == "k" else 1, 4)) for _ in range(2)]
+    length = draw(sizes(elements // max(*short, 1)))
+    others = iter(short)
+    m, k, n = (length if name == long else next(others) for name in "mkn")
+    return m, k, n
+
+
+@st.composite
+def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int]) -> np.ndarray:
+    """A matrix; now and then with one number in it that is not finite."""
+    if shape[0] * shape[1] <= FEW_ELEMENTS and draw(st.booleans()):
+        matrix = draw(explicit_arrays(dtype, shape))
+    else:
+        rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+        matrix = values(rng, shape, dtype, draw(st.sampled_from(KINDS)))
+    # One only, as a row or a column of the result is lost to each.
+    if matrix.size and draw(st.integers(0, 7)) == 7:
+        matrix.flat[draw(st.integers(0, matrix.size - 1))] = draw(st.sampled_from((np.nan, np.inf, -np.inf, -0.0)))
+    return matrix
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
+    """Two matrices of any shapes that fit."""
+    m, k, n = draw(extents(elements))
+    a, b = draw(matrices(dtype, (m, k))), draw(matrices(dtype, (k, n)))
+    grad_output = cotangent(np.random.default_rng(draw(st.integers(0, 2**32 - 1))), (m, n), dtype)
+    layouts = draw(layouts_for("a", "b", "grad_output"))
+    if layouts["a"] == "expanded":
+        a = repeated(a)
+    if layouts["b"] == "expanded":
+        b = repeated(b, axis=1)
+    if layouts["grad_output"] == "expanded":
+        # One cotangent for all, as sum().backward() makes them.
+        grad_output = repeated(repeated(grad_output), axis=1)
+    parameters = {"activation": draw(st.sampled_from(ACTIVATIONS)), "negative_slope": draw(st.sampled_from(SLOPES))}
+    return Case({"a": a, "b": b}, grad_output, parameters, layouts)
+
+
+@st.composite
+def smooth(draw: st.DrawFn, dtype: DType) -> Case:
+    """Up to 3 of each extent, and no product near 0, where activations have their edge."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    m, k, n = (draw(st.integers(1, 3)) for _ in range(3))
+    a, b = rng.normal(0, 1, (m, k)), rng.normal(0, 1, (k, n))
+    while abs(a @ b).min() < 0.125:
+        a, b = rng.normal(0, 1, (m, k)), rng.normal(0, 1, (k, n))
+    parameters = {"activation": draw(st.sampled_from(ACTIVATIONS)), "negative_slope": draw(st.sampled_from(SLOPES))}
+    return Case({"a": a.astype(dtype.numpy), "b": b.astype(dtype.numpy)}, cotangent(rng, (m, n), dtype), parameters)
+
+
+def example(
+    a: Any,
+    b: Any,
+    activation: str = "none",
+    negative_slope: float = 0.01,
+    layouts: Mapping[str, str] | None = None,
+) -> Callable[[DType], Case]:
+    """A named case of explicit matrices."""
+
+    def make(dtype: DType) -> Case:
+        left, right = np.array(a, dtype=dtype.numpy), np.array(b, dtype=dtype.numpy)
+        shape = left.shape[0], right.shape[1]
+        grad_output = np.linspace(-1.5, 2, shape[0] * shape[1]).reshape(shape).astype(dtype.numpy)
+        parameters = {"activation": activation, "negative_slope": negative_slope}
+        return Case({"a": left, "b": right}, grad_output, parameters, layouts or {})
+
+    return make
+
+
+def random_example(m: int, k: int, n: int, activation: str = "none", **layouts: str) -> Callable[[DType], Case]:
+    """A named case of an extent."""
+
+    def make(dtype: DType) -> Case:
+        rng = np.random.default_rng(m + 100 * k + 10000 * n)
+        inputs = {"a": values(rng, (m, k), dtype, "normal"), "b": values(rng, (k, n), dtype, "normal")}
+        return Case(inputs, cotangent(rng, (m, n), dtype), {"activation": activation, "negative_slope": 0.01}, layouts)
+
+    return make
+
+
+def sums_past_the_digits_of_a_half_type(dtype: DType) -> Case:
+    """Positive terms by the thousand: a bfloat16 sum of ones stays at 256, and a float16 sum at 2048."""
+    inputs = {"a": np.ones((2, 2100)), "b": np.tile([1.0, 0.5, 0.75], (2100, 1))}
+    grad_output = np.linspace(-1.5, 2, 6).reshape(2, 3).astype(dtype.numpy)
+    return Case({name: x.astype(dtype.numpy) for name, x in inputs.items()}, grad_output, {"activation": "none"})
+
+
+def cancellation(dtype: DType) -> Case:
+    """Each term meets its negative, half of the row away, but for one."""
+    rng = np.random.default_rng(7)
+    half = np.rint(rng.normal(0, 40, (3, 48)))
+    a = np.concatenate([half, -half, np.full((3, 1), 0.125)], axis=1)
+    b = np.concatenate([np.tile(rng.choice([1.0, 2.0, 4.0], (48, 5)), (2, 1)), np.full((1, 5), 1.0)])
+    grad_output = np.linspace(-2, 3, 15).reshape(3, 5).astype(dtype.numpy)
+    return Case({"a": a.astype(dtype.numpy), "b": b.astype(dtype.numpy)}, grad_output, {"activation": "relu"})
+
+
+def nowhere_finite(dtype: DType) -> Case:
+    """NaN and both infinities in rows and columns of their own, and infinity against 0 and against its negative."""
+    a, b = np.ones((7, 5)), np.ones((5, 6))
+    a[1, 2], a[2, 2], a[3, 2], a[4, :2] = np.nan, np.inf, -np.inf, (np.inf, -np.inf)
+    b[2, 1], b[2, 2], b[4, 3], b[2, 4] = 0, -1, np.nan, np.inf
+    return example(a, b, "leaky_relu")(dtype)
+
+
+examples: Mapping[str, Callable[[DType], Case]] = {
+    "one_by_one": example([[3]], [[-2]], "leaky_relu"),
+    "no_terms": example(np.zeros((3, 0)), np.zeros((0, 2)), "leaky_relu"),
+    "no_rows": example(np.zeros((0, 3)), np.ones((3, 2))),
+    "no_columns": example(np.ones((2, 3)), np.zeros((3, 0))),
+    "one_row": random_example(1, 37, 40),
+    "one_column": random_example(40, 37, 1, "relu"),
+    "outer_product": random_example(33, 1, 17),
+    "terms_not_a_multiple_of_the_block": random_example(16, 67, 16),
+    "extents_past_the_block_by_one": random_example(33, 33, 33, "leaky_relu"),
+    "whole_blocks": random_example(64, 64, 32),
+    "multiples_of_8": random_example(72, 520, 40, "leaky_relu"),
+    "multiples_of_8_transposed": random_example(40, 264, 72, "relu", a="transposed", b="transposed"),
+    "tall_and_skinny": random_example(300, 3, 2, "relu"),
+    "short_and_wide": random_example(2, 3, 300),
+    "both_transposed": random_example(19, 21, 23, "relu", a="transposed", b="transposed", grad_output="transposed"),
+    "rows_apart_by_no_multiple_of_16_bytes": random_example(9, 24, 16, a="cut_from_wider", b="cut_from_wider"),
+    "gaps_of_nan_between_elements": random_example(5, 9, 7, a="sliced_columns", b="sliced_columns"),
+    "misaligned": random_example(16, 16, 16, a="misaligned", b="misaligned", grad_output="misaligned"),
+    "activation_at_0": example([[1, 1], [0, 0], [-1, 2]], [[1, 0, -1], [-1, 0, 0.5]], "relu"),
+    "leaky_activation_at_0": example([[1, 1], [0, 0], [-1, 2]], [[1, 0, -1], [-1, 0, 0.5]], "leaky_relu"),
+    "negative_zero": example([[-0.0, 1], [1, -1]], [[1, -1], [-0.0, -1]], "leaky_relu"),
+    "slope_of_0": example([[-2, 3]], [[1, -4], [-1, 2]], "leaky_relu", 0.0),
+    "slope_above_1": example([[-2, 3]], [[1, -4], [-1, 2]], "leaky_relu", 3.0),
+    "not_finite": nowhere_finite,
+    "zero_times_infinity": example([[0, 1], [0, 0]], [[np.inf, 1], [2, -np.inf]]),
+    "nan_through_relu": example([[np.nan, 1]], [[1], [2]], "relu"),
+    "cancellation": cancellation,
+    "sums_past_the_digits_of_a_half_type": sums_past_the_digits_of_a_half_type,
+}
+
+
+def swapped(result: Bounded) -> Bounded:
+    """Transposed."""
+    return Bounded(result.value.T, result.error.T, result.arithmetic)
+
+
+def only(where: np.ndarray, result: Bounded) -> Bounded:
+    """A result of which a law speaks in some places only."""
+    where = np.broadcast_to(where, result.shape)
+    return Bounded(np.where(where, result.value, 0), np.where(where, result.error, 0), result.arithmetic)
+
+
+def plain(case: Case) -> Case:
+    """The same product without an activation."""
+    return case.with_parameters(activation="none")
+
+
+def transposing_swaps_the_factors(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """(a b)^T = b^T a^T, and the gradients change places."""
+    there = replace(case.with_inputs(a=case["b"].T, b=case["a"].T), grad_output=case.grad_output.T, layouts={})
+    here, transposed = evaluate(case), evaluate(there)
+    yield Relation(here.output, swapped(transposed.output))
+    yield Relation(here.gradients["a"], swapped(transposed.gradients["b"]))
+    yield Relation(here.gradients["b"], swapped(transposed.gradients["a"]))
+
+
+def multiplying_by_the_identity_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """a 1 = a, in the rows that are finite; of no more columns than make a modest identity."""
+    left = case["a"][:, :MODEST]
+    a: np.ndarray = left.astype(dtype.wide)
+    square = replace(
+        plain(case).with_inputs(a=left, b=np.eye(a.shape[1]).astype(dtype.numpy)),
+        grad_output=np.zeros(a.shape, dtype=dtype.numpy),
+    )
+    output = evaluate(square).output
+    finite = np.isfinite(a).all(axis=1, keepdims=True)
+    yield Relation(only(finite, output), only(finite, Bounded.exact(a, dtype.arithmetic)))
+
+
+def terms_may_be_summed_in_two_parts(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """a b = a[:, :h] b[:h] + a[:, h:] b[h:], where the parts are finite."""
+    whole, half = plain(case), (case["a"].shape[1] + 1) // 2
+    first = evaluate(whole.with_inputs(a=case["a"][:, :half], b=case["b"][:half])).output
+    second = evaluate(whole.with_inputs(a=case["a"][:, half:], b=case["b"][half:])).output
+    finite = np.isfinite(first.value) & np.isfinite(second.value)
+    yield Relation(only(finite, evaluate(whole).output), only(finite, first) + only(finite, second))
+
+
+def rows_and_columns_stand_alone(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """A block of the result is the product of its rows of a and its columns of b."""
+    (m, _), (_, n) = case["a"].shape, case["b"].shape
+    rows, columns = slice(m // 3, m), slice(0, (n + 1) // 2)
+    block = replace(
+        case.with_inputs(a=case["a"][rows], b=case["b"][:, columns]),
+        grad_output=case.grad_output[rows, columns],
+        layouts={},
+    )
+    yield Relation(evaluate(block).output, evaluate(case).output[rows, columns])
+
+
+def doubling_a_doubles_the_result(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """activation(2a b) = 2 activation(a b), and the gradient of b doubles, where doubling is exact."""
+    with np.errstate(over="ignore"):
+        doubled = (case["a"].astype(dtype.wide) * 2).astype(dtype.numpy)
+    if (np.isfinite(doubled) != np.isfinite(case["a"])).any():
+        return
+    here, there = evaluate(case), evaluate(case.with_inputs(a=doubled))
+    for result, twice in (
+        (here.output, there.output),
+        (here.gradients["b"], there.gradients["b"]),
+    ):
+        finite = np.isfinite(result.value) & np.isfinite(twice.value)
+        yield Relation(only(finite, twice), only(finite, result) + only(finite, result))
+    yield Relation(here.gradients["a"], there.gradients["a"])
+
+
+def leaky_relu_of_slope_zero_is_relu(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """leaky_relu with slope 0 is relu, where the product is finite: infinity times 0 is NaN."""
+    relu = evaluate(case.with_parameters(activation="relu"))
+    leaky = evaluate(case.with_parameters(activation="leaky_relu", negative_slope=0.0))
+    finite = np.isfinite(evaluate(plain(case)).output.value)
+    yield Relation(only(finite, leaky.output), only(finite, relu.output))
+    if finite.all():
+        yield Relation(leaky.gradients["a"], relu.gradients["a"])
+
+
+def leaky_relu_of_slope_one_is_no_activation(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """leaky_relu with slope 1 changes neither the product nor its gradients."""
+    leaky = evaluate(case.with_parameters(activation="leaky_relu", negative_slope=1.0))
+    product = evaluate(plain(case))
+    yield Relation(leaky.output, product.output)
+    for name in ("a", "b"):
+        yield Relation(leaky.gradients[name], product.gradients[name])
+
+
+def arguments(device: str, a_shape: tuple = (3, 4), b_shape: tuple = (4, 2), **changes: Any) -> dict[str, Any]:
+    """Good arguments, with some of them changed."""
+    return {"a": torch.ones(a_shape, device=device), "b": torch.ones(b_shape, device=device), **changes}
+
+
+errors = (
+    DeclaredError(
+        name="inner_extents_differ", arguments=lambda d: arguments(d, (3, 4), (5, 2)), raises=ValueError, names="b must"
+    ),
+    DeclaredError(name="a_of_3_axes", arguments=lambda d: arguments(d, (2, 3, 4)), raises=ValueError, names="a must"),
+    DeclaredError(
+        name="b_of_3_axes", arguments=lambda d: arguments(d, b_shape=(4, 2, 1)), raises=ValueError, names="b must"
+    ),
+    DeclaredError(name="a_vector", arguments=lambda d: arguments(d, (4,)), raises=ValueError, names="a must"),
+    DeclaredError(name="b_vector", arguments=lambda d: arguments(d, b_shape=(4,)), raises=ValueError, names="b must"),
+    DeclaredError(
+        name="integers",
+        arguments=lambda d: {name: x.to(torch.int64) for name, x in arguments(d).items()},
+        raises=TypeError,
+        names="a must",
+    ),
+    DeclaredError(
+        name="two_dtypes",
+        arguments=lambda d: arguments(d, b=torch.ones(4, 2, dtype=torch.float64, device=d)),
+        raises=TypeError,
+        names="b must",
+    ),
+    DeclaredError(
+        name="two_devices",
+        arguments=lambda d: arguments(d, b=torch.ones(4, 2, device="meta")),
+        raises=ValueError,
+        names="b must",
+    ),
+    DeclaredError(name="no_tensor", arguments=lambda d: arguments(d, a=None), raises=TypeError, names="a must"),
+    DeclaredError(
+        name="unknown_activation",
+        arguments=lambda d: arguments(d, activation="gelu"),
+        raises=ValueError,
+        names="activation",
+    ),
+    *(
+        DeclaredError(
+            name=name,
+            arguments=functools.partial(arguments, activation="leaky_relu", negative_slope=slope),
+            raises=ValueError,
+            names="negative_slope",
+        )
+        for name, slope in (
+            ("negative_slope", -0.25),
+            ("slope_not_a_number", float("nan")),
+            ("infinite_slope", float("inf")),
+        )
+    ),
+)
+
+
+def cost(case: Case) -> tuple[Cost, Cost]:
+    """a and b in and the result out; backward those two, the cotangent and the result in, and two gradients out."""
+    (m, k), (_, n) = case["a"].shape, case["b"].shape
+    itemsize = case["a"].dtype.itemsize
+    with_result = case.parameters.get("activation", "none") != "none"
+    factors, result = (m * k + k * n) * itemsize, m * n * itemsize
+    return Cost(factors + result, 2 * m * k * n), Cost(2 * factors + (1 + with_result) * result, 4 * m * k * n)
+
+
+operation = Operation(
+    name="matmul",
+    # With tf32 allowed the arithmetic of float32 would be another; it never is unless somebody allows it.
+    forward=functools.partial(oracle.forward, stored=stored),
+    backward=functools.partial(oracle.backward, stored=stored),
+    differentiable=("a", "b"),
+    cases=cases,
+    examples=examples,
+    smooth=smooth,
+    laws=(
+        transposing_swaps_the_factors,
+        multiplying_by_the_identity_changes_nothing,
+        terms_may_be_summed_in_two_parts,
+        rows_and_columns_stand_alone,
+        doubling_a_doubles_the_result,
+        leaky_relu_of_slope_zero_is_relu,
+        leaky_relu_of_slope_one_is_no_activation,
+    ),
+    errors=errors,
+    cost=cost,
+    source="Higham, Accuracy and Stability of Numerical Algorithms, section 3.5; leaky_relu: Maas et al., ICML 2013",
+)

@@ -1,0 +1,238 @@
+"""Planted faults in matmul, written out in torch."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from impls.matmul.arguments import check_matmul
+from properties import checks
+from properties import matmul as matmul_properties
+from properties.case import Case
+from properties.dtypes import DType
+
+from .planted import Check, Fault
+from .steps import Implementation, in_compute_dtype
+
+Tensor = torch.Tensor
+BLOCK = 32
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Summed in the compute dtype, rounded once."""
+    return in_compute_dtype(a) @ in_compute_dtype(b)
+
+
+def activate(x: Tensor, activation: str, slope: float) -> Tensor:
+    if activation == "relu":
+        return torch.where(x <= 0, 0, x)
+    return torch.where(x > 0, x, x * slope) if activation == "leaky_relu" else x
+
+
+def through(grad: Tensor, y: Tensor, activation: str, slope: float) -> Tensor:
+    if activation == "relu":
+        return torch.where(y <= 0, 0, grad)
+    return torch.where(y > 0, grad, grad * slope) if activation == "leaky_relu" else grad
+
+
+def matmul(
+    product: Callable[[Tensor, Tensor], Tensor] = multiply,
+    act: Callable[[Tensor, str, float], Tensor] = activate,
+    grad_of_act: Callable[[Tensor, Tensor, str, float], Tensor] = through,
+    grads: Callable[[Tensor, Tensor, Tensor], tuple] | None = None,
+    check: Callable[..., None] = check_matmul,
+) -> Implementation:
+    """matmul with some steps changed."""
+
+    class Wired(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Tensor, b: Tensor, activation: str, slope: float) -> Tensor:
+            output = act(product(a, b), activation, slope).to(a.dtype)
+            ctx.save_for_backward(a, b, output)
+            ctx.how = activation, slope
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: Tensor) -> tuple:
+            a, b, output = ctx.saved_tensors
+            grad = grad_of_act(grad_output, output, *ctx.how)
+            if grads is not None:
+                return *(g.to(a.dtype) for g in grads(grad, a, b)), None, None
+            return product(grad, b.t()).to(a.dtype), product(a.t(), grad).to(b.dtype), None, None
+
+    def implementation(
+        a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01
+    ) -> Tensor:
+        check(a, b, activation, negative_slope)
+        return Wired.apply(a, b, activation, negative_slope)
+
+    return implementation
+
+
+def summed_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
+    """Block after block of terms, each added to a sum of too few digits."""
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
+    for left, right in zip(a.split(16, 1), b.split(16, 0)):
+        total += multiply(left, right).to(dtype)
+    return in_compute_dtype(total)
+
+
+def in_tf32(a: Tensor, b: Tensor) -> Tensor:
+    """Factors rounded to 10 bits of mantissa."""
+    bits = [(x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF for x in (a, b)]
+    return bits[0].view(torch.float32) @ bits[1].view(torch.float32)
+
+
+def tail_of_terms_forgotten(a: Tensor, b: Tensor) -> Tensor:
+    whole = a.shape[1] - a.shape[1] % BLOCK if a.shape[1] > BLOCK else a.shape[1]
+    return multiply(a[:, :whole], b[:whole])
+
+
+def last_rows_of_the_last_block_repeated(a: Tensor, b: Tensor) -> Tensor:
+    """The last block of rows begins where a whole one would end with the matrix, and is written where it began."""
+    output = multiply(a, b)
+    if a.shape[0] > BLOCK and a.shape[0] % BLOCK:
+        begins = a.shape[0] - a.shape[0] % BLOCK
+        output[begins:] = multiply(a[a.shape[0] - BLOCK :], b)[: a.shape[0] - begins]
+    return output
+
+
+def gap_read(matrix: Tensor, blocks: Tensor) -> Tensor:
+    """What lies behind the rows is multiplied by 0, and NaN lies there."""
+    behind = matrix.shape[0] > 1 and matrix.stride(1) == 1 and matrix.stride(0) > matrix.shape[1]
+    return blocks + torch.nan if behind else blocks
+
+
+def unmasked_terms(a: Tensor, b: Tensor) -> Tensor:
+    return gap_read(a, multiply(a, b))
+
+
+def contiguous_assumed(a: Tensor, b: Tensor) -> Tensor:
+    """Strides are not looked at: a transposed matrix is read as the one that it is the transpose of."""
+    if a.stride() == (1, a.shape[0]) and a.shape[0] > 1 and a.shape[1] > 1:
+        a = a.t().reshape(a.shape)
+    return multiply(a, b)
+
+
+def zeros_skipped(a: Tensor, b: Tensor) -> Tensor:
+    """Terms whose first factor is 0 are left out, so that 0 times infinity is 0."""
+    wide_a, wide_b = in_compute_dtype(a), in_compute_dtype(b)
+    if wide_b.isfinite().all():
+        return wide_a @ wide_b
+    terms = wide_a[:, :, None] * wide_b[None]
+    return torch.where(wide_a[:, :, None] == 0, 0, terms).sum(1)
+
+
+def empty_where_no_terms(a: Tensor, b: Tensor) -> Tensor:
+    """Without terms nothing is written."""
+    if a.shape[1] == 0:
+        return torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    return multiply(a, b)
+
+
+def first_block_of_terms_doubled(a: Tensor, b: Tensor) -> Tensor:
+    """A pipeline that multiplies the tile that it began with twice where there is a second one."""
+    output = multiply(a, b)
+    return output + multiply(a[:, :BLOCK], b[:BLOCK]) if a.shape[1] > BLOCK else output
+
+
+def above_0(dtype: DType) -> Case:
+    """A product that no activation changes."""
+    return matmul_properties.example([[1, 2]], [[3], [0.5]], "relu")(dtype)
+
+
+def law(which: Callable) -> Check:
+    """The check of one law."""
+    return functools.partial(checks.law_holds, which)
+
+
+def _faults() -> tuple[Fault, ...]:
+    forward, backward = checks.forward_agrees, checks.backward_agrees
+    output, left = r"output.* is .*expected", r"left side.* is .*expected"
+    laws = matmul_properties
+
+    def of(name: str, check: Check, make: Callable, says: str, right_on: Any = "one_by_one", **more: Any) -> Fault:
+        return Fault(
+            name=name, operation="matmul", check=check, make=make, says=says, right_on=right_on, **more
+        )
+
+    tail = functools.partial(matmul, tail_of_terms_forgotten)
+    doubled = functools.partial(matmul, first_block_of_terms_doubled)
+    repeated = functools.partial(matmul, last_rows_of_the_last_block_repeated)
+    swapped = functools.partial(matmul, grads=lambda g, a, b: (multiply(g, b.t()), multiply(g.t(), a).t() * 2))
+    shifted = functools.partial(matmul, lambda a, b: multiply(a, b) + 0.25)
+    always_leaky = functools.partial(
+        matmul, act=lambda x, how, slope: activate(x, *(("leaky_relu", 0.5) if how == "relu" else (how, slope)))
+    )
+    in_bfloat16 = functools.partial(summed_in, torch.bfloat16)
+    in_float16 = functools.partial(summed_in, torch.float16)
+    return (
+        of("summed_in_bfloat16", forward, lambda: matmul(in_bfloat16), output, dtype="bfloat16"),
+        of("summed_in_float16", forward, lambda: matmul(in_float16), output, dtype="float16"),
+        of("tf32_unasked", forward, lambda: matmul(in_tf32), output),
+        of("tail_of_terms_forgotten", forward, tail, output),
+        of("tail_of_terms_forgotten", law(laws.terms_may_be_summed_in_two_parts), tail, left),
+        of("first_block_doubled", forward, doubled, output),
+        of("first_block_doubled", law(laws.multiplying_by_the_identity_changes_nothing), doubled, left),
+        of("last_block_repeated", forward, repeated, output),
+        of("last_block_repeated", law(laws.rows_and_columns_stand_alone), repeated, left),
+        of("gap_of_nan_read", forward, lambda: matmul(unmasked_terms), output),
+        of("contiguous_assumed", forward, lambda: matmul(contiguous_assumed), output),
+        of("zeros_skipped", forward, lambda: matmul(zeros_skipped), output),
+        of("no_terms_unwritten", forward, lambda: matmul(empty_where_no_terms), output, poisoned=True),
+        of("offset", law(laws.doubling_a_doubles_the_result), shifted, left, None),
+        of("relu_leaks", forward, always_leaky, output),
+        of("relu_leaks", law(laws.leaky_relu_of_slope_zero_is_relu), always_leaky, left, above_0),
+        of(
+            "slope_squared",
+            law(laws.leaky_relu_of_slope_one_is_no_activation),
+            lambda: matmul(act=lambda x, how, slope: activate(x, how, slope / 2)),
+            left,
+            "no_rows",
+        ),
+        of(
+            "nan_is_0_to_relu",
+            forward,
+            lambda: matmul(
+                act=lambda x, how, slope: torch.where(x > 0, x, 0) if how == "relu" else activate(x, how, slope)
+            ),
+            output,
+        ),
+        of(
+            "relu_passes_gradient_at_0",
+            backward,
+            lambda: matmul(
+                grad_of_act=lambda g, y, how, slope: (
+                    torch.where(y < 0, 0, g) if how == "relu" else through(g, y, how, slope)
+                )
+            ),
+            "gradient of",
+        ),
+        of(
+            "activation_left_out_of_gradient",
+            backward,
+            lambda: matmul(grad_of_act=lambda g, *_: g),
+            "gradient of",
+            "outer_product",
+        ),
+        of("gradient_of_b_doubled", backward, swapped, "gradient of b", None),
+        of("gradient_of_b_doubled", law(laws.transposing_swaps_the_factors), swapped, left, "no_terms"),
+        of(
+            "no_gradient",
+            backward,
+            lambda: matmul(grads=lambda g, a, b: (a * 0, b * 0)),
+            "gradient of",
+            None,
+        ),
+        of(
+            "shapes_not_checked",
+            checks.declared_errors_are_raised,
+            lambda: matmul(check=lambda *_: None),
+            "in place of ValueError|no ValueError",
+            None,
+        ),
+    )
+
+
+FAULTS = _faults()
