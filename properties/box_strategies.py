@@ -157,7 +157,7 @@ def batches(draw: st.DrawFn, rows: int) -> tuple[int, int]:
     # Drawn alike for every kind, so that a counterexample shrinks from one to another.
     first, second, swapped = draw(sizes(rows)), draw(sizes(rows)), draw(st.booleans())
     if kind == "one_long":
-        return 1, min(rows // 2 + 1 + first, rows)
+        return 1, min(1 + 3 * rows // 4 + first, rows)
     first = max(first, 1)
     second = 0 if kind == "empty" else min(max(second, 1), rows // first)
     return (second, first) if swapped else (first, second)

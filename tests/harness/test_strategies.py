@@ -192,7 +192,8 @@ def counts_of(case: Case) -> np.ndarray:
 
 
 def test_ragged_batches_are_empty_full_and_of_one_full_sample() -> None:
-    batches = [(counts_of(case), case["pred"].shape[1]) for case in drawn_cases("giou_loss_ragged")]
+    cases = drawn_cases("giou_loss_ragged") + many_small_cases("giou_loss_ragged")
+    batches = [(counts_of(case), case["pred"].shape[1]) for case in cases]
     real = [(counts, limit) for counts, limit in batches if len(counts) > 4 and limit > 1]
     assert often([not counts.any() for counts, _ in real])
     assert often([bool((counts == limit).all()) for counts, limit in real])
