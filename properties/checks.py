@@ -255,7 +255,9 @@ def law_holds(law: Law, subject: Subject, search: Search) -> None:
             return Bounded(subject.dtype.array(actual), error, subject.dtype.arithmetic)
 
         def output() -> Bounded:
-            actual, _, _ = evaluate_tensors(implementation, record, case, subject.dtype, subject.device, gradients=False)
+            actual, _, _ = evaluate_tensors(
+                implementation, record, case, subject.dtype, subject.device, gradients=False
+            )
             return bounded(actual, reference(record, case, subject.dtype))
 
         def gradients() -> dict[str, Bounded]:
@@ -289,7 +291,9 @@ def declared_errors_are_raised(subject: Subject, search: Search) -> None:
             output = subject.implementation(**arguments)
         except declared.raises as error:
             if declared.names not in str(error):
-                raise Failure(f"{subject}: {declared.name}: the message does not name {declared.names}: {error}") from error
+                raise Failure(
+                    f"{subject}: {declared.name}: the message does not name {declared.names}: {error}"
+                ) from error
         except Exception as error:
             raise Failure(
                 f"{subject}: {declared.name}: {type(error).__name__} in place of {declared.raises.__name__}: {error}"
@@ -304,7 +308,7 @@ def declared_errors_are_raised(subject: Subject, search: Search) -> None:
 
 
 def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
-    """Twice the same call gives the same bits: no atomics on floating-point numbers, no reading of what was left behind."""
+    """Twice the same call gives the same bits: no atomics on floating-point numbers, no reading of leftovers."""
 
     def body(case: Case) -> None:
         runs = []

@@ -14,7 +14,7 @@ class Disagreement(AssertionError):
 
 @dataclass(frozen=True)
 class Agreement:
-    """How close a comparison came: worst error in units of its bound, and how many elements the bound said nothing of."""
+    """How close a comparison came: worst error in units of its bound, and how many elements it said nothing of."""
 
     worst: float
     elements: int

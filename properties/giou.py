@@ -120,7 +120,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "no_boxes": example(np.zeros((0, 4)), np.zeros((0, 4))),
     "no_boxes_in_two_images": example(np.zeros((2, 0, 4)), np.zeros((2, 0, 4))),
     "one_pair_without_leading_axes": example(UNIT, [0.5, 0.5, 2, 2]),
-    "coordinates_strided": example([UNIT, [1, 1, 4, 2]], [[0, 0, 2, 2], UNIT], layouts={"boxes1": "axes_reversed", "boxes2": "sliced_columns"}),
+    "coordinates_strided": example(
+        [UNIT, [1, 1, 4, 2]], [[0, 0, 2, 2], UNIT], layouts={"boxes1": "axes_reversed", "boxes2": "sliced_columns"}
+    ),
     # A row of a detector's output holds scores as well: boxes cut out of it are neither contiguous nor aligned.
     "cut_from_rows_of_five": example(PREDICTED, WANTED, layouts={"boxes1": "cut_from_wider", "boxes2": "misaligned"}),
     # Two axes that no view makes one.
@@ -141,7 +143,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 def proper(case: Case, dtype: DType) -> np.ndarray:
     """Where both boxes are finite and not inverted."""
     boxes: np.ndarray = np.stack([case["boxes1"], case["boxes2"]]).astype(dtype.wide)
-    return np.all(np.isfinite(boxes).all(-1) & (boxes[..., 2] >= boxes[..., 0]) & (boxes[..., 3] >= boxes[..., 1]), axis=0)
+    return np.all(
+        np.isfinite(boxes).all(-1) & (boxes[..., 2] >= boxes[..., 0]) & (boxes[..., 3] >= boxes[..., 1]), axis=0
+    )
 
 
 def only(where: np.ndarray | np.bool, result: Bounded) -> Bounded:
@@ -228,7 +232,10 @@ errors = (
     ),
     DeclaredError(name="scalar_boxes", arguments=lambda d: arguments(d, (), ()), raises=ValueError, names="boxes1"),
     DeclaredError(
-        name="other_number_of_boxes", arguments=lambda d: arguments(d, (2, 4), (3, 4)), raises=ValueError, names="boxes2"
+        name="other_number_of_boxes",
+        arguments=lambda d: arguments(d, (2, 4), (3, 4)),
+        raises=ValueError,
+        names="boxes2",
     ),
     DeclaredError(
         name="shapes_that_would_broadcast",
@@ -254,9 +261,13 @@ errors = (
         raises=ValueError,
         names="boxes2",
     ),
-    DeclaredError(name="no_tensor", arguments=lambda d: arguments(d, boxes1=[[0, 0, 1, 1]]), raises=TypeError, names="boxes1"),
+    DeclaredError(
+        name="no_tensor", arguments=lambda d: arguments(d, boxes1=[[0, 0, 1, 1]]), raises=TypeError, names="boxes1"
+    ),
     DeclaredError(name="eps_of_zero", arguments=lambda d: arguments(d, eps=0.0), raises=ValueError, names="eps"),
-    DeclaredError(name="eps_not_a_number", arguments=lambda d: arguments(d, eps=float("nan")), raises=ValueError, names="eps"),
+    DeclaredError(
+        name="eps_not_a_number", arguments=lambda d: arguments(d, eps=float("nan")), raises=ValueError, names="eps"
+    ),
 )
 
 
@@ -285,5 +296,5 @@ operation = Operation(
     ),
     errors=errors,
     cost=cost,
-    source="Rezatofighi et al., Generalized Intersection over Union: A Metric and A Loss for Bounding Box Regression, CVPR 2019",
+    source="Rezatofighi et al., Generalized Intersection over Union, CVPR 2019",
 )

@@ -51,7 +51,9 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     elif special == "in_padding":  # what padding rows hold must not matter
         padding = ~(target[..., 3].astype(np.float64) > 0)[..., None]
         pred = np.where(padding, with_special_values(rng, pred, 0.5), pred)
-        ends = np.where(padding[..., 0], rng.choice(np.array([0.0, -3.0, np.nan, -np.inf]), padding.shape[:-1]), target[..., 3])
+        ends = np.where(
+            padding[..., 0], rng.choice(np.array([0.0, -3.0, np.nan, -np.inf]), padding.shape[:-1]), target[..., 3]
+        )
         target = np.concatenate([target[..., :3], ends[..., None].astype(target.dtype)], -1)
     return Case(
         inputs={"pred": pred, "target": target},
@@ -89,7 +91,9 @@ def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(3)
         counts = np.clip(np.floor(np.abs(rng.normal(0, 3, batch))).astype(int), 0, max_boxes)
-        pred, target = (boxes.reshape(batch, max_boxes, 4) for boxes in box_pairs(rng, batch * max_boxes, ("pixels",), dtype))
+        pred, target = (
+            boxes.reshape(batch, max_boxes, 4) for boxes in box_pairs(rng, batch * max_boxes, ("pixels",), dtype)
+        )
         pred, target = padded(pred, target, counts)
         return Case({"pred": pred, "target": target}, np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
 
@@ -203,15 +207,26 @@ def arguments(device: str, shape1: tuple = (2, 3, 4), shape2: tuple = (2, 3, 4),
 
 
 errors = (
-    DeclaredError(name="no_batch_axis", arguments=lambda d: arguments(d, (3, 4), (3, 4)), raises=ValueError, names="pred"),
     DeclaredError(
-        name="last_axis_of_five", arguments=lambda d: arguments(d, (2, 3, 5), (2, 3, 5)), raises=ValueError, names="pred"
+        name="no_batch_axis", arguments=lambda d: arguments(d, (3, 4), (3, 4)), raises=ValueError, names="pred"
     ),
     DeclaredError(
-        name="other_batch_size", arguments=lambda d: arguments(d, (2, 3, 4), (1, 3, 4)), raises=ValueError, names="target"
+        name="last_axis_of_five",
+        arguments=lambda d: arguments(d, (2, 3, 5), (2, 3, 5)),
+        raises=ValueError,
+        names="pred",
     ),
     DeclaredError(
-        name="other_max_boxes", arguments=lambda d: arguments(d, (2, 3, 4), (2, 5, 4)), raises=ValueError, names="target"
+        name="other_batch_size",
+        arguments=lambda d: arguments(d, (2, 3, 4), (1, 3, 4)),
+        raises=ValueError,
+        names="target",
+    ),
+    DeclaredError(
+        name="other_max_boxes",
+        arguments=lambda d: arguments(d, (2, 3, 4), (2, 5, 4)),
+        raises=ValueError,
+        names="target",
     ),
     DeclaredError(
         name="byte_targets",
@@ -237,7 +252,7 @@ errors = (
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """All of target, which says what is valid, and the valid rows of pred; backward those again, and pred's gradient."""
+    """All of target, which says what is valid, and pred's valid rows; backward those again, and pred's gradient."""
     rows, valid, itemsize = case["target"].size // 4, int(valid_rows(case).sum()), case["target"].dtype.itemsize
     forward = Cost(4 * (rows + valid) * itemsize, 33 * valid)
     return forward, Cost(4 * (2 * valid + rows) * itemsize, 95 * valid)

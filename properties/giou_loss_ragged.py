@@ -26,8 +26,10 @@ from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relat
 from properties.running_error import Bounded
 
 
-def ragged(pred: np.ndarray, target: np.ndarray, counts: np.ndarray, offset_dtype: type = np.int64) -> dict[str, np.ndarray]:
-    """The inputs of the ragged loss from padded boxes ``[batch, max_boxes, 4]`` and the number of boxes of each sample."""
+def ragged(
+    pred: np.ndarray, target: np.ndarray, counts: np.ndarray, offset_dtype: type = np.int64
+) -> dict[str, np.ndarray]:
+    """The inputs of the ragged loss from padded boxes ``[batch, max_boxes, 4]`` and the box count of each sample."""
     taken = np.arange(target.shape[1]) < counts[:, None]
     offsets: np.ndarray = np.concatenate([[0], np.cumsum(counts)]).astype(offset_dtype)
     return {"pred": pred, "target": target[taken], "offsets": offsets}
@@ -223,5 +225,5 @@ operation = Operation(
     laws=(boxes_without_target_get_no_gradient, empty_samples_add_nothing, equals_the_padded_loss),
     errors=errors,
     cost=cost,
-    source="Accelerating AI/ML Model Training with Custom Operators, 2024: the loss without padding, with Rezatofighi's clamp",
+    source="Accelerating AI/ML Model Training with Custom Operators, 2024: the ragged loss, with Rezatofighi's clamp",
 )

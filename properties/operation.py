@@ -120,7 +120,9 @@ def operations() -> dict[str, Operation]:
 def wide(case: Case, dtype: DType) -> dict[str, Any]:
     """The inputs of a case as exact `Bounded` arrays (integers as they are), and its parameters."""
     arrays = {
-        name: array if np.issubdtype(array.dtype, np.integer) else Bounded.exact(array.astype(dtype.wide), dtype.arithmetic)
+        name: array
+        if np.issubdtype(array.dtype, np.integer)
+        else Bounded.exact(array.astype(dtype.wide), dtype.arithmetic)
         for name, array in case.inputs.items()
     }
     return {**arrays, **case.parameters}

@@ -80,11 +80,11 @@ class Verdict(FollowsArrayFunctions):
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """The sums and products of given numbers that make a value: `unit` divides each of them, `reach` is their total size.
+    """The sums and products of given numbers that make a value: `unit` divides each, `reach` is their total.
 
     Where `reach` is at most 1 / roundoff units, every partial sum of the terms, in any order and with products fused
-    into it or not, is a multiple of the unit that the arithmetic has: all correct kernels compute the value exactly. The
-    unit of what was rounded on the way is 0.
+    into it or not, is a multiple of the unit that the arithmetic has: all correct kernels compute the value exactly.
+    The unit of what was rounded on the way is 0.
     """
 
     unit: np.ndarray

@@ -17,9 +17,10 @@ def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_
 
     Returns:
         ``[m, n]`` of the same dtype. Half types are summed in float32, and float32 in full unless
-        ``torch.backends.cuda.matmul`` allows tf32, or sums of parts in half types (which it does unless told). Without terms, where k is 0, zeros. At 0 relu has gradient 0 and
-        leaky_relu negative_slope; NaN passes through both, and so does the gradient of relu there. Backward rounds the
-        gradient of the product to the dtype before it multiplies; gradients of gradients are not promised.
+        ``torch.backends.cuda.matmul`` allows tf32, or sums of parts in half types (which it does unless told). Without
+        terms, where k is 0, zeros. At 0 relu has gradient 0 and leaky_relu negative_slope; NaN passes through both,
+        and so does the gradient of relu there. Backward rounds the gradient of the product to the dtype before it
+        multiplies; gradients of gradients are not promised.
 
     Raises:
         TypeError: a and b are no floating-point tensors of one dtype.

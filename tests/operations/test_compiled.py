@@ -97,7 +97,7 @@ def test_compiled_once_serves_every_shape(subject: Subject) -> None:
 
 @pytest.mark.only(backends=OWN, devices=["cuda"])
 def test_captured_in_a_graph_gives_the_same_bits(subject: Subject) -> None:
-    """Capture refuses whatever waits for the device or allocates outside of torch's pool; replay then sees new values."""
+    """Capture refuses whatever waits for the device or allocates outside of torch's pool; replay sees new values."""
     case = alike(subject)[-1]
     names = subject.operation.differentiable
     tensors = case.tensors(subject.dtype, subject.device)
