@@ -45,9 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "only(backends=, dtypes=, devices=, tuned=): the cells that a test is about")
-    device = config.getoption("device")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = chosen_device(config)
     if device == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError("--device cuda: torch finds no GPU")
     examples = config.getoption("examples")
@@ -78,7 +76,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """One worker a GPU; on the CPU as many as xdist thinks."""
-    return torch.cuda.device_count() if config.stash[DEVICE] == "cuda" else None
+    return torch.cuda.device_count() if chosen_device(config) == "cuda" else None
+
+
+def chosen_device(config: pytest.Config) -> str:
+    """What --device says; xdist asks before the configuration is made."""
+    device = config.getoption("device")
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
 
 
 def pytest_report_header(config: pytest.Config) -> str:
