@@ -5,7 +5,7 @@ barriers, warp exchanges and atomics are exact. A checked build (the default) lo
 `KernelFault` that names line, block and thread for whatever is out of bounds, racing, divergent or uninitialised. With
 FOURFOLD_CUDA_ON_CPU=fast kernels run unchecked, several times faster, and a wrong one can end the process.
 
-A launch that has not ended after FOURFOLD_CUDA_ON_CPU_SECONDS (120) is a `Deadlock`.
+A launch that has not ended after FOURFOLD_CUDA_ON_CPU_SECONDS (120) of processor time is a `Deadlock`.
 
 What it cannot do: inline PTX, TMA, wgmma, clusters, cooperative groups, textures, blocks that wait for one another,
 and, checked, recursive `__device__` functions. What it cannot see: an access that goes astray into another tensor of
