@@ -1,19 +1,26 @@
 """What pytest is told here: options, which cells there are, and the table that closes a run."""
 
 import os
-import re
-import shlex
+
+# Before NumPy is imported: the tiles that the interpreter multiplies are small, and threads that wait for one another
+# on a busy machine take longer over them than one alone.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
 
-from properties.cells import Cell, Selection, SelectionError
-from properties.checks import Failure, Search, Subject
+from properties import isolation
+from properties.cells import CANDIDATE, Cell, Selection, SelectionError
+from properties.checks import Search, Subject, Unsupported
+from properties.isolation import BLACK_BOX
 from properties.matrix import Matrix
 from properties.operation import Law, operations
+from properties.verdict import DEVICE, SEARCH, Verdict, skip_reason, tell
 
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
 # The same cases every time: a pull request fails by what it changes.
@@ -21,12 +28,13 @@ hypothesis.settings.register_profile("ci", max_examples=25, deadline=None, deran
 hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
+# The backends that are not torch.
+KERNELS = ("triton", "cuda")
 SELECTION = pytest.StashKey[Selection]()
-DEVICE = pytest.StashKey[str]()
-MATRIX = pytest.StashKey[Matrix]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(isolation, "fourfold-isolation")
     group = parser.getgroup("fourfold", "verification of kernels")
     group.addoption("--op", action="append", default=[], metavar="NAME", help="only this operation (repeatable)")
     group.addoption("--backend", action="append", default=[], metavar="NAME", help="only this backend (repeatable)")
@@ -40,11 +48,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="OP=FILE_OR_MODULE:FUNCTION",
         help="verify this implementation of an operation (repeatable)",
     )
+    group.addoption("--forward-only", action="store_true", help="candidates need not have gradients")
+    group.addoption("--forbid-fallback", action="store_true", help="candidates must not compute by torch's operators")
+    group.addoption("--verdict", type=Path, metavar="FILE", help="write what each check came to as JSON")
     group.addoption("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "only(backends=, dtypes=, devices=, tuned=): the cells that a test is about")
+    only = "only(backends=, dtypes=, devices=, tuned=, kernels=): the cells that a test is about"
+    config.addinivalue_line("markers", only)
     device = chosen_device(config)
     if device == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError("--device cuda: torch finds no GPU")
@@ -70,7 +82,6 @@ def pytest_configure(config: pytest.Config) -> None:
             candidate.load()
     except SelectionError as error:
         raise pytest.UsageError(str(error)) from error
-    config.stash[MATRIX] = Matrix()
     config.pluginmanager.register(Record(config), "fourfold-record")
 
 
@@ -116,12 +127,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if cell.dtype in only.get("dtypes", [cell.dtype])
         and cell.backend in only.get("backends", [cell.backend])
         and (not only.get("tuned") or selection.tuned(cell))
+        and (not only.get("kernels") or computes(cell, metafunc.config))
     ]
     if "law" in metafunc.fixturenames:
         pairs = [(cell, law) for cell in cells for law in selection.operations[cell.operation].laws]
         metafunc.parametrize("cell,law", pairs, ids=[f"{cell}-{law.__name__}" for cell, law in pairs])
     else:
         metafunc.parametrize("cell", cells, ids=str)
+
+
+def computes(cell: Cell, config: pytest.Config) -> bool:
+    """Whether a cell's implementation is to compute for itself, and not by torch."""
+    return cell.backend in (KERNELS if not config.getoption("forbid_fallback") else (*KERNELS, CANDIDATE))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -156,13 +173,27 @@ def subject(pytestconfig: pytest.Config, cell: Cell, device: str) -> Subject:
     selection = pytestconfig.stash[SELECTION]
     if reason := selection.unsupported(cell, device):
         pytest.skip(reason)
-    return selection.subject(cell, device)
+    return selection.subject(cell, device, lambda case: pytestconfig.stash[BLACK_BOX].case(repr(case)))
 
 
 @pytest.fixture
 def search(pytestconfig: pytest.Config) -> Search:
     """How hard a check looks, and what it saw."""
-    return Search(examples=examples(pytestconfig), blob=pytestconfig.getoption("reproduce"))
+    box = pytestconfig.stash[BLACK_BOX]
+    return Search(
+        examples=examples(pytestconfig),
+        blob=pytestconfig.getoption("reproduce"),
+        note=lambda case: box.case(repr(case)),
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """What an implementation cannot be put through is skipped, and the reason told."""
+    try:
+        return (yield)
+    except Unsupported as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -173,53 +204,57 @@ def pytest_runtest_makereport(
     search = getattr(item, "funcargs", {}).get("search")
     if call.when == "call" and search is not None:
         seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds}
-        item.user_properties.append(("search", seen))
+        item.user_properties.append((SEARCH, seen))
     report = yield
     if report.failed and call.excinfo is not None and Cell.of_test(item.nodeid) is not None:
-        error = call.excinfo.value
-        notes = "\n".join(getattr(error, "__notes__", []))
-        if isinstance(error, Failure) and item.config.getoption("tbstyle") == "auto":
-            report.longrepr = f"{error}\n\n{notes}".rstrip()
-        report.sections.append(("repeat with", repeat(item, notes)))
+        tell(item, report, call.excinfo.value)
     return report
-
-
-def repeat(item: pytest.Item, notes: str) -> str:
-    """The command that runs one failed case again."""
-    command = ["pytest", item.nodeid, "--device", item.config.stash[DEVICE]]
-    for candidate in item.config.getoption("candidate"):
-        command += ["--candidate", candidate]
-    if item.config.getoption("candidate") and item.config.getoption("backend"):
-        command += [part for name in item.config.getoption("backend") for part in ("--backend", name)]
-    if blob := re.search(r"@reproduce_failure\('[^']*', b'([^']*)'\)", notes):
-        command += ["--reproduce", blob[1]]
-    return shlex.join(command)
 
 
 class Record:
     """Tallies the reports, of this process or of the workers, and closes the run with the table."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.matrix = config.stash[MATRIX]
+        self.config, self.matrix, self.verdict = config, Matrix(), Verdict()
         self.is_worker = hasattr(config, "workerinput")
+        self.path: Path | None = None if self.is_worker else config.getoption("verdict")
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)  # an old one must not be taken for this run's
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Count what a test came to."""
         cell = Cell.of_test(report.nodeid)
         if cell is None or (report.when != "call" and report.passed):
             return
+        self.verdict.add(cell, report)
         tally = self.matrix.of(cell)
         if report.skipped:
-            reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+            reason = skip_reason(report)
             tally.skipped[reason] = tally.skipped.get(reason, 0) + 1
         else:
             tally.failed += report.failed
             tally.passed += report.passed
         for name, seen in report.user_properties if report.when == "call" else ():
-            if name == "search":
+            if name == SEARCH:
                 tally.worst = max(tally.worst, seen["worst"])
                 tally.examples += seen["examples"]
                 tally.seconds += seen["seconds"]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """A candidate has passed where every check has, and none was left out."""
+        if self.is_worker:
+            return
+        left_out = self.verdict.unsupported() and not self.config.getoption("forward_only")
+        if self.config.getoption("candidate") and left_out and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self.path is not None:
+            about = {
+                "device": torch.cuda.get_device_name() if self.config.stash[DEVICE] == "cuda" else "cpu",
+                "examples_a_check": examples(self.config),
+                "candidates": self.config.getoption("candidate"),
+            }
+            self.verdict.write(self.path, exitstatus == pytest.ExitCode.OK, about)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the table."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from triton.runtime.errors import OutOfResources
 
 from impls.arguments import FLOATING
 from impls.cuda_compile import CudaError, cache_directory, digest, locked, source_closure, write_atomically
@@ -134,6 +133,9 @@ class Tuner:
         fitting: list[Configuration],
         run: Callable[[Configuration], None],
     ) -> Configuration | None:
+        # Not before somebody has said whether Triton is to interpret, which it takes in as it is imported.
+        from triton.runtime.errors import OutOfResources
+
         times: dict[Configuration, float] = {}
         for configuration in fitting:
             # One that asks for more than the device has is no candidate there.

@@ -11,20 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from properties.dispatch import UNWRITTEN, WRITTEN, InsideOperators
 from properties.dtypes import bits
 
 # More than a block of any kernel writes at once, and a multiple of every alignment that an allocator gives.
 REDZONE_BYTES = 1 << 14
 # The first spoils what is computed from it; the second does not look strange, and so is not dropped as a NaN may be.
 POISONS = (float("nan"), 1.0)
-
-_ATEN = torch.ops.aten
-_UNWRITTEN = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_permuted, _ATEN.empty_strided}
-_UNWRITTEN |= {_ATEN.new_empty, _ATEN.new_empty_strided}
-_WRITTEN = {_ATEN.zeros, _ATEN.zeros_like, _ATEN.new_zeros, _ATEN.ones, _ATEN.ones_like, _ATEN.new_ones}
-_WRITTEN |= {_ATEN.full, _ATEN.full_like, _ATEN.new_full, _ATEN.clone}
 
 
 def poison_of(poison: float, dtype: torch.dtype) -> float | int:
@@ -54,7 +48,7 @@ class _Held:
                 yield f"wrote {changed} elements {where} {self.name}"
 
 
-class Arena(TorchDispatchMode):
+class Arena(InsideOperators):
     """Within it, tensors that torch allocates lie between redzones, and hold poison where they are not written at once.
 
     Args:
@@ -98,15 +92,11 @@ class Arena(TorchDispatchMode):
         buffer = torch.full((span + 2 * zone,), poison, dtype=tensor.dtype, device=tensor.device)
         return buffer, buffer.as_strided(tensor.shape, tensor.stride(), zone + offset)
 
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if operator.namespace not in ("aten", "prim", "prims", "profiler"):
-            # A kernel allocates within a custom operator, which the mode sees only if it stays on inside.
-            return self._inside(operator, args, kwargs or {})
-        result = operator(*args, **(kwargs or {}))
-        written = operator.overloadpacket in _WRITTEN
-        if self._unseen or not (written or operator.overloadpacket in _UNWRITTEN):
+    def aten(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Put what torch allocates between redzones."""
+        result = operator(*args, **kwargs)
+        written = operator.overloadpacket in WRITTEN
+        if self._unseen or not (written or operator.overloadpacket in UNWRITTEN):
             return result
         if result.device.type not in ("cpu", "cuda") or not result.numel():
             return result
@@ -114,9 +104,3 @@ class Arena(TorchDispatchMode):
         buffer, placed = self._between(result, span, 0)
         self._held.append(_Held(f"a tensor {list(result.shape)} that it allocated", buffer, None))
         return placed.copy_(result) if written else placed
-
-    def _inside(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        tensors = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        key = getattr(torch._C.DispatchKey, tensors[0].device.type.upper() if tensors else "CPU")
-        with self:
-            return operator.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)

@@ -1,8 +1,10 @@
 """Cells: one operation on one backend for one dtype, which of them a run verifies, and the candidates among them."""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from impls import backends, tuning
+from properties.case import Case
 from properties.checks import Subject
 from properties.dtypes import DTYPES
 from properties.operation import Operation
@@ -72,18 +77,51 @@ class Candidate:
         return cls(operation, place, function)
 
     def load(self) -> Callable[..., Any]:
-        """The function.
+        """The function, to be called as the operation's own.
 
         Raises:
-            SelectionError: there is no such file, module or function, or it fails on import.
+            SelectionError: there is no such file, module or function, it fails on import, or cannot be called so.
         """
         try:
             found = getattr(self._module(), self.function, None)
+            if isinstance(found, type) and issubclass(found, torch.nn.Module):
+                found = found()
         except Exception as error:
             raise SelectionError(f"--candidate {self.place}: {type(error).__name__}: {error}") from error
+        if isinstance(found, type) and issubclass(found, torch.autograd.Function):
+            return self._in_order(found.apply)  # type: ignore[attr-defined]
         if not callable(found):
             raise SelectionError(f"--candidate {self.place} has no function {self.function}")
-        return found
+        return self._as_operation(found)
+
+    def _as_operation(self, found: Callable[..., Any]) -> Callable[..., Any]:
+        """By the operation's names where it knows them; else in their order."""
+        wanted = inspect.signature(backends.load(self.operation, "torch"))
+        try:
+            own = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
+        except (TypeError, ValueError):  # of a function that is not written in Python
+            return self._in_order(found)
+        with contextlib.suppress(TypeError):
+            own.bind(**dict.fromkeys(wanted.parameters))
+            return found
+        try:
+            own.bind(*wanted.parameters)
+        except TypeError as error:
+            raise SelectionError(
+                f"--candidate {self.place}: {self.function}{own} cannot be called as {self.operation}{wanted}: {error}"
+            ) from None
+        return self._in_order(found)
+
+    def _in_order(self, found: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(backends.load(self.operation, "torch"))
+
+        @functools.wraps(found)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return found(*bound.arguments.values())
+
+        return called
 
     def _module(self) -> ModuleType:
         if not self.place.endswith(".py"):
@@ -183,8 +221,8 @@ class Selection:
             return self.candidates[operation].load()
         return backends.load(operation, backend)
 
-    def subject(self, cell: Cell, device: str) -> Subject:
-        """What the checks take."""
+    def subject(self, cell: Cell, device: str, note: Callable[[Case], None] = lambda case: None) -> Subject:
+        """What the checks take; `note` is told of a case before a candidate is run on it."""
 
         def sibling(name: str) -> tuple[Operation, Callable[..., Any]]:
             backend = "torch" if cell.backend == CANDIDATE else cell.backend
@@ -197,4 +235,21 @@ class Selection:
             device=device,
             implementation=self.implementation(cell.operation, cell.backend),
             sibling=sibling,
+            differentiable=cell.backend != CANDIDATE or self._has_gradients(cell, device, note),
         )
+
+    def _has_gradients(self, cell: Cell, device: str, note: Callable[[Case], None]) -> bool:
+        """Whether a candidate claims to: its output requires a gradient where its inputs do.
+
+        One that fails here is taken to, and fails in the checks.
+        """
+        operation, dtype = self.operations[cell.operation], DTYPES[cell.dtype]
+        case = next(iter(operation.examples.values()))(dtype)
+        note(case)
+        tensors = case.tensors(dtype, device)
+        for name in operation.differentiable:
+            tensors[name].requires_grad_()
+        with contextlib.suppress(Exception):
+            output = self.implementation(cell.operation, cell.backend)(**tensors, **case.parameters)
+            return bool(output.requires_grad)
+        return True

@@ -4,6 +4,7 @@ A check raises `Failure` where the implementation is wrong; what it raises itsel
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from impls import backends
 from properties.arena import POISONS, Arena
 from properties.case import Case
 from properties.comparison import Agreement, Disagreement, compare, expectation
+from properties.dispatch import Fallbacks
 from properties.dtypes import DType, bits
 from properties.operation import Evaluate, Law, Operation, Result, evaluate_tensors, reference, reference_gradients
 from properties.running_error import Bounded
@@ -31,6 +33,10 @@ class Failure(AssertionError):
     """An implementation failed a check."""
 
 
+class Unsupported(Exception):
+    """A check is not one that an implementation can be put through; says why."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """What is being verified: one implementation of one operation, for one dtype on one device."""
@@ -42,9 +48,19 @@ class Subject:
     implementation: Callable[..., torch.Tensor]
     # The same backend's implementation of another operation, for laws that relate two.
     sibling: Callable[[str], tuple[Operation, Callable[..., torch.Tensor]]]
+    differentiable: bool = True  # whether it claims to have gradients
 
     def __str__(self) -> str:
         return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
+
+    def needs_gradients(self) -> None:
+        """What follows is about gradients.
+
+        Raises:
+            Unsupported: the implementation has none.
+        """
+        if not self.differentiable:
+            raise Unsupported("forward only: its output has no gradient where its inputs do")
 
 
 @dataclass(kw_only=True)
@@ -54,6 +70,7 @@ class Search:
     examples: int
     elements: int = 2048
     blob: str | None = None  # repeats one generated case
+    note: Callable[[Case], None] = lambda case: None  # told of each case before it is run
     worst: float = 0.0
     ran: int = 0
     substantial: int = 0  # examples in which at least one element was held to a finite bound
@@ -76,6 +93,7 @@ class Search:
         """Run `body` on generated cases; on failure Hypothesis shrinks the case, if it may, and shows it."""
 
         def holds(case: Case) -> None:
+            self.note(case)
             body(case)
 
         # Hypothesis files what it learns, failures above all, under the name of the function.
@@ -100,6 +118,7 @@ class Search:
         if not self.blob:
             for name, make in subject.operation.examples.items():
                 case = make(subject.dtype)
+                self.note(case)
                 try:
                     body(case)
                 except Exception as error:
@@ -180,6 +199,7 @@ def forward_agrees(subject: Subject, search: Search) -> None:
 
 def backward_agrees(subject: Subject, search: Search) -> None:
     """The gradients under a random cotangent are the oracle's, within its running error."""
+    subject.needs_gradients()
 
     def body(case: Case) -> None:
         _, gradients, tensors = evaluate_tensors(
@@ -201,6 +221,7 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
     Not bit for bit the one taken together with the others': a kernel that leaves out half of the work is another
     kernel, whose compiler fuses other multiplications and additions.
     """
+    subject.needs_gradients()
 
     def body(case: Case) -> None:
         expected = reference_gradients(subject.operation, case, subject.dtype)
@@ -219,6 +240,7 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
 
 def gradcheck(subject: Subject, search: Search) -> None:
     """torch.autograd.gradcheck of the implementation itself, in float64, away from ties."""
+    subject.needs_gradients()
 
     def body(case: Case) -> None:
         names = subject.operation.differentiable
@@ -245,6 +267,8 @@ def gradcheck(subject: Subject, search: Search) -> None:
 def law_holds(law: Law, subject: Subject, search: Search) -> None:
     """One law of the operation, on the implementation's own results."""
 
+    with_gradients = False  # whether the law has asked for them: then one call gives both
+
     def evaluate(case: Case, operation: str | None = None) -> Result:
         record, implementation = subject.operation, subject.implementation
         if operation is not None:
@@ -254,14 +278,19 @@ def law_holds(law: Law, subject: Subject, search: Search) -> None:
             error = expectation(expected, subject.dtype).error
             return Bounded(subject.dtype.array(actual), error, subject.dtype.arithmetic)
 
+        @functools.cache
+        def results(gradients: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+            return evaluate_tensors(implementation, record, case, subject.dtype, subject.device, gradients)
+
         def output() -> Bounded:
-            actual, _, _ = evaluate_tensors(
-                implementation, record, case, subject.dtype, subject.device, gradients=False
-            )
+            actual, _, _ = results(with_gradients)
             return bounded(actual, reference(record, case, subject.dtype))
 
         def gradients() -> dict[str, Bounded]:
-            _, actual, _ = evaluate_tensors(implementation, record, case, subject.dtype, subject.device)
+            nonlocal with_gradients
+            subject.needs_gradients()
+            with_gradients = True
+            _, actual, _ = results(True)
             expected = reference_gradients(record, case, subject.dtype)
             return {name: bounded(actual[name], expected[name]) for name in expected}
 
@@ -315,7 +344,12 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
         for order in (contextlib.nullcontext(), backends.other_order(subject.device)):
             with order:
                 output, gradients, tensors = evaluate_tensors(
-                    subject.implementation, subject.operation, case, subject.dtype, subject.device
+                    subject.implementation,
+                    subject.operation,
+                    case,
+                    subject.dtype,
+                    subject.device,
+                    gradients=subject.differentiable,
                 )
             runs.append((output.detach().clone(), {name: g.clone() for name, g in gradients.items()}))
         (output, gradients), (again, gradients_again) = runs
@@ -342,6 +376,7 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
                     case,
                     subject.dtype,
                     subject.device,
+                    gradients=subject.differentiable,
                     place=arena.place,
                 )
             for trespass in arena.trespasses():
@@ -365,6 +400,26 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
         search.saw(Agreement(0.0, sum(result.numel() for result in runs[0].values()), 0))
 
     search.cases(subject, "memory", body)
+
+
+def nothing_is_left_to_torch(subject: Subject, search: Search) -> None:
+    """torch is used for memory alone: what computes is the implementation's own."""
+
+    def body(case: Case) -> None:
+        with Fallbacks() as fallbacks:
+            evaluate_tensors(
+                subject.implementation,
+                subject.operation,
+                case,
+                subject.dtype,
+                subject.device,
+                gradients=subject.differentiable,
+            )
+        if fallbacks.found:
+            raise Failure(f"{subject}: the call leaves to torch what it is to compute: {', '.join(fallbacks.found)}")
+        search.saw(Agreement(0.0, case.grad_output.size, 0))
+
+    search.cases(subject, "fallback", body)
 
 
 def _storage(tensor: torch.Tensor) -> int:
