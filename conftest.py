@@ -241,20 +241,20 @@ class Record:
                 tally.seconds += seen["seconds"]
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """A candidate has passed where every check has, and none was left out."""
         if self.is_worker:
             return
         left_out = self.verdict.unsupported() and not self.config.getoption("forward_only")
-        if self.config.getoption("candidate") and left_out and exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self.config.getoption("candidate") and left_out and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self.path is not None:
             about = {
                 "device": torch.cuda.get_device_name() if self.config.stash[DEVICE] == "cuda" else "cpu",
                 "examples_a_check": examples(self.config),
                 "candidates": self.config.getoption("candidate"),
             }
-            self.verdict.write(self.path, exitstatus == pytest.ExitCode.OK, about)
+            self.verdict.write(self.path, session.exitstatus == pytest.ExitCode.OK, about)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the table."""

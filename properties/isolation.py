@@ -140,9 +140,11 @@ class Isolation:
         self._tell()
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Where no test was left to run."""
-        self._tell()
+        if self.to_tell:
+            self._tell()
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # of that which ended the last process
 
     def _tell(self) -> None:
         """Tell the results of processes that have died. Any earlier and they would pass for errors of collection."""

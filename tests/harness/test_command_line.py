@@ -1,0 +1,136 @@
+"""What the command line promises: candidates of any kind, a verdict, and a run that outlives the kernels it runs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from properties.cells import Candidate, SelectionError
+from properties.operation import operations
+
+ROOT = Path(__file__).parents[2]
+CANDIDATES = Path(__file__).parent / "candidates"
+# Enough for what is right on a machine that is busy with other tests; what hangs takes it twice.
+SECONDS = 6
+
+
+def verify(folder: Path, *options: str, test: str = "") -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Run pytest on the operations; gives what it printed and its verdict."""
+    verdict = folder / "verdict.json"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "TRITON_INT"))}
+    environment |= {"FOURFOLD_CUDA_ON_CPU_SECONDS": "1", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "pytest", f"tests/operations/{test}", "--dtype", "float32", "--examples", "3"]
+    command += ["-p", "no:cacheprovider", "--verdict", str(verdict), *options]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    return done, json.loads(verdict.read_text()) if verdict.exists() else {}
+
+
+def by_cell(verdict: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(check["operation"], check["backend"]): check for check in verdict["checks"]}
+
+
+# ---- kernels that do not come back
+
+ILL = {
+    "vector_add": ("crash", r"died of: Segmentation fault"),
+    "softmax": ("leave", r"ended without a word: it called exit"),
+    "layer_norm": ("loop", r"Timeout \(>6.0s\)"),
+    "giou": ("hang", r"had to be ended: it did not come back within 0:00:12"),
+    "matmul": ("wait_for_itself", r"Timeout \(>6.0s\)"),
+    "giou_loss": ("spin", r"the launch has not ended within its time limit|had to be ended"),
+    "giou_loss_ragged": ("write_far_away", r"OutOfBounds.*ill\.cu:|lost the device"),
+}
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["one_after_another", "two_workers"])
+def test_kernels_that_do_not_come_back_fail_alone(workers: list[str], tmp_path: Path, device: str) -> None:
+    candidates = [f"--candidate={op}={CANDIDATES / 'ill.py'}:{name}" for op, (name, _) in ILL.items()]
+    options = [*candidates, "--backend=candidate", "--backend=torch", f"--timeout={SECONDS}", f"--device={device}"]
+    done, verdict = verify(tmp_path, *options, *workers, test="test_forward.py")
+    print(done.stdout, done.stderr)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert not verdict["passed"]
+    assert verdict["counts"] == {"passed": len(ILL), "failed": len(ILL), "unsupported": 0}
+    checks = by_cell(verdict)
+    for operation, (name, says) in ILL.items():
+        assert checks[operation, "torch"]["outcome"] == "passed"
+        failed = checks[operation, "candidate"]
+        assert re.search(says, failed["message"]), failed
+        assert failed["repeat"].endswith(f"--candidate {operation}={CANDIDATES / 'ill.py'}:{name}")
+    # What can be known of a death: the case, and where in the candidate it was.
+    assert checks["vector_add", "candidate"]["counterexample"].startswith("Case(x=")
+    assert "in crash" in checks["vector_add", "candidate"]["message"]
+    assert "in hang" in checks["giou", "candidate"]["message"]
+
+
+# ---- candidates
+
+
+@pytest.mark.parametrize("name", ["Softmax", "softmax_module"])
+def test_module_is_a_candidate(name: str) -> None:
+    x = torch.randn(3, 5)
+    candidate = Candidate("softmax", str(CANDIDATES / "well.py"), name).load()
+    assert torch.equal(candidate(x=x), torch.softmax(x, -1))
+
+
+@pytest.mark.parametrize("name", ["Sum", "without_gradients"])
+def test_candidate_is_called_in_the_order_of_the_arguments_where_it_has_other_names_for_them(name: str) -> None:
+    x, y = torch.randn(2, 7)
+    candidate = Candidate("vector_add", str(CANDIDATES / "well.py"), name).load()
+    assert torch.equal(candidate(y=y, x=x), x + y)
+
+
+def test_candidate_that_cannot_be_called_as_the_operation_is_refused() -> None:
+    candidate = Candidate("vector_add", str(CANDIDATES / "well.py"), "too_few")
+    with pytest.raises(SelectionError, match=r"too_few\(x.*cannot be called as vector_add\(x"):
+        candidate.load()
+
+
+def test_candidate_without_gradients_is_told_apart(tmp_path: Path, device: str) -> None:
+    candidate = f"--candidate=vector_add={CANDIDATES / 'well.py'}:without_gradients"
+    done, verdict = verify(tmp_path, candidate, f"--device={device}")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert verdict["counts"]["failed"] == 0
+    unsupported = {check["check"].partition(":")[0] for check in verdict["checks"] if check["outcome"] == "unsupported"}
+    assert unsupported >= {"backward"}
+    assert unsupported.isdisjoint({"forward", "memory", "errors", "repeatability"})
+    assert "forward only" in done.stdout
+    done, verdict = verify(tmp_path, candidate, "--forward-only", f"--device={device}")
+    assert done.returncode == pytest.ExitCode.OK
+    assert verdict["passed"]
+
+
+def test_candidate_with_gradients_passes_every_check_and_its_verdict_says_so(tmp_path: Path, device: str) -> None:
+    done, verdict = verify(tmp_path, f"--candidate=vector_add={CANDIDATES / 'well.py'}:Sum", f"--device={device}")
+    assert done.returncode == pytest.ExitCode.OK, done.stdout
+    assert verdict["passed"]
+    assert verdict["counts"] == {"passed": len(verdict["checks"]), "failed": 0, "unsupported": 0}
+    checks = {check["check"]: check for check in verdict["checks"]}
+    laws = {f"laws: {law.__name__.replace('_', ' ')}" for law in operations()["vector_add"].laws}
+    assert set(checks) > {"forward: output agrees with the oracle", "backward: gradients agree with the oracle"} | laws
+    assert 0 < checks["forward: output agrees with the oracle"]["worst_error_over_bound"] <= 1
+    assert not any("fallback" in check for check in checks)
+
+
+def test_fallback_to_torch_is_forbidden_on_demand(tmp_path: Path, device: str) -> None:
+    options = ["--forbid-fallback", f"--device={device}"]
+    done, verdict = verify(
+        tmp_path, f"--candidate=vector_add={CANDIDATES / 'well.py'}:Sum", *options, test="test_fallback.py"
+    )
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    (check,) = verdict["checks"]
+    assert check["message"].endswith("leaves to torch what it is to compute: aten.add")
+
+
+def test_failed_check_has_its_counterexample_in_the_verdict(tmp_path: Path, device: str) -> None:
+    published = "--candidate=giou=tests.known_wrong.published:giou_without_clamp"
+    _, verdict = verify(tmp_path, published, f"--device={device}", test="test_forward.py")
+    (check,) = verdict["checks"]
+    assert check["message"].startswith(f"giou · candidate · float32 · {device}: output[0] is 0.1111111")
+    assert check["counterexample"].startswith("Case(boxes1=array([[0.0, 0.0, 1.0, 1.0]], float32), boxes2=")
