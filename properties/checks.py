@@ -5,9 +5,11 @@ A check raises `Failure` where the implementation is wrong; what it raises itsel
 
 import contextlib
 import functools
+import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -27,6 +29,12 @@ from properties.running_error import Bounded
 # What fails is looked for once more in cases of at most this many elements, which are drawn one by one and so shrink,
 # in little time, to small whole numbers.
 FEW_ELEMENTS = 8
+# How long a thread that a call has left behind may go on before its results are looked at again.
+SECONDS_FOR_STRAY_THREADS = 0.5
+# What the caller writes into a result that it has no use for any more.
+OVERWRITTEN = 7.0
+# How long a GPU's stream is kept busy before inputs are written on it: longer than the host takes to launch a call.
+CYCLES_BEFORE_INPUTS = 100_000_000
 
 
 class Failure(AssertionError):
@@ -88,7 +96,12 @@ class Search:
         return time.perf_counter() - self.started
 
     def for_all(
-        self, name: str, strategy: st.SearchStrategy[Case], body: Callable[[Case], None], shrink: bool = True
+        self,
+        name: str,
+        strategy: st.SearchStrategy[Case],
+        body: Callable[[Case], None],
+        shrink: bool = True,
+        examples: int | None = None,
     ) -> None:
         """Run `body` on generated cases; on failure Hypothesis shrinks the case, if it may, and shows it."""
 
@@ -101,7 +114,7 @@ class Search:
         # There is but one argument, of which nothing is left to explain.
         without = {hypothesis.Phase.explain} if shrink else {hypothesis.Phase.explain, hypothesis.Phase.shrink}
         settings = hypothesis.settings(
-            max_examples=self.examples,
+            max_examples=examples or self.examples,
             phases=tuple(phase for phase in hypothesis.settings().phases if phase not in without),
             deadline=None,
             print_blob=True,
@@ -113,9 +126,14 @@ class Search:
             test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
         test()
 
-    def cases(self, subject: Subject, check: str, body: Callable[[Case], None]) -> None:
-        """The named examples of the subject's operation, then generated cases."""
-        if not self.blob:
+    def cases(self, subject: Subject, check: str, body: Callable[[Case], None], few: bool = False) -> None:
+        """The named examples of the subject's operation, then generated cases.
+
+        Few are an eighth as many, none large and none of them named: for what a call does always or never, whatever it
+        is given, by checks that call often.
+        """
+        examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
+        if not self.blob and not few:
             for name, make in subject.operation.examples.items():
                 case = make(subject.dtype)
                 self.note(case)
@@ -127,20 +145,21 @@ class Search:
 
         def among(elements: int, shrink: bool = True) -> None:
             name = f"{check} {subject} {elements}"
-            self.for_all(name, subject.operation.cases(subject.dtype, elements), body, shrink)
+            self.for_all(name, subject.operation.cases(subject.dtype, elements), body, shrink, examples)
 
+        most = self.elements // 4 if few else self.elements
         if self.blob:
             # It does not say for which of the two it was made.
             try:
                 among(FEW_ELEMENTS)
             except hypothesis.errors.DidNotReproduce:
-                among(self.elements)
+                among(most)
             return
         try:
-            among(self.elements, shrink=False)
+            among(most, shrink=False)
         except Exception:
             if hypothesis.Phase.shrink in hypothesis.settings().phases:
-                for elements in (FEW_ELEMENTS, self.elements):
+                for elements in (FEW_ELEMENTS, most):
                     try:
                         among(elements)
                     except Exception as smaller:
@@ -161,6 +180,9 @@ def _compare(
     problem = None
     if not isinstance(actual, torch.Tensor):
         problem = f"{what} is a {type(actual).__name__}, not a tensor"
+    elif type(actual) is not torch.Tensor:
+        # It may compute when it is looked at, or hide from autograd and torch.compile what it does.
+        problem = f"{what} is a {type(actual).__name__}, a kind of tensor of its own"
     elif actual.dtype != subject.dtype.torch:
         problem = f"{what} has dtype {actual.dtype}, expected {subject.dtype.torch}"
     elif actual.device.type != subject.device:
@@ -361,6 +383,187 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
         search.saw(Agreement(0.0, 1, 0))
 
     search.cases(subject, "repeats", body)
+
+
+def _changed(case: Case, dtype: DType) -> Case:
+    """A case of the same shapes, layouts and integers, each floating-point input scaled by a number of its own.
+
+    Powers of two, so that rows that count go on counting and boxes remain what they are.
+    """
+    inputs, factor = {}, 0.5
+    for name, array in case.inputs.items():
+        floating = not np.issubdtype(array.dtype, np.integer)
+        inputs[name] = (array.astype(dtype.wide) * factor).astype(dtype.numpy) if floating else array
+        factor = factor / 2 if floating else factor
+    return replace(case, inputs=inputs, grad_output=(case.grad_output.astype(dtype.wide) * -0.5).astype(dtype.numpy))
+
+
+def _expected(subject: Subject, case: Case) -> dict[str, Bounded]:
+    gradients = reference_gradients(subject.operation, case, subject.dtype)
+    output = {"output": reference(subject.operation, case, subject.dtype)}
+    return output | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
+
+
+def _tells_apart(expected: dict[str, Bounded], former: dict[str, Bounded], dtype: DType) -> bool:
+    """Whether each of the former results is rejected in place of the expected one."""
+    for name, result in expected.items():
+        try:
+            compare(former[name].value, expectation(result, dtype), dtype)
+        except Disagreement:
+            continue
+        return False
+    return True
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor may be written: along a stride of 0 the first alone."""
+    return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
+
+
+def _write(to: torch.Tensor, values: torch.Tensor) -> None:
+    # As another kernel would, by the address: no version of the tensor counts it.
+    _once(to.data).copy_(_once(values))
+
+
+def _own_threads() -> set[threading.Thread]:
+    # Autograd's threads are Python's only for as long as they run Python.
+    return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+
+
+class _History:
+    """Calls on tensors that are kept, and what they gave: results must not change when later calls are made."""
+
+    def __init__(self, subject: Subject, parameters: Mapping[str, Any], gradients: bool) -> None:
+        self.subject, self.parameters, self.gradients = subject, parameters, gradients
+        self._kept: list[tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
+
+    def call(self, when: str, given: dict[str, torch.Tensor], expected: dict[str, Bounded]) -> dict[str, torch.Tensor]:
+        """Call on the given tensors, `grad_output` among them; gives a copy of the results, which are the expected."""
+        subject, before = self.subject, _own_threads()
+        results = self._results(given)
+        copies = {name: result.detach().clone() for name, result in results.items()}
+        stray = _own_threads() - before
+        for thread in stray:
+            thread.join(SECONDS_FOR_STRAY_THREADS)
+        if subject.device == "cuda":
+            torch.cuda.synchronize()
+        inputs = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+        for name, result in results.items():
+            if not torch.equal(bits(result.detach()), bits(copies[name])):
+                by = f", by {', '.join(thread.name for thread in stray)}" if stray else ""
+                raise Failure(f"{subject}: {when}: {name} changed after the call had returned{by}")
+            try:
+                _compare(subject, result, expected[name], f"{when}: {name}", inputs)
+            except Failure:
+                if result.numel() and (result == OVERWRITTEN).all():
+                    raise Failure(f"{subject}: {when}: {name} is what was written into a former result") from None
+                raise
+        self._former_results_stand(when)
+        lent = {_storage(tensor) for tensor in given.values()}  # a gradient may be the cotangent itself
+        own = {name: result.detach() for name, result in results.items() if _storage(result) not in lent}
+        self._kept.append((when, own, copies))
+        return copies
+
+    def overwrite_last(self) -> None:
+        """Write into the results of the last call, as their owner may."""
+        for result in self._kept.pop()[1].values():
+            _once(result).fill_(OVERWRITTEN)
+
+    def _results(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+        names = self.subject.operation.differentiable if self.gradients else ()
+        for name in names:
+            tensors[name].requires_grad_()
+        output = self.subject.implementation(**tensors, **self.parameters)
+        if not names:
+            return {"output": output}
+        gradients = torch.autograd.grad(output, [tensors[name] for name in names], given["grad_output"])
+        return {"output": output, **{f"gradient of {name}": g for name, g in zip(names, gradients)}}
+
+    def _former_results_stand(self, when: str) -> None:
+        for made, results, copies in self._kept:
+            for name, result in results.items():
+                if not torch.equal(bits(result), bits(copies[name])):
+                    raise Failure(f"{self.subject}: {name} of the call {made} was changed by the call {when}")
+
+
+def _given(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
+    grad_output = {"grad_output": case.tensor("grad_output", subject.dtype, subject.device)}
+    return case.tensors(subject.dtype, subject.device) | grad_output
+
+
+def history_does_not_matter(subject: Subject, search: Search) -> None:
+    """A result is that of the values which the inputs hold at the call, and belongs to the caller.
+
+    Whatever was called before, on the same tensors or on others at the same place; whatever the caller has done to
+    former results. They, in turn, stay as they are, and are complete when the call returns.
+    """
+
+    def body(case: Case) -> None:
+        other = _changed(case, subject.dtype)
+        expected, expected_of_other = _expected(subject, case), _expected(subject, other)
+        # Else a former result in place of the right one would not show.
+        hypothesis.assume(_tells_apart(expected_of_other, expected, subject.dtype))
+        for gradients in (False, True):
+            history = _History(subject, case.parameters, gradients)
+            given = _given(subject, case)
+            first = history.call("on new tensors", given, expected)
+            values = _given(subject, other)
+            for name, tensor in given.items():
+                _write(tensor, values[name])
+            history.call("after other values were written into its inputs", given, expected_of_other)
+            history.overwrite_last()
+            history.call("after its last results were overwritten", given, expected_of_other)
+            values = _given(subject, case)
+            for name, tensor in given.items():
+                _write(tensor, values[name])
+            views = {name: tensor.detach() for name, tensor in given.items()}
+            history.call("on new tensors at the place of former ones", views, expected)
+            for tensor in given.values():
+                _once(tensor.data).zero_()
+            when = "on the values of an earlier call at another place"
+            again = history.call(when, _given(subject, case), expected)
+            for name, result in again.items():
+                if not torch.equal(bits(result), bits(first[name])):
+                    raise Failure(f"{subject}: {when}: {name} is not the same bit for bit\nwith {describe(given)}")
+        search.saw(Agreement(0.0, sum(result.value.size for result in expected.values()), 0))
+
+    search.cases(subject, "history", body, few=True)
+
+
+def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
+    """On a GPU, a call on a stream reads what that stream has written before, however late."""
+
+    def body(case: Case) -> None:
+        other = _changed(case, subject.dtype)
+        expected, names = _expected(subject, case), subject.operation.differentiable
+        hypothesis.assume(_tells_apart(expected, _expected(subject, other), subject.dtype))
+        given, values = _given(subject, other), _given(subject, case)
+        for name in names:
+            given[name].requires_grad_()
+        tensors = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+
+        def call() -> list[torch.Tensor]:
+            output = subject.implementation(**tensors, **case.parameters)
+            gradients = torch.autograd.grad(output, [tensors[name] for name in names], given["grad_output"])
+            return [result.detach().clone() for result in (output, *gradients)]
+
+        call()  # compiles, measures and allocates, which may wait for the device
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(CYCLES_BEFORE_INPUTS)
+            for name, tensor in given.items():
+                _write(tensor, values[name])
+            results = call()
+        torch.cuda.synchronize()
+        agreements = [
+            _compare(subject, result, expected[name], f"on a stream whose inputs come late: {name}", tensors)
+            for name, result in zip(expected, results, strict=True)
+        ]
+        search.saw(*agreements)
+
+    search.cases(subject, "late inputs", body, few=True)
 
 
 def memory_is_respected(subject: Subject, search: Search) -> None:

@@ -60,6 +60,7 @@ class Fault:
         search: how many generated cases it takes to be sure that one of them shows it.
         poisoned: whether fresh allocations hold NaN.
         only_on_cpu: whether it takes the CPU's checked build to see it.
+        only_on_gpu: whether it takes a GPU to go wrong.
         not_caught: why no check rejects it yet.
     """
 
@@ -75,6 +76,7 @@ class Fault:
     search: int = 50
     poisoned: bool = False
     only_on_cpu: bool = False
+    only_on_gpu: bool = False
     not_caught: str | None = None
 
 

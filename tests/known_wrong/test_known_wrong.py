@@ -104,6 +104,8 @@ def as_parameter(fault: Fault) -> object:
 def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> None:
     if fault.only_on_cpu and device != "cpu":
         pytest.skip("it takes the checked build of the CPU to see this")
+    if fault.only_on_gpu and device != "cuda":
+        pytest.skip("it takes a GPU for this to go wrong")
     changes = {"examples": fault.examples} if fault.examples else {}
     given = subject(fault.operation, fault.make(), device, fault.dtype, **changes)
     with (

@@ -1,0 +1,166 @@
+"""Planted faults that no single call on fresh tensors shows."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from properties import checks
+
+from .planted import Check, Fault
+from .planted_softmax import gradient, right, softmax
+from .steps import Implementation
+
+Tensor = torch.Tensor
+Key = Callable[[Tensor], Any]
+# Results of fewer elements are not kept.
+WORTH_KEEPING = 64
+
+
+def cached(key: Key, step: Callable[..., Tensor], handed_out: Callable[[Tensor], Tensor] = Tensor.clone) -> Callable:
+    """A step whose results are kept by a key of its first argument."""
+    kept: dict[Any, Tensor] = {}
+
+    def of(*tensors: Tensor) -> Tensor:
+        if tensors[0].numel() < WORTH_KEEPING:
+            return step(*tensors)
+        known = (key(tensors[0]), tensors[0].shape)
+        if known not in kept:
+            kept[known] = step(*tensors)
+        return handed_out(kept[known])
+
+    return of
+
+
+def by_values(x: Tensor) -> bytes:
+    return x.detach().contiguous().numpy(force=True).tobytes()
+
+
+def into_one_buffer(step: Callable[..., Tensor]) -> Callable:
+    """A step that writes all its results of one shape to one place."""
+    buffers: dict[Any, Tensor] = {}
+
+    def of(*tensors: Tensor) -> Tensor:
+        result = step(*tensors)
+        if result.numel() < WORTH_KEEPING:
+            return result
+        return buffers.setdefault(result.shape, torch.empty_like(result)).copy_(result).detach()
+
+    return of
+
+
+def finished_by_a_thread(x: Tensor) -> Tensor:
+    """Returns at once what is computed in the meantime."""
+    result = right(x)
+    if result.numel() < WORTH_KEEPING:
+        return result
+    promised = torch.zeros_like(result)
+
+    def finish() -> None:
+        time.sleep(0.02)
+        promised.copy_(result)
+
+    threading.Thread(target=finish, name="finisher").start()
+    return promised
+
+
+class Lazy(torch.Tensor):
+    """Any tensor that is more than one."""
+
+
+def of_a_kind_of_its_own(**tensors: Tensor) -> Tensor:
+    return softmax()(**tensors).as_subclass(Lazy)
+
+
+def on_a_stream_of_its_own(step: Callable[..., Tensor]) -> Callable:
+    """A step that runs beside the caller's stream, and does not wait for what that stream has yet to write."""
+
+    def of(*tensors: Tensor) -> Tensor:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            result = step(*tensors)
+        torch.cuda.current_stream().wait_stream(stream)
+        return result
+
+    return of
+
+
+def _faults() -> list[Fault]:
+    faults: list[Fault] = []
+
+    def add(name: str, make: Callable[[], Implementation], check: Check, says: str, **more: Any) -> None:
+        faults.append(Fault(name=name, operation="softmax", make=make, check=check, says=says, **more))
+
+    history, late = checks.history_does_not_matter, checks.late_inputs_are_waited_for
+    for name, key in (("address", Tensor.data_ptr), ("identity", id)):
+        add(
+            f"cached_by_{name}",
+            lambda key=key: softmax(forward=cached(key, right), compute=lambda x: x),
+            history,
+            "after other values were written into its inputs: output",
+            right_on="two_columns",
+        )
+    add(
+        "gradient_cached_by_address",
+        lambda: softmax(backward=cached(Tensor.data_ptr, gradient)),
+        history,
+        "after other values were written into its inputs: gradient of x",
+        right_on="two_columns",
+    )
+    add(
+        "cache_hands_out_what_it_keeps",
+        lambda: softmax(forward=cached(by_values, right, Tensor.detach)),
+        history,
+        "output is what was written into a former result",
+        right_on="two_columns",
+    )
+    add(
+        "one_buffer_for_all_results",
+        lambda: softmax(forward=into_one_buffer(right)),
+        history,
+        "output of the call on new tensors was changed by the call after other values",
+        right_on="two_columns",
+    )
+    add(
+        "one_buffer_for_all_gradients",
+        lambda: softmax(backward=into_one_buffer(gradient)),
+        history,
+        "gradient of x of the call on new tensors was changed by the call after other values",
+        right_on="two_columns",
+    )
+    add(
+        "finished_by_a_thread",
+        lambda: softmax(forward=finished_by_a_thread),
+        history,
+        "output changed after the call had returned, by finisher",
+        right_on="two_columns",
+    )
+    add(
+        "a_kind_of_tensor_of_its_own",
+        lambda: of_a_kind_of_its_own,
+        checks.forward_agrees,
+        "output is a Lazy, a kind of tensor of its own",
+        right_on=None,
+    )
+    add(
+        "forward_on_a_stream_of_its_own",
+        lambda: softmax(forward=on_a_stream_of_its_own(right)),
+        late,
+        "on a stream whose inputs come late: output",
+        right_on=None,
+        only_on_gpu=True,
+    )
+    add(
+        "backward_on_a_stream_of_its_own",
+        lambda: softmax(backward=on_a_stream_of_its_own(gradient)),
+        late,
+        "on a stream whose inputs come late: gradient of x",
+        right_on=None,
+        only_on_gpu=True,
+    )
+    return faults
+
+
+FAULTS = tuple(_faults())

@@ -1,0 +1,15 @@
+"""A result depends on the values of the inputs at the call, and on nothing that happened before or elsewhere."""
+
+import pytest
+
+from properties import checks
+from properties.checks import Search, Subject
+
+
+def test_history_does_not_matter(subject: Subject, search: Search) -> None:
+    checks.history_does_not_matter(subject, search)
+
+
+@pytest.mark.only(devices=["cuda"])
+def test_inputs_that_come_late_on_a_stream_are_waited_for(subject: Subject, search: Search) -> None:
+    checks.late_inputs_are_waited_for(subject, search)
