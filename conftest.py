@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    only = "only(backends=, dtypes=, devices=, tuned=, kernels=): the cells that a test is about"
+    only = "only(backends=, dtypes=, devices=, tuned=, kernels=, batched=): the cells that a test is about"
     config.addinivalue_line("markers", only)
     device = chosen_device(config)
     if device == "cuda" and not torch.cuda.is_available():
@@ -128,6 +128,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         and cell.backend in only.get("backends", [cell.backend])
         and (not only.get("tuned") or selection.tuned(cell))
         and (not only.get("kernels") or computes(cell, metafunc.config))
+        and (not only.get("batched") or selection.operations[cell.operation].batched)
     ]
     if "law" in metafunc.fixturenames:
         pairs = [(cell, law) for cell in cells for law in selection.operations[cell.operation].laws]

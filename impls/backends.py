@@ -52,3 +52,16 @@ def unsupported(operation: str, backend: str, dtype: str, device: str) -> str | 
         return f"not implemented: {error}"
     answer = getattr(module, "unsupported", None)
     return answer(dtype, device) if answer else None
+
+
+def depends_on_batch(operation: str, backend: str, dtype: str, device: str) -> str | None:
+    """Why the bits of a sample's result may depend on the batch around it, or None where they do not.
+
+    Where a module says nothing it claims that they do not; what they depend on it answers with a function
+    ``depends_on_batch(dtype, device)``, in the way of ``unsupported``.
+    """
+    if backend == "torch":
+        return "torch's loops over vectors compute their tails by other instructions"
+    module = importlib.import_module(f"impls.{operation}.{MODULES[backend]}")
+    answer = getattr(module, "depends_on_batch", None)
+    return answer(dtype, device) if answer else None

@@ -207,6 +207,12 @@ class Selection:
             return None
         return backends.unsupported(cell.operation, cell.backend, cell.dtype, device)
 
+    def depends_on_batch(self, cell: Cell, device: str) -> str | None:
+        """Why the bits of a sample's result may depend on the batch around it, or None where they do not."""
+        if cell.backend == CANDIDATE:
+            return "nothing is claimed of it"
+        return backends.depends_on_batch(cell.operation, cell.backend, cell.dtype, device)
+
     def tuned(self, cell: Cell) -> bool:
         """Whether a cell's kernel has several configurations."""
         if cell.backend == CANDIDATE:
@@ -236,6 +242,7 @@ class Selection:
             implementation=self.implementation(cell.operation, cell.backend),
             sibling=sibling,
             differentiable=cell.backend != CANDIDATE or self._has_gradients(cell, device, note),
+            depends_on_batch=self.depends_on_batch(cell, device),
         )
 
     def _has_gradients(self, cell: Cell, device: str, note: Callable[[Case], None]) -> bool:

@@ -57,6 +57,8 @@ class Subject:
     # The same backend's implementation of another operation, for laws that relate two.
     sibling: Callable[[str], tuple[Operation, Callable[..., torch.Tensor]]]
     differentiable: bool = True  # whether it claims to have gradients
+    # Why the bits of a sample's result may depend on the batch around it; None where they are claimed not to.
+    depends_on_batch: str | None = "nothing is claimed of it"
 
     def __str__(self) -> str:
         return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
@@ -119,7 +121,12 @@ class Search:
             deadline=None,
             print_blob=True,
             report_multiple_bugs=False,
-            suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+            # What a check cannot use it leaves out, which is cheap beside a call.
+            suppress_health_check=[
+                hypothesis.HealthCheck.too_slow,
+                hypothesis.HealthCheck.data_too_large,
+                hypothesis.HealthCheck.filter_too_much,
+            ],
         )
         test = settings(hypothesis.given(strategy)(holds))
         if self.blob:
@@ -564,6 +571,63 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
         search.saw(*agreements)
 
     search.cases(subject, "late inputs", body, few=True)
+
+
+def _samples(operation: Operation, case: Case) -> int:
+    """How many samples a case has side by side; 1 where its first axis is no batch."""
+    if not all(case[name].ndim > axes for name, axes in operation.batched.items()):
+        return 1
+    return case.grad_output.shape[0]
+
+
+def _part(operation: Operation, case: Case, samples: slice) -> Case:
+    inputs = {name: array[samples] if name in operation.batched else array for name, array in case.inputs.items()}
+    return replace(case, inputs=inputs, grad_output=case.grad_output[samples])
+
+
+def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
+    """A sample gives the same among others as among fewer: bit for bit where that is claimed, else within its bound."""
+    operation = subject.operation
+
+    def evaluate(case: Case) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        output, gradients, tensors = evaluate_tensors(
+            subject.implementation, operation, case, subject.dtype, subject.device
+        )
+        of_batch = {f"gradient of {name}": gradients[name] for name in operation.batched if name in gradients}
+        return {"output": output.detach(), **of_batch}, tensors
+
+    def body(case: Case) -> None:
+        count = _samples(operation, case)
+        hypothesis.assume(count > 1 and case.grad_output.size)
+        # A part of a transposed batch may be contiguous, and be read by another kernel.
+        case = replace(case, layouts={})
+        whole, tensors = evaluate(case)
+        agreements = []
+        # Some from the middle, so that they stand elsewhere in their blocks; and the last alone.
+        for samples in (slice(count // 3, count // 3 + (count + 1) // 2), slice(count - 1, count)):
+            part = _part(operation, case, samples)
+            expected = _expected(subject, part) if subject.depends_on_batch else {}
+            for name, alone in evaluate(part)[0].items():
+                among = whole[name][samples]
+                what = f"{name} of samples {samples.start} to {samples.stop - 1} among all {count}"
+                if expected:
+                    within = expectation(expected[name], subject.dtype)
+                    within = Bounded(subject.dtype.array(alone), 2 * within.error, within.arithmetic)
+                    try:
+                        agreements.append(compare(subject.dtype.array(among), within, subject.dtype, what))
+                    except Disagreement as disagreement:
+                        raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}") from None
+                else:
+                    # Of which sign and payload a NaN is, no sum or product says.
+                    differs = (bits(among) != bits(alone)) & ~(among.isnan() & alone.isnan())
+                    if differs.any():
+                        wrong = f"{int(differs.sum())} of {differs.numel()} elements differ from those of them alone"
+                        claim = "the backend's module has no depends_on_batch, and so claims the same bits"
+                        raise Failure(f"{subject}: {what}: {wrong}; {claim}\nwith {describe(tensors)}")
+                    agreements.append(Agreement(0.0, among.numel(), 0))
+        search.saw(*agreements)
+
+    search.cases(subject, "batch", body, few=True)
 
 
 def memory_is_respected(subject: Subject, search: Search) -> None:

@@ -286,6 +286,7 @@ operation = Operation(
     cases=cases,
     examples=examples,
     smooth=smooth,
+    batched={"boxes1": 1, "boxes2": 1},
     laws=(
         swapping_the_boxes_changes_nothing,
         moving_both_boxes_changes_nothing,

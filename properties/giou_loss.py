@@ -266,6 +266,8 @@ operation = Operation(
     cases=cases,
     examples=examples,
     smooth=smooth,
+    # The mean ties all samples: how many rows count is part of the loss and of each gradient.
+    batched={},
     laws=(
         padding_rows_get_no_gradient,
         padding_rows_add_nothing,

@@ -222,6 +222,8 @@ operation = Operation(
     cases=cases,
     examples=examples,
     smooth=smooth,
+    # As in giou_loss: the mean ties all samples.
+    batched={},
     laws=(boxes_without_target_get_no_gradient, empty_samples_add_nothing, equals_the_padded_loss),
     errors=errors,
     cost=cost,

@@ -352,6 +352,7 @@ operation = Operation(
     cases=cases,
     examples=examples,
     smooth=smooth,
+    batched={"x": 1},
     laws=(
         adding_a_number_to_a_row_changes_nothing,
         scaling_a_row_scales_the_deviation_alone,

@@ -339,6 +339,7 @@ operation = Operation(
     cases=cases,
     examples=examples,
     smooth=smooth,
+    batched={"a": 1},
     laws=(
         transposing_swaps_the_factors,
         multiplying_by_the_identity_changes_nothing,

@@ -88,6 +88,9 @@ class Operation:
         cases: strategy for a dtype and a number of elements that inputs should stay within.
         examples: named cases that are always run: known bugs of such kernels, declared behaviour.
         smooth: strategy for the cases that gradcheck may differentiate numerically: away from ties and clamps.
+        batched: inputs whose first axis is a batch, each with the number of its last axes that belong to one sample.
+            The output has the same first axis. Of a sample, the output and the gradients of these inputs depend on no
+            other sample.
         laws: relations between results that need no reference.
         errors: bad input and what must come of it.
         cost: forward and backward cost of a case.
@@ -101,6 +104,7 @@ class Operation:
     cases: Callable[[DType, int], SearchStrategy[Case]]
     examples: Mapping[str, Callable[[DType], Case]]
     smooth: Callable[[DType], SearchStrategy[Case]]
+    batched: Mapping[str, int]
     laws: tuple[Law, ...]
     errors: tuple[DeclaredError, ...]
     cost: Callable[[Case], tuple[Cost, Cost]]

@@ -276,6 +276,7 @@ operation = Operation(
     cases=cases,
     examples=examples,
     smooth=smooth,
+    batched={"x": 1},
     laws=(
         rows_sum_to_one,
         entries_lie_between_zero_and_one,

@@ -158,6 +158,7 @@ operation = Operation(
     cases=cases,
     examples=examples,
     smooth=smooth,
+    batched={"x": 0, "y": 0},
     laws=(
         the_order_of_the_terms_does_not_matter,
         adding_zero_changes_nothing,

@@ -335,6 +335,11 @@ def _activation_backward(
     return grad
 
 
+def depends_on_batch(dtype: str, device: str) -> str | None:
+    """On a GPU the number of rows is among what the configuration is chosen by."""
+    return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
+
+
 matmul_operator = define_matmul("triton", _product, _activation_backward)
 
 

@@ -1,5 +1,7 @@
 """Planted faults that no single call on fresh tensors shows."""
 
+import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +12,7 @@ import torch
 from properties import checks
 
 from .planted import Check, Fault
-from .planted_softmax import gradient, right, softmax
+from .planted_softmax import gradient, largest, largest_of_all_rows, right, softmax
 from .steps import Implementation
 
 Tensor = torch.Tensor
@@ -87,6 +89,19 @@ def on_a_stream_of_its_own(step: Callable[..., Tensor]) -> Callable:
     return of
 
 
+def claiming_bits(check: Check, subject: checks.Subject, search: checks.Search) -> None:
+    """A check of an implementation that claims the same bits in every batch."""
+    check(dataclasses.replace(subject, depends_on_batch=None), search)
+
+
+def summed_in_pieces_by_the_batch(x: Tensor) -> Tensor:
+    """More rows, shorter pieces, as a kernel has it that shares a fixed block among its rows."""
+    terms = (x - largest(x)).exp()
+    length = max(1, 64 // max(1, x[..., :1].numel()))
+    sums = [piece.sum(-1, keepdim=True) for piece in terms.split(length, -1)]
+    return terms / functools.reduce(torch.add, sums, torch.zeros_like(largest(x)))
+
+
 def _faults() -> list[Fault]:
     faults: list[Fault] = []
 
@@ -94,6 +109,20 @@ def _faults() -> list[Fault]:
         faults.append(Fault(name=name, operation="softmax", make=make, check=check, says=says, **more))
 
     history, late = checks.history_does_not_matter, checks.late_inputs_are_waited_for
+    add(
+        "largest_of_all_rows",
+        lambda: softmax(forward=largest_of_all_rows),
+        checks.the_batch_does_not_matter,
+        r"output of samples \d+ to \d+ among all \d+\[",
+        right_on="two_columns",
+    )
+    add(
+        "summed_in_pieces_by_the_batch",
+        lambda: softmax(forward=summed_in_pieces_by_the_batch),
+        functools.partial(claiming_bits, checks.the_batch_does_not_matter),
+        r"output of samples .* elements differ from those of them alone",
+        right_on="two_columns",
+    )
     for name, key in (("address", Tensor.data_ptr), ("identity", id)):
         add(
             f"cached_by_{name}",
