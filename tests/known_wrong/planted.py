@@ -54,10 +54,12 @@ class Fault:
         says: a regular expression for the message.
         right_on: a case that the check accepts, by the name of one of the operation's examples or as a function of the
             dtype; None where the mistake leaves nothing right that the check looks at.
+        language: what the mistake is written in: "torch", "triton" or "cuda".
+        source: a public report of this mistake in somebody's kernel, or of this way to cheat.
         dtype: for which it is rejected.
         raises: what is raised.
         examples: named examples in place of the operation's own.
-        search: how many generated cases it takes to be sure that one of them shows it.
+        search: how many generated cases it may take until one of them shows it: as many as a run has unless told.
         poisoned: whether fresh allocations hold NaN.
         only_on_cpu: whether it takes the CPU's checked build to see it.
         only_on_gpu: whether it takes a GPU to go wrong.
@@ -70,14 +72,45 @@ class Fault:
     check: Check
     says: str
     right_on: str | CaseOf | None
+    language: str = "torch"
+    source: str | None = None
     dtype: str = "float32"
     raises: type[Exception] = checks.Failure
     examples: Mapping[str, CaseOf] = field(default_factory=dict)
-    search: int = 50
+    search: int = 25
     poisoned: bool = False
     only_on_cpu: bool = False
     only_on_gpu: bool = False
     not_caught: str | None = None
+
+
+# What the messages say of a wrong output, a wrong gradient, and of a result with something missing.
+OUTPUT, GRADIENT = r"output\[.*is .*expected", r"gradient of \w+\[.*is .*expected"
+UNWRITTEN = "was never written"
+
+
+
+def kernel_faults(
+    operation: str, in_triton: Callable[..., Implementation], in_cuda: Callable[..., Implementation], **common: Any
+) -> tuple[Callable[..., Fault], Callable[..., Fault]]:
+    """Two functions that make an operation's faults of a name, one in Triton and one in CUDA C++.
+
+    They are faults of the output unless told, and have the name that the implementation is made by; CUDA's in capitals.
+    A fault in CUDA that ``raises`` is seen by the checked build, which names the line.
+    """
+    common = {"check": checks.forward_agrees, "says": OUTPUT, **common}
+
+    def of_triton(name: str, **more: Any) -> Fault:
+        make = functools.partial(in_triton, name)
+        return Fault(**{"operation": operation, "name": name, "language": "triton", "make": make, **common, **more})
+
+    def of_cuda(name: str, raises: type[Exception] | None = None, **more: Any) -> Fault:
+        make = functools.partial(in_cuda, name.upper())
+        if raises:
+            more = {"raises": raises, "says": r"\w\.cu:\d+\)", "only_on_cpu": True, **more}
+        return Fault(**{"operation": operation, "name": name, "language": "cuda", "make": make, **common, **more})
+
+    return of_triton, of_cuda
 
 
 A_PAIR = [0.0, 0.0, 4.0, 3.0], [1.0, 1.0, 6.0, 5.0]
@@ -545,7 +578,7 @@ def _faults() -> list[Fault]:
     ) -> None:
         faults.append(Fault(name=name, operation=operation, check=check, make=make, says=says, **more))
 
-    output, gradient = r"output\[.*is .*expected", r"gradient of \w+\[.*is .*expected"
+    output, gradient = OUTPUT, GRADIENT
     forward, backward, memory = checks.forward_agrees, checks.backward_agrees, checks.memory_is_respected
 
     for name, changes, right_on in GIOU_FORWARD:

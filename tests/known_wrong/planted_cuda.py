@@ -1,5 +1,6 @@
-"""The launch side of planted.cu."""
+"""The launch side of planted.cu, and of the other files of kernels whose mistake is an argument."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -7,6 +8,27 @@ import torch
 from impls.cuda_launch import CudaKernel
 
 from .steps import Implementation, loss, wire
+
+
+
+class Planted:
+    """Kernels of one file, which take as their last argument a value of the file's ``enum Fault``.
+
+    Args:
+        source: the `.cu` file.
+        names: of its kernels.
+    """
+
+    def __init__(self, source: Path, *names: str) -> None:
+        listed = re.search(r"enum Fault \{(.*?)\}", source.read_text(), re.DOTALL)
+        assert listed is not None
+        self.faults = {name: number for number, name in enumerate(re.findall(r"\w+", listed[1]))}
+        self.kernels = {name: CudaKernel(source, name) for name in names}
+
+    def launch(self, kernel: str, fault: str, grid: int | tuple, block: int | tuple, *args: object) -> None:
+        """Launch a kernel with one of its faults."""
+        self.kernels[kernel].launch(grid, block, *args, self.faults[fault])
+
 
 SOURCE = Path(__file__).parent / "planted.cu"
 FORWARD_FAULTS = ("NONE", "STORE_UNMASKED", "LOAD_UNMASKED", "OFFSETS_IN_32_BITS", "CONTIGUOUS_ASSUMED", "NAN_DROPPED")

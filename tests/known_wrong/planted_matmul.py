@@ -42,13 +42,17 @@ def matmul(
     grad_of_act: Callable[[Tensor, Tensor, str, float], Tensor] = through,
     grads: Callable[[Tensor, Tensor, Tensor], tuple] | None = None,
     check: Callable[..., None] = check_matmul,
+    fused: Callable[[Tensor, Tensor, str, float], Tensor] | None = None,
 ) -> Implementation:
-    """matmul with some steps changed."""
+    """matmul with some steps changed, or with another forward pass that has the activation in it."""
 
     class Wired(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, a: Tensor, b: Tensor, activation: str, slope: float) -> Tensor:
-            output = act(product(a, b), activation, slope).to(a.dtype)
+            if fused is not None:
+                output = fused(a, b, activation, slope)
+            else:
+                output = act(product(a, b), activation, slope).to(a.dtype)
             ctx.save_for_backward(a, b, output)
             ctx.how = activation, slope
             return output

@@ -56,6 +56,44 @@ def wire(
     return implementation
 
 
+def differentiable(
+    names: tuple[str, ...],
+    forward: Callable[..., torch.Tensor],
+    backward: Callable[..., tuple],
+    check: Callable[..., None],
+    **defaults: Any,
+) -> Implementation:
+    """The public function of any operation, from a forward and a backward pass.
+
+    Args:
+        names: of the tensors, in the order in which the passes take them.
+        forward: ``(*tensors, **parameters)`` to the output.
+        backward: ``(grad_output, output, *tensors, **parameters)`` to the gradients of the tensors.
+        check: ``(*tensors, **parameters)``, raises for bad input.
+        defaults: of the parameters.
+    """
+
+    class Wired(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, parameters: dict[str, Any], *tensors: torch.Tensor) -> torch.Tensor:
+            output = forward(*tensors, **parameters)
+            ctx.save_for_backward(output, *tensors)
+            ctx.parameters = parameters
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            return (None, *backward(grad_output, *ctx.saved_tensors, **ctx.parameters))
+
+    def implementation(**arguments: Any) -> torch.Tensor:
+        tensors = [arguments.pop(name) for name in names]
+        parameters = {**defaults, **arguments}
+        check(*tensors, **parameters)
+        return Wired.apply(parameters, *tensors)
+
+    return implementation
+
+
 def sides(width: torch.Tensor, height: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return width.clamp(min=0), height.clamp(min=0)
 

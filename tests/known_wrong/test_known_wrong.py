@@ -86,7 +86,7 @@ def name_of(check: Check) -> str:
 
 
 def described(fault: Fault) -> str:
-    return f"{fault.name}-{fault.operation}-{name_of(fault.check)}-{fault.dtype}"
+    return f"{fault.name}-{fault.language}-{fault.operation}-{name_of(fault.check)}-{fault.dtype}"
 
 
 def as_parameter(fault: Fault) -> object:
