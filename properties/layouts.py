@@ -7,12 +7,14 @@ import torch
 
 from properties.dtypes import bits
 
-# Fills whatever belongs to a tensor's storage but not to the tensor. A kernel that reads a gap returns NaN.
+# Fills whatever belongs to a tensor's storage but not to the tensor. A kernel that reads a gap returns NaN; what it takes
+# for an offset must not lead far, where it would end the process.
 POISON = float("nan")
+INTEGER_POISON = -1
 
 
 def _holder(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    poison = POISON if like.dtype.is_floating_point else torch.iinfo(like.dtype).max
+    poison = POISON if like.dtype.is_floating_point else INTEGER_POISON
     return torch.full(shape, poison, dtype=like.dtype, device=like.device)
 
 

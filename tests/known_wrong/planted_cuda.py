@@ -12,7 +12,7 @@ from .steps import Implementation, loss, wire
 
 
 class Planted:
-    """Kernels of one file, which take as their last argument a value of the file's ``enum Fault``.
+    """Kernels of one file, which take as their last argument a value of the file's enum of faults.
 
     Args:
         source: the `.cu` file.
@@ -20,7 +20,7 @@ class Planted:
     """
 
     def __init__(self, source: Path, *names: str) -> None:
-        listed = re.search(r"enum Fault \{(.*?)\}", source.read_text(), re.DOTALL)
+        listed = re.search(r"enum \w*Fault \{(.*?)\}", source.read_text(), re.DOTALL)
         assert listed is not None
         self.faults = {name: number for number, name in enumerate(re.findall(r"\w+", listed[1]))}
         self.kernels = {name: CudaKernel(source, name) for name in names}

@@ -187,7 +187,7 @@ def _faults() -> tuple[Fault, ...]:
         of_triton("last_block_of_terms_dropped", right_on=properties.random_example(3, 16, 5)),
         of_triton("last_block_of_terms_only", source="https://github.com/tile-ai/tilelang/issues/2627"),
         of_triton("accumulator_kept", source="https://github.com/tile-ai/tilelang/issues/2617"),
-        of_triton("stored_to_the_next_tile", **written, right_on=None, examples=only("whole_blocks"), source="https://github.com/sgl-project/sglang/pull/11368"),
+        of_triton("stored_to_the_next_tile", **written, right_on=None, examples=only("outer_product"), source="https://github.com/sgl-project/sglang/pull/11368"),
         of_triton("activated_in_each_block", right_on="outer_product"),
         of_triton("slope_typed_in", examples=only("slope_of_0")),
         of_triton("nan_is_0_to_relu", examples=only("nan_through_relu")),

@@ -41,6 +41,18 @@ def load_box(ptr, rows, stride, step, mask, FAULT: tl.constexpr, COMPUTE: tl.con
 
 
 @triton.jit
+def score_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, FAULT: tl.constexpr):
+    width = greatest(least(ax2, bx2, FAULT) - greatest(ax1, bx1, FAULT), 0.0, FAULT)
+    height = greatest(least(ay2, by2, FAULT) - greatest(ay1, by1, FAULT), 0.0, FAULT)
+    intersection = width * height
+    union = greatest((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - intersection, eps, FAULT)
+    hull_width = greatest(ax2, bx2, FAULT) - least(ax1, bx1, FAULT)
+    hull_height = greatest(ay2, by2, FAULT) - least(ay1, by1, FAULT)
+    hull = greatest(hull_width * hull_height, eps, FAULT)
+    return intersection / union - (hull - union) / hull
+
+
+@triton.jit
 def giou_forward_kernel(
     boxes1_ptr,  # [n, 4], strided
     boxes2_ptr,  # [n, 4], strided
@@ -61,14 +73,7 @@ def giou_forward_kernel(
     eps = tl.full((), eps, COMPUTE)
     ax1, ay1, ax2, ay2 = load_box(boxes1_ptr, rows, stride1, step1, mask, FAULT, COMPUTE)
     bx1, by1, bx2, by2 = load_box(boxes2_ptr, rows, stride2, step2, mask, FAULT, COMPUTE)
-    width = greatest(least(ax2, bx2, FAULT) - greatest(ax1, bx1, FAULT), 0.0, FAULT)
-    height = greatest(least(ay2, by2, FAULT) - greatest(ay1, by1, FAULT), 0.0, FAULT)
-    intersection = width * height
-    union = greatest((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - intersection, eps, FAULT)
-    hull_width = greatest(ax2, bx2, FAULT) - least(ax1, bx1, FAULT)
-    hull_height = greatest(ay2, by2, FAULT) - least(ay1, by1, FAULT)
-    hull = greatest(hull_width * hull_height, eps, FAULT)
-    score = (intersection / union - (hull - union) / hull).to(giou_ptr.dtype.element_ty)
+    score = score_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, FAULT).to(giou_ptr.dtype.element_ty)
     if FAULT == "store_unmasked":
         tl.store(giou_ptr + rows, score)
     else:
