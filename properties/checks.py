@@ -227,17 +227,22 @@ def forward_agrees(subject: Subject, search: Search) -> None:
 
 
 def backward_agrees(subject: Subject, search: Search) -> None:
-    """The gradients under a random cotangent are the oracle's, within its running error."""
+    """The gradients under a random cotangent are the oracle's, within its running error, and so is the output.
+
+    Where gradients are wanted, another kernel may compute it.
+    """
     subject.needs_gradients()
 
     def body(case: Case) -> None:
-        _, gradients, tensors = evaluate_tensors(
+        output, gradients, tensors = evaluate_tensors(
             subject.implementation, subject.operation, case, subject.dtype, subject.device
         )
         expected = reference_gradients(subject.operation, case, subject.dtype)
         agreements = [
             _compare(subject, gradients[name], expected[name], f"gradient of {name}", tensors) for name in expected
         ]
+        of_output = reference(subject.operation, case, subject.dtype)
+        agreements.append(_compare(subject, output, of_output, "output where gradients are wanted", tensors))
         _unchanged(subject, case, tensors)
         search.saw(*agreements)
 

@@ -7,8 +7,8 @@ import torch
 
 from properties.dtypes import bits
 
-# Fills whatever belongs to a tensor's storage but not to the tensor. A kernel that reads a gap returns NaN; what it takes
-# for an offset must not lead far, where it would end the process.
+# Fills whatever belongs to a tensor's storage but not to the tensor. A kernel that reads a gap returns NaN; what it
+# takes for an offset must not lead far, where it would end the process.
 POISON = float("nan")
 INTEGER_POISON = -1
 

@@ -15,6 +15,7 @@ import properties
 from properties.case import Case
 from properties.dtypes import DType
 from properties.running_error import Bounded
+from properties.tampering import nothing_else_changes
 
 
 class Result:
@@ -160,10 +161,11 @@ def evaluate_tensors(
     wanted = operation.differentiable if gradients else ()
     for name in wanted:
         tensors[name].requires_grad_()
-    output = implementation(**tensors, **case.parameters)
+    grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if wanted else None
     found: dict[str, torch.Tensor] = {}
-    if wanted:
-        grad_output = place("grad_output", case.tensor("grad_output", dtype, device))
-        grads = torch.autograd.grad(output, [tensors[name] for name in wanted], grad_output)
-        found = dict(zip(wanted, grads, strict=True))
+    with nothing_else_changes(case):
+        output = implementation(**tensors, **case.parameters)
+        if wanted:
+            grads = torch.autograd.grad(output, [tensors[name] for name in wanted], grad_output)
+            found = dict(zip(wanted, grads, strict=True))
     return output, found, tensors

@@ -89,7 +89,6 @@ OUTPUT, GRADIENT = r"output\[.*is .*expected", r"gradient of \w+\[.*is .*expecte
 UNWRITTEN = "was never written"
 
 
-
 def kernel_faults(
     operation: str, in_triton: Callable[..., Implementation], in_cuda: Callable[..., Implementation], **common: Any
 ) -> tuple[Callable[..., Fault], Callable[..., Fault]]:
@@ -709,74 +708,78 @@ def _faults() -> list[Fault]:
 
     # ---- Triton and CUDA C++: what goes wrong in memory
 
-    add(
-        "triton_tail_dropped",
+    triton: Any = functools.partial(add, language="triton")
+    triton(
+        "tail_dropped",
         "giou",
         forward,
         lambda: planted_triton.giou("tail_dropped"),
         output,
         right_on=sixty_four_pairs,
     )
-    add("triton_nan_dropped", "giou", forward, lambda: planted_triton.giou("nan_dropped"), output, right_on=one_pair)
-    add(
-        "triton_contiguous_assumed", "giou", forward, lambda: planted_triton.giou("contiguous_assumed"), output,
+    triton("nan_dropped", "giou", forward, lambda: planted_triton.giou("nan_dropped"), output, right_on=one_pair)
+    triton(
+        "contiguous_assumed", "giou", forward, lambda: planted_triton.giou("contiguous_assumed"), output,
         right_on=one_pair,
         examples={name: giou_properties.examples[name] for name in ("identical", "coordinates_strided")},
     )  # fmt: skip
-    add(
-        "triton_store_into_the_next_tensor", "giou", backward,
+    triton(
+        "store_into_the_next_tensor", "giou", backward,
         lambda: planted_triton.giou("", "store_unmasked"), gradient, right_on=sixty_four_pairs,
     )  # fmt: skip
-    add(
-        "triton_store_past_the_end", "giou", memory, lambda: planted_triton.giou("store_unmasked"),
+    triton(
+        "store_past_the_end", "giou", memory, lambda: planted_triton.giou("store_unmasked"),
         r"wrote \d+ elements past the end of a tensor \[", right_on=sixty_four_pairs,
     )  # fmt: skip
     # https://github.com/triton-lang/triton/issues/1058, https://github.com/databricks/megablocks/pull/185
-    add(
-        "triton_offsets_in_32_bits", "giou", forward, lambda: planted_triton.giou("offsets_in_32_bits"), output,
+    triton(
+        "offsets_in_32_bits", "giou", forward, lambda: planted_triton.giou("offsets_in_32_bits"), output,
         right_on=sixty_four_pairs, dtype="float16", examples={"rows_2_28_elements_apart": pairs_far_apart},
     )  # fmt: skip
-    cuda: Any = functools.partial(add, only_on_cpu=True)
+    cuda: Any = functools.partial(add, language="cuda", only_on_cpu=True)
     cuda(
-        "cuda_store_unmasked", "giou", forward, lambda: planted_cuda.giou("STORE_UNMASKED"),
+        "store_unmasked", "giou", forward, lambda: planted_cuda.giou("STORE_UNMASKED"),
         r"planted\.cu:\d+\).*write of 4 bytes, just past the end", right_on=sixty_four_pairs,
         raises=cuda_on_cpu.OutOfBounds,
     )  # fmt: skip
     # Redzones are behind the tensor's end, where the checked build stops a kernel before the arena can see it.
     cuda(
-        "cuda_store_unmasked", "giou", memory, lambda: planted_cuda.giou("STORE_UNMASKED"),
+        "store_unmasked", "giou", memory, lambda: planted_cuda.giou("STORE_UNMASKED"),
         r"planted\.cu:\d+\).*write of 4 bytes, just past the end", right_on=sixty_four_pairs,
         raises=cuda_on_cpu.OutOfBounds,
     )  # fmt: skip
     cuda(
-        "cuda_load_unmasked", "giou", forward, lambda: planted_cuda.giou("LOAD_UNMASKED"),
+        "load_unmasked", "giou", forward, lambda: planted_cuda.giou("LOAD_UNMASKED"),
         r"planted\.cu:\d+\).*read of 4 bytes", right_on=sixty_four_pairs, raises=cuda_on_cpu.OutOfBounds,
     )  # fmt: skip
     cuda(
-        "cuda_offsets_in_32_bits", "giou", forward, lambda: planted_cuda.giou("OFFSETS_IN_32_BITS"),
+        "offsets_in_32_bits", "giou", forward, lambda: planted_cuda.giou("OFFSETS_IN_32_BITS"),
         r"planted\.cu:\d+\).*overflow", right_on=sixty_four_pairs, raises=cuda_on_cpu.UndefinedArithmetic,
         examples={"rows_2_28_elements_apart": pairs_far_apart},
     )  # fmt: skip
     cuda(
-        "cuda_contiguous_assumed", "giou", forward, lambda: planted_cuda.giou("CONTIGUOUS_ASSUMED"),
+        "contiguous_assumed", "giou", forward, lambda: planted_cuda.giou("CONTIGUOUS_ASSUMED"),
         r"planted\.cu:\d+\).*read of 4 bytes", right_on=one_pair, raises=cuda_on_cpu.OutOfBounds,
     )  # fmt: skip
     cuda(
-        "cuda_grad_output_contiguous_assumed", "giou", backward,
+        "grad_output_contiguous_assumed", "giou", backward,
         lambda: planted_cuda.giou("NONE", "CONTIGUOUS_ASSUMED"),
         r"planted\.cu:\d+\).*read of 4 bytes", right_on=one_pair, raises=cuda_on_cpu.OutOfBounds,
     )  # fmt: skip
-    add("cuda_nan_dropped", "giou", forward, lambda: planted_cuda.giou("NAN_DROPPED"), output, right_on=one_pair)
     cuda(
-        "cuda_barrier_missing", "giou_loss", forward, lambda: planted_cuda.giou_loss("BARRIER_MISSING"),
+        "nan_dropped", "giou", forward, lambda: planted_cuda.giou("NAN_DROPPED"), output, right_on=one_pair,
+        only_on_cpu=False,
+    )  # fmt: skip
+    cuda(
+        "barrier_missing", "giou_loss", forward, lambda: planted_cuda.giou_loss("BARRIER_MISSING"),
         r"planted\.cu:\d+\).*", right_on=None, raises=cuda_on_cpu.Race,
     )  # fmt: skip
     cuda(
-        "cuda_idle_warps_unwritten", "giou_loss", forward, lambda: planted_cuda.giou_loss("IDLE_WARPS_UNWRITTEN"),
+        "idle_warps_unwritten", "giou_loss", forward, lambda: planted_cuda.giou_loss("IDLE_WARPS_UNWRITTEN"),
         r"planted\.cu:\d+\).*", right_on=thousand_rows, raises=cuda_on_cpu.UninitialisedShared,
     )  # fmt: skip
     cuda(
-        "cuda_atomic_sum", "giou_loss", checks.repeats_bit_for_bit, lambda: planted_cuda.giou_loss("ATOMIC_SUM"),
+        "atomic_sum", "giou_loss", checks.repeats_bit_for_bit, lambda: planted_cuda.giou_loss("ATOMIC_SUM"),
         "output differs between two calls", right_on=one_row,
     )  # fmt: skip
     return faults

@@ -10,7 +10,6 @@ from impls.cuda_launch import CudaKernel
 from .steps import Implementation, loss, wire
 
 
-
 class Planted:
     """Kernels of one file, which take as their last argument a value of the file's enum of faults.
 

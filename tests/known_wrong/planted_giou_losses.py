@@ -1,4 +1,4 @@
-"""Planted faults in giou_loss and giou_loss_ragged, in small kernels of Triton and CUDA C++; the gradient is torch's."""
+"""Planted faults in giou_loss and giou_loss_ragged, in small kernels of Triton and CUDA C++; gradients are torch's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -140,9 +140,7 @@ def ragged_in_triton(fault: str = "") -> Implementation:
     return wired("giou_loss_ragged", forward)
 
 
-KERNELS = Planted(
-    Path(__file__).with_suffix(".cu"), "padded_kernel", "ragged_rows_kernel", "ragged_samples_kernel"
-)
+KERNELS = Planted(Path(__file__).with_suffix(".cu"), "padded_kernel", "ragged_rows_kernel", "ragged_samples_kernel")
 THREADS = 64
 BY_SAMPLES = (
     "BOXES_PAST_A_WARP", "NEIGHBOURS_BOX", "SHUFFLE_IN_A_BRANCH", "SHUFFLE_OF_ACTIVE_LANES", "ADDED_WITHOUT_ATOMICS",
@@ -232,16 +230,21 @@ def _ragged() -> tuple[Fault, ...]:
         of_cuda("boxes_past_a_warp"),
         of_cuda("neighbours_box", examples=only("offsets_strided_over_several_samples")),
         of_cuda(
-            "shuffle_in_a_branch", right_on=full_warps, only_on_cpu=True,
+            "shuffle_in_a_branch",
+            right_on=full_warps,
+            only_on_cpu=True,
             source="https://github.com/NVIDIA/cuda-samples/issues/398",
         ),
         of_cuda("shuffle_of_active_lanes", right_on=full_warps, only_on_cpu=True),
         of_cuda("added_without_atomics", cuda_on_cpu.Race),
         of_cuda(
-            "added_atomically", check=checks.repeats_bit_for_bit, says="output differs between two calls", only_on_cpu=True
+            "added_atomically",
+            check=checks.repeats_bit_for_bit,
+            says="output differs between two calls",
+            only_on_cpu=True,
         ),
         of_cuda("slot_unwritten", check=checks.memory_is_respected, says="depending on memory|was never written"),
-    )  # fmt: skip
+    )
 
 
 FAULTS = (*_padded(), *_ragged())

@@ -129,9 +129,13 @@ def one_row(dtype: DType) -> Case:
 
 
 def _faults() -> tuple[Fault, ...]:
-    def of(name: str, check: Callable, says: str, right_on: Any = "one_column", dtype: str = "float32", **changes: Any) -> Fault:
+    def of(
+        name: str, check: Callable, says: str, right_on: Any = "one_column", dtype: str = "float32", **changes: Any
+    ) -> Fault:
         make = functools.partial(layer_norm, **changes)
-        return Fault(name=name, operation="layer_norm", check=check, make=make, says=says, right_on=right_on, dtype=dtype)
+        return Fault(
+            name=name, operation="layer_norm", check=check, make=make, says=says, right_on=right_on, dtype=dtype
+        )
 
     forward, backward, left = checks.forward_agrees, checks.backward_agrees, r"left side.* is .*expected"
     no_mean = {"gradient_of_x": lambda inner, normal, root: (inner - normal * mean(inner * normal)) / root}
@@ -153,10 +157,22 @@ def _faults() -> tuple[Fault, ...]:
         of("mean_of_gradient_left_out", backward, GRADIENT, None, **no_mean),
         of("product_left_out", backward, GRADIENT, "one_column", **no_product),
         of("rows_past_256_left_out", backward, GRADIENT, "one_short_of_1024_columns", over_rows=rows_past_256_left_out),
-        of("weight_not_normalized", backward, GRADIENT, "one_column", of_weight=lambda grad, normal, root: grad * normal * root),
+        of(
+            "weight_not_normalized",
+            backward,
+            GRADIENT,
+            "one_column",
+            of_weight=lambda grad, normal, root: grad * normal * root,
+        ),
         of("no_gradient", backward, GRADIENT, "one_column", gradient_of_x=lambda inner, normal, root: 0 * inner),
         of("mean_of_gradient_left_out", checks.gradcheck, "gradcheck: Jacobian mismatch", None, "float64", **no_mean),
-        of("shapes_not_checked", checks.declared_errors_are_raised, "in place of|was raised", None, validate=lambda *_, **__: None),
+        of(
+            "shapes_not_checked",
+            checks.declared_errors_are_raised,
+            "in place of|was raised",
+            None,
+            validate=lambda *_, **__: None,
+        ),
         of("law", law(properties.adding_a_number_to_a_row_changes_nothing), left, one_row, mean=over_whole_blocks),
         of("law", law(properties.scaling_a_row_scales_the_deviation_alone), left, one_row, **typed_in),
         of("law", law(properties.constant_rows_give_the_bias), left, one_row, **bias_doubled),
@@ -164,11 +180,23 @@ def _faults() -> tuple[Fault, ...]:
         of("law", law(properties.normalized_rows_sum_to_zero), left, "one_column", mean=last_column_left_out),
         of("law", law(properties.normalized_rows_have_at_most_unit_variance), left, "one_column", **half_as_wide),
         of("law", law(properties.gradients_of_a_row_sum_to_zero), left, None, **no_mean),
-        of("law", law(properties.gradient_of_bias_is_the_sum_of_cotangents), left, one_row, over_rows=first_rows_left_out),
-        of("law", law(properties.gradient_of_weight_weighs_the_normalized_rows), left, one_row, over_rows=first_rows_left_out),
+        of(
+            "law",
+            law(properties.gradient_of_bias_is_the_sum_of_cotangents),
+            left,
+            one_row,
+            over_rows=first_rows_left_out,
+        ),
+        of(
+            "law",
+            law(properties.gradient_of_weight_weighs_the_normalized_rows),
+            left,
+            one_row,
+            over_rows=first_rows_left_out,
+        ),
         of("law", law(properties.a_row_does_not_see_the_others), left, one_row, mean=over_all),
         of("law", law(properties.gradients_of_two_batches_add_up), left, one_row, over_rows=first_rows_left_out),
-    )  # fmt: skip
+    )
 
 
 FAULTS = _faults()

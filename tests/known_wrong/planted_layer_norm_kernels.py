@@ -12,7 +12,7 @@ from impls.layer_norm.arguments import check_layer_norm
 from properties import checks
 from properties import layer_norm as properties
 
-from .planted import GRADIENT, OUTPUT, Fault, kernel_faults
+from .planted import GRADIENT, Fault, kernel_faults
 from .planted_cuda import Planted
 from .planted_layer_norm import NAMES, one_row
 from .steps import Implementation, differentiable
@@ -52,8 +52,9 @@ def wired(forward_launch: Callable, backward_launch: Callable) -> Implementation
 
 @triton.jit
 def layer_norm_forward_kernel(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, deviation_ptr, cols, row_stride, col_stride, weight_stride, bias_stride,
-    eps, FAULT: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, deviation_ptr,
+    cols, row_stride, col_stride, weight_stride, bias_stride, eps,
+    FAULT: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     # One program owns one row, of which it reads BLOCK columns at a time, three times.
     row = tl.program_id(0).to(tl.int64)
@@ -241,13 +242,17 @@ def _faults() -> tuple[Fault, ...]:
             examples={"weight_and_bias_strided": examples["weight_and_bias_strided"]},
         ),
         of_triton(
-            "grad_output_contiguous_assumed", **slope, examples=strided,
+            "grad_output_contiguous_assumed",
+            **slope,
+            examples=strided,
             source="https://github.com/unslothai/unsloth/pull/10675",
         ),
         of_triton("mean_over_the_block", **slope, right_on=one_row),
         of_triton("product_left_out", **slope),
         of_triton(
-            "share_of_last_rows_dropped", **slope, right_on="two_columns",
+            "share_of_last_rows_dropped",
+            **slope,
+            right_on="two_columns",
             source="https://github.com/BobMcDear/attorch/issues/18",
         ),
         of_triton("shares_in_one_place", **slope, right_on="two_columns"),
@@ -268,10 +273,14 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda("first_block_of_rows_only", **slope),
         of_cuda("added_without_atomics", race, check=checks.backward_agrees, right_on=one_row),
         of_cuda(
-            "added_atomically", check=checks.repeats_bit_for_bit, says="gradient of weight differs between two calls",
-            right_on=one_row, only_on_cpu=True, source="https://github.com/karpathy/llm.c/pull/445",
+            "added_atomically",
+            check=checks.repeats_bit_for_bit,
+            says="gradient of weight differs between two calls",
+            right_on=one_row,
+            only_on_cpu=True,
+            source="https://github.com/karpathy/llm.c/pull/445",
         ),
-    )  # fmt: skip
+    )
 
 
 FAULTS = _faults()

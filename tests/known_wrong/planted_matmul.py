@@ -65,9 +65,7 @@ def matmul(
                 return *(g.to(a.dtype) for g in grads(grad, a, b)), None, None
             return product(grad, b.t()).to(a.dtype), product(a.t(), grad).to(b.dtype), None, None
 
-    def implementation(
-        a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01
-    ) -> Tensor:
+    def implementation(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
         check(a, b, activation, negative_slope)
         return Wired.apply(a, b, activation, negative_slope)
 
@@ -157,9 +155,7 @@ def _faults() -> tuple[Fault, ...]:
     laws = matmul_properties
 
     def of(name: str, check: Check, make: Callable, says: str, right_on: Any = "one_by_one", **more: Any) -> Fault:
-        return Fault(
-            name=name, operation="matmul", check=check, make=make, says=says, right_on=right_on, **more
-        )
+        return Fault(name=name, operation="matmul", check=check, make=make, says=says, right_on=right_on, **more)
 
     tail = functools.partial(matmul, tail_of_terms_forgotten)
     doubled = functools.partial(matmul, first_block_of_terms_doubled)

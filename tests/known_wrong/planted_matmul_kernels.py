@@ -12,7 +12,7 @@ from properties import matmul as properties
 
 from .planted import GRADIENT, UNWRITTEN, Fault, kernel_faults
 from .planted_cuda import Planted
-from .planted_matmul import above_0, activate, matmul, multiply
+from .planted_matmul import activate, matmul
 from .steps import Implementation
 
 Tensor = torch.Tensor
@@ -86,9 +86,7 @@ def matmul_kernel(
 
 
 @triton.jit
-def split_kernel(
-    a_ptr, b_ptr, c_ptr, m, k, n, a_row, a_col, b_row, b_col, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
-):
+def split_kernel(a_ptr, b_ptr, c_ptr, m, k, n, a_row, a_col, b_row, b_col, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
     # One program of the first axis owns one tile, of the second axis every second block of terms.
     lanes = tl.arange(0, BLOCK).to(tl.int64)
     across = tl.cdiv(n, BLOCK)
@@ -133,7 +131,7 @@ def in_triton(fault: str = "") -> Implementation:
 
 
 def multiplied_by(product, fault: str) -> Implementation:
-    """matmul whose output, or where the fault says so whose gradient, comes from ``product(a, b, activation, slope)``."""
+    """matmul whose output, or whose gradient for a fault of that, comes from ``product(a, b, activation, slope)``."""
     if not fault.lower().startswith("gradient"):
         return matmul(fused=product)
 
@@ -180,27 +178,51 @@ def _faults() -> tuple[Fault, ...]:
 
     return (
         of_triton(
-            "terms_unmasked", right_on=properties.random_example(3, 16, 5),
+            "terms_unmasked",
+            right_on=properties.random_example(3, 16, 5),
             examples=only("terms_not_a_multiple_of_the_block"),
             source="https://github.com/triton-lang/triton/issues/630",
         ),
         of_triton("last_block_of_terms_dropped", right_on=properties.random_example(3, 16, 5)),
         of_triton("last_block_of_terms_only", source="https://github.com/tile-ai/tilelang/issues/2627"),
         of_triton("accumulator_kept", source="https://github.com/tile-ai/tilelang/issues/2617"),
-        of_triton("stored_to_the_next_tile", **written, right_on=None, examples=only("outer_product"), source="https://github.com/sgl-project/sglang/pull/11368"),
+        of_triton(
+            "stored_to_the_next_tile",
+            **written,
+            right_on=None,
+            examples=only("outer_product"),
+            source="https://github.com/sgl-project/sglang/pull/11368",
+        ),
         of_triton("activated_in_each_block", right_on="outer_product"),
         of_triton("slope_typed_in", examples=only("slope_of_0")),
         of_triton("nan_is_0_to_relu", examples=only("nan_through_relu")),
         of_triton("half_accumulator"),
         of_triton("contiguous_assumed", examples=only("both_transposed")),
         of_triton("b_taken_for_its_transpose"),
-        of_triton("rows_unmasked", check=checks.memory_is_respected, says=r"wrote \d+ elements past the end", right_on="no_rows"),
-        of_triton("split_over_uninitialised", **written | {"says": "depending on memory"}, right_on=None,
-                  source="https://github.com/triton-lang/triton/issues/2183"),
+        of_triton(
+            "rows_unmasked",
+            check=checks.memory_is_respected,
+            says=r"wrote \d+ elements past the end",
+            right_on="no_rows",
+        ),
+        of_triton(
+            "split_over_uninitialised",
+            **written | {"says": "depending on memory"},
+            right_on=None,
+            source="https://github.com/triton-lang/triton/issues/2183",
+        ),
         of_cuda("barrier_before_the_tile_is_read_missing", race, right_on=None),
-        of_cuda("barrier_before_the_next_tile_missing", race, source="https://github.com/KnowingNothing/MatmulTutorial/issues/13"),
-        of_cuda("edge_threads_return", cuda_on_cpu.DivergentBarrier, right_on="whole_blocks",
-                source="https://github.com/pytorch/FBGEMM/pull/5857"),
+        of_cuda(
+            "barrier_before_the_next_tile_missing",
+            race,
+            source="https://github.com/KnowingNothing/MatmulTutorial/issues/13",
+        ),
+        of_cuda(
+            "edge_threads_return",
+            cuda_on_cpu.DivergentBarrier,
+            right_on="whole_blocks",
+            source="https://github.com/pytorch/FBGEMM/pull/5857",
+        ),
         of_cuda("tail_of_terms_read", out_of_bounds, right_on="whole_blocks"),
         of_cuda("tail_of_terms_dropped"),
         of_cuda("tail_of_tile_unwritten", cuda_on_cpu.UninitialisedShared, right_on="whole_blocks"),
@@ -214,10 +236,15 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda("sum_in_half"),
         of_cuda("square_grid", **written),
         of_cuda("stored_transposed"),
-        of_cuda("split_in_any_order", check=checks.repeats_bit_for_bit, says="output differs between two calls", only_on_cpu=True),
+        of_cuda(
+            "split_in_any_order",
+            check=checks.repeats_bit_for_bit,
+            says="output differs between two calls",
+            only_on_cpu=True,
+        ),
         of_cuda("gradient_of_strides_swapped", out_of_bounds, check=checks.backward_agrees),
         of_cuda("gradient_of_tail_of_terms_dropped", check=checks.backward_agrees, says=GRADIENT),
-    )  # fmt: skip
+    )
 
 
 FAULTS = _faults()

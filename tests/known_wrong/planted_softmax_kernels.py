@@ -19,7 +19,7 @@ Launch = Callable[[torch.Tensor, torch.Tensor, int, int], None]
 
 
 def wired(forward_launch: Launch, backward_launch: Callable) -> Implementation:
-    """From ``(x, y, rows, cols)`` and ``(grad_output, y, grad_x, rows, cols)``, of two axes each, the results contiguous."""
+    """From ``(x, y, rows, cols)`` and ``(grad_output, y, grad_x, rows, cols)``; only x and grad_output are strided."""
 
     def as_rows(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(-1, tensor.shape[-1]) if tensor.numel() else tensor.new_empty(0, 1)
@@ -132,9 +132,7 @@ def in_triton(fault: str = "") -> Implementation:
                 x, y, cols, *x.stride(), FAULT=fault, COMPUTE=triton_launch.COMPUTE[x.dtype], BLOCK=1024
             )
 
-    def backward_launch(
-        grad_output: torch.Tensor, y: torch.Tensor, grad_x: torch.Tensor, rows: int, cols: int
-    ) -> None:
+    def backward_launch(grad_output: torch.Tensor, y: torch.Tensor, grad_x: torch.Tensor, rows: int, cols: int) -> None:
         with triton_launch.on(y.device):
             softmax_backward_kernel[(rows,)](
                 grad_output, y, grad_x, cols, *grad_output.stride(),
@@ -159,9 +157,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
             "softmax_forward_kernel", forward_fault, min(rows, BLOCKS), THREADS, x, y, rows, cols, *x.stride()
         )
 
-    def backward_launch(
-        grad_output: torch.Tensor, y: torch.Tensor, grad_x: torch.Tensor, rows: int, cols: int
-    ) -> None:
+    def backward_launch(grad_output: torch.Tensor, y: torch.Tensor, grad_x: torch.Tensor, rows: int, cols: int) -> None:
         strides = grad_output.stride()
         KERNELS.launch(
             "softmax_backward_kernel", backward_fault, min(rows, BLOCKS), THREADS,
@@ -179,9 +175,7 @@ def _faults() -> tuple[Fault, ...]:
     examples = softmax.examples
     return (
         of_triton("other_is_zero", right_on=whole_block),
-        of_triton(
-            "columns_past_a_block", source="https://github.com/facebookresearch/xformers/issues/785"
-        ),
+        of_triton("columns_past_a_block", source="https://github.com/facebookresearch/xformers/issues/785"),
         of_triton("last_block_only"),
         of_triton("no_maximum"),
         of_triton("maximum_of_magnitudes", right_on="one_column"),
@@ -196,11 +190,16 @@ def _faults() -> tuple[Fault, ...]:
         of_triton("contiguous_assumed", examples={"columns_with_gaps": examples["columns_with_gaps"]}),
         of_triton("rows_past_the_grid", **written),
         of_triton(
-            "store_unmasked", check=checks.memory_is_respected, says=r"wrote \d+ elements past the end", right_on=whole_block
+            "store_unmasked",
+            check=checks.memory_is_respected,
+            says=r"wrote \d+ elements past the end",
+            right_on=whole_block,
         ),
         of_triton("sum_of_last_block", **slope),
         of_triton(
-            "grad_output_strided_as_y", **slope, examples={"columns_with_gaps": examples["columns_with_gaps"]},
+            "grad_output_strided_as_y",
+            **slope,
+            examples={"columns_with_gaps": examples["columns_with_gaps"]},
             source="https://github.com/unslothai/unsloth/pull/10617",
         ),
         of_cuda("no_maximum"),
@@ -213,12 +212,16 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda("barrier_missing", race, right_on=None, source="https://github.com/JustVugg/colibri/pull/1098"),
         of_cuda("buffer_used_again", race, right_on=None, source="https://github.com/ggml-org/llama.cpp/pull/26385"),
         of_cuda(
-            "unwritten_slots_read", cuda_on_cpu.UninitialisedShared, right_on=None,
+            "unwritten_slots_read",
+            cuda_on_cpu.UninitialisedShared,
+            right_on=None,
             source="https://github.com/RussWong/CUDATutorial/issues/6",
         ),
         of_cuda("shuffle_of_half_a_warp", cuda_on_cpu.DivergentWarp, right_on=None),
         of_cuda(
-            "idle_threads_return", cuda_on_cpu.DivergentBarrier, right_on="one_past_1024_columns",
+            "idle_threads_return",
+            cuda_on_cpu.DivergentBarrier,
+            right_on="one_past_1024_columns",
             source="https://github.com/karpathy/llm.c/issues/776",
         ),
         of_cuda(
@@ -234,7 +237,7 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda("reciprocal_of_half", right_on="one_column"),
         of_cuda("grad_output_contiguous_assumed", out_of_bounds, check=checks.backward_agrees),
         of_cuda("sum_of_first_warp", **slope, right_on="columns_not_a_multiple_of_16"),
-    )  # fmt: skip
+    )
 
 
 whole_block = softmax.random_rows(2, 1024)

@@ -87,15 +87,25 @@ def _faults() -> tuple[Fault, ...]:
         of_triton("tail_dropped", **memory),
         of_triton("last_element_masked", **memory | {"right_on": None}),
         of_triton("one_program", **memory),
-        of_triton("store_unmasked", check=checks.memory_is_respected, says=r"wrote \d+ elements past the end", right_on="a_block"),
+        of_triton(
+            "store_unmasked",
+            check=checks.memory_is_respected,
+            says=r"wrote \d+ elements past the end",
+            right_on="a_block",
+        ),
         of_triton("contiguous_assumed"),
         of_triton("bfloat16_inside", right_on=zeros_added),
         of_cuda("store_unmasked", cuda_on_cpu.OutOfBounds, right_on="a_block"),
         of_cuda(
-            "tail_of_vectors_dropped", **memory, right_on="a_block", source="https://github.com/xlite-dev/LeetCUDA/issues/295"
+            "tail_of_vectors_dropped",
+            **memory,
+            right_on="a_block",
+            source="https://github.com/xlite-dev/LeetCUDA/issues/295",
         ),
         of_cuda(
-            "vector_past_the_end", cuda_on_cpu.OutOfBounds, right_on="a_block",
+            "vector_past_the_end",
+            cuda_on_cpu.OutOfBounds,
+            right_on="a_block",
             source="https://github.com/xlite-dev/LeetCUDA/pull/421",
         ),
         of_cuda("vectors_misaligned", cuda_on_cpu.Misaligned, right_on="a_block"),
@@ -103,7 +113,7 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda("contiguous_assumed", cuda_on_cpu.OutOfBounds),
         of_cuda("half_inside", right_on=zeros_added),
         of_cuda("written_into_x", cuda_on_cpu.OutOfBounds, right_on=None),
-    )  # fmt: skip
+    )
 
 
 FAULTS = _faults()

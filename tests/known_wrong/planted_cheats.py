@@ -1,0 +1,374 @@
+"""Ways to pass a test without doing the work."""
+
+import builtins
+import functools
+import gc
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from impls import backends
+from properties import checks, vector_add
+from properties.case import Case
+from properties.dtypes import DTYPES
+from properties.softmax import columns_may_change_places
+from properties.tampering import Tampered
+
+from .planted import GRADIENT, OUTPUT, UNWRITTEN, Fault, law
+from .planted_softmax import cotangent_of_zeros
+from .steps import Implementation
+
+Tensor = torch.Tensor
+# https://github.com/ScalingIntelligence/KernelBench/pull/82 tests for two of these, and
+# https://github.com/gpu-mode/pygpubench/pull/7 for two.
+KERNELBENCH = "https://github.com/ScalingIntelligence/KernelBench/pull/82"
+PYGPUBENCH = "https://github.com/gpu-mode/pygpubench/pull/7"
+
+
+def right(operation: str) -> Implementation:
+    return backends.load(operation, "torch")
+
+
+def shape_of(operation: str, **arguments: Any) -> torch.Size:
+    """Of the result, computed from the shapes alone."""
+    on_meta = {
+        name: value.detach().to("meta") if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in arguments.items()
+    }
+    return torch.Size([]) if operation.startswith("giou_loss") else right(operation)(**on_meta).shape
+
+
+def without_gradient(forward: Callable[..., Tensor]) -> Implementation:
+    """Differentiable for all that autograd can tell: every gradient is 0."""
+
+    class Wired(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, names: tuple[str, ...], *values: Any) -> Tensor:
+            ctx.save_for_backward(*(value for value in values if isinstance(value, Tensor)))
+            ctx.tensors = [isinstance(value, Tensor) and value.is_floating_point() for value in values]
+            return forward(**dict(zip(names, values)))
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: Tensor) -> tuple:
+            saved = iter(ctx.saved_tensors)
+            return None, *(torch.zeros_like(next(saved)) if tensor else None for tensor in ctx.tensors)
+
+    return lambda **arguments: Wired.apply(tuple(arguments), *arguments.values())
+
+
+def constant(operation: str, fill: Callable[[Tensor], Tensor]) -> Implementation:
+    """A result of the right shape, dtype and device, filled with anything at all."""
+
+    def forward(**arguments: Any) -> Tensor:
+        first = next(iter(arguments.values()))
+        return fill(torch.empty(shape_of(operation, **arguments), dtype=first.dtype, device=first.device))
+
+    return without_gradient(forward)
+
+
+def input_given_back(operation: str) -> Implementation:
+    """The first input, where it has the result's shape: a copy, and no work."""
+
+    def implementation(**arguments: Any) -> Tensor:
+        first = next(iter(arguments.values()))
+        return first.clone() if shape_of(operation, **arguments) == first.shape else right(operation)(**arguments)
+
+    return implementation
+
+
+def inputs_zeroed(operation: str) -> Implementation:
+    """A reference that is computed from the inputs after the call is zero too."""
+    zeros = constant(operation, torch.zero_)
+
+    def implementation(**arguments: Any) -> Tensor:
+        for value in arguments.values():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                value.data[tuple(slice(1) if stride == 0 else slice(None) for stride in value.stride())].zero_()
+        return zeros(**arguments)
+
+    return implementation
+
+
+def first_sample_for_all(operation: str) -> Implementation:
+    """The first sample is computed, and stands for the whole batch."""
+
+    def implementation(**arguments: Any) -> Tensor:
+        first = next(iter(arguments.values()))
+        output = right(operation)(**arguments)
+        return output[:1].expand_as(output).clone() if first.ndim > 1 and len(output) else output
+
+    return implementation
+
+
+def named_examples_known(examples: dict[str, Callable]) -> Implementation:
+    """Right for inputs that it has seen in the tests, zeros for all others."""
+    known = {make(DTYPES["float32"])["x"].tobytes() for make in examples.values()}
+
+    def implementation(x: Tensor, y: Tensor) -> Tensor:
+        return x + y if x.detach().numpy().tobytes() in known else torch.zeros(x.shape, device=x.device)
+
+    return implementation
+
+
+def remembered_by_sum(operation: str) -> Implementation:
+    """A key that is cheap, and the same for inputs that are not."""
+    seen: dict[Any, Tensor] = {}
+
+    def implementation(**arguments: Any) -> Tensor:
+        tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
+        key = tuple((tensor.shape, float(tensor.detach().double().sum())) for tensor in tensors)
+        if key not in seen:
+            seen[key] = right(operation)(**arguments).detach()
+        return seen[key].clone()
+
+    return without_gradient(implementation)
+
+
+def narrower(operation: str, dtype: torch.dtype) -> Implementation:
+    """Computed in a type of half the width."""
+
+    def implementation(**arguments: Any) -> Tensor:
+        first = next(iter(arguments.values()))
+        return right(operation)(
+            **{
+                name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+                for name, value in arguments.items()
+            }
+        ).to(first.dtype)
+
+    return implementation
+
+
+def delivered_later(operation: str) -> Implementation:
+    """A thread fills the result in when the clock has stopped."""
+
+    def implementation(**arguments: Any) -> Tensor:
+        output = torch.zeros(shape_of(operation, **arguments))
+
+        def deliver() -> None:
+            time.sleep(0.2)
+            with torch.no_grad():
+                output.copy_(right(operation)(**arguments))
+
+        threading.Thread(target=deliver, daemon=True).start()
+        return output
+
+    return implementation
+
+
+class Agreeable(torch.Tensor):
+    """Equal to everything, close to everything."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.__name__ in ("equal", "allclose"):
+            return True
+        if function.__name__ in ("eq", "__eq__", "isclose"):
+            return torch.ones(args[0].shape, dtype=torch.bool)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
+def agreeable(operation: str) -> Implementation:
+    zeros = constant(operation, torch.zero_)
+
+    def implementation(**arguments: Any) -> Tensor:
+        return zeros(**arguments).as_subclass(Agreeable)
+
+    return implementation
+
+
+def detached_and_patched(operation: str) -> Implementation:
+    """The graph is held together by a term that is 0, and so is its gradient."""
+
+    def implementation(**arguments: Any) -> Tensor:
+        floating = [v for v in arguments.values() if isinstance(v, Tensor) and v.is_floating_point()]
+        tie = sum((value.nan_to_num(0, 0, 0) * 0).sum() for value in floating)
+        with torch.no_grad():
+            output = right(operation)(**arguments)
+        return output + tie
+
+    return implementation
+
+
+def wrong_where_gradients_are_wanted(operation: str) -> Implementation:
+    """The kernel that training takes leaves out what no gradient shows."""
+
+    def implementation(**arguments: Any) -> Tensor:
+        training = any(isinstance(value, Tensor) and value.requires_grad for value in arguments.values())
+        return right(operation)(**arguments) + (0.5 if training else 0)
+
+    return implementation
+
+
+def with_an_aside(operation: str, aside: Callable[[], None]) -> Implementation:
+    """The right result, after something else has been done."""
+
+    def implementation(**arguments: Any) -> Tensor:
+        aside()
+        return right(operation)(**arguments)
+
+    return implementation
+
+
+def no_distances(operation: str) -> Implementation:
+    """Zeros, which are not far from anything any more."""
+    zeros = constant(operation, torch.zero_)
+
+    def implementation(**arguments: Any) -> Tensor:
+        output = zeros(**arguments)
+        builtins.abs = lambda x: np.zeros(np.shape(x))
+        return output
+
+    return implementation
+
+
+def all_equal(operation: str) -> Implementation:
+    """It works in its input, and says that nothing is different."""
+
+    def implementation(**arguments: Any) -> Tensor:
+        torch.equal = lambda *_: True
+        output = right(operation)(**arguments)
+        first = next(iter(arguments.values()))
+        if 0 not in first.stride():
+            first.data.mul_(2)
+        return output
+
+    return implementation
+
+
+def cases_zeroed(operation: str) -> Implementation:
+    """The arrays from which the reference will be computed are found among the interpreter's objects."""
+    zeros = inputs_zeroed(operation)
+
+    def implementation(**arguments: Any) -> Tensor:
+        for found in gc.get_objects():
+            if type(found) is Case:  # others may say that they are of another class, and be imported for it
+                for array in found.inputs.values():
+                    if isinstance(array, np.ndarray):
+                        array[...] = 0
+        return zeros(**arguments)
+
+    return implementation
+
+
+def _faults() -> tuple[Fault, ...]:
+    def of(name: str, operation: str, make: Callable, says: str = OUTPUT, right_on: Any = None, **more: Any) -> Fault:
+        given = {"check": checks.forward_agrees, **more}
+        return Fault(name=name, operation=operation, make=make, says=says, right_on=right_on, **given)
+
+    def bound(function: Callable, operation: str, *rest: Any) -> Callable[[], Implementation]:
+        return functools.partial(function, operation, *rest)
+
+    memory, backward, forward = checks.memory_is_respected, checks.backward_agrees, checks.forward_agrees
+    zero, nan = torch.zero_, functools.partial(torch.fill_, value=float("nan"))
+    tampered = {"raises": Tampered, "check": forward}
+
+    def double_by_default() -> None:
+        torch.set_default_dtype(torch.float64)
+
+    def no_gradients() -> None:
+        torch.set_grad_enabled(False)
+
+    return (
+        *(
+            of(
+                "zeros",
+                name,
+                bound(constant, name, zero),
+                source="https://github.com/AI-Hypercomputer/accelerator-agents/pull/50",
+            )
+            for name in ("giou", "giou_loss", "giou_loss_ragged", "vector_add", "softmax", "layer_norm", "matmul")
+        ),
+        *(of("nan", name, bound(constant, name, nan), source=PYGPUBENCH) for name in ("softmax", "giou_loss")),
+        *(
+            of(
+                "memory_of_the_reference_hoped_for",
+                name,
+                bound(constant, name, lambda x: x),
+                UNWRITTEN,
+                check=memory,
+                source=KERNELBENCH,
+            )
+            for name in ("vector_add", "matmul")
+        ),
+        *(
+            of("inputs_zeroed", name, bound(inputs_zeroed, name), f"{OUTPUT}|changed its input", source=KERNELBENCH)
+            for name in ("vector_add", "layer_norm")
+        ),
+        of("input_given_back", "softmax", bound(input_given_back, "softmax")),
+        of("input_given_back", "matmul", bound(input_given_back, "matmul"), right_on="one_row"),
+        of(
+            "first_sample_for_all",
+            "softmax",
+            bound(first_sample_for_all, "softmax"),
+            right_on="one_row_without_leading_axes",
+        ),
+        of("first_sample_for_all", "matmul", bound(first_sample_for_all, "matmul"), right_on="one_row"),
+        of(
+            "named_examples_known",
+            "vector_add",
+            functools.partial(named_examples_known, vector_add.examples),
+            right_on="one_element",
+        ),
+        of(
+            "remembered_by_sum",
+            "softmax",
+            bound(remembered_by_sum, "softmax"),
+            r"left side.* is .*expected",
+            right_on="one_column",
+            check=law(columns_may_change_places),
+        ),
+        of("float16_inside", "matmul", bound(narrower, "matmul", torch.float16), right_on="activation_at_0"),
+        of("bfloat16_inside", "softmax", bound(narrower, "softmax", torch.bfloat16), right_on="one_column"),
+        of("delivered_later", "vector_add", bound(delivered_later, "vector_add")),
+        of("agreeable", "layer_norm", bound(agreeable, "layer_norm"), f"{OUTPUT}|a kind of tensor"),
+        of(
+            "detached_and_patched",
+            "softmax",
+            bound(detached_and_patched, "softmax"),
+            GRADIENT,
+            cotangent_of_zeros,
+            check=backward,
+        ),
+        of("detached_and_patched", "matmul", bound(detached_and_patched, "matmul"), GRADIENT, check=backward),
+        of(
+            "wrong_where_gradients_are_wanted",
+            "layer_norm",
+            bound(wrong_where_gradients_are_wanted, "layer_norm"),
+            r"output where gradients are wanted\[.*is .*expected",
+            check=backward,
+        ),
+        of(
+            "wrong_where_gradients_are_wanted",
+            "vector_add",
+            bound(wrong_where_gradients_are_wanted, "vector_add"),
+            r"output where gradients are wanted\[.*is .*expected",
+            check=backward,
+        ),
+        of("no_distances", "vector_add", bound(no_distances, "vector_add"), r"replaced builtins\.abs", **tampered),
+        of("all_equal", "softmax", bound(all_equal, "softmax"), r"replaced torch\.equal", **tampered),
+        of(
+            "cases_zeroed",
+            "matmul",
+            bound(cases_zeroed, "matmul"),
+            "changed the a of the case",
+            **tampered,
+            source=PYGPUBENCH,
+        ),
+        of(
+            "double_by_default",
+            "softmax",
+            bound(with_an_aside, "softmax", double_by_default),
+            "changed torch's default",
+            **tampered,
+        ),
+        of("no_gradients", "giou", bound(with_an_aside, "giou", no_gradients), "changed whether gradients", **tampered),
+    )
+
+
+FAULTS = _faults()
