@@ -1,8 +1,9 @@
 """Corrections to Triton's interpreter, which runs the kernels on a machine without a GPU.
 
 As shipped it rounds float32 to bfloat16 toward zero, where every GPU rounds to nearest even, and converts other types
-to and from bfloat16 as if its bits were an integer. Both show as wrong results of right kernels. And it prepares the
-language anew for each call of a device function, which takes longer than the call.
+to and from bfloat16 as if its bits were an integer. Both show as wrong results of right kernels. It prepares the
+language anew for each call of a device function, which takes longer than the call. And it reads and writes whatever a
+pointer leads to: a load that lacks its mask goes unnoticed as long as nobody uses what it has read.
 """
 
 import functools
@@ -14,6 +15,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -25,8 +27,53 @@ NUMPY_FLOATS = {
 }
 
 
+class OutOfBounds(IndexError):
+    """A kernel accessed memory that belongs to none of its tensors."""
+
+
+class _Bounds:
+    """Where the tensors of a launch are: what may be read and written, for any storage belongs to a tensor in full."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.places: list[tuple[int, int, str]] = []
+        for name, argument in arguments.items():
+            for part in argument if isinstance(argument, tuple) else (argument,):
+                tensor = getattr(part, "base", part)
+                if isinstance(tensor, torch.Tensor):
+                    storage = tensor.untyped_storage()
+                    self.places.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), name))
+
+    def check(self, what: str, pointers: Any, mask: np.ndarray | None) -> None:
+        """Raises OutOfBounds where what is not masked is outside."""
+        addresses = pointers.data if mask is None else pointers.data[np.broadcast_to(mask, pointers.data.shape)]
+        if not addresses.size:
+            return
+        size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        low, high = int(addresses.min()), int(addresses.max()) + size
+        if any(start <= low and high <= end for start, end, _ in self.places):
+            return
+        inside = np.zeros(addresses.shape, dtype=bool)
+        for start, end, _ in self.places:
+            inside |= (addresses >= start) & (addresses <= max(end - size, 0)) & (end - start >= size)
+        if inside.all():
+            return
+        stray = int(addresses[~inside].flat[0])
+        distance, nearest = min(
+            ((start - stray if stray < start else stray + size - end, name) for start, end, name in self.places),
+            default=(0, "no tensor"),
+        )
+        raise OutOfBounds(
+            f"{what} of {size} bytes, {distance} bytes outside of the memory of {nearest}"
+            f" ({np.count_nonzero(~inside)} of {addresses.size} elements that are not masked)"
+        )
+
+
 def install() -> None:
-    """Correct bfloat16 conversions, keep quiet about NaN and infinity, which kernels are tested with, and save time."""
+    """Correct what the interpreter gets wrong, look at every access, and save time.
+
+    It also keeps quiet about NaN and infinity, which kernels are tested with. Within a launch, what is outside of the
+    storages of its tensors raises `OutOfBounds`, unless the launch makes pointers of integers.
+    """
     builder = interpreter.InterpreterBuilder
     shipped_cast, shipped_convert, shipped_run, shipped_patch = (
         builder.cast_impl,
@@ -34,6 +81,14 @@ def install() -> None:
         interpreter.GridExecutor.__call__,
         interpreter._patch_lang,
     )
+    shipped_load, shipped_store, shipped_pointer = (
+        builder.create_masked_load,
+        builder.create_masked_store,
+        builder.create_int_to_ptr,
+    )
+    shipped_rmw, shipped_cas = builder.create_atomic_rmw, builder.create_atomic_cas
+    # Of the running launch.
+    bounds: list[_Bounds] = []
     # What the running launch has prepared: until it ends, and restores it, nobody needs to do so again.
     prepared: set[ModuleType] = set()
 
@@ -71,8 +126,34 @@ def install() -> None:
         left, right = (x.data.view(NUMPY_FLOATS[x.dtype.scalar]).astype(sums.data.dtype) for x in (a, b))
         return interpreter.TensorHandle(left @ right + sums.data, sums.dtype.scalar)
 
+    def load(self: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+        if bounds:
+            bounds[0].check("load", pointers, mask.data)
+        return shipped_load(self, pointers, mask, *rest, **options)
+
+    def store(self: Any, pointers: Any, values: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+        if bounds:
+            bounds[0].check("store", pointers, mask.data)
+        return shipped_store(self, pointers, values, mask, *rest, **options)
+
+    def rmw(self: Any, operation: Any, pointers: Any, values: Any, mask: Any, *rest: Any) -> Any:
+        if bounds:
+            bounds[0].check("atomic operation", pointers, mask.data)
+        return shipped_rmw(self, operation, pointers, values, mask, *rest)
+
+    def cas(self: Any, pointers: Any, *rest: Any) -> Any:
+        if bounds:
+            bounds[0].check("atomic operation", pointers, None)
+        return shipped_cas(self, pointers, *rest)
+
+    def pointer(self: Any, *args: Any) -> Any:
+        # It may lead to what only the caller knows of.
+        bounds.clear()
+        return shipped_pointer(self, *args)
+
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         prepared.clear()
+        bounds[:] = [_Bounds({**dict(zip(self.arg_names, args)), **kwargs})]
         try:
             with np.errstate(all="ignore"), warnings.catch_warnings():
                 # NumPy's own words about a maximum over nothing but NaN do not ask errstate.
@@ -80,7 +161,13 @@ def install() -> None:
                 return shipped_run(self, *args, **kwargs)
         finally:
             prepared.clear()
+            bounds.clear()
 
+    builder.create_masked_load = load
+    builder.create_masked_store = store
+    builder.create_atomic_rmw = rmw
+    builder.create_atomic_cas = cas
+    builder.create_int_to_ptr = pointer
     builder.cast_impl = cast
     builder.create_fp_to_fp = convert
     builder.create_dot = dot
