@@ -59,9 +59,7 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     return Case(inputs, cotangent(rng, shape, dtype), {"eps": 1e-5})
 
 
-def example(
-    make_x: Callable[[np.random.Generator], Any], eps: float = 1e-5, **layouts: str
-) -> Callable[[DType], Case]:
+def example(make_x: Callable[[np.random.Generator], Any], eps: float = 1e-5, **layouts: str) -> Callable[[DType], Case]:
     """A named case of given rows, and random weight, bias and cotangent."""
 
     def make(dtype: DType) -> Case:
@@ -143,6 +141,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "transposed": rows(65, 33, x="transposed", grad_output="transposed"),
     "weight_and_bias_strided": rows(4, 48, weight="sliced_columns", bias="sliced_columns"),
     "cotangent_of_a_sum": lambda dtype: constant_cotangent(rows(9, 40, grad_output="expanded")(dtype)),
+    # Rows along two axes that no single stride passes.
+    "three_axes_each_in_another_order": rows(3, 4, 8, x="transposed", grad_output="axes_reversed"),
     "four_axes_each_in_another_order": rows(3, 2, 5, 8, x="transposed", grad_output="axes_reversed"),
 }
 
@@ -253,9 +253,7 @@ def a_row_does_not_see_the_others(evaluate: Evaluate, case: Case, dtype: DType) 
         return
     flat = case["x"].reshape(-1, case["x"].shape[-1])
     here = evaluate(case)
-    alone = evaluate(
-        Case({**case.inputs, "x": flat[-1]}, case.grad_output.reshape(flat.shape)[-1], case.parameters)
-    )
+    alone = evaluate(Case({**case.inputs, "x": flat[-1]}, case.grad_output.reshape(flat.shape)[-1], case.parameters))
     for among, by_itself in ((here.output, alone.output), (here.gradients["x"], alone.gradients["x"])):
         yield Relation(among.reshape(flat.shape)[-1], by_itself)
 

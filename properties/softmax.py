@@ -143,6 +143,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "rows_one_element_too_wide": random_rows(5, 64, x="cut_from_wider", grad_output="cut_from_wider"),
     "misaligned": random_rows(5, 64, x="misaligned", grad_output="misaligned"),
     "transposed": random_rows(64, 40, x="transposed", grad_output="transposed"),
+    # Rows along two axes that no single stride passes.
+    "three_axes_each_in_another_order": random_rows(3, 4, 8, x="transposed", grad_output="axes_reversed"),
     "four_axes_each_in_another_order": random_rows(3, 2, 5, 8, x="transposed", grad_output="axes_reversed"),
     "five_axes_each_in_another_order": random_rows(2, 3, 2, 3, 4, x="axes_reversed", grad_output="transposed"),
 }
@@ -243,9 +245,7 @@ def a_row_does_not_see_the_others(evaluate: Evaluate, case: Case, dtype: DType) 
 
 
 errors = (
-    DeclaredError(
-        name="no_axis", arguments=lambda d: {"x": torch.ones((), device=d)}, raises=ValueError, names="x"
-    ),
+    DeclaredError(name="no_axis", arguments=lambda d: {"x": torch.ones((), device=d)}, raises=ValueError, names="x"),
     DeclaredError(
         name="integers",
         arguments=lambda d: {"x": torch.ones(2, 3, dtype=torch.int64, device=d)},
