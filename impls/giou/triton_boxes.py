@@ -66,9 +66,7 @@ def intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
 @triton.jit
 def giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
     """GIoU of each pair."""
-    _, _, intersection, union, hull_width, hull_height = intersection_union_hull(
-        ax1, ay1, ax2, ay2, bx1, by1, bx2, by2
-    )
+    _, _, intersection, union, hull_width, hull_height = intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2)
     union = maximum(union, eps)
     hull = maximum(hull_width * hull_height, eps)
     return intersection / union - (hull - union) / hull

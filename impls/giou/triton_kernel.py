@@ -90,9 +90,7 @@ def giou_backward_kernel(
     grad = tl.load(grad_output_ptr + at, mask=mask, other=0.0).to(COMPUTE)
     ax1, ay1, ax2, ay2 = load_boxes(boxes1_ptr, rows, at1, boxes1_coordinate_stride, mask, COMPUTE, PACKED1)
     bx1, by1, bx2, by2 = load_boxes(boxes2_ptr, rows, at2, boxes2_coordinate_stride, mask, COMPUTE, PACKED2)
-    union, width, height, hull_width, hull_height = grad_of_areas(
-        grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps
-    )
+    union, width, height, hull_width, hull_height = grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
     if NEEDS1:
         x1, y1, x2, y2 = grad_of_box(
             ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, union, width, height, hull_width, hull_height

@@ -59,9 +59,7 @@ def define_giou_loss(backend: str, forward: Callable[..., Any], backward: Callab
     def differentiate(ctx: Any, grad_output: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
         pred, target, saved = ctx.saved_tensors
         needs_pred, needs_target, _ = ctx.needs_input_grad
-        grad_pred, grad_target = backward_operator(
-            grad_output, pred, target, saved, ctx.eps, needs_pred, needs_target
-        )
+        grad_pred, grad_target = backward_operator(grad_output, pred, target, saved, ctx.eps, needs_pred, needs_target)
         return grad_pred if needs_pred else None, grad_target if needs_target else None, None
 
     operators.not_differentiable_twice(backward_operator)

@@ -130,9 +130,7 @@ def giou_loss_backward_kernel(
         target_ptr, rows, target_at, target_coordinate_stride, valid, COMPUTE, PACKED_TARGET
     )
     grads = tl.zeros((BLOCK_ROWS,), COMPUTE) + grad
-    union, width, height, hull_width, hull_height = grad_of_areas(
-        grads, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps
-    )
+    union, width, height, hull_width, hull_height = grad_of_areas(grads, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
     if NEEDS_PRED:
         x1, y1, x2, y2 = grad_of_box(
             ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, union, width, height, hull_width, hull_height

@@ -149,9 +149,7 @@ def giou_loss_ragged_backward_kernel(
         target_ptr, rows, box * target_stride, target_coordinate_stride, valid, COMPUTE, False
     )
     grads = tl.zeros((BLOCK_ROWS,), COMPUTE) + grad
-    union, width, height, hull_width, hull_height = grad_of_areas(
-        grads, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps
-    )
+    union, width, height, hull_width, hull_height = grad_of_areas(grads, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
     if NEEDS_PRED:
         x1, y1, x2, y2 = grad_of_box(
             ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, union, width, height, hull_width, hull_height

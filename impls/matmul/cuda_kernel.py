@@ -69,9 +69,7 @@ def _hopper(columns: int, stages: int, staged: int, group: int) -> Configuration
 HOPPER = (_hopper(256, 4, 128, 16), _hopper(256, 3, 256, 16), _hopper(256, 4, 128, 8), _hopper(128, 6, 128, 8))
 # By dtype; True where gradients lie one after another, each tensor aligned to 16 bytes.
 ACTIVATION_BACKWARD = {
-    (dtype, vectors): CudaKernel(
-        SOURCE, f"activation_backward_kernel<{cpp}, {16 // dtype.itemsize if vectors else 1}>"
-    )
+    (dtype, vectors): CudaKernel(SOURCE, f"activation_backward_kernel<{cpp}, {16 // dtype.itemsize if vectors else 1}>")
     for dtype, cpp in CPP_TYPES.items()
     for vectors in (True, False)
 }
