@@ -21,6 +21,7 @@ from properties.isolation import BLACK_BOX
 from properties.matrix import Matrix
 from properties.operation import Law, operations
 from properties.verdict import DEVICE, SEARCH, Verdict, skip_reason, tell
+from properties.performance.plugin import Performance, is_benchmark
 
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
 # The same cases every time: a pull request fails by what it changes.
@@ -83,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except SelectionError as error:
         raise pytest.UsageError(str(error)) from error
     config.pluginmanager.register(Record(config), "fourfold-record")
+    config.pluginmanager.register(Performance(config, config.stash[SELECTION], device), "fourfold-performance")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
@@ -144,10 +146,10 @@ def computes(cell: Cell, config: pytest.Config) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.stash[SELECTION].narrowed:
-        others = [item for item in items if Cell.of_test(item.nodeid) is None]
+        others = [item for item in items if Cell.of_test(item.nodeid) is None and not is_benchmark(item)]
         if others:
             config.hook.pytest_deselected(items=others)
-            items[:] = [item for item in items if Cell.of_test(item.nodeid) is not None]
+            items[:] = [item for item in items if item not in others]
 
 
 @pytest.fixture(scope="session")

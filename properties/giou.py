@@ -22,6 +22,7 @@ from properties.case import Case
 from properties.dtypes import DType
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded
+from properties.workloads import Make, tiled, whole
 
 EPS = (1e-5, 1e-7, 0.25)
 
@@ -278,6 +279,26 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return Cost(9 * count * itemsize, 31 * count), Cost(17 * count * itemsize, 95 * count)
 
 
+def overlapping(count: int) -> Callable[[DType], Case]:
+    """A case of so many pairs of boxes, of ordinary kinds."""
+
+    def make(dtype: DType) -> Case:
+        rng = np.random.default_rng(21)
+        boxes1, boxes2 = box_pairs(rng, count, ("overlapping", "disjoint_along_both", "nested"), dtype)
+        return Case({"boxes1": boxes1, "boxes2": boxes2}, cotangent(rng, (count,), dtype), {"eps": 1e-5})
+
+    return make
+
+
+workloads: Mapping[str, Mapping[str, Make]] = {
+    "cpu": {"small": whole(overlapping(2048)), "ragged": whole(overlapping(1037))},
+    "cuda": {
+        "small": whole(overlapping(4096)),
+        "large": tiled(overlapping(1 << 16), 256, "boxes1", "boxes2"),
+        "ragged": tiled(overlapping(1037), 1024, "boxes1", "boxes2"),
+    },
+}
+
 operation = Operation(
     name="giou",
     forward=oracle.forward,
@@ -297,5 +318,6 @@ operation = Operation(
     ),
     errors=errors,
     cost=cost,
+    workloads=workloads,
     source="Rezatofighi et al., Generalized Intersection over Union, CVPR 2019",
 )

@@ -24,6 +24,7 @@ from properties.dtypes import DType
 from properties.giou import EPS, exactly
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded, total
+from properties.workloads import Make, tiled, whole
 
 
 def padded(pred: np.ndarray, target: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -258,6 +259,28 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return forward, Cost(4 * (2 * valid + rows) * itemsize, 95 * valid)
 
 
+def full_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
+    """A batch without padding."""
+
+    def make(dtype: DType) -> Case:
+        rng = np.random.default_rng(3)
+        pred, target = (b.reshape(batch, max_boxes, 4) for b in box_pairs(rng, batch * max_boxes, ("pixels",), dtype))
+        return Case({"pred": pred, "target": target}, np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
+
+    return make
+
+
+workloads: Mapping[str, Mapping[str, Make]] = {
+    "cpu": {"small": whole(article_batch(16, 64)), "ragged": whole(article_batch(13, 37))},
+    "cuda": {
+        "small": whole(article_batch(32, 256)),
+        "article": whole(article_batch(1024, 256)),
+        "large": tiled(article_batch(1024, 256), 64, "pred", "target"),
+        "dense": tiled(full_batch(1024, 256), 64, "pred", "target"),
+        "ragged": tiled(article_batch(1021, 255), 4, "pred", "target"),
+    },
+}
+
 operation = Operation(
     name="giou_loss",
     forward=oracle.forward,
@@ -276,5 +299,6 @@ operation = Operation(
     ),
     errors=errors,
     cost=cost,
+    workloads=workloads,
     source="Accelerating AI/ML Model Training with Custom Operators, 2024: the padded loss, with Rezatofighi's clamp",
 )

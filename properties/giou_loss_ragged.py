@@ -24,6 +24,7 @@ from properties.dtypes import DType
 from properties.giou import EPS, exactly
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded
+from properties.workloads import Make, tiled, whole
 
 
 def ragged(
@@ -214,6 +215,28 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return forward, Cost(forward.bytes + (case["pred"].size + 4 * total) * itemsize, 95 * total)
 
 
+def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
+    """Faces per image as in the articles: floor(|N(0, 3)|) of them, at most max_boxes."""
+
+    def make(dtype: DType) -> Case:
+        rng = np.random.default_rng(3)
+        counts = np.clip(np.floor(np.abs(rng.normal(0, 3, batch))).astype(int), 0, max_boxes)
+        pred, target = (b.reshape(batch, max_boxes, 4) for b in box_pairs(rng, batch * max_boxes, ("pixels",), dtype))
+        return Case(ragged(pred, target, counts), np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
+
+    return make
+
+
+workloads: Mapping[str, Mapping[str, Make]] = {
+    "cpu": {"small": whole(article_batch(16, 64)), "ragged": whole(article_batch(13, 37))},
+    "cuda": {
+        "small": whole(article_batch(32, 256)),
+        "article": whole(article_batch(1024, 256)),
+        "large": tiled(article_batch(1024, 256), 64, "pred", "target"),
+        "ragged": tiled(article_batch(1021, 255), 4, "pred", "target"),
+    },
+}
+
 operation = Operation(
     name="giou_loss_ragged",
     forward=oracle.forward,
@@ -227,5 +250,6 @@ operation = Operation(
     laws=(boxes_without_target_get_no_gradient, empty_samples_add_nothing, equals_the_padded_loss),
     errors=errors,
     cost=cost,
+    workloads=workloads,
     source="Accelerating AI/ML Model Training with Custom Operators, 2024: the ragged loss, with Rezatofighi's clamp",
 )

@@ -14,6 +14,7 @@ from properties.dtypes import DType
 from properties.giou import exactly, only
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded, total
+from properties.workloads import Make, tiled, whole
 
 EPS = (1e-5, 1e-12, 1e-3, 0.25)
 # Of rows: the squares of huge numbers overflow, after which little is known.
@@ -342,6 +343,16 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return Cost(2 * x.nbytes + parameters, 8 * x.size), Cost(3 * x.nbytes + 3 * parameters // 2, 14 * x.size)
 
 
+workloads: Mapping[str, Mapping[str, Make]] = {
+    "cpu": {"small": whole(rows(32, 256)), "ragged": whole(rows(17, 1001))},
+    "cuda": {
+        "small": whole(rows(128, 256)),
+        "large": tiled(rows(256, 4096), 128, "x"),
+        "short_rows": tiled(rows(256, 1024), 128, "x"),
+        "ragged": tiled(rows(33, 1001), 256, "x"),
+    },
+}
+
 operation = Operation(
     name="layer_norm",
     forward=oracle.forward,
@@ -366,5 +377,6 @@ operation = Operation(
     ),
     errors=errors,
     cost=cost,
+    workloads=workloads,
     source="Ba, Kiros, Hinton, Layer Normalization, 2016",
 )

@@ -15,6 +15,7 @@ from properties.case import Case
 from properties.dtypes import DType
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded, stored
+from properties.workloads import Make, tiled, whole
 
 KINDS = ("normal", "normal", "whole", "constant", "offset", "spread", "huge", "tiny")
 ACTIVATIONS = ("none", "relu", "leaky_relu")
@@ -330,6 +331,19 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return Cost(factors + result, 2 * m * k * n), Cost(2 * factors + (1 + with_result) * result, 4 * m * k * n)
 
 
+workloads: Mapping[str, Mapping[str, Make]] = {
+    "cpu": {
+        "small": whole(random_example(64, 64, 64, "leaky_relu")),
+        "ragged": whole(random_example(65, 70, 33, "leaky_relu")),
+    },
+    "cuda": {
+        "small": whole(random_example(256, 256, 256, "leaky_relu")),
+        "article": tiled(random_example(64, 4096, 4096, "leaky_relu"), 64, "a"),
+        "large": tiled(random_example(64, 8192, 8192, "leaky_relu"), 128, "a"),
+        "ragged": tiled(random_example(65, 1001, 1003, "leaky_relu"), 16, "a"),
+    },
+}
+
 operation = Operation(
     name="matmul",
     # With tf32 allowed the arithmetic of float32 would be another; it never is unless somebody allows it.
@@ -351,5 +365,6 @@ operation = Operation(
     ),
     errors=errors,
     cost=cost,
+    workloads=workloads,
     source="Higham, Accuracy and Stability of Numerical Algorithms, section 3.5; leaky_relu: Maas et al., ICML 2013",
 )

@@ -16,6 +16,7 @@ from properties.case import Case
 from properties.dtypes import DType
 from properties.running_error import Bounded
 from properties.tampering import nothing_else_changes
+from properties.workloads import Make
 
 
 class Result:
@@ -95,6 +96,7 @@ class Operation:
         laws: relations between results that need no reference.
         errors: bad input and what must come of it.
         cost: forward and backward cost of a case.
+        workloads: the cases whose speed is recorded, by name, on "cpu" and on "cuda".
         source: where the operation is defined.
     """
 
@@ -109,6 +111,7 @@ class Operation:
     laws: tuple[Law, ...]
     errors: tuple[DeclaredError, ...]
     cost: Callable[[Case], tuple[Cost, Cost]]
+    workloads: Mapping[str, Mapping[str, Make]]
     source: str
 
 

@@ -13,6 +13,7 @@ from properties.case import Case
 from properties.dtypes import DType
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded, stored, total
+from properties.workloads import Make, tiled, whole
 
 
 def backward(grad_output: Any, x: Any) -> tuple[Any]:
@@ -268,6 +269,16 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return Cost(2 * x.nbytes, 5 * x.size), Cost(3 * x.nbytes, 4 * x.size)
 
 
+workloads: Mapping[str, Mapping[str, Make]] = {
+    "cpu": {"small": whole(random_rows(32, 256)), "ragged": whole(random_rows(17, 1001))},
+    "cuda": {
+        "small": whole(random_rows(128, 256)),
+        "large": tiled(random_rows(32, 4096), 1024, "x"),
+        "long_rows": tiled(random_rows(16, 65536), 256, "x"),
+        "ragged": tiled(random_rows(33, 1001), 256, "x"),
+    },
+}
+
 operation = Operation(
     name="softmax",
     forward=oracle.forward,
@@ -289,5 +300,6 @@ operation = Operation(
     ),
     errors=errors,
     cost=cost,
+    workloads=workloads,
     source="Bridle, Probabilistic interpretation of feedforward classification network outputs, Neurocomputing 1990",
 )

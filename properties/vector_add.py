@@ -13,6 +13,7 @@ from properties.case import Case
 from properties.dtypes import DType
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded
+from properties.workloads import Make, tiled, whole
 
 
 @st.composite
@@ -150,6 +151,15 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return Cost(3 * x.nbytes, x.size), Cost(0, 0)
 
 
+workloads: Mapping[str, Mapping[str, Make]] = {
+    "cpu": {"small": whole(random_case(1 << 14)), "ragged": whole(random_case(7, 1001))},
+    "cuda": {
+        "small": whole(random_case(1 << 14)),
+        "large": tiled(random_case(1 << 18), 1024, "x", "y"),
+        "ragged": tiled(random_case(33, 1001), 512, "x", "y"),
+    },
+}
+
 operation = Operation(
     name="vector_add",
     forward=oracle.forward,
@@ -167,5 +177,6 @@ operation = Operation(
     ),
     errors=errors,
     cost=cost,
+    workloads=workloads,
     source="torch.add",
 )

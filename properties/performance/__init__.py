@@ -1,0 +1,1 @@
+"""How fast: what is timed and how, what it is held against, and whether a change made it slower."""

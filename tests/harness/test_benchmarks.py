@@ -1,0 +1,307 @@
+"""What is timed is what is checked, and clocks give the time of the device and not of the host."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from impls import backends
+from properties import giou, giou_loss, giou_loss_ragged, layer_norm, matmul, softmax, vector_add, workloads
+from properties.case import Case
+from properties.comparison import Disagreement
+from properties.dtypes import DTYPES, DType
+from properties.operation import Cost, operations
+from properties.performance import machine
+from properties.performance.calls import DIRECTIONS, Call, References, worst_error
+from properties.performance.ceilings import Ceilings
+from properties.performance.plugin import MeasuringError, of_the_ceiling, ratios
+from properties.performance.timing import (
+    MOST_ROUNDS,
+    USUAL_ROUNDS,
+    DeviceClock,
+    HostClock,
+    enough_rounds,
+    one_round,
+    plan_rounds,
+)
+from properties.workloads import Workload, tiled, whole
+
+ROOT = Path(__file__).parents[2]
+FLOAT32 = DTYPES["float32"]
+
+
+class SimulatedGpu:
+    """A device that works through its queue while the host goes on."""
+
+    def __init__(self, flush_seconds: float = 0.0) -> None:
+        self.host = self.free = 0.0
+        self.flush_seconds = flush_seconds
+        self.flushed = 0
+
+    def enqueue(self, seconds: float, host_seconds: float = 1e-6) -> None:
+        self.host += host_seconds
+        self.free = max(self.free, self.host) + seconds
+
+    def flush(self) -> None:
+        self.flushed += 1
+        self.enqueue(self.flush_seconds)
+
+    def spin(self, seconds: float) -> None:
+        self.enqueue(seconds)
+
+    def record(self) -> float:
+        self.enqueue(0.0)
+        return self.free
+
+    def seconds_between(self, start: float, end: float) -> float:
+        self.host = max(self.host, end)
+        return end - start
+
+
+class Kernel:
+    """Takes so long on the device, and its launch so long on the host."""
+
+    calls_per_run = 1
+
+    def __init__(self, gpu: SimulatedGpu, seconds: float, launch_seconds: float) -> None:
+        self.gpu, self.seconds, self.launch_seconds = gpu, seconds, launch_seconds
+
+    def run(self, calls: int) -> None:
+        for _ in range(calls):
+            self.gpu.enqueue(self.seconds, self.launch_seconds)
+
+
+def test_device_clock_gives_the_devices_time_and_not_the_hosts() -> None:
+    gpu = SimulatedGpu()
+    clock, kernel = DeviceClock(gpu), Kernel(gpu, 8e-6, launch_seconds=40e-6)
+    kept_waiting = one_round(clock, lambda: kernel.run(1))
+    clock.host_seconds = 40e-6
+    assert kept_waiting > 40e-6  # what is measured where nothing keeps the device busy
+    assert one_round(clock, lambda: kernel.run(1)) == pytest.approx(8e-6)
+
+
+def test_device_clock_divides_by_the_calls_of_a_round() -> None:
+    gpu = SimulatedGpu()
+    clock, kernel = DeviceClock(gpu), Kernel(gpu, 8e-6, launch_seconds=1e-6)
+    clock.calls, clock.host_seconds = 16, 16e-6
+    assert one_round(clock, lambda: kernel.run(16)) == pytest.approx(8e-6)
+
+
+def test_device_clock_flushes_the_cache_before_each_round_and_outside_of_it() -> None:
+    gpu = SimulatedGpu(flush_seconds=1e-3)
+    clock, kernel = DeviceClock(gpu), Kernel(gpu, 8e-6, launch_seconds=40e-6)
+    assert [one_round(clock, lambda: kernel.run(1)) for _ in range(3)] == pytest.approx([8e-6] * 3)
+    assert gpu.flushed == 3
+
+
+def test_replayed_graphs_are_not_flushed() -> None:
+    gpu = SimulatedGpu(flush_seconds=1e-3)
+    clock = DeviceClock(gpu)
+    clock.cold = False
+    one_round(clock, lambda: gpu.enqueue(1e-6))
+    assert gpu.flushed == 0
+
+
+class Script:
+    """Calls that take times as scripted, on a host clock of their own."""
+
+    calls_per_run = 1
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        self.seconds, self.time, self.made = seconds, 0.0, 0
+
+    def now(self) -> float:
+        return self.time
+
+    def run(self, calls: int) -> None:
+        for _ in range(calls):
+            self.time += self.seconds(self.made)
+            self.made += 1
+
+
+def planned(script: Script, least: int = 5, most_seconds: float = 1.0) -> tuple[int, int, float]:
+    clock = HostClock(script.now)
+    rounds = plan_rounds(clock, script, lambda: None, least, most_seconds, script.now)
+    assert clock.calls == rounds.calls
+    return rounds.calls, rounds.rounds, rounds.pilot_seconds
+
+
+def test_warm_up_goes_on_while_calls_become_faster() -> None:
+    calls, _, seconds = planned(Script(lambda call: 1e-3 * (100 if call == 0 else 5 - call if call < 4 else 1)))
+    assert (calls, seconds) == (1, pytest.approx(1e-3))
+
+
+def test_short_calls_are_timed_by_the_hundred() -> None:
+    calls, _, seconds = planned(Script(lambda call: 1e-6))
+    assert calls * 1e-6 >= 99e-6
+    assert seconds == pytest.approx(1e-6)
+
+
+def test_a_long_call_is_timed_as_often_as_asked_for_at_the_least() -> None:
+    assert planned(Script(lambda call: 0.4), least=5)[1] == 5
+
+
+def test_the_wider_the_spread_the_more_rounds() -> None:
+    noisy, quiet = ([1 + spread * (i % 5) for i in range(10)] for spread in (0.05, 0.001))
+    assert enough_rounds(quiet, 1e-3, 5, 10.0) == USUAL_ROUNDS
+    assert USUAL_ROUNDS < enough_rounds(noisy, 1e-3, 5, 10.0) <= MOST_ROUNDS
+    assert enough_rounds(noisy, 1e-3, 5, 0.1) == 100  # as far as the time allows
+
+
+def small(make: Callable[[DType], Case]) -> Workload:
+    return whole(make)(FLOAT32)
+
+
+def check(operation: str, workload: Workload, function: Callable[..., torch.Tensor], direction: str) -> float:
+    record = operations()[operation]
+    call = Call(function, record, workload, FLOAT32, "cpu", direction)
+    call.run(2)
+    call.poison()
+    call.run(1)
+    expected = References().of(record, "", workload, FLOAT32)
+    return worst_error(call.results, expected, workload, FLOAT32)
+
+
+TILED: dict[str, workloads.Make] = {
+    "vector_add": tiled(vector_add.random_case(3, 5), 8, "x", "y"),
+    "softmax": tiled(softmax.random_rows(3, 33), 8, "x"),
+    "layer_norm": tiled(layer_norm.rows(3, 33), 8, "x"),
+    "matmul": tiled(matmul.random_example(4, 9, 7, "leaky_relu"), 4, "a"),
+    "giou": tiled(giou.overlapping(37), 8, "boxes1", "boxes2"),
+    "giou_loss": tiled(giou_loss.article_batch(16, 7), 8, "pred", "target"),
+    "giou_loss_ragged": tiled(giou_loss_ragged.article_batch(16, 7), 8, "pred", "target"),
+}
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("operation", sorted(operations()))
+def test_a_repeated_workload_has_the_results_of_its_part(operation: str, direction: str) -> None:
+    workload = TILED[operation](FLOAT32)
+    assert sum(a.size for a in workload.case.inputs.values()) > 2 * sum(a.size for a in workload.part.inputs.values())
+    assert check(operation, workload, backends.load(operation, "torch"), direction) <= 1
+
+
+def test_a_gradient_that_leaves_rows_out_is_found_in_a_repeated_workload() -> None:
+    whole_norm = backends.load("layer_norm", "torch")
+
+    def without_last_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        return torch.cat([whole_norm(x[:-3], weight, bias, eps), whole_norm(x[-3:], weight.detach(), bias, eps)])
+
+    with pytest.raises(Disagreement, match="weight"):
+        check("layer_norm", TILED["layer_norm"](FLOAT32), without_last_rows, "backward")
+
+
+def test_a_call_that_writes_nothing_does_not_find_the_former_result() -> None:
+    kept: list[torch.Tensor] = []
+
+    def lazy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if not kept:
+            kept.append(x + y)
+        return kept[0]
+
+    with pytest.raises(Disagreement, match="output"):
+        check("vector_add", small(vector_add.random_case(9)), lazy, "forward")
+
+
+def test_results_that_are_inputs_are_not_overwritten() -> None:
+    # The gradient of a sum is the cotangent itself.
+    assert check("vector_add", small(vector_add.random_case(9)), backends.load("vector_add", "torch"), "both") <= 1
+
+
+def test_no_result_is_no_agreement() -> None:
+    with pytest.raises(Disagreement, match="no result"):
+        worst_error({}, {}, small(vector_add.random_case(9)), FLOAT32)
+
+
+CEILINGS = Ceilings(bytes_per_second=1e12, flops_per_second={"float32": 1e13}, launch_seconds=2e-6)
+
+
+def test_a_time_that_cannot_be_is_an_error() -> None:
+    assert of_the_ceiling(CEILINGS, Cost(10**6, 10**6), "float32", 2e-6)["fraction_of_ceiling"] == pytest.approx(0.5)
+    with pytest.raises(MeasuringError, match="125%"):
+        of_the_ceiling(CEILINGS, Cost(10**6, 10**6), "float32", 0.8e-6)
+    with pytest.raises(MeasuringError, match="200%"):
+        of_the_ceiling(CEILINGS, Cost(10**3, 10**8), "float32", 5e-6)
+
+
+def test_ratios_are_taken_within_a_group() -> None:
+    made = [
+        {"group": group, "extra_info": {"contender": who}, "stats": {"median": median}}
+        for group, who, median in (("a", "torch", 4.0), ("a", "cuda", 1.0), ("b", "torch", 9.0))
+    ]
+    ratios(made)
+    assert [one["extra_info"]["ratio_to"] for one in made] == [{"cuda": 4.0}, {"torch": 0.25}, {}]  # type: ignore[index]
+
+
+def test_every_operation_declares_workloads_for_either_device() -> None:
+    for operation in operations().values():
+        assert set(operation.workloads) == {"cpu", "cuda"}
+        for named in operation.workloads.values():
+            assert {"small", "ragged"} <= set(named)
+        for make in operation.workloads["cpu"].values():
+            forward, _ = operation.cost(make(FLOAT32).case)
+            assert forward.bytes > 0
+
+
+def test_state_of_a_gpu_is_read_from_nvidia_smi() -> None:
+    state = machine.parse_state("1980, 3201, 412.55, 47, 0x0000000000000044\n")
+    assert state["sm_mhz"] == 1980
+    assert state["watts"] == 412.55
+    assert machine.throttled([None, state]) == ["software power cap", "hardware thermal slowdown"]
+    assert machine.parse_state("[N/A], 3201, 70.1, 33, 0x0000000000000001")["sm_mhz"] == "[N/A]"
+    assert machine.throttled([machine.parse_state("1, 2, 3, 4, 0x1")]) == []
+
+
+def test_times_of_another_gpu_are_refused() -> None:
+    here = {"device": "cuda", "gpu": "NVIDIA H200", "cpu": "x", "architecture": "x86_64", "torch": "2.11"}
+    assert machine.incomparable(here, {**here, "torch": "2.13"}) is None
+    assert "gpu is 'NVIDIA H200', but was 'NVIDIA L4'" in str(machine.incomparable(here, {**here, "gpu": "NVIDIA L4"}))
+    assert "device" in str(machine.incomparable(here, {**here, "device": "cpu"}))
+    assert machine.incomparable(here, {})
+
+
+def run_pytest(*options: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "tests/benchmarks", "-p", "no:cacheprovider", *options]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
+
+
+CANDIDATES = """
+import torch
+def right(x, y):
+    return x + y
+def wrong(x):
+    return torch.softmax(x, -1) * (1 + 1e-3)
+"""
+
+
+def test_benchmarks_are_recorded_where_the_timed_call_is_right(tmp_path: Path) -> None:
+    (mine := tmp_path / "mine.py").write_text(CANDIDATES)
+    record = tmp_path / "record.json"
+    candidates = ["--candidate", f"vector_add={mine}:right", "--candidate", f"softmax={mine}:wrong"]
+    options = ["--device=cpu", "--benchmark-only", "--benchmark-max-time=0.01", f"--benchmark-json={record}"]
+    done = run_pytest(*options, *candidates, "--backend=candidate", "-k", "small")
+    assert "3 failed, 3 passed" in done.stdout
+    assert "error over bound" in done.stdout
+    made = json.loads(record.read_text())
+    # What is wrong has no time.
+    assert [one["param"] for one in made["benchmarks"]] == [
+        f"vector_add-small-float32-{direction}-candidate" for direction in DIRECTIONS
+    ]
+    assert made["machine_info"]["fourfold"]["device"] == "cpu"
+    forward = made["benchmarks"][0]
+    assert forward["extra_info"]["bytes"] == 3 * 4 * (1 << 14)
+    assert 0 < forward["extra_info"]["fraction_of_ceiling"] <= 1
+    assert np.isclose(forward["extra_info"]["bytes_per_second"], 3 * 4 * (1 << 14) / forward["stats"]["median"])
+
+
+def test_a_plain_run_leaves_benchmarks_out() -> None:
+    done = run_pytest("--collect-only", "-q", "--op", "vector_add", "--device=cpu")
+    assert "deselected" in done.stdout
+    assert "test_timed_call_is_right" not in done.stdout
