@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from properties.performance.plugin import Measurement, Performance
+from properties.performance.measurement import Measurement
+from properties.performance.plugin import Performance
 
 
 def test_timed_call_is_right(benchmark: Any, measurement: Measurement, performance: Performance) -> None:

@@ -20,7 +20,7 @@ from properties.operation import Cost, operations
 from properties.performance import machine
 from properties.performance.calls import DIRECTIONS, Call, References, worst_error
 from properties.performance.ceilings import Ceilings
-from properties.performance.plugin import MeasuringError, of_the_ceiling, ratios
+from properties.performance.measurement import MeasuringError, of_the_ceiling, ratios
 from properties.performance.timing import (
     MOST_ROUNDS,
     USUAL_ROUNDS,

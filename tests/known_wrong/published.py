@@ -110,15 +110,18 @@ def giou_kernel(
     tl.store(valid_ptr + rows, by2 > 0)
 
 
-def triton_loss(clamp: bool = False) -> Loss:
+def triton_loss(clamp: bool = False, native: bool = False) -> Loss:
     """The Triton kernel, whose block is as long as a sample has boxes; forward only.
 
     Args:
         clamp: whether the intersection is clamped, as it is not in the article.
+        native: whether half types are computed in as they are, without the conversion to float32.
     """
 
     def loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-        pred, target = pred.float().contiguous(), target.float().contiguous()
+        if not native:
+            pred, target = pred.float(), target.float()
+        pred, target = pred.contiguous(), target.contiguous()
         scores = torch.empty(pred.shape[:2], device=pred.device)
         valid = torch.empty(pred.shape[:2], dtype=torch.bool, device=pred.device)
         if scores.numel():
