@@ -20,8 +20,8 @@ from properties.checks import Search, Subject, Unsupported
 from properties.isolation import BLACK_BOX
 from properties.matrix import Matrix
 from properties.operation import Law, operations
-from properties.verdict import DEVICE, SEARCH, Verdict, skip_reason, tell
 from properties.performance.plugin import Performance, is_benchmark
+from properties.verdict import DEVICE, SEARCH, Verdict, skip_reason, tell
 
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
 # The same cases every time: a pull request fails by what it changes.

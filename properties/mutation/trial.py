@@ -54,7 +54,7 @@ class Given(Search):
         super().__init__(examples=len(cases))
         self.given, self.wanted = cases, wanted
 
-    def cases(self, subject: Subject, check: str, body: Callable[[Case], None]) -> None:
+    def cases(self, subject: Subject, check: str, body: Callable[[Case], None], few: bool = False) -> None:
         """Those that are wanted."""
         for name, case in self.given.items():
             if self.wanted(name):
@@ -64,7 +64,14 @@ class Given(Search):
                     error.add_note(f"case {name}")
                     raise
 
-    def for_all(self, name: str, strategy: Any, body: Callable[[Case], None], shrink: bool = True) -> None:
+    def for_all(
+        self,
+        name: str,
+        strategy: Any,
+        body: Callable[[Case], None],
+        shrink: bool = True,
+        examples: int | None = None,
+    ) -> None:
         """The same."""
         self.cases(None, name, body)  # type: ignore[arg-type]
 
