@@ -135,9 +135,11 @@ class Isolation:
         items[:] = [item for item in items if item.nodeid not in done]
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self) -> None:
-        """Before the first test: what went before it."""
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Before the first test: what went before it, after which -x may have none follow."""
         self._tell()
+        if item.session.shouldfail:
+            raise item.session.Failed(item.session.shouldfail)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
