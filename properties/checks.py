@@ -25,6 +25,7 @@ from properties.dispatch import Fallbacks
 from properties.dtypes import DType, bits
 from properties.operation import Evaluate, Law, Operation, Result, evaluate_tensors, reference, reference_gradients
 from properties.running_error import Bounded
+from properties.special_values import with_special_values
 
 # What fails is looked for once more in cases of at most this many elements, which are drawn one by one and so shrink,
 # in little time, to small whole numbers.
@@ -133,8 +134,10 @@ class Search:
             test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
         test()
 
-    def cases(self, subject: Subject, check: str, body: Callable[[Case], None], few: bool = False) -> None:
-        """The named examples of the subject's operation, then generated cases.
+    def cases(
+        self, subject: Subject, check: str, body: Callable[[Case], None], few: bool = False, special: bool = True
+    ) -> None:
+        """The named examples of the subject's operation, then generated cases, some of which get special values.
 
         Few are an eighth as many, none large and none of them named: for what a call does always or never, whatever it
         is given, by checks that call often.
@@ -152,7 +155,10 @@ class Search:
 
         def among(elements: int, shrink: bool = True) -> None:
             name = f"{check} {subject} {elements}"
-            self.for_all(name, subject.operation.cases(subject.dtype, elements), body, shrink, examples)
+            strategy = subject.operation.cases(subject.dtype, elements)
+            if special:
+                strategy = with_special_values(subject.dtype, strategy)
+            self.for_all(name, strategy, body, shrink, examples)
 
         most = self.elements // 4 if few else self.elements
         if self.blob:
@@ -336,7 +342,8 @@ def law_holds(law: Law, subject: Subject, search: Search) -> None:
         except Disagreement as disagreement:
             raise Failure(f"{subject}: {law.__name__}: {disagreement}") from None
 
-    search.cases(subject, law.__name__, body)
+    # Laws say for themselves of what numbers they speak, and their strategies hold those.
+    search.cases(subject, law.__name__, body, special=False)
 
 
 def hold(law: Law, evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Agreement]:

@@ -20,6 +20,7 @@ class DType:
     wide: type  # of the oracle: at least twice as exact as the arithmetic, or the widest there is
     roundoff: float
     largest: float
+    smallest_normal: float
     smallest_subnormal: float
     arithmetic: Arithmetic
 
@@ -73,6 +74,7 @@ def _dtype(name: str, numpy_type: type, wide: type, compute_type: type) -> DType
         wide=wide,
         roundoff=float(info.eps) / 2,
         largest=float(info.max),
+        smallest_normal=float(info.smallest_normal),
         smallest_subnormal=float(info.smallest_subnormal),
         arithmetic=arithmetic,
     )

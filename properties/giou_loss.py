@@ -21,7 +21,7 @@ from properties.box_strategies import (
 )
 from properties.case import Case
 from properties.dtypes import DType
-from properties.giou import EPS, exactly
+from properties.giou import EPS, exactly, nowhere_finite
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded, total
 from properties.workloads import Make, tiled, whole
@@ -123,6 +123,13 @@ def least_y2_is_valid(dtype: DType) -> Case:
     return Case({"pred": pred, "target": target}, np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
 
 
+def each_coordinate_in_turn_not_finite(dtype: DType) -> Case:
+    """A loss that is NaN, and a row's gradient that says which of its coordinates was not finite."""
+    case = nowhere_finite(dtype)
+    pred, target = np.stack([case["boxes1"], case["boxes2"][::-1]]), np.stack([case["boxes2"], case["boxes1"][::-1]])
+    return Case({"pred": pred, "target": target}, np.array(1.25, dtype=dtype.numpy), {"eps": 1e-5})
+
+
 UNIT = [0.0, 0.0, 1.0, 1.0]
 PADDING = [0.0, 0.0, 0.0, 0.0]
 examples: Mapping[str, Callable[[DType], Case]] = {
@@ -135,6 +142,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "nan_y2_is_padding": example([[UNIT, [0, 0, 2, 2]]], [[[0, 0, 1, np.nan], UNIT]]),
     "nan_in_padding_rows": example([[[np.nan] * 4, [0, 0, 2, 2]]], [[PADDING, UNIT]]),
     "nan_in_a_valid_row": example([[[np.nan, 0, 1, 1], [0, 0, 2, 2]]], [[UNIT, UNIT]]),
+    "each_coordinate_in_turn_not_finite": each_coordinate_in_turn_not_finite,
     "one_valid_row_after_padding": example([[UNIT, UNIT, [0, 0, 2, 2]]], [[PADDING, PADDING, UNIT]]),
     "infinity_in_padding_rows": example([[[np.inf] * 4, [0, 0, 2, 2]]], [[[np.inf, 0, -np.inf, 0], UNIT]]),
     "infinite_y2_is_valid": example([[UNIT, [0, 0, 2, 2]]], [[[0, 0, 1, np.inf], UNIT]]),

@@ -15,6 +15,7 @@ from properties.giou import exactly, only
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded, total
 from properties.workloads import Make, tiled, whole
+from properties.special_values import not_finite_in_turn
 
 EPS = (1e-5, 1e-12, 1e-3, 0.25)
 # Of rows: the squares of huge numbers overflow, after which little is known.
@@ -120,6 +121,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
             [1.0, 2.0, 3.0, 5.0, 9.0],
         ]
     ),
+    "each_entry_in_turn_not_finite": lambda dtype: example(lambda rng: not_finite_in_turn(rng, 17, dtype))(dtype),
     "eps_far_above_the_variance": rows(3, 24, deviation=0.01, eps=0.25),
     "eps_far_below_the_variance": rows(3, 24, eps=1e-12),
     # The tail of a vector, of a warp, and of the last block, and one column past each.

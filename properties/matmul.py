@@ -16,6 +16,7 @@ from properties.dtypes import DType
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded, stored
 from properties.workloads import Make, tiled, whole
+from properties.special_values import not_finite_in_turn
 
 KINDS = ("normal", "normal", "whole", "constant", "offset", "spread", "huge", "tiny")
 ACTIVATIONS = ("none", "relu", "leaky_relu")
@@ -140,6 +141,15 @@ def nowhere_finite(dtype: DType) -> Case:
     return example(a, b, "leaky_relu")(dtype)
 
 
+def each_term_in_turn_not_finite(dtype: DType) -> Case:
+    """One number of each row of a, and of each column of b beside them, is not finite."""
+    rng = np.random.default_rng(14)
+    a, b = not_finite_in_turn(rng, 9, dtype), values(rng, (9, 5), dtype, "normal")
+    a, b = np.concatenate([a, values(rng, (2, 9), dtype, "normal")]), np.concatenate([b, a.T], axis=1)
+    grad_output = cotangent(rng, (a.shape[0], b.shape[1]), dtype)
+    return Case({"a": a, "b": b}, grad_output, {"activation": "leaky_relu", "negative_slope": 0.01})
+
+
 examples: Mapping[str, Callable[[DType], Case]] = {
     "one_by_one": example([[3]], [[-2]], "leaky_relu"),
     "no_terms": example(np.zeros((3, 0)), np.zeros((0, 2)), "leaky_relu"),
@@ -165,6 +175,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "slope_of_0": example([[-2, 3]], [[1, -4], [-1, 2]], "leaky_relu", 0.0),
     "slope_above_1": example([[-2, 3]], [[1, -4], [-1, 2]], "leaky_relu", 3.0),
     "not_finite": nowhere_finite,
+    "each_term_in_turn_not_finite": each_term_in_turn_not_finite,
     "zero_times_infinity": example([[0, 1], [0, 0]], [[np.inf, 1], [2, -np.inf]]),
     "nan_through_relu": example([[np.nan, 1]], [[1], [2]], "relu"),
     "cancellation": cancellation,

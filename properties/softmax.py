@@ -14,6 +14,7 @@ from properties.dtypes import DType
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded, stored, total
 from properties.workloads import Make, tiled, whole
+from properties.special_values import not_finite_in_turn
 
 
 def backward(grad_output: Any, x: Any) -> tuple[Any]:
@@ -102,6 +103,13 @@ def late_maximum(dtype: DType) -> Case:
     return Case({"x": x.astype(dtype.numpy)}, cotangent(rng, x.shape, dtype))
 
 
+def each_entry_in_turn_not_finite(dtype: DType) -> Case:
+    """17 columns: a vector's lanes, and a tail of one."""
+    rng = np.random.default_rng(14)
+    x = not_finite_in_turn(rng, 17, dtype)
+    return Case({"x": x}, cotangent(rng, x.shape, dtype))
+
+
 examples: Mapping[str, Callable[[DType], Case]] = {
     "no_rows": random_rows(0, 5),
     "no_columns": random_rows(3, 0),
@@ -124,6 +132,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
             [0.0, 1.0, 2.0, 3.0],
         ]
     ),
+    "each_entry_in_turn_not_finite": each_entry_in_turn_not_finite,
     "causal_mask": causal_mask,
     "equal_entries": example(np.full((2, 24), 0.5)),
     # The tail of a vector, of a warp, and of the last block, and one column past each.

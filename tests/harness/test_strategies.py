@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import hypothesis
 import numpy as np
@@ -28,6 +29,8 @@ from properties.dtypes import DTYPES
 from properties.giou import EPS
 from properties.layouts import LAYOUTS
 from properties.operation import operations
+from properties.special_values import not_finite_in_turn, special_values
+from properties.special_values import with_special_values as cases_with_special_values
 
 OPERATIONS = operations()
 LOSSES = ("giou_loss", "giou_loss_ragged")
@@ -326,6 +329,101 @@ def test_no_element_of_a_cotangent_is_one(dtype: str) -> None:
     assert np.mean(wide(drawn) == 0) == pytest.approx(0.1, abs=0.01)
     for shape in ((), (0,), (2, 0, 3)):
         assert cotangent(np.random.default_rng(2), shape, kind).shape == shape
+
+
+PLAIN = Case(
+    {"x": np.full((3, 4), 2, np.float32), "w": np.full(5, 2, np.float32), "offsets": np.arange(4)},
+    np.full(7, 2, np.float32),
+    {"eps": 0.25, "activation": "relu"},
+)
+
+
+def same(a: np.ndarray, b: float) -> np.ndarray:
+    """Equal to the sign of a zero, and NaN to NaN."""
+    return np.isnan(a) if np.isnan(b) else (a == b) & (np.signbit(a) == np.signbit(b))
+
+
+@functools.cache
+def special_cases() -> list[Case]:
+    # As many as one implementation sees in a run over its checks and dtypes; each of another case.
+    plain = st.integers(1, 2**16).map(lambda n: replace(PLAIN, grad_output=np.full(7, n + 1, np.float32)))
+    return collect(cases_with_special_values(FLOAT32, plain), 1600)
+
+
+@pytest.mark.parametrize("name", ["x", "w"])
+def test_every_special_value_is_put_into_every_input_and_at_every_place(name: str) -> None:
+    changed = [wide(case[name]).ravel() for case in special_cases()]
+    assert all(np.count_nonzero(array != 2) <= 1 for array in changed)
+    values = np.stack(changed)
+    for value in (float(np.float32(v)) for v in special_values(FLOAT32, PLAIN.parameters).values()):
+        assert same(values, value).any(), value
+    share = np.mean(values != 2, axis=0)
+    assert share.min() > 0
+    # The last lane of a vector and the tail of a block are at the end.
+    assert min(share[0], share[-1]) > 1 / 100
+    assert np.mean(~np.isfinite(values[values != 2])) > 1 / 3
+    assert np.mean((values != 2).any(axis=1)) < 1 / 2
+
+
+def test_integers_and_layouts_are_left_alone_by_special_values() -> None:
+    for case in special_cases():
+        assert np.array_equal(case["offsets"], PLAIN["offsets"])
+        assert (case.parameters, case.layouts) == (PLAIN.parameters, PLAIN.layouts)
+        assert all(case[name].dtype == PLAIN[name].dtype for name in PLAIN.inputs)
+
+
+def test_cotangents_are_all_zero_and_zero_but_for_one_and_special_at_every_place() -> None:
+    values = np.stack([wide(case.grad_output) for case in special_cases()])
+    zero = values == 0
+    assert np.mean(zero.all(axis=1)) > 1 / 50
+    for at in range(values.shape[1]):
+        assert np.mean(~zero[:, at] & (zero.sum(axis=1) == values.shape[1] - 1)) > 0
+        assert not np.isfinite(values[:, at]).all()
+    assert np.mean((values == values[:, :1]).all(axis=1) & ~zero[:, 0]) > 1 / 2
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_special_values_include_a_square_that_overflows_and_numbers_below_the_normal_ones(dtype: str) -> None:
+    kind = DTYPES[dtype]
+    special = {
+        name: float(np.float64(value).astype(kind.numpy)) for name, value in special_values(kind, {"eps": 1e-5}).items()
+    }
+    assert special["its square overflows"] > special["largest"] / special["its square overflows"]
+    assert 0 < special["smallest subnormal"] < special["largest subnormal"] < kind.smallest_normal
+    assert np.isfinite(special["largest"])
+    assert special["eps"] == float(np.float64(1e-5).astype(kind.numpy))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_special_values_reach_searches_of_the_usual_length(name: str) -> None:
+    plain = OPERATIONS[name].cases(FLOAT32, 1024)
+    cases = collect(cases_with_special_values(FLOAT32, plain), 200)
+    inputs = [np.concatenate([b.ravel() for b in boxes_of(case)]) for case in cases]
+    # Of a check's 25 cases a few; and an implementation has some twenty checks over all dtypes.
+    assert often([not np.isfinite(b).all() for b in inputs], 2 / 25)
+    assert often([bool(np.isfinite(b).all()) for b in inputs], 1 / 2)
+    cotangents = [wide(case.grad_output) for case in cases if case.grad_output.size]
+    assert any(not c.any() for c in cotangents)
+    assert any(not np.isfinite(c).all() for c in cotangents)
+    assert often([bool(np.isfinite(c).all() and c.any()) for c in cotangents], 1 / 2)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_rows_in_turn_have_each_value_that_is_not_finite_at_each_place(dtype: str) -> None:
+    rows = wide(not_finite_in_turn(np.random.default_rng(1), 5, DTYPES[dtype])).reshape(3, 5, 5)
+    for of_kind, value in zip(rows, (np.nan, np.inf, -np.inf)):
+        assert np.array_equal(np.where(np.isfinite(of_kind), 0, 1), np.eye(5))
+        assert same(of_kind.diagonal(), value).all()
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in LOSSES])
+def test_cotangents_come_strided_and_with_strides_of_zero(name: str) -> None:
+    strides = []
+    for case in many_small_cases(name):
+        tensor = case.tensor("grad_output", FLOAT32, "cpu")
+        strides.append({s for s, n in zip(tensor.stride(), tensor.shape) if n > 1})
+    assert often([0 in seen for seen in strides])
+    assert often([bool(seen) and 0 not in seen and 1 not in seen for seen in strides], 1 / 50)
 
 
 def test_every_eps_is_drawn() -> None:

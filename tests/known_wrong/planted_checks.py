@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from properties import checks
+from properties import softmax as softmax_properties
 
 from .planted import Check, Fault
 from .planted_softmax import gradient, largest, largest_of_all_rows, right, softmax
@@ -89,6 +90,18 @@ def on_a_stream_of_its_own(step: Callable[..., Tensor]) -> Callable:
     return of
 
 
+def nan_in_the_last_column_taken_for_the_lowest(x: Tensor) -> Tensor:
+    """As a masked tail is."""
+    if x.shape[-1] < 3:
+        return right(x)
+    return right(torch.cat([x[..., :-1], x[..., -1:].nan_to_num(-torch.inf, torch.inf, -torch.inf)], -1))
+
+
+def rows_of_zero_cotangents_skipped(grad: Tensor, y: Tensor) -> Tensor:
+    """0 times what is not finite is NaN."""
+    return torch.where((grad == 0).all(-1, keepdim=True), 0, gradient(grad, y))
+
+
 def claiming_bits(check: Check, subject: checks.Subject, search: checks.Search) -> None:
     """A check of an implementation that claims the same bits in every batch."""
     check(dataclasses.replace(subject, depends_on_batch=None), search)
@@ -108,6 +121,32 @@ def _faults() -> list[Fault]:
     def add(name: str, make: Callable[[], Implementation], check: Check, says: str, **more: Any) -> None:
         faults.append(Fault(name=name, operation="softmax", make=make, check=check, says=says, **more))
 
+    # Of one that is not finite in a row there is an example; of cotangents that are hardly there, none.
+    plain = {"two_columns": softmax_properties.examples["two_columns"]}
+    add(
+        "nan_in_the_last_column_taken_for_the_lowest",
+        lambda: softmax(forward=nan_in_the_last_column_taken_for_the_lowest),
+        checks.forward_agrees,
+        r"output.* is .*expected nan",
+        right_on="two_columns",
+    )
+    add(
+        "rows_of_zero_cotangents_skipped",
+        lambda: softmax(backward=rows_of_zero_cotangents_skipped),
+        checks.backward_agrees,
+        r"gradient of x.* is 0\.0, expected nan",
+        right_on="two_columns",
+        examples={**plain, "rows_not_finite": softmax_properties.examples["rows_not_finite"]},
+        search=200,
+    )
+    add(
+        "infinite_cotangent_cut_off",
+        lambda: softmax(backward=lambda grad, y: gradient(grad.clamp(-1e30, 1e30), y)),
+        checks.backward_agrees,
+        "gradient of x",
+        right_on="two_columns",
+        examples=plain,
+    )
     history, late = checks.history_does_not_matter, checks.late_inputs_are_waited_for
     add(
         "largest_of_all_rows",
