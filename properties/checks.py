@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch.autograd.gradcheck import GradcheckError
 
 from impls import backends
+from properties import far_apart
 from properties.arena import POISONS, Arena
 from properties.case import Case
 from properties.comparison import Agreement, Disagreement, compare, expectation
@@ -641,6 +642,92 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
         search.saw(*agreements)
 
     search.cases(subject, "batch", body, few=True)
+
+
+def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
+    """Each tensor in turn, the cotangent too, may have elements 2^31 and more apart, along any axis.
+
+    Raises:
+        NoRoom: the device has no such range of addresses.
+    """
+
+    def body(case: Case) -> None:
+        given = _given(subject, case)
+        places = [(name, axis) for name, tensor in given.items() for axis in far_apart.axes(tensor)]
+        hypothesis.assume(places)
+        expected, agreements = _expected(subject, case), []
+        for far, axis in places:
+
+            def place(name: str, tensor: torch.Tensor, far: str = far, axis: int = axis) -> torch.Tensor:
+                return far_apart.laid_out(tensor, axis) if name == far else tensor
+
+            output, gradients, tensors = evaluate_tensors(
+                subject.implementation, subject.operation, case, subject.dtype, subject.device, place=place
+            )
+            results = {"output": output, **{f"gradient of {name}": g for name, g in gradients.items()}}
+            for name, result in results.items():
+                what = f"with axis {axis} of {far} 2^31 elements long: {name}"
+                agreements.append(_compare(subject, result, expected[name], what, tensors))
+        search.saw(*agreements)
+
+    search.cases(subject, "offsets", body, few=True)
+
+
+def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, results: int = 0) -> None:
+    """A small batch, repeated, gives the same again and again: no grid, and no index of a result, is too large.
+
+    Args:
+        subject: of an operation that has batches.
+        search: how hard to look.
+        samples: how many there are at the least.
+        results: how many elements the output has at the least.
+
+    Raises:
+        NoRoom: the device has not the memory.
+    """
+    operation = subject.operation
+
+    def body(case: Case) -> None:
+        count = _samples(operation, case)
+        whole = all(case[name].ndim > axes for name, axes in operation.batched.items())
+        hypothesis.assume(whole and count and case.grad_output.size)
+        case = replace(case, layouts={})
+        repetitions = 1 + max(samples // count, results // case.grad_output.size)
+        given = _given(subject, case)
+        repeated = {*operation.batched, "grad_output"}
+        needed = sum(t.nbytes for name, t in given.items() if name in repeated) * 4 * repetitions
+        if subject.device == "cuda" and torch.cuda.mem_get_info()[0] < needed:
+            raise far_apart.NoRoom(f"it takes {needed >> 30} GiB")
+
+        def place(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            if name not in repeated:
+                return tensor
+            return tensor.repeat(repetitions, *[1] * (tensor.ndim - 1))
+
+        output, gradients, tensors = evaluate_tensors(
+            subject.implementation, operation, case, subject.dtype, subject.device, place=place
+        )
+        expected, agreements = _expected(subject, case), []
+        of_batch = {f"gradient of {name}": gradients[name] for name in operation.batched if name in gradients}
+        for name, result in {"output": output.detach(), **of_batch}.items():
+            first = result[:count]
+            agreements.append(_compare(subject, first, expected[name], f"the first {count} samples: {name}", tensors))
+            error = expectation(expected[name], subject.dtype).error
+            allowed = torch.from_numpy((2 * error * (subject.depends_on_batch is not None)).astype(np.float64))
+            start = 0
+            # In pieces: what is compared takes more room than what is computed.
+            for piece in result.split(count * max(1, (1 << 22) // max(first.numel(), 1))):
+                rows = piece.view(-1, *first.shape)
+                alike = (rows == first) | (rows.isnan() & first.isnan())
+                alike |= (rows.double() - first.double()).abs() <= allowed.to(rows.device)
+                if not alike.all():
+                    at = start + int(alike.flatten(1).all(1).logical_not().nonzero()[0]) * count
+                    what = f"{name} of samples {at} to {at + count - 1} is not that of the first {count}, their equals"
+                    raise Failure(f"{subject}: {what}\nwith {describe(tensors)}")
+                start += len(piece)
+        search.saw(*agreements)
+
+    search.cases(subject, "many samples", body, few=True)
 
 
 def memory_is_respected(subject: Subject, search: Search) -> None:

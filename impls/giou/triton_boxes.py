@@ -30,9 +30,11 @@ def load_boxes(ptr, rows, offsets, coordinate_stride, mask, COMPUTE: tl.constexp
         y1, y2 = tl.split(y)
     else:
         x1 = tl.load(ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
+        # Step by step: three strides of 32 bits together may take more than those.
         y1 = tl.load(ptr + offsets + coordinate_stride, mask=mask, other=0.0).to(COMPUTE)
-        x2 = tl.load(ptr + offsets + 2 * coordinate_stride, mask=mask, other=0.0).to(COMPUTE)
-        y2 = tl.load(ptr + offsets + 3 * coordinate_stride, mask=mask, other=0.0).to(COMPUTE)
+        x2 = tl.load(ptr + offsets + coordinate_stride + coordinate_stride, mask=mask, other=0.0).to(COMPUTE)
+        y2 = tl.load(ptr + offsets + coordinate_stride + coordinate_stride + coordinate_stride, mask=mask, other=0.0)
+        y2 = y2.to(COMPUTE)
     return x1, y1, x2, y2
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from impls import cuda_on_cpu
 from properties import checks
 from properties import softmax as softmax_properties
 
-from .planted import Check, Fault
+from . import planted_cuda, planted_triton
+from .planted import Check, Fault, one_pair
 from .planted_softmax import gradient, largest, largest_of_all_rows, right, softmax
 from .steps import Implementation
 
@@ -102,6 +104,24 @@ def rows_of_zero_cotangents_skipped(grad: Tensor, y: Tensor) -> Tensor:
     return torch.where((grad == 0).all(-1, keepdim=True), 0, gradient(grad, y))
 
 
+def rows_past_65535_unwritten(x: Tensor) -> Tensor:
+    """As a grid has it that is cut off at its limit."""
+    output = right(x)
+    output[65535:] = 0
+    return output
+
+
+def rows_past_65536_repeated(x: Tensor) -> Tensor:
+    """As a row's number has it that is kept in 16 bits."""
+    output = right(x)
+    output[65536:] = output.flip(0)[: max(0, len(x) - 65536)]
+    return output
+
+
+def sixteen_bits_of_samples(check: Callable[..., None], subject: checks.Subject, search: checks.Search) -> None:
+    check(subject, search, samples=70_000)
+
+
 def claiming_bits(check: Check, subject: checks.Subject, search: checks.Search) -> None:
     """A check of an implementation that claims the same bits in every batch."""
     check(dataclasses.replace(subject, depends_on_batch=None), search)
@@ -147,6 +167,38 @@ def _faults() -> list[Fault]:
         right_on="two_columns",
         examples=plain,
     )
+    offsets = checks.offsets_may_pass_32_bits
+    faults.append(
+        Fault(
+            name="triton_offsets_in_32_bits",
+            operation="giou",
+            make=lambda: planted_triton.giou("offsets_in_32_bits"),
+            check=offsets,
+            says="with axis 0 of boxes[12] 2.31 elements long: output",
+            right_on=one_pair,
+        )
+    )
+    faults.append(
+        Fault(
+            name="cuda_offsets_in_32_bits",
+            operation="giou",
+            make=lambda: planted_cuda.giou("OFFSETS_IN_32_BITS"),
+            check=offsets,
+            says=r"planted\.cu:\d+\).*overflow",
+            right_on=one_pair,
+            raises=cuda_on_cpu.UndefinedArithmetic,
+            only_on_cpu=True,
+        )
+    )
+    many = functools.partial(sixteen_bits_of_samples, checks.many_samples_are_alike)
+    for name, step in (("grid_cut_off", rows_past_65535_unwritten), ("rows_wrap_around", rows_past_65536_repeated)):
+        add(
+            name,
+            lambda step=step: softmax(forward=step),
+            many,
+            r"output of samples \d+ to \d+ is not that of the first",
+            right_on=None,
+        )
     history, late = checks.history_does_not_matter, checks.late_inputs_are_waited_for
     add(
         "largest_of_all_rows",

@@ -35,8 +35,8 @@ def load_box(ptr, rows, stride, step, mask, FAULT: tl.constexpr, COMPUTE: tl.con
         step = 1
     x1 = tl.load(ptr + at, mask=mask, other=0.0).to(COMPUTE)
     y1 = tl.load(ptr + at + step, mask=mask, other=0.0).to(COMPUTE)
-    x2 = tl.load(ptr + at + 2 * step, mask=mask, other=0.0).to(COMPUTE)
-    y2 = tl.load(ptr + at + 3 * step, mask=mask, other=0.0).to(COMPUTE)
+    x2 = tl.load(ptr + at + step + step, mask=mask, other=0.0).to(COMPUTE)
+    y2 = tl.load(ptr + at + step + step + step, mask=mask, other=0.0).to(COMPUTE)
     return x1, y1, x2, y2
 
 
