@@ -43,7 +43,7 @@ ILL = {
     "layer_norm": ("loop", r"Timeout \(>6.0s\)"),
     "giou": ("hang", r"had to be ended: it did not come back within 0:00:12"),
     "matmul": ("wait_for_itself", r"Timeout \(>6.0s\)"),
-    "giou_loss": ("spin", r"the launch has not ended within its time limit|had to be ended"),
+    "giou_loss": ("spin", r"the launch has not ended within its time limit|had to be ended|Timeout"),
     "giou_loss_ragged": ("write_far_away", r"OutOfBounds.*ill\.cu:|lost the device"),
 }
 
