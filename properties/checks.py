@@ -86,12 +86,14 @@ class Search:
     worst: float = 0.0
     ran: int = 0
     substantial: int = 0  # examples in which at least one element was held to a finite bound
+    largest: int = 0  # elements of the largest result
     started: float = field(default_factory=time.perf_counter)
 
     def saw(self, *agreements: Agreement) -> None:
         """Count an example."""
         self.ran += 1
         self.substantial += any(a.elements > a.unspecified for a in agreements)
+        self.largest = max([self.largest, *(a.elements for a in agreements)])
         self.worst = max([self.worst, *(a.worst for a in agreements)])
 
     @property
@@ -179,8 +181,21 @@ class Search:
                     except Exception as smaller:
                         raise smaller from None
             raise
+        self.must_have_seen_something(subject, check)
+
+    def must_have_seen_something(self, subject: Subject, check: str) -> None:
+        """A search among nothing, or among single numbers alone, is no verification.
+
+        Raises:
+            Failure: no example could have failed; or each result had one element at most, where the named examples of
+                the operation say that its output may have more.
+        """
+        seen = f"{subject}: {check} ran {self.ran} examples, and"
         if not self.substantial:
-            raise Failure(f"{subject}: {check} ran {self.ran} examples, and none of them could have failed")
+            raise Failure(f"{seen} none of them could have failed")
+        examples = subject.operation.examples.values()
+        if self.largest <= 1 and any(make(subject.dtype).grad_output.size > 1 for make in examples):
+            raise Failure(f"{seen} no result had more than one element, as those of {subject.operation.name} may")
 
 
 def describe(tensors: dict[str, torch.Tensor]) -> str:
@@ -300,9 +315,10 @@ def gradcheck(subject: Subject, search: Search) -> None:
             torch.autograd.gradcheck(weighted, points, fast_mode=search.ran > 0)
         except GradcheckError as error:
             raise Failure(f"{subject}: gradcheck: {error}") from error
-        search.saw(Agreement(0.0, 1, 0))
+        search.saw(Agreement(0.0, weights.numel(), 0))
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)
+    search.must_have_seen_something(subject, "gradcheck")
 
 
 def law_holds(law: Law, subject: Subject, search: Search) -> None:
@@ -376,6 +392,8 @@ def declared_errors_are_raised(subject: Subject, search: Search) -> None:
             if not output.isnan().all():
                 raise Failure(f"{subject}: {declared.name}: the output is {output}, not NaN")
         search.saw(Agreement(0.0, 1, 0))
+    if not search.ran:
+        raise Failure(f"{subject}: no error is declared, so none was looked for")
 
 
 def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
@@ -400,7 +418,7 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
         for name, gradient in gradients.items():
             if not torch.equal(bits(gradient), bits(gradients_again[name])):
                 raise Failure(f"{subject}: the gradient of {name} differs between two calls\nwith {describe(tensors)}")
-        search.saw(Agreement(0.0, 1, 0))
+        search.saw(*(Agreement(0.0, result.numel(), 0) for result in (output, *gradients.values())))
 
     search.cases(subject, "repeats", body)
 
@@ -546,7 +564,7 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
             for name, result in again.items():
                 if not torch.equal(bits(result), bits(first[name])):
                     raise Failure(f"{subject}: {when}: {name} is not the same bit for bit\nwith {describe(given)}")
-        search.saw(Agreement(0.0, sum(result.value.size for result in expected.values()), 0))
+        search.saw(*(Agreement(0.0, result.value.size, 0) for result in expected.values()))
 
     search.cases(subject, "history", body, few=True)
 
@@ -764,7 +782,7 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
                 if np.isnan(first[at]) and second[at] == POISONS[1]:
                     why = "was never written, or comes from memory that the call was not given"
                 raise Failure(f"{subject}: {name}{list(at)} {why}\nwith {describe(tensors)}")
-        search.saw(Agreement(0.0, sum(result.numel() for result in runs[0].values()), 0))
+        search.saw(*(Agreement(0.0, result.numel(), 0) for result in runs[0].values()))
 
     search.cases(subject, "memory", body)
 

@@ -25,14 +25,20 @@ PARAMETER_KINDS = ("normal", "whole", "constant", "spread")
 
 
 def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> tuple[Any, Any, Any]:
-    """The oracle's gradients; of x unspecified in a row to which the cotangent brings an infinity.
+    """The oracle's gradients; of x unspecified in a row of whose steps some might overflow.
 
-    There both means are infinite, and only the order of the subtractions says whether infinity or NaN is left.
+    There only the order of the steps, of which all are right, says whether a number, an infinity or NaN is left.
     """
     grad_x, *others = oracle.backward(grad_output, x, weight, bias, eps)
     if isinstance(grad_x, Bounded):
-        infinite = np.isinf((grad_output * weight).value).any(axis=-1, keepdims=True)
-        grad_x = Bounded(grad_x.value, np.where(infinite, np.inf, grad_x.error), grad_x.arithmetic)
+        _, deviation = oracle.normalized(x, eps)
+        with np.errstate(all="ignore"):
+            # As torch has it: sums of products of three, times the third power of what is divided by.
+            terms = np.sum(abs((grad_output * weight).value), axis=-1, keepdims=True)
+            furthest = np.max(abs(x.value), axis=-1, keepdims=True, initial=1)
+            reach = terms * furthest / np.minimum(deviation.value, 1) ** 3
+        overflow = reach >= grad_x.arithmetic.largest
+        grad_x = Bounded(grad_x.value, np.where(overflow, np.inf, grad_x.error), grad_x.arithmetic)
     return grad_x, *others
 
 

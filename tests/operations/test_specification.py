@@ -1,0 +1,47 @@
+"""The records of the operations are strict: what says nothing does not pass for a result, in any dtype."""
+
+import hypothesis
+import pytest
+
+from properties.case import Case
+from properties.dtypes import DTYPES
+from properties.impostors import accepted
+from properties.operation import Operation, operations
+
+OPERATIONS = operations()
+# Some of each, as a result is compared with others of its shape, and small, as tame cases are.
+GENERATED, ELEMENTS = 30, 64
+
+
+def generated(operation: Operation, dtype: str) -> list[Case]:
+    drawn: list[Case] = []
+
+    @hypothesis.settings(
+        max_examples=GENERATED,
+        phases=[hypothesis.Phase.generate],
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(operation.cases(DTYPES[dtype], ELEMENTS))
+    def keep(case: Case) -> None:
+        drawn.append(case)
+
+    keep()
+    return drawn
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_generated_cases_reject_every_impostor(name: str, dtype: str) -> None:
+    found = accepted(OPERATIONS[name], DTYPES[dtype], generated(OPERATIONS[name], dtype))
+    assert not found, "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_examples_reject_every_impostor(name: str, dtype: str) -> None:
+    examples = (make(DTYPES[dtype]) for make in OPERATIONS[name].examples.values())
+    found = accepted(OPERATIONS[name], DTYPES[dtype], examples)
+    assert not found, "\n".join(map(str, found))
