@@ -9,7 +9,18 @@ from impls.giou.arguments import check_giou_loss_ragged
 from impls.giou.torch_eager import pairwise_giou
 from impls.giou_loss.torch_eager import concatenated_loss, looped_loss
 
-from . import planted_cuda, planted_triton
+from . import (
+    planted_cuda,
+    planted_giou_losses,
+    planted_layer_norm,
+    planted_layer_norm_kernels,
+    planted_matmul,
+    planted_matmul_kernels,
+    planted_softmax,
+    planted_softmax_kernels,
+    planted_triton,
+    planted_vector_add,
+)
 from .steps import Implementation, giou, loss, one_term_after_another
 
 
@@ -21,6 +32,9 @@ class Control:
     operation: str
     make: Callable[[], Implementation]
     dtypes: tuple[str, ...] = ("float16", "float32")
+    # Generated cases, and the most elements of a named one: what takes long is controlled by few.
+    examples: int = 50
+    elements: int | None = None
 
 
 def pairs_of_pairs(losses: torch.Tensor) -> torch.Tensor:
@@ -112,4 +126,26 @@ CONTROLS = (
     Control(name="triton", operation="giou", make=planted_triton.giou, dtypes=("bfloat16", "float32")),
     Control(name="cuda", operation="giou", make=planted_cuda.giou, dtypes=("float32",)),
     Control(name="cuda", operation="giou_loss", make=planted_cuda.giou_loss, dtypes=("float32",)),
+    *(
+        Control(name="torch", operation=operation, make=make, dtypes=("float16",), examples=10, elements=3000)
+        for operation, make in (
+            ("vector_add", planted_softmax.vector_add),
+            ("softmax", planted_softmax.softmax),
+            ("layer_norm", planted_layer_norm.layer_norm),
+            ("matmul", planted_matmul.matmul),
+        )
+    ),
+    # What the small kernels with one mistake each are without it.
+    *(
+        Control(name=name, operation=operation, make=make, dtypes=("float32",), examples=4, elements=300)
+        for operation, in_triton, in_cuda in (
+            ("vector_add", planted_vector_add.in_triton, planted_vector_add.in_cuda),
+            ("softmax", planted_softmax_kernels.in_triton, planted_softmax_kernels.in_cuda),
+            ("layer_norm", planted_layer_norm_kernels.in_triton, planted_layer_norm_kernels.in_cuda),
+            ("matmul", planted_matmul_kernels.in_triton, planted_matmul_kernels.in_cuda),
+            ("giou_loss", planted_giou_losses.padded_in_triton, planted_giou_losses.padded_in_cuda),
+            ("giou_loss_ragged", planted_giou_losses.ragged_in_triton, planted_giou_losses.ragged_in_cuda),
+        )
+        for name, make in (("small_triton", in_triton), ("small_cuda", in_cuda))
+    ),
 )

@@ -142,9 +142,14 @@ def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
     ],
 )
 def test_control_passes(control: Control, dtype: str, check: Check, device: str) -> None:
-    search = Search(examples=EXAMPLES)
-    check(subject(control.operation, control.make(), device, dtype), search)
-    assert search.ran >= EXAMPLES
+    examples = {
+        name: make
+        for name, make in OPERATIONS[control.operation].examples.items()
+        if control.elements is None or sum(a.size for a in make(DTYPES[dtype]).inputs.values()) <= control.elements
+    }
+    search = Search(examples=control.examples, elements=control.elements or Search.elements)
+    check(subject(control.operation, control.make(), device, dtype, examples=examples), search)
+    assert search.ran >= control.examples + len(examples)
 
 
 def test_every_check_rejects_a_fault() -> None:
