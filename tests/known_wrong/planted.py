@@ -28,7 +28,10 @@ from .published import giou_without_clamp
 from .steps import (
     Implementation,
     Steps,
+    areas,
+    at_least,
     giou,
+    hull_sides,
     loss,
     one_term_after_another,
     padded_rows,
@@ -191,6 +194,14 @@ def eps_added(area: torch.Tensor, eps: float) -> torch.Tensor:
     return area + eps
 
 
+def hull_less_intersection(a: torch.Tensor, b: torch.Tensor, eps: float) -> torch.Tensor:
+    """I / U - (C - I) / C in place of I / U - (C - U) / C."""
+    _, _, intersection, union = areas(Steps(), a, b)
+    hull_width, hull_height = hull_sides(a, b)
+    union, hull = at_least(union, eps), at_least(hull_width * hull_height, eps)
+    return intersection / union - (hull - intersection) / hull
+
+
 def at_least_dropping_nan(area: torch.Tensor, eps: float) -> torch.Tensor:
     return torch.fmax(area, torch.tensor(eps, dtype=area.dtype, device=area.device))
 
@@ -286,12 +297,18 @@ GIOU_FORWARD = (
     # torchvision's generalized_box_iou_loss adds eps to its divisors.
     ("eps_added_to_the_union", {"union": eps_added}, "inverted_both"),
     ("hull_of_inner_corners", {"hull_sides": hull_of_inner_corners}, "identical"),
-    # fmin and fmax are what CUDA's fminf and fmaxf and, unless asked, Triton's tl.minimum and tl.maximum do:
-    # https://github.com/triton-lang/triton/pull/2776
+    # fmin and fmax are what CUDA's fminf and fmaxf and, unless asked, Triton's tl.minimum and tl.maximum do.
     (
         "nan_dropped",
         {"maximum": torch.fmax, "minimum": torch.fmin, "union": at_least_dropping_nan, "hull": at_least_dropping_nan},
         one_pair,
+        "https://github.com/triton-lang/triton/pull/2776",
+    ),
+    (
+        "penalty_of_the_intersection",
+        {"pairwise": hull_less_intersection},
+        "identical",
+        "https://github.com/Megvii-BaseDetection/YOLOX/issues/712",
     ),
     ("inverted_boxes_put_in_order", {"compute": corners_in_order}, one_pair),
     ("clipped_at_zero", {"compute": clipped_at_zero}, one_pair),
@@ -361,10 +378,19 @@ GIOU_BACKWARD = (
     ("x1_against_the_slope", {"gradients": against_the_slope_along_x1}, "identical_points"),
     ("gradient_of_zeros", {"gradients": all_zero}, "identical_points"),
     ("no_gradient_for_boxes2", {"gradients": second_is_a_constant}, "identical_points"),
-    ("grad_output_ignored", {"cotangent": torch.ones_like}, cotangent_of_ones),
-    # As an element for each that sum().backward() expands without memory behind it:
-    # https://github.com/Dao-AILab/flash-attention/issues/355, https://github.com/ROCm/TransformerEngine/pull/623
-    ("grad_output_read_as_contiguous", {"cotangent": cotangent_read_as_contiguous}, one_pair),
+    (
+        "grad_output_ignored",
+        {"cotangent": torch.ones_like},
+        cotangent_of_ones,
+        "https://github.com/pytorch/pytorch/issues/21961",
+    ),
+    # As an element for each that sum().backward() expands without memory behind it.
+    (
+        "grad_output_read_as_contiguous",
+        {"cotangent": cotangent_read_as_contiguous},
+        one_pair,
+        "https://github.com/Dao-AILab/flash-attention/issues/355",
+    ),
     ("whole_gradient_at_ties", {"tie": 1.0}, one_pair),
     ("no_gradient_at_ties", {"tie": 0.0}, one_pair),
     ("side_passes_below_its_clamp", {"side_passes": always_passes}, one_pair),
@@ -580,8 +606,9 @@ def _faults() -> list[Fault]:
     output, gradient = OUTPUT, GRADIENT
     forward, backward, memory = checks.forward_agrees, checks.backward_agrees, checks.memory_is_respected
 
-    for name, changes, right_on in GIOU_FORWARD:
-        add(name, "giou", forward, functools.partial(giou, **changes), output, right_on=right_on)
+    for name, changes, right_on, *source in GIOU_FORWARD:
+        make = functools.partial(giou, **changes)
+        add(name, "giou", forward, make, output, right_on=right_on, source=next(iter(source), None))
     add("last_row_dropped", "giou", forward, last_row_dropped, output, right_on=sixty_four_pairs)
     add("rows_shifted", "giou", forward, rows_shifted, output, right_on=sixty_four_pairs)
     add("remembered_by_shape", "giou", forward, remembered_by_shape, output, right_on=one_pair)
@@ -617,13 +644,14 @@ def _faults() -> list[Fault]:
         functools.partial(giou, compute=torch.Tensor.float), output, right_on="identical", dtype="float64",
     )  # fmt: skip
 
-    for name, changes, right_on in GIOU_BACKWARD:
-        add(name, "giou", backward, functools.partial(giou, **changes), gradient, right_on=right_on)
+    for name, changes, right_on, *source in GIOU_BACKWARD:
+        make = functools.partial(giou, **changes)
+        add(name, "giou", backward, make, gradient, right_on=right_on, source=next(iter(source), None))
     add(
         "area_stops_at_its_clamp", "giou", backward, functools.partial(giou, area_passes=passes_above), gradient,
         right_on=one_pair,
     )  # fmt: skip
-    for name, changes, _ in (GIOU_BACKWARD[0], GIOU_BACKWARD[1], GIOU_BACKWARD[3]):
+    for name, changes, *_ in (GIOU_BACKWARD[0], GIOU_BACKWARD[1], GIOU_BACKWARD[3]):
         make = functools.partial(giou, **changes)
         add(name, "giou", checks.gradcheck, make, "gradcheck: Jacobian mismatch", right_on=None, dtype="float64")
     add(
@@ -635,7 +663,7 @@ def _faults() -> list[Fault]:
         add(name, "giou_loss", forward, functools.partial(loss, "giou_loss", **changes), output, right_on=right_on)
     add("mean_of_the_means", "giou_loss", forward, mean_of_the_means, output, right_on=one_row)
     add("masked_by_a_product", "giou_loss", forward, lambda: masked_by_a_product, output, right_on=one_row)
-    # The gradient of what torch.where does not choose is 0 times infinity or NaN: https://github.com/pytorch/pytorch/issues/68425
+    # The gradient of what torch.where does not choose is 0 times infinity or NaN.
     add(
         "masked_after_the_arithmetic",
         "giou_loss",
@@ -643,6 +671,7 @@ def _faults() -> list[Fault]:
         lambda: masked_after_the_arithmetic,
         gradient,
         right_on=one_row,
+        source="https://github.com/pytorch/pytorch/issues/68425",
     )
     add(
         "summed_in_bfloat16", "giou_loss", forward, functools.partial(loss, "giou_loss", total=summed_in_bfloat16),
@@ -655,7 +684,7 @@ def _faults() -> list[Fault]:
     add(
         "gradient_of_padding_unwritten", "giou_loss", memory,
         functools.partial(loss, "giou_loss", blank=torch.empty_like), r"gradient of \w+\[.* was never written",
-        right_on=one_row,
+        right_on=one_row, source="https://github.com/pytorch/FBGEMM/pull/5754",
     )  # fmt: skip
     add(
         "summed_in_any_order", "giou_loss", checks.repeats_bit_for_bit,
@@ -731,10 +760,10 @@ def _faults() -> list[Fault]:
         "store_past_the_end", "giou", memory, lambda: planted_triton.giou("store_unmasked"),
         r"wrote \d+ elements past the end of a tensor \[", right_on=sixty_four_pairs,
     )  # fmt: skip
-    # https://github.com/triton-lang/triton/issues/1058, https://github.com/databricks/megablocks/pull/185
     triton(
         "offsets_in_32_bits", "giou", forward, lambda: planted_triton.giou("offsets_in_32_bits"), output,
         right_on=sixty_four_pairs, dtype="float16", examples={"rows_2_28_elements_apart": pairs_far_apart},
+        source="https://github.com/triton-lang/triton/issues/1058",
     )  # fmt: skip
     cuda: Any = functools.partial(add, language="cuda", only_on_cpu=True)
     cuda(

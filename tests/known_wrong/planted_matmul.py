@@ -36,6 +36,11 @@ def through(grad: Tensor, y: Tensor, activation: str, slope: float) -> Tensor:
     return torch.where(y > 0, grad, grad * slope) if activation == "leaky_relu" else grad
 
 
+def through_any_where_flat(grad: Tensor, y: Tensor, activation: str, slope: float) -> Tensor:
+    """Whether x was above 0 is told by the output, which is never below 0 where the slope is 0."""
+    return grad if activation == "leaky_relu" and slope == 0 else through(grad, y, activation, slope)
+
+
 def matmul(
     product: Callable[[Tensor, Tensor], Tensor] = multiply,
     act: Callable[[Tensor, str, float], Tensor] = activate,
@@ -168,7 +173,22 @@ def _faults() -> tuple[Fault, ...]:
     in_bfloat16 = functools.partial(summed_in, torch.bfloat16)
     in_float16 = functools.partial(summed_in, torch.float16)
     return (
-        of("summed_in_bfloat16", forward, lambda: matmul(in_bfloat16), output, dtype="bfloat16"),
+        of(
+            "summed_in_bfloat16",
+            forward,
+            lambda: matmul(in_bfloat16),
+            output,
+            dtype="bfloat16",
+            source="https://github.com/modular/modular/issues/7165",
+        ),
+        of(
+            "slope_of_0_passes_every_gradient",
+            backward,
+            lambda: matmul(grad_of_act=through_any_where_flat),
+            "gradient of",
+            "outer_product",
+            source="https://github.com/chainer/chainer/pull/5898",
+        ),
         of("summed_in_float16", forward, lambda: matmul(in_float16), output, dtype="float16"),
         of("tf32_unasked", forward, lambda: matmul(in_tf32), output),
         of("tail_of_terms_forgotten", forward, tail, output),

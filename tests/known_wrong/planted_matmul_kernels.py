@@ -195,7 +195,11 @@ def _faults() -> tuple[Fault, ...]:
         ),
         of_triton("activated_in_each_block", right_on="outer_product"),
         of_triton("slope_typed_in", examples=only("slope_of_0")),
-        of_triton("nan_is_0_to_relu", examples=only("nan_through_relu")),
+        of_triton(
+            "nan_is_0_to_relu",
+            examples=only("nan_through_relu"),
+            source="https://github.com/pytorch/pytorch/issues/7999",
+        ),
         of_triton("half_accumulator"),
         of_triton("contiguous_assumed", examples=only("both_transposed")),
         of_triton("b_taken_for_its_transpose"),
@@ -204,6 +208,7 @@ def _faults() -> tuple[Fault, ...]:
             check=checks.memory_is_respected,
             says=r"wrote \d+ elements past the end",
             right_on="no_rows",
+            source="https://github.com/Dao-AILab/flash-attention/pull/2790",
         ),
         of_triton(
             "split_over_uninitialised",

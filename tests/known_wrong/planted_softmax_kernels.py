@@ -47,6 +47,8 @@ def softmax_forward_kernel(
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK).to(tl.int64)
     most = tl.full((), -float("inf"), COMPUTE)
+    if FAULT == "maximum_from_a_finite_number":
+        most = tl.full((), -5e4, COMPUTE)
     total = tl.full((), 0.0, COMPUTE)
     end = cols
     if FAULT == "columns_past_a_block":
@@ -178,6 +180,7 @@ def _faults() -> tuple[Fault, ...]:
         of_triton("columns_past_a_block", source="https://github.com/facebookresearch/xformers/issues/785"),
         of_triton("last_block_only"),
         of_triton("no_maximum"),
+        of_triton("maximum_from_a_finite_number", source="https://github.com/flashinfer-ai/flashinfer/pull/4401"),
         of_triton("maximum_of_magnitudes", right_on="one_column"),
         of_triton("sum_not_rescaled"),
         of_triton("maximum_not_kept", source="https://github.com/KarhouTam/cuda-kernels/issues/1"),

@@ -159,9 +159,30 @@ def test_every_check_rejects_a_fault() -> None:
         for name, value in vars(checks).items()
         if callable(value) and getattr(value, "__annotations__", {}).get("search") is Search and name != "law_holds"
     }
-    laws = {law.__name__ for operation in OPERATIONS.values() for law in operation.laws if operation.name in RIGHT}
     assert of_checks >= {"forward_agrees", "backward_agrees"}
-    assert rejecting >= of_checks | laws
+    assert rejecting >= of_checks
+
+
+def test_every_law_rejects_a_fault_of_its_operation() -> None:
+    rejecting = {(fault.operation, name_of(fault.check)) for fault in FAULTS if not fault.not_caught}
+    assert rejecting >= {(name, law.__name__) for name, operation in OPERATIONS.items() for law in operation.laws}
+
+
+def test_every_operation_has_faults_in_every_language() -> None:
+    languages = [(fault.operation, fault.language) for fault in FAULTS if not fault.not_caught]
+    few = {
+        (operation, language): found
+        for operation in OPERATIONS
+        for language in ("torch", "triton", "cuda")
+        if (found := languages.count((operation, language))) < 3
+    }
+    assert not few
+    assert len({(fault.name, fault.operation, fault.language) for fault in FAULTS}) >= 250
+
+
+def test_faults_are_told_apart_by_their_names() -> None:
+    names = [described(fault) for fault in FAULTS]
+    assert len(set(names)) == len(names)
 
 
 # ---- published kernels
