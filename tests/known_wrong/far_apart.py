@@ -1,6 +1,7 @@
 """Rows so far apart in memory that their offsets need more than 32 bits, without the memory that this would take."""
 
 import tempfile
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -30,11 +31,21 @@ def rows_far_apart(values: torch.Tensor) -> torch.Tensor:
 
 
 class FarApart(Case):
-    """A case whose boxes1 are laid out so."""
+    """A case whose first input is laid out so."""
 
     def tensor(self, name: str, dtype: DType, device: str) -> torch.Tensor:
         tensor = super().tensor(name, dtype, device)
-        return rows_far_apart(tensor) if name == "boxes1" else tensor
+        return rows_far_apart(tensor) if name == next(iter(self.inputs)) else tensor
+
+
+def far_apart(make: Callable[[DType], Case]) -> dict[str, Callable[[DType], Case]]:
+    """A case of nine rows, the last one's offset 2^31, as the one named example."""
+
+    def example(dtype: DType) -> Case:
+        case = make(dtype)
+        return FarApart(case.inputs, case.grad_output, case.parameters)
+
+    return {"rows_2_28_elements_apart": example}
 
 
 def pairs_far_apart(dtype: DType) -> Case:

@@ -20,7 +20,8 @@ enum Fault {
     LAST_BLOCK_OF_ROWS_DROPPED,
     FIRST_BLOCK_OF_ROWS_ONLY,
     ADDED_WITHOUT_ATOMICS,
-    ADDED_ATOMICALLY
+    ADDED_ATOMICALLY,
+    OFFSETS_IN_32_BITS
 };
 
 // Of a part of a row: how many columns, their mean, and the sum of their squared deviations from it.
@@ -69,7 +70,7 @@ __global__ void layer_norm_forward_kernel(const float* x, const float* weight, c
     __shared__ Moments of_warp[32];
     __shared__ float kept[512];
     long long row = blockIdx.x;
-    const float* from = x + row * row_stride;
+    const float* from = x + (fault == OFFSETS_IN_32_BITS ? (int)row * (int)row_stride : row * row_stride);
     Moments own = {0.0f, 0.0f, 0.0f};
     for (long long col = threadIdx.x; col < cols; col += blockDim.x) {
         float value = from[col * col_stride];

@@ -12,6 +12,7 @@ from impls.layer_norm.arguments import check_layer_norm
 from properties import checks
 from properties import layer_norm as properties
 
+from .far_apart import far_apart
 from .planted import GRADIENT, Fault, kernel_faults
 from .planted_cuda import Planted
 from .planted_layer_norm import NAMES, one_row
@@ -58,6 +59,8 @@ def layer_norm_forward_kernel(
 ):  # fmt: skip
     # One program owns one row, of which it reads BLOCK columns at a time, three times.
     row = tl.program_id(0).to(tl.int64)
+    if FAULT == "offsets_in_32_bits":
+        row = tl.program_id(0)
     lanes = tl.arange(0, BLOCK).to(tl.int64)
     eps = tl.full((), eps, COMPUTE)
     num = tl.full((), cols, COMPUTE)
@@ -232,6 +235,7 @@ def _faults() -> tuple[Fault, ...]:
         ),
         of_triton("columns_past_a_block", source="https://github.com/facebookresearch/xformers/issues/785"),
         of_triton("sum_in_half", right_on=one_row),
+        of_triton("offsets_in_32_bits", examples=far_apart(properties.rows(9, 5))),
         of_triton("variance_of_a_sample"),
         of_triton("eps_outside_the_root", source="https://github.com/tracel-ai/burn/issues/2185"),
         of_triton(
@@ -258,6 +262,7 @@ def _faults() -> tuple[Fault, ...]:
         of_triton("shares_in_one_place", **slope, right_on="two_columns"),
         of_cuda("square_of_mean", right_on=one_row, source="https://github.com/microsoft/onnxruntime/pull/31973"),
         of_cuda("variance_of_sample"),
+        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(properties.rows(9, 5))),
         of_cuda("eps_outside_the_root"),
         of_cuda("eps_typed_in", right_on=one_row),
         of_cuda("counts_taken_as_equal", right_on=a_warp_each),

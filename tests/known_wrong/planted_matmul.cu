@@ -18,7 +18,8 @@ enum Fault {
     NAN_IS_0_TO_RELU,
     SUM_IN_HALF,
     SQUARE_GRID,
-    STORED_TRANSPOSED
+    STORED_TRANSPOSED,
+    OFFSETS_IN_32_BITS
 };
 
 enum Activation { PLAIN, RELU, LEAKY_RELU };
@@ -55,7 +56,7 @@ __global__ void matmul_kernel(const float* a, const float* b, float* c, long lon
             bool all = fault == TAIL_OF_TERMS_READ;
             bool of_row = row < m && (all || start + x < k), of_col = col < n && (all || start + y < k);
             if (of_row || fault != TAIL_OF_TILE_UNWRITTEN)
-                of_a[y][x] = of_row ? a[row * a_row + (start + x) * a_col] : 0.0f;
+                of_a[y][x] = of_row ? a[(fault == OFFSETS_IN_32_BITS ? (int)row * (int)a_row : row * a_row) + (start + x) * a_col] : 0.0f;
             if (of_col || fault != TAIL_OF_TILE_UNWRITTEN)
                 of_b[y][x] = of_col ? b[(start + y) * b_row + col * b_col] : 0.0f;
             if (fault != BARRIER_BEFORE_THE_TILE_IS_READ_MISSING) __syncthreads();

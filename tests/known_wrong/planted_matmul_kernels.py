@@ -10,6 +10,7 @@ from impls import cuda_on_cpu, triton_launch
 from properties import checks
 from properties import matmul as properties
 
+from .far_apart import far_apart
 from .planted import GRADIENT, UNWRITTEN, Fault, kernel_faults
 from .planted_cuda import Planted
 from .planted_matmul import activate, matmul
@@ -56,6 +57,8 @@ def matmul_kernel(
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         rows = (tile // across) * BLOCK + lanes
         cols = (tile % across) * BLOCK + lanes
+        if FAULT == "offsets_in_32_bits":
+            rows = rows.to(tl.int32)
         if FAULT != "accumulator_kept":
             total = tl.zeros((BLOCK, BLOCK), total.dtype)
         for start in range(0, end, BLOCK):
@@ -201,6 +204,7 @@ def _faults() -> tuple[Fault, ...]:
             source="https://github.com/pytorch/pytorch/issues/7999",
         ),
         of_triton("half_accumulator"),
+        of_triton("offsets_in_32_bits", examples=far_apart(properties.random_example(9, 5, 3))),
         of_triton("contiguous_assumed", examples=only("both_transposed")),
         of_triton("b_taken_for_its_transpose"),
         of_triton(
@@ -239,6 +243,11 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda("slope_typed_in"),
         of_cuda("nan_is_0_to_relu"),
         of_cuda("sum_in_half"),
+        of_cuda(
+            "offsets_in_32_bits",
+            cuda_on_cpu.UndefinedArithmetic,
+            examples=far_apart(properties.random_example(9, 5, 3)),
+        ),
         of_cuda("square_grid", **written),
         of_cuda("stored_transposed"),
         of_cuda(

@@ -24,7 +24,8 @@ enum Fault {
     LAST_COLUMNS_DROPPED,
     RECIPROCAL_OF_HALF,
     GRAD_OUTPUT_CONTIGUOUS_ASSUMED,
-    SUM_OF_FIRST_WARP
+    SUM_OF_FIRST_WARP,
+    OFFSETS_IN_32_BITS
 };
 
 struct Largest {
@@ -67,7 +68,7 @@ __global__ void softmax_forward_kernel(const float* x, float* y, long long rows,
     if (fault == LAST_COLUMNS_DROPPED && cols > blockDim.x) cols = cols / blockDim.x * blockDim.x;
     long long step = fault == ROWS_PAST_THE_GRID ? rows : gridDim.x;
     for (long long row = blockIdx.x; row < rows; row += step) {
-        const float* from = x + row * row_stride;
+        const float* from = x + (fault == OFFSETS_IN_32_BITS ? (int)row * (int)row_stride : row * row_stride);
         float most = fault == MAXIMUM_FROM_ZERO ? 0.0f : -INFINITY;
         for (long long col = threadIdx.x; col < cols; col += blockDim.x) {
             float value = from[col * col_stride];

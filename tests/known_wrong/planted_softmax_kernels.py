@@ -11,6 +11,7 @@ from impls import cuda_on_cpu, triton_launch
 from impls.softmax.arguments import check_softmax
 from properties import checks, softmax
 
+from .far_apart import far_apart
 from .planted import GRADIENT, UNWRITTEN, Fault, kernel_faults
 from .planted_cuda import Planted
 from .steps import Implementation, differentiable
@@ -45,6 +46,8 @@ def softmax_forward_kernel(
 ):
     # One program owns one row, of which it reads BLOCK columns at a time, twice.
     row = tl.program_id(0).to(tl.int64)
+    if FAULT == "offsets_in_32_bits":
+        row = tl.program_id(0)
     lanes = tl.arange(0, BLOCK).to(tl.int64)
     most = tl.full((), -float("inf"), COMPUTE)
     if FAULT == "maximum_from_a_finite_number":
@@ -191,6 +194,11 @@ def _faults() -> tuple[Fault, ...]:
         ),
         of_triton("sum_in_half", right_on="equal_entries"),
         of_triton("contiguous_assumed", examples={"columns_with_gaps": examples["columns_with_gaps"]}),
+        of_triton(
+            "offsets_in_32_bits",
+            examples=far_apart(softmax.random_rows(9, 5)),
+            source="https://github.com/databricks/megablocks/pull/185",
+        ),
         of_triton("rows_past_the_grid", **written),
         of_triton(
             "store_unmasked",
@@ -232,6 +240,7 @@ def _faults() -> tuple[Fault, ...]:
         ),
         of_cuda("barrier_in_a_loop", cuda_on_cpu.DivergentBarrier, right_on=whole_block),
         of_cuda("row_of_fixed_length", out_of_bounds),
+        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(softmax.random_rows(9, 5))),
         of_cuda("rows_past_the_grid", **written),
         of_cuda("contiguous_assumed", out_of_bounds),
         of_cuda("zero_where_nothing_is_left", source="https://github.com/pytorch/pytorch/pull/131060"),

@@ -10,7 +10,8 @@ enum Fault {
     GRID_LIMITED,
     CONTIGUOUS_ASSUMED,
     HALF_INSIDE,
-    WRITTEN_INTO_X
+    WRITTEN_INTO_X,
+    OFFSETS_IN_32_BITS
 };
 
 __device__ bool aligned(const void* pointer) { return (unsigned long long)pointer % sizeof(float4) == 0; }
@@ -41,6 +42,7 @@ __global__ void vector_add_kernel(const float* x, const float* y, float* output,
     for (long long i = done + thread; i < end; i += step) {
         long long from = i < n ? i : n - 1;
         float* to = fault == WRITTEN_INTO_X ? const_cast<float*>(x) : output;
-        to[i] = sum(x[from * x_stride], y[from * y_stride], fault);
+        long long x_at = fault == OFFSETS_IN_32_BITS ? (int)from * (int)x_stride : from * x_stride;
+        to[i] = sum(x[x_at], y[from * y_stride], fault);
     }
 }

@@ -9,7 +9,9 @@ import triton.language as tl
 from impls import cuda_on_cpu, triton_launch
 from impls.vector_add.arguments import check_vector_add
 from properties import checks
+from properties.vector_add import random_case
 
+from .far_apart import far_apart
 from .planted import UNWRITTEN, Fault, kernel_faults
 from .planted_cuda import Planted
 from .planted_softmax import zeros_added
@@ -37,6 +39,8 @@ def vector_add_kernel(
     # One program owns BLOCK consecutive elements.
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
+    if FAULT == "offsets_in_32_bits":
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if FAULT == "last_element_masked":
         mask = at < n - 1
     if FAULT == "contiguous_assumed":
@@ -94,6 +98,7 @@ def _faults() -> tuple[Fault, ...]:
             right_on="a_block",
         ),
         of_triton("contiguous_assumed"),
+        of_triton("offsets_in_32_bits", examples=far_apart(random_case(9))),
         of_triton("bfloat16_inside", right_on=zeros_added),
         of_cuda("store_unmasked", cuda_on_cpu.OutOfBounds, right_on="a_block"),
         of_cuda(
@@ -111,6 +116,7 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda("vectors_misaligned", cuda_on_cpu.Misaligned, right_on="a_block"),
         of_cuda("grid_limited", **memory),
         of_cuda("contiguous_assumed", cuda_on_cpu.OutOfBounds),
+        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(random_case(9))),
         of_cuda("half_inside", right_on=zeros_added),
         of_cuda("written_into_x", cuda_on_cpu.OutOfBounds, right_on=None),
     )

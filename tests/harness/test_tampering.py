@@ -1,0 +1,62 @@
+"""What a call changes beside its tensors is found out, and put back."""
+
+import numpy as np
+import pytest
+import torch
+
+from properties.case import Case
+from properties.tampering import Tampered, nothing_else_changes
+
+
+def case() -> Case:
+    return Case({"x": np.arange(3.0, dtype=np.float32)}, np.ones(3, dtype=np.float32))
+
+
+def test_a_call_that_leaves_everything_alone_passes() -> None:
+    with nothing_else_changes(case()):
+        torch.ones(3).add_(1)
+
+
+@pytest.mark.parametrize("owner", [(np, "isnan"), (torch, "equal"), (torch.Tensor, "numpy")])
+def test_a_replaced_function_is_named_and_put_back(owner: tuple) -> None:
+    original = getattr(*owner)
+    with pytest.raises(Tampered, match=f"replaced .*{owner[1]}"), nothing_else_changes(case()):
+        setattr(*owner, lambda *_: True)
+    assert getattr(*owner) is original
+
+
+def test_a_replaced_function_of_the_harness_is_named_and_put_back() -> None:
+    from properties import checks, comparison
+
+    original = checks.compare
+    with pytest.raises(Tampered, match=r"replaced properties\.checks\.compare"), nothing_else_changes(case()):
+        checks.compare = lambda *_: None
+    assert checks.compare is original is comparison.compare
+
+
+def test_changed_arrays_of_the_case_are_named() -> None:
+    given = case()
+    with pytest.raises(Tampered, match="changed the x of the case"), nothing_else_changes(given):
+        given["x"][0] = 7
+    with pytest.raises(Tampered, match="changed the grad_output of the case"), nothing_else_changes(given):
+        given.grad_output[0] = 7
+
+
+def test_changed_settings_are_named_and_put_back() -> None:
+    with (
+        pytest.raises(Tampered, match=r"default dtype from .*float32 to .*float64"),
+        nothing_else_changes(case()),
+    ):
+        torch.set_default_dtype(torch.float64)
+    assert torch.get_default_dtype() is torch.float32
+    with pytest.raises(Tampered, match="whether gradients are recorded"), nothing_else_changes(case()):
+        torch.set_grad_enabled(False)
+    assert torch.is_grad_enabled()
+    with pytest.raises(Tampered, match="handling of errors"), nothing_else_changes(case()):
+        np.seterr(all="raise")
+    assert np.geterr()["over"] == "warn"
+
+
+def test_what_the_call_raises_goes_through() -> None:
+    with pytest.raises(ZeroDivisionError), nothing_else_changes(case()):
+        raise ZeroDivisionError
