@@ -64,11 +64,12 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
 
 
 def _watched(arguments: tuple) -> bool:
-    """Whether autograd, a transform, a mode or a kind of tensor of its own has to see a call."""
+    """Whether autograd, a transform, a mode, a view or a kind of tensor of its own needs the dispatcher."""
     differentiating = torch.is_grad_enabled()
     for argument in arguments:
         if isinstance(argument, torch.Tensor) and (
-            type(argument) not in _PLAIN or (differentiating and argument.requires_grad)
+            # A tensor with the negative bit, as the imaginary part of a conjugate is, holds its values' negatives.
+            type(argument) not in _PLAIN or (differentiating and argument.requires_grad) or argument.is_neg()
         ):
             return True
     return (
