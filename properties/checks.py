@@ -272,23 +272,32 @@ def backward_agrees(subject: Subject, search: Search) -> None:
 
 
 def single_gradients_agree(subject: Subject, search: Search) -> None:
-    """The gradient of each input alone, the others constant, is the oracle's too.
+    """The gradient of each input alone, the others constant, is the oracle's too; of three, also those of two of them.
 
     Not bit for bit the one taken together with the others': a kernel that leaves out half of the work is another
     kernel, whose compiler fuses other multiplications and additions.
     """
     subject.needs_gradients()
+    names = subject.operation.differentiable
 
     def body(case: Case) -> None:
         expected = reference_gradients(subject.operation, case, subject.dtype)
+        some = [(name,) for name in names]
+        if len(names) > 2:
+            # In turn: all but one, as of parameters where the input is data.
+            some.append(tuple(name for name in names if name != names[search.ran % len(names)]))
         agreements = []
-        for name in subject.operation.differentiable:
+        for wanted in some:
             tensors = case.tensors(subject.dtype, subject.device)
-            tensors[name].requires_grad_()
+            for name in wanted:
+                tensors[name].requires_grad_()
             output = subject.implementation(**tensors, **case.parameters)
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
-            (gradient,) = torch.autograd.grad(output, tensors[name], grad_output)
-            agreements.append(_compare(subject, gradient, expected[name], f"gradient of {name} alone", tensors))
+            gradients = torch.autograd.grad(output, [tensors[name] for name in wanted], grad_output)
+            for name, gradient in zip(wanted, gradients):
+                others = [other for other in wanted if other != name]
+                what = f"gradient of {name} {f'with {others[0]} alone' if others else 'alone'}"
+                agreements.append(_compare(subject, gradient, expected[name], what, tensors))
         search.saw(*agreements)
 
     search.cases(subject, "single gradients", body)

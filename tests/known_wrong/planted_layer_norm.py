@@ -121,11 +121,30 @@ def weighed_by_the_first(normal: Tensor, weight: Tensor, bias: Tensor) -> Tensor
     return normal * weight.roll(1, 0) + bias
 
 
+def nothing_for_parameters_together() -> Implementation:
+    """The kernel for parameters alone, where the input is data, leaves one of the two sums where it was."""
+    whole = layer_norm()
+
+    def implementation(**arguments: Any) -> Tensor:
+        x, weight, bias = (arguments[name] for name in NAMES)
+        if weight.requires_grad and bias.requires_grad and not x.requires_grad:
+            arguments["bias"] = bias * 0.5 + bias.detach() * 0.5
+        return whole(**arguments)
+
+    return implementation
+
+
 def one_row(dtype: DType) -> Case:
     """No weights that differ, no row that another could stand for."""
     x = np.linspace(-2, 3, 16).reshape(1, 16).astype(dtype.numpy)
     ones = np.ones(16, dtype=dtype.numpy)
     return Case({"x": x, "weight": ones, "bias": 0 * ones}, np.cos(4 * x).astype(dtype.numpy), {"eps": 1e-5})
+
+
+def no_cotangent(dtype: DType) -> Case:
+    """Of which every gradient is 0."""
+    case = one_row(dtype)
+    return Case(case.inputs, 0 * case.grad_output, case.parameters)
 
 
 def _faults() -> tuple[Fault, ...]:
@@ -144,7 +163,16 @@ def _faults() -> tuple[Fault, ...]:
     typed_in = {"deviation": lambda spread, eps: deviation(spread, 1e-5)}
     half_as_wide = {"variance": lambda x, average: variance(x, average) / 2}
     bias_doubled = {"output": lambda normal, weight, bias: normal * weight + 2 * bias}
+    together = Fault(
+        name="parameters_without_the_input",
+        operation="layer_norm",
+        check=checks.single_gradients_agree,
+        make=nothing_for_parameters_together,
+        says="gradient of bias with weight alone",
+        right_on=no_cotangent,
+    )
     return (
+        together,
         of("square_of_mean", forward, OUTPUT, "two_columns", variance=square_of_mean),
         of("variance_of_a_sample", forward, OUTPUT, variance=of_a_sample),
         of("eps_outside_the_root", forward, OUTPUT, **outside),
