@@ -282,7 +282,7 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
 
     def body(case: Case) -> None:
         expected = reference_gradients(subject.operation, case, subject.dtype)
-        some = [(name,) for name in names]
+        some: list[tuple[str, ...]] = [(name,) for name in names]
         if len(names) > 2:
             # In turn: all but one, as of parameters where the input is data.
             some.append(tuple(name for name in names if name != names[search.ran % len(names)]))
@@ -755,6 +755,32 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
         search.saw(*agreements)
 
     search.cases(subject, "many samples", body, few=True)
+def backward_is_of_the_call(subject: Subject, search: Search) -> None:
+    """What is written into inputs or output between a call and its backward pass raises, or does not matter."""
+    subject.needs_gradients()
+
+    def body(case: Case) -> None:
+        expected = reference_gradients(subject.operation, case, subject.dtype)
+        agreements = [Agreement(0.0, 1, 0)]
+        for written in (*subject.operation.differentiable, "the output"):
+            tensors = case.tensors(subject.dtype, subject.device)
+            leaves = [tensors[name].requires_grad_() for name in subject.operation.differentiable]
+            output = subject.implementation(**tensors, **case.parameters)
+            with torch.no_grad():
+                (output if written == "the output" else tensors[written]).mul_(-2)
+            grad_output = case.tensor("grad_output", subject.dtype, subject.device)
+            try:
+                gradients = torch.autograd.grad(output, leaves, grad_output)
+            except RuntimeError as error:
+                if "inplace operation" in str(error):
+                    continue
+                raise
+            for name, gradient in zip(expected, gradients):
+                what = f"after {written} was written into, gradient of {name}"
+                agreements.append(_compare(subject, gradient, expected[name], what, tensors))
+        search.saw(*agreements)
+
+    search.for_all(f"backward is of the call {subject}", subject.operation.smooth(subject.dtype), body)
 
 
 def memory_is_respected(subject: Subject, search: Search) -> None:

@@ -56,7 +56,9 @@ class Steps:
     of_weight: Callable = lambda grad, normal, root: grad * normal
 
 
-def layer_norm(validate: Callable[..., None] = check_layer_norm, **changes: Any) -> Implementation:
+def layer_norm(
+    validate: Callable[..., None] = check_layer_norm, guarded: bool = True, **changes: Any
+) -> Implementation:
     """layer_norm with some steps changed; those of the output are right in the gradient."""
     steps = Steps(**changes)
 
@@ -76,7 +78,7 @@ def layer_norm(validate: Callable[..., None] = check_layer_norm, **changes: Any)
         of_weight, of_bias = steps.over_rows(steps.of_weight(grad, normal, root)), steps.over_rows(grad)
         return of_x.to(x.dtype), of_weight.to(x.dtype), of_bias.to(x.dtype)
 
-    return differentiable(NAMES, forward, backward, validate, eps=1e-5)
+    return differentiable(NAMES, forward, backward, validate, guarded, eps=1e-5)
 
 
 def square_of_mean(x: Tensor, average: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from properties.case import Case
 from properties.dtypes import DType
 
 from .planted import Check, Fault
-from .steps import Implementation, in_compute_dtype
+from .steps import Implementation, differentiable, in_compute_dtype
 
 Tensor = torch.Tensor
 
@@ -76,6 +76,13 @@ def softmax(
         lambda x: forward(compute(x)).to(x.dtype),
         lambda grad, y: (backward(compute(grad), compute(y)).to(y.dtype),),
         check,
+    )
+
+
+def output_kept_unguarded() -> Implementation:
+    """What backward reads is kept where autograd does not look."""
+    return differentiable(
+        ("x",), right, lambda grad, y, x: (gradient(grad, y),), lambda x: check_softmax(x), guarded=False
     )
 
 
@@ -219,6 +226,9 @@ def _faults() -> tuple[Fault, ...]:
             lambda: softmax(backward=lambda g, y: y * (g - (g * y).mean(-1, keepdim=True))),
             slope,
             "one_column",
+        ),
+        of(
+            "output_kept_unguarded", checks.backward_is_of_the_call, output_kept_unguarded, "after the output was", None
         ),
         of(
             "scalars_accepted",

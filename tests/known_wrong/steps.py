@@ -61,6 +61,7 @@ def differentiable(
     forward: Callable[..., torch.Tensor],
     backward: Callable[..., tuple],
     check: Callable[..., None],
+    guarded: bool = True,
     **defaults: Any,
 ) -> Implementation:
     """The public function of any operation, from a forward and a backward pass.
@@ -70,6 +71,7 @@ def differentiable(
         forward: ``(*tensors, **parameters)`` to the output.
         backward: ``(grad_output, output, *tensors, **parameters)`` to the gradients of the tensors.
         check: ``(*tensors, **parameters)``, raises for bad input.
+        guarded: whether autograd looks after what backward reads.
         defaults: of the parameters.
     """
 
@@ -77,13 +79,17 @@ def differentiable(
         @staticmethod
         def forward(ctx: Any, parameters: dict[str, Any], *tensors: torch.Tensor) -> torch.Tensor:
             output = forward(*tensors, **parameters)
-            ctx.save_for_backward(output, *tensors)
+            if guarded:
+                ctx.save_for_backward(output, *tensors)
+            else:
+                ctx.kept = tuple(tensor.detach() for tensor in (output, *tensors))
             ctx.parameters = parameters
             return output
 
         @staticmethod
         def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-            return (None, *backward(grad_output, *ctx.saved_tensors, **ctx.parameters))
+            saved = ctx.saved_tensors if guarded else ctx.kept
+            return (None, *backward(grad_output, *saved, **ctx.parameters))
 
     def implementation(**arguments: Any) -> torch.Tensor:
         tensors = [arguments.pop(name) for name in names]

@@ -33,5 +33,5 @@ def test_tensors_with_the_negative_bit_are_read_as_their_values(
         for name, result in {"output": output, **found}.items():
             search.saw(compare(dtype.array(result.resolve_neg()), expectation(expected[name], dtype), dtype, name))
 
-    few = Search(examples=min(search.examples, 3), blob=search.blob)
-    few.for_all(f"negative views {subject} {gradients}", operation.smooth(dtype), body)
+    search.examples = min(search.examples, 3)
+    search.for_all(f"negative views {subject} {gradients}", operation.smooth(dtype), body)

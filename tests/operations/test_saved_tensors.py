@@ -1,0 +1,13 @@
+"""The gradient is that of the call, whatever becomes of its tensors before the backward pass."""
+
+import pytest
+
+from properties import checks
+from properties.checks import Search, Subject
+
+
+# What is saved does not depend on the numbers: a few cases of one type show it.
+@pytest.mark.only(dtypes=["float32"])
+def test_what_backward_reads_is_guarded_or_kept(subject: Subject, search: Search) -> None:
+    search.examples = min(search.examples, 3)
+    checks.backward_is_of_the_call(subject, search)
