@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import hypothesis
@@ -31,6 +31,7 @@ from properties.cells import Candidate, Cell, Selection
 from properties.checks import Failure, Search, Subject
 from properties.comparison import Agreement
 from properties.dtypes import DTYPES
+from properties.far_apart import cases_far_apart
 from properties.mutation.mutant import Mutant
 from properties.operation import Operation, operations
 
@@ -43,7 +44,7 @@ COMPILING_SECONDS = {"cuda": 240.0}
 # What g++ has no code for is no mutant.
 INVALID = ("CudaError: g++", "SyntaxError")
 # What rejects most mutants, and most of the time at once.
-QUICK = ("forward", "backward", "memory")
+QUICK = ("forward", "backward", "memory", "far apart")
 C_TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
 
 
@@ -74,6 +75,10 @@ class Given(Search):
     ) -> None:
         """The same."""
         self.cases(None, name, body)  # type: ignore[arg-type]
+
+    def each(self, cases: Iterable[Case], body: Callable[[Case], None]) -> None:
+        """The same."""
+        self.cases(None, "", body)  # type: ignore[arg-type]
 
     def saw(self, *agreements: Agreement) -> None:
         """Nothing that is shown."""
@@ -194,11 +199,13 @@ class Trials:
                 yield Step(name, check, dtype, cases)
 
         first, others = self.dtypes[:1], self.dtypes[1:]
+        far = cases_far_apart(self.operation, DTYPES["float16"])
         yield from each("forward", checks.forward_agrees, first)
         yield from each("backward", checks.backward_agrees, first)
         yield from each("memory", checks.memory_is_respected, first)
         yield from each("forward", checks.forward_agrees, others)
         yield from each("backward", checks.backward_agrees, others)
+        yield Step("far apart", checks.far_apart_elements_are_reached, "float16", _numbered(far))
         yield from each("single gradients", checks.single_gradients_agree, first)
         yield from each("repeats", checks.repeats_bit_for_bit, first)
         for dtype in self.dtypes:
@@ -351,11 +358,14 @@ class Trials:
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
-            os.close(read)
-            os.setsid()  # g++ ends with it
-            with os.fdopen(write, "w") as pipe:
-                _child(pipe, body, place, self._candidate_of(mutant))
-            os._exit(0)
+            try:
+                os.close(read)
+                os.setsid()  # g++ ends with it
+                with os.fdopen(write, "w") as pipe:
+                    _child(pipe, body, place, self._candidate_of(mutant))
+            finally:
+                # Whatever a mutant has done to this process, nothing of the parent's must go on in it.
+                os._exit(0)
         os.close(write)
         try:
             yield from self._listen(child, read, limit)
@@ -541,7 +551,11 @@ def _drawn(strategy: Any, examples: int) -> dict[str, Case]:
         drawn.append(case)
 
     draw()
-    return {f"generated {i}": case for i, case in enumerate(drawn)}
+    return _numbered(drawn, "generated")
+
+
+def _numbered(cases: Iterable[Case], kind: str = "case") -> dict[str, Case]:
+    return {f"{kind} {i}": case for i, case in enumerate(cases)}
 
 
 class _Remembered:
