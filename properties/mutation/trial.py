@@ -18,7 +18,6 @@ import shutil
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -59,11 +58,8 @@ class Given(Search):
         """Those that are wanted."""
         for name, case in self.given.items():
             if self.wanted(name):
-                try:
+                with _of_case(name):
                     body(case)
-                except Exception as error:
-                    error.add_note(f"case {name}")
-                    raise
 
     def for_all(
         self,
@@ -322,7 +318,7 @@ class Trials:
             force = tuning.forced(f"{self.operation.name}_{self.backend}", this.configuration)
 
         def traced(name: str, body: Callable[[Case], None], case: Case) -> None:
-            with _lines_that_run(self._places()) as lines:
+            with _of_case(name), _lines_that_run(self._places()) as lines:
                 body(case)
             assert say is not None
             say(step=step, case=name, lines={file: sorted(found) for file, found in lines.items()})
@@ -443,6 +439,16 @@ class Trials:
         return take_its_place
 
 
+@contextlib.contextmanager
+def _of_case(name: str) -> Iterator[None]:
+    """Notes of an error in which case it was."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"case {name}")
+        raise
+
+
 def _write(path: pathlib.Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -472,8 +478,7 @@ def _child(
         root = error
         while root.__cause__ is not None and not isinstance(root, Failure):
             root = root.__cause__
-        said = traceback.format_exception_only(root)[0].strip()
-        say(failed=said.removeprefix("impls.cuda_compile."), where=notes)
+        say(failed=f"{type(root).__name__}: {root}", where=notes)
 
 
 def _compile_only(dtype: str) -> None:

@@ -1,0 +1,377 @@
+"""Mutants are small mistakes, one each; what becomes of each is told apart."""
+
+import ast
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from properties.mutation import known
+from properties.mutation.cuda_mutants import cuda_mutants
+from properties.mutation.mutant import Mutant
+from properties.mutation.triton_mutants import triton_mutants
+
+TRITON = '''
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x_ptr, n, x_row_stride, x_column_stride, INDEX: tl.constexpr, BLOCK: tl.constexpr):
+    """Not -1 < 2: a docstring."""
+    at = tl.program_id(0).to(INDEX) * (BLOCK - 2) + tl.arange(0, BLOCK)
+    mask = (at < n) & (at != 3)
+    x = tl.load(x_ptr + at * x_row_stride, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    for piece in range(1, n, 4):
+        x += tl.where(x > 0.5, -x, piece)  # 1 < 2
+    total = tl.sum(tl.abs(x), axis=0) / tl.cdiv(n, 2)
+    if n == 7 and BLOCK > 1:
+        total = tl.maximum(total, 1.0) if n > 8 else total
+    tl.debug_barrier()
+    tl.store(x_ptr, total)
+
+def host(n):
+    return n + 1
+'''
+
+# What becomes of which text, in the order of the text.
+OF_TRITON = [
+    ("64 bits dropped", "tl.program_id(0).to(INDEX)", "tl.program_id(0)"),
+    ("- to +", "BLOCK - 2", "(BLOCK + 2)"),
+    ("constant changed", "2", "3"),
+    ("boundary", "at < n", "(at <= n)"),
+    ("comparison turned round", "at != 3", "(at == 3)"),
+    ("condition dropped", "(at < n) & (at != 3)", "(at != 3)"),
+    ("* to +", "at * x_row_stride", "(at + x_row_stride)"),
+    ("stride of another axis", "x_row_stride", "x_column_stride"),
+    ("constant changed", "0.0", "1.0"),
+    ("precision lowered", "tl.float32", "tl.bfloat16"),
+    ("loop ends early", "n", "(n) - 1"),
+    ("loop ends late", "n", "(n) + 1"),
+    ("loop begins late", "1", "(1) + 1"),
+    ("loop's step changed", "4", "(4) + 1"),
+    ("statement dropped", "x += tl.where(x > 0.5, -x, piece)", "pass"),
+    ("branches swapped", "tl.where(x > 0.5, -x, piece)", "tl.where(x > 0.5, piece, -x)"),
+    ("negation dropped", "-x", "x"),
+    ("sum to max", "sum", "max"),
+    ("absolute value dropped", "tl.abs(x)", "x"),
+    ("rounded down", "tl.cdiv(n, 2)", "((n) // (2))"),
+    ("and to or", "n == 7 and BLOCK > 1", "(n == 7 or BLOCK > 1)"),
+    ("branch turned round", "n == 7 and BLOCK > 1", "not (n == 7 and BLOCK > 1)"),
+    ("branches swapped", "tl.maximum(total, 1.0) if n > 8 else total", "total if n > 8 else tl.maximum(total, 1.0)"),
+    ("maximum to minimum", "maximum", "minimum"),
+    ("statement dropped", "tl.debug_barrier()", "pass"),
+    ("statement dropped", "tl.store(x_ptr, total)", "pass"),
+]
+
+CUDA = """
+#include "vectors.cuh"
+#define LESS(a, b) ((a) < (b))
+constexpr int BLOCK = 256;
+
+// a < b
+template <class T, int WIDTH> struct Pair {
+    T first, second;
+    __device__ Pair(T a, T b) : first(a + 1), second(b) {}
+};
+
+template <class T>
+__global__ void __launch_bounds__(BLOCK, 2) kernel(const T* x, T* y, long long n, long long row_stride,
+                                                          long long column_stride) {
+    using C = Compute<T>;
+    __shared__ C parts[32];
+    const long long first = blockIdx.x * (long long)BLOCK + threadIdx.x;
+    C sum = 0;
+#pragma unroll 4
+    for (long long i = first; i < n && i != 7; i += BLOCK) {
+        if (i == 5) continue;
+        sum += C(x[i * row_stride]) > C(0) ? C(x[i]) : -C(y[i]);
+    }
+    asm volatile("bar.sync 0, 1;" ::: "memory");
+    parts[threadIdx.x] = maximum(sum, C(2));
+    __syncthreads();
+    Pair<C, 4> pair(sum, static_cast<C>(parts[0xff & 31]));
+    y[first] = T(__shfl_xor_sync(~0u, pair.first, 16));
+}
+int host(int n) { return n + 1; }
+"""
+
+OF_CUDA = [
+    ("+ to -", "+", "-"),
+    ("64 bits dropped", "(long long)", ""),
+    ("boundary", "<", "<="),
+    ("comparison turned round", "<", ">="),
+    ("&& to ||", "&&", "||"),
+    ("comparison turned round", "!=", "=="),
+    ("+= to -=", "+=", "-="),
+    ("statement dropped", "continue;", ";"),
+    ("statement dropped", "sum += C(x[i * row_stride]) > C(0) ? C(x[i]) : -C(y[i]);", ";"),
+    ("stride of another axis", "row_stride", "column_stride"),
+    ("boundary", ">", ">="),
+    ("branches swapped", "C(x[i]) : -C(y[i])", "-C(y[i]) : C(x[i])"),
+    ("negation dropped", "-", ""),
+    ("precision lowered", "C(x[i])", "C(float(__half(float(x[i]))))"),
+    ("maximum to minimum", "maximum", "minimum"),
+    ("barrier dropped", "__syncthreads();", ";"),
+    ("constant changed", "0xff", "0x7f"),
+    ("& to |", "&", "|"),
+    ("constant changed", "16", "17"),
+    ("constant changed", "16", "15"),
+    ("__shfl_xor_sync to __shfl_down_sync", "__shfl_xor_sync", "__shfl_down_sync"),
+    ("negation dropped", "~", ""),
+]
+
+
+def named(mutants: list[Mutant]) -> list[tuple[str, str, str]]:
+    return [(mutant.operator, mutant.before, mutant.after) for mutant in mutants]
+
+
+@pytest.mark.parametrize(("operator", "before", "after"), OF_TRITON)
+def test_triton_mutant_is_made(operator: str, before: str, after: str) -> None:
+    assert (operator, before, after) in named(triton_mutants("kernel.py", TRITON))
+
+
+@pytest.mark.parametrize(("operator", "before", "after"), OF_CUDA)
+def test_cuda_mutant_is_made(operator: str, before: str, after: str) -> None:
+    assert (operator, before, after) in named(cuda_mutants("kernel.cu", CUDA))
+
+
+def test_each_triton_mutant_parses_and_differs_in_one_statement() -> None:
+    def statements(text: str) -> list[str]:
+        tree = ast.parse(text)
+        return [
+            ast.dump(node.test if isinstance(node, ast.If) else node.iter if isinstance(node, ast.For) else node)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef)
+        ]
+
+    original = statements(TRITON)
+    for mutant in triton_mutants("kernel.py", TRITON):
+        changed = statements(mutant.text)
+        assert len(changed) == len(original), mutant.diff(TRITON)
+        assert sum(a != b for a, b in zip(changed, original)) == 1, mutant.diff(TRITON)
+
+
+def test_operands_of_a_changed_sign_stay_together() -> None:
+    kernel = "import triton\n@triton.jit\ndef kernel(a, b, c):\n    a = (a - b) * c + a * (b + c) * 2\n"
+    signs = [mutant.text for mutant in triton_mutants("", kernel) if " to " in mutant.operator]
+    values = {eval(text.splitlines()[3].partition("= ")[2], {"a": 7, "b": 3, "c": 5}) for text in signs}
+    a, b, c = 7, 3, 5
+    assert values == {
+        (a + b) * c + a * (b + c) * 2,
+        (a - b + c) + a * (b + c) * 2,
+        (a - b) * c - a * (b + c) * 2,
+        (a - b) * c + (a + (b + c)) * 2,
+        (a - b) * c + a * (b - c) * 2,
+        (a - b) * c + (a * (b + c) + 2),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "text"), [(triton_mutants, TRITON), (cuda_mutants, CUDA)], ids=["triton", "cuda"])
+def test_only_kernels_are_changed_and_no_two_mutants_are_alike(make, text: str) -> None:
+    mutants = make("kernel", text)
+    assert len({mutant.identity for mutant in mutants}) == len({mutant.text for mutant in mutants}) == len(mutants)
+    changed = [line for mutant in mutants for line in mutant.diff(text).splitlines()[3:] if line[0] == "-"]
+    assert changed
+    untouched = (
+        "docstring",
+        "#define",
+        "#include",
+        "#pragma",
+        "asm",
+        "host",
+        "// a",
+        "template",
+        "n + 1",
+        "@",
+        "BLOCK, 2",
+    )
+    assert not [line for line in changed if any(part in line for part in untouched)]
+
+
+def test_identity_outlives_edits_elsewhere() -> None:
+    before = {mutant.identity for mutant in triton_mutants("kernel.py", TRITON)}
+    after = {mutant.identity for mutant in triton_mutants("kernel.py", "# longer\n\n" + TRITON)}
+    assert before == after
+
+
+def test_diff_makes_the_mutant_of_the_original(tmp_path: pathlib.Path) -> None:
+    mutant = triton_mutants("kernel.py", TRITON)[10]
+    (tmp_path / "kernel.py").write_text(TRITON)
+    command = ["git", "apply", "--unidiff-zero", "-p0", "-"]
+    subprocess.run(command, input=mutant.diff(TRITON), text=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "kernel.py").read_text() == mutant.text
+
+
+# ---- the list of those that nothing rejects
+
+LIST = """
+[[equivalent]]
+file = "kernel.py"
+operator = "negation dropped"
+before = "-x"
+reason = "x is 0"
+"""
+
+
+def listed(tmp_path: pathlib.Path, text: str) -> list[known.Known]:
+    (tmp_path / "list.toml").write_text(text)
+    return known.read(tmp_path / "list.toml")
+
+
+def test_listed_mutant_that_survives_is_no_problem(tmp_path: pathlib.Path) -> None:
+    mutants = triton_mutants("kernel.py", TRITON)
+    (negation,) = [mutant for mutant in mutants if mutant.operator == "negation dropped"]
+    found, problems = known.classified(listed(tmp_path, LIST), mutants, {negation.identity: "survived"})
+    assert list(found) == [negation.identity]
+    assert not problems
+
+
+def test_listed_mutant_that_is_killed_or_that_there_is_not_is_a_problem(tmp_path: pathlib.Path) -> None:
+    mutants = triton_mutants("kernel.py", TRITON)
+    entries = listed(tmp_path, LIST + LIST.replace("-x", "-y"))
+    _, problems = known.classified(entries, mutants, {mutant.identity: "killed" for mutant in mutants})
+    assert ["but killed" in problem for problem in problems] == [True, False]
+    assert "no such mutant" in problems[1]
+
+
+@pytest.mark.parametrize("line", ['reason = "x is 0"\n', 'file = "kernel.py"\n', 'operator = "negation dropped"\n'])
+def test_list_without_a_reason_or_a_place_is_refused(line: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(known.ListError, match=f"no {line.partition(' ')[0]}"):
+        listed(tmp_path, LIST.replace(line, ""))
+
+
+def test_repositorys_list_can_be_read() -> None:
+    path = pathlib.Path(__file__).parents[1] / "known_wrong" / "equivalent_mutants.toml"
+    assert known.read(path)
+
+
+# ---- trials, in a process that has not imported any kernel
+
+KERNELS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def never_called(x):
+    return x + 1
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, output_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    y = tl.load(y_ptr + at, mask=at < n)
+    tl.store(output_ptr + at, x + y, mask=at < n)
+
+
+class Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        output = torch.empty(x.shape, dtype=x.dtype)
+        if output.numel():
+            add_kernel[(triton.cdiv(x.numel(), 512),)](x.contiguous(), y.contiguous(), output, x.numel(), BLOCK=512)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clone(), grad.clone()
+
+
+def add(x, y):
+    return Add.apply(x, y)
+"""
+
+TRIALS = """
+import json, os, pathlib, sys
+os.environ["TRITON_INTERPRET"] = "1"
+import dataclasses
+from properties.cells import Candidate
+from properties.mutation import trial
+from properties.mutation.__main__ import main
+from properties.mutation.triton_mutants import triton_mutants
+
+directory = pathlib.Path(sys.argv[1])
+trial.GRACE_SECONDS = 2.0
+text = (directory / "kernels.py").read_text()
+candidate = Candidate("vector_add", str(directory / "kernels.py"), "add")
+trials = trial.Trials("vector_add", "candidate", candidate, ["float32"], 2, directory / "trials", quick=True)
+baseline = trials.baseline()
+some = triton_mutants(candidate.place, text)
+inside = next(mutant for mutant in some if mutant.function == "add_kernel")
+outside = next(mutant for mutant in some if mutant.function == "never_called")
+sum_line = "    tl.store(output_ptr + at, x + y, mask=at < n)"
+texts = {
+    "right": text.replace("x + y,", "y + x,"),
+    "wrong": text.replace("x + y,", "x - y,"),
+    "hangs": text.replace(sum_line, "    while True:\\n        pass"),
+    "crashes": text.replace(sum_line, "    import os, signal\\n    os.kill(os.getpid(), signal.SIGSEGV)"),
+    "exits": text.replace(sum_line, "    import os\\n    os._exit(0)"),
+    "raises": text.replace(sum_line, "    raise SystemExit"),
+    "refused": text.replace("x + y,", "x +,"),
+}
+outcomes = {
+    name: trials.outcome(dataclasses.replace(inside, text=changed), baseline) for name, changed in texts.items()
+}
+outcomes["not reached"] = trials.outcome(outside, baseline)
+(directory / "kernels.py").write_text(texts["wrong"])
+try:
+    trials.baseline()
+except trial.BaselineFailed as error:
+    outcomes["wrong from the start"] = trial.Outcome(status="refused", why=str(error))
+(directory / "kernels.py").write_text(text)
+command = ["--candidate", f"vector_add={candidate.place}:add", "--function", "add_kernel", "--dtype", "float32"]
+command += ["--quick", "--examples", "2", "--sample", "8", "--known", str(directory / "list.toml")]
+status = main([*command, "--report", str(directory / "report.json")])
+print(json.dumps({"status": status, **{name: vars(outcome) for name, outcome in outcomes.items()}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """By kernel; and "status", "report" and "printed" of the command."""
+    directory = tmp_path_factory.mktemp("mutation")
+    (directory / "kernels.py").write_text(KERNELS)
+    root = pathlib.Path(__file__).parents[2]
+    command = [sys.executable, "-c", TRIALS, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
+    *printed, told = done.stdout.splitlines()
+    report = json.loads((directory / "report.json").read_text())
+    return {**json.loads(told), "report": report["outcomes"], "printed": "\n".join(printed)}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status", "by"),
+    [
+        ("right", "survived", ""),
+        ("wrong", "killed", "forward float32, case one_number_without_axes"),
+        ("hangs", "killed", "time limit in forward float32"),
+        ("crashes", "killed", "crash in forward float32"),
+        ("exits", "killed", "crash in forward float32"),
+        ("raises", "killed", "forward float32, case one_number_without_axes"),
+        ("refused", "invalid", ""),
+        ("not reached", "not reached", ""),
+    ],
+)
+def test_outcome(kernel: str, status: str, by: str, outcomes: dict) -> None:
+    assert outcomes[kernel]["status"] == status, outcomes[kernel]
+    assert outcomes[kernel]["by"].startswith(by)
+
+
+def test_kernels_that_do_not_pass_as_they_are_have_no_mutants(outcomes: dict) -> None:
+    assert "forward float32, case one_number_without_axes: " in outcomes["wrong from the start"]["why"]
+
+
+def test_command_reports_every_mutant_and_fails_where_one_survives_that_is_not_listed(outcomes: dict) -> None:
+    rows = outcomes["report"]
+    survivors = [row for row in rows if row["status"] == "survived"]
+    assert len(rows) == 8
+    assert {row["status"] for row in rows} <= {"killed", "survived"}
+    assert len(survivors) <= 2, survivors
+    assert outcomes["status"] == bool(survivors)
+    assert "8 mutants in" in outcomes["printed"]
+    assert outcomes["printed"].count("survived: ") == len(survivors)
