@@ -2,8 +2,10 @@
 
 As shipped it rounds float32 to bfloat16 toward zero, where every GPU rounds to nearest even, and converts other types
 to and from bfloat16 as if its bits were an integer. Both show as wrong results of right kernels. It prepares the
-language anew for each call of a device function, which takes longer than the call. And it reads and writes whatever a
-pointer leads to: a load that lacks its mask goes unnoticed as long as nobody uses what it has read.
+language anew for each call of a device function, which takes longer than the call. And it is kinder than a GPU: it
+reads and writes whatever a pointer leads to, so that a load that lacks its mask goes unnoticed as long as nobody uses
+what it has read; and where a mask is false and nothing is said to take the place, it gives 0, where a GPU may give
+anything. Here that is NaN.
 """
 
 import functools
@@ -126,10 +128,14 @@ def install() -> None:
         left, right = (x.data.view(NUMPY_FLOATS[x.dtype.scalar]).astype(sums.data.dtype) for x in (a, b))
         return interpreter.TensorHandle(left @ right + sums.data, sums.dtype.scalar)
 
-    def load(self: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+    def load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
         if bounds:
             bounds[0].check("load", pointers, mask.data)
-        return shipped_load(self, pointers, mask, *rest, **options)
+        loaded = shipped_load(self, pointers, mask, other, *rest, **options)
+        kind = pointers.get_element_ty()
+        if other is None and kind in NUMPY_FLOATS and not mask.data.all():
+            loaded.data.view(NUMPY_FLOATS[kind])[~np.broadcast_to(mask.data, loaded.data.shape)] = np.nan
+        return loaded
 
     def store(self: Any, pointers: Any, values: Any, mask: Any, *rest: Any, **options: Any) -> Any:
         if bounds:

@@ -144,10 +144,13 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "many_short_rows": random_rows(700, 3),
     # A sum of bfloat16 in bfloat16 stops growing at 256.
     "long_row": random_rows(1, 16384),
+    # Registers of a block hold no more: it has all its 1024 threads.
+    "longest_row_in_registers": random_rows(1, 32768),
     "late_maximum": late_maximum,
     # A block has 256 KiB of registers, for other things too, and 227 KiB of shared memory.
     "row_longer_than_registers": long_row(160, 0),
     "row_longer_than_registers_and_shared_memory": long_row(512, 1),
+    "rows_longer_than_registers_along_two_axes": random_rows(2, 2, 33000, x="transposed", grad_output="transposed"),
     "rows_with_gaps": random_rows(5, 64, x="sliced_rows", grad_output="sliced_rows"),
     "columns_with_gaps": random_rows(5, 32, x="sliced_columns", grad_output="sliced_columns"),
     "rows_one_element_too_wide": random_rows(5, 64, x="cut_from_wider", grad_output="cut_from_wider"),

@@ -1,5 +1,7 @@
 """What the interpreter is made to see: accesses outside of a launch's tensors."""
 
+import math
+
 import pytest
 import torch
 import triton
@@ -64,6 +66,25 @@ def test_gap_between_elements_of_a_tensor_is_its_own_memory() -> None:
     x, output = torch.arange(2.0 * BLOCK), torch.empty(BLOCK)
     copy_kernel[(1,)](x[:1], output, BLOCK, 0, LOAD_MASKED=True, STORE_MASKED=True, BLOCK=BLOCK)
     assert torch.equal(output, x[:BLOCK])
+
+
+@triton.jit
+def sum_kernel(x_ptr, output_ptr, n, GIVEN: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0) if GIVEN else tl.load(x_ptr + at, mask=at < n)
+    tl.store(output_ptr, tl.sum(x.to(tl.float32), axis=0).to(output_ptr.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_a_mask_leaves_out_is_not_taken_to_be_zero(dtype: torch.dtype) -> None:
+    def total(n: int, given: bool) -> float:
+        output = torch.empty(1, dtype=dtype)
+        sum_kernel[(1,)](torch.ones(n, dtype=dtype), output, n, GIVEN=given, BLOCK=BLOCK)
+        return output.item()
+
+    assert total(BLOCK, given=False) == total(BLOCK, given=True) == BLOCK
+    assert total(BLOCK - 1, given=True) == BLOCK - 1
+    assert math.isnan(total(BLOCK - 1, given=False))
 
 
 @triton.jit
