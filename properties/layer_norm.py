@@ -154,7 +154,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "many_rows_of_whole_vectors": rows(300, 16),
     # Neither fit a warp's or a block's registers; the longer fits no shared memory either.
     "row_longer_than_registers": rows(3, 10240),
-    "row_longer_than_shared_memory": rows(1, 33000),
+    "rows_longer_than_shared_memory": rows(2, 2, 33000, x="transposed", grad_output="transposed"),
     "rows_with_gaps": rows(5, 64, x="sliced_rows", grad_output="sliced_rows"),
     "columns_with_gaps": rows(5, 33, x="sliced_columns", grad_output="sliced_columns"),
     "rows_one_element_too_wide": rows(5, 64, x="cut_from_wider", grad_output="cut_from_wider"),
