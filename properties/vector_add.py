@@ -77,6 +77,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "both_misaligned": random_case(1027, x="misaligned", y="misaligned"),
     "one_transposed": random_case(33, 65, y="transposed"),
     "both_transposed": random_case(33, 65, x="transposed", y="transposed"),
+    "three_axes_each_in_another_order": random_case(3, 4, 5, x="axes_reversed", y="transposed"),
     "four_axes_each_in_another_order": random_case(3, 5, 2, 7, x="axes_reversed", y="transposed"),
     "five_axes_each_in_another_order": random_case(2, 3, 2, 3, 2, x="axes_reversed", y="transposed"),
     "a_row_for_all": random_case(7, 100, y="expanded"),
