@@ -109,11 +109,15 @@ def thousands_in_one_sample(dtype: DType) -> Case:
     return Case({"pred": pred[None], "target": target[None]}, np.array(1.25, dtype=dtype.numpy), {"eps": 1e-5})
 
 
-def last_of_300(dtype: DType) -> Case:
-    """300 slots of which the last alone holds a box: past what a block of 256 threads sees."""
-    boxes = np.zeros((2, 1, 300, 4), dtype=dtype.numpy)
-    boxes[0, 0, :, 2:], boxes[1, 0, -1] = 1, [0, 0, 2, 4]
-    return Case({"pred": boxes[0], "target": boxes[1]}, np.array(-0.5, dtype=dtype.numpy), {"eps": 1e-5})
+def last_of(slots: int) -> Callable[[DType], Case]:
+    """Slots of which the last alone holds a box."""
+
+    def make(dtype: DType) -> Case:
+        boxes = np.zeros((2, 1, slots, 4), dtype=dtype.numpy)
+        boxes[0, 0, :, 2:], boxes[1, 0, -1] = 1, [0, 0, 2, 4]
+        return Case({"pred": boxes[0], "target": boxes[1]}, np.array(-0.5, dtype=dtype.numpy), {"eps": 1e-5})
+
+    return make
 
 
 def least_y2_is_valid(dtype: DType) -> Case:
@@ -153,7 +157,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         [[[0, 0, 2, 2], PADDING, [1, 1, 3, 4]], [[0, 1, 2, 3], PADDING, [0, 0, 1, 4]]],
         layouts={"pred": "transposed", "target": "sliced_rows"},
     ),
-    "last_of_300": last_of_300,
+    # One row past what a warp, and what a block of 256 threads, sees at once.
+    "last_of_33": last_of(33),
+    "last_of_300": last_of(300),
     "articles_batch_of_32": article_batch(32, 17),
     "articles_batch_of_13": article_batch(13, 100),
     "thousands_in_one_sample": thousands_in_one_sample,

@@ -4,6 +4,7 @@ import pathlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from properties.mutation.mutant import Mutant
 
@@ -21,17 +22,22 @@ class Known:
 
     Attributes:
         kind: "equivalent" of what computes the same, "out_of_reach" of what differs where no test on the CPU goes.
-        fields: of a mutant's identity those that must be so; the others may be anything.
+        fields: of a mutant's identity those that must be so, or one of a list; the others may be anything.
         reason: why it survives, in a sentence.
     """
 
     kind: str
-    fields: Mapping[str, str | int]
+    fields: Mapping[str, Any]
     reason: str
 
     def speaks_of(self, mutant: Mutant) -> bool:
         """Whether a mutant is meant."""
-        return all(getattr(mutant, name) == value for name, value in self.fields.items())
+        return all(getattr(mutant, name) in self.alternatives(name) for name in self.fields)
+
+    def alternatives(self, name: str) -> list[Any]:
+        """The values that a field may have."""
+        value = self.fields[name]
+        return value if isinstance(value, list) else [value]
 
 
 def read(path: pathlib.Path) -> list[Known]:
@@ -71,11 +77,17 @@ def classified(
     problems = []
     files = {mutant.file for mutant in mutants}
     for entry in entries:
-        if entry.fields["file"] not in files:
+        if not files.issuperset(entry.alternatives("file")):
             continue
         meant = [mutant for mutant in mutants if entry.speaks_of(mutant)]
-        if not meant:
-            problems.append(f"listed, but there is no such mutant: {dict(entry.fields)}")
+        missing = [
+            f"{name} = {value!r}"
+            for name in entry.fields
+            for value in entry.alternatives(name)
+            if not any(getattr(mutant, name) == value for mutant in meant)
+        ]
+        if missing:
+            problems.append(f"listed, but there is no such mutant: {dict(entry.fields)}: {', '.join(missing)}")
         for mutant in meant:
             found[mutant.identity] = entry
             if outcomes.get(mutant.identity) == "killed":
