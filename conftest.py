@@ -20,7 +20,7 @@ from properties.checks import Search, Subject, Unsupported
 from properties.isolation import BLACK_BOX
 from properties.matrix import Matrix
 from properties.operation import Law, operations
-from properties.performance.plugin import Performance, is_benchmark
+from properties.performance.plugin import Performance, add_options, is_benchmark
 from properties.verdict import DEVICE, SEARCH, Verdict, skip_reason, tell
 
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
@@ -52,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     group.addoption("--forward-only", action="store_true", help="candidates need not have gradients")
     group.addoption("--forbid-fallback", action="store_true", help="candidates must not compute by torch's operators")
     group.addoption("--verdict", type=Path, metavar="FILE", help="write what each check came to as JSON")
+    add_options(parser)
     group.addoption("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
 
 

@@ -7,9 +7,13 @@ prints, as JSON, what each kernel needs on each architecture: registers, spills,
 
 import dataclasses
 import json
+import re
 import sys
 
-from impls import backends, triton_compile
+import torch
+
+from impls import backends
+from impls.cuda_launch import CPP_TYPES, CudaKernel
 from properties.case import Case
 from properties.dtypes import DTYPES
 from properties.operation import evaluate_tensors, operations
@@ -22,8 +26,17 @@ def representative(examples: list[Case]) -> list[Case]:
     return [largest, dataclasses.replace(largest, layouts=strided)]
 
 
+def is_for(kernel: CudaKernel, dtype: str) -> bool:
+    """Whether a kernel is an instance for a dtype: the first that its name names; for float32 where it names none."""
+    named = [name for name in re.findall(r"\w+", kernel.name) if name in CPP_TYPES.values()]
+    return (named or [CPP_TYPES[torch.float32]])[0] == CPP_TYPES[getattr(torch, dtype)]
+
+
 def main(operation_name: str, dtype_name: str, *capabilities: str) -> None:
     """Compile and print."""
+    # It imports Triton, which this module is not to do for those who only import it.
+    from impls import triton_compile
+
     operation, dtype = operations()[operation_name], DTYPES[dtype_name]
     implementation = backends.load(operation_name, "triton")
     cases = representative([make(dtype) for make in operation.examples.values()])

@@ -1,10 +1,12 @@
 """Which benchmarks there are, how each is run, and what is kept of it beside pytest-benchmark's own figures."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from properties.cells import CANDIDATE, Cell, Selection
@@ -14,6 +16,7 @@ from properties.operation import Cost, Operation
 from properties.performance import machine
 from properties.performance.calls import DIRECTIONS, Call, Checkable, References, Replay, cost_of, worst_error
 from properties.performance.ceilings import Ceilings, measured
+from properties.performance.gate import Round
 from properties.performance.peers import Function, peers
 from properties.performance.timing import (
     GRAPH_SECONDS,
@@ -43,6 +46,7 @@ class Measurement:
         function: gives its implementation.
         clock: pytest-benchmark's timer.
         cell: what is verified elsewhere and timed here; None for what is but beside it, whose errors are recorded only.
+        in_ladder: whether it stands in a ladder, where a kernel may be called in another way than by its cell.
     """
 
     operation: Operation
@@ -54,6 +58,12 @@ class Measurement:
     function: Callable[[], Function]
     clock: Clock
     cell: Cell | None = None
+    in_ladder: bool = False
+
+    @property
+    def gated(self) -> bool:
+        """Whether it is for the gate: a cell's kernel, called as it is."""
+        return self.cell is not None and not self.in_ladder
 
     @property
     def group(self) -> str:
@@ -153,19 +163,33 @@ class Bench:
             "forward" if measurement.direction == HOST else measurement.direction,
         )
 
-    def prepared(self, measurement: Measurement) -> tuple[Checkable, str]:
-        """A call, or the graph that replays it where it is short; and how it is timed."""
-        clock, call = measurement.clock, self.call(measurement)
+    def prepared(
+        self,
+        measurement: Measurement,
+        clock: Clock,
+        implementation: Function | None = None,
+        in_graph: bool | None = None,
+    ) -> tuple[Checkable, str]:
+        """A call, or the graph that replays it; and how it is timed.
+
+        Args:
+            measurement: what is timed.
+            clock: by which; where it is a GPU's, it is told how to wait.
+            implementation: in place of the measurement's own.
+            in_graph: whether a GPU's call is replayed in a graph; None where it is to be if it is short.
+        """
+        implementation = implementation or self.implementation(measurement)
+        call = self.call(measurement, implementation)
         if not isinstance(clock, DeviceClock):
-            where = "host, until the call returns" if self.device == "cuda" else "host"
-            return call, where
+            return call, "host, until the call returns" if self.device == "cuda" else "host"
         call.run(1)
         # For so long the host is busy with a call, which the device must be kept from finishing.
         host = HostClock()
         clock.host_seconds = max(one_round(host, lambda: call.run(1), torch.cuda.synchronize) for _ in range(3))
-        if min(one_round(clock, lambda: call.run(1), call.poison) for _ in range(5)) >= GRAPH_SECONDS:
+        if in_graph is None:
+            in_graph = min(one_round(clock, lambda: call.run(1), call.poison) for _ in range(5)) < GRAPH_SECONDS
+        if not in_graph:
             return call, "events, cold L2"
-        implementation = self.implementation(measurement)
         try:
             replay = Replay(lambda: self.call(measurement, implementation), cuda_device().cache_bytes)
         except RuntimeError as error:
@@ -173,6 +197,48 @@ class Bench:
             return call, f"events, cold L2; in no graph: {str(error).splitlines()[0]}"
         clock.cold = False
         return replay, f"graph of {replay.calls_per_run} calls, rotating buffers"
+
+    def between_rounds(self, runnable: Checkable, clock: Clock) -> Callable[[], None]:
+        """What comes before each round: former results are overwritten, and a GPU is idle where the host is timed."""
+
+        def before() -> None:
+            runnable.poison()
+            if self.device == "cuda" and isinstance(clock, HostClock):
+                torch.cuda.synchronize()
+
+        return before
+
+    def against(
+        self, measurement: Measurement, former: Function, rng: np.random.Generator
+    ) -> Callable[[], tuple[Round, Round]]:
+        """What gives a round of a former implementation and one of today's, on new tensors.
+
+        Args:
+            measurement: that has been timed, so that its clock knows how many calls make a round.
+            former: the implementation that today's is held against.
+            rng: chooses whose tensors are made first.
+        """
+        calls, was_replayed = measurement.clock.calls, getattr(measurement.clock, "cold", True) is False
+
+        def side(implementation: Function) -> Round:
+            clock = copy.copy(measurement.clock)
+            runnable, _ = self.prepared(measurement, clock, implementation, was_replayed)
+            runs = max(1, calls // runnable.calls_per_run) if isinstance(clock, HostClock) else 1
+            clock.calls = runs * runnable.calls_per_run
+            before = self.between_rounds(runnable, clock)
+            timed = partial(one_round, clock, partial(runnable.run, runs), before)
+            timed()
+            return timed
+
+        def pair() -> tuple[Round, Round]:
+            today = self.implementation(measurement)
+            if rng.random() < 0.5:
+                then = side(former)
+                return then, side(today)
+            now = side(today)
+            return side(former), now
+
+        return pair
 
     def worst_error(self, measurement: Measurement, runnable: Checkable) -> float:
         """The worst error over its bound of the results of the last round that was timed.
@@ -198,13 +264,8 @@ class Bench:
             MeasuringError: it took less than is possible.
         """
         clock, workload = measurement.clock, self.workload(measurement)
-        runnable, how = self.prepared(measurement)
-
-        def before() -> None:
-            runnable.poison()
-            if self.device == "cuda" and isinstance(clock, HostClock):
-                torch.cuda.synchronize()
-
+        runnable, how = self.prepared(measurement, clock)
+        before = self.between_rounds(runnable, clock)
         states = [machine.gpu_state(self.device)]
         rounds = plan_rounds(clock, runnable, before, least_rounds, most_seconds)
         benchmark.pedantic(runnable.run, args=(rounds.calls,), setup=before, rounds=rounds.rounds)

@@ -159,6 +159,7 @@ def rung_measurements(performance: Performance, names: Sequence[str]) -> Iterato
                     clock=clock_for(device, "forward"),
                     # What an article computes in half types is for the record to say.
                     cell=Cell(name, own, dtype) if own and ("ours" in rung or name != "giou_loss") else None,
+                    in_ladder=True,
                 )
 
 

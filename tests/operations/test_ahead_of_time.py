@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,14 +11,13 @@ from typing import Any
 import pytest
 
 from impls.cuda_compile import compile_ahead_of_time
-from impls.cuda_launch import CudaKernel
+from properties.ahead_of_time import is_for
 from properties.cells import Cell
 from properties.checks import Subject
 
 # Compute capability, and the most shared memory that a block may have there, in bytes.
 TRITON_ARCHITECTURES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 CUDA_ARCHITECTURES = {"sm_80": 163 * 1024, "sm_90a": 227 * 1024, "sm_100a": 227 * 1024}
-C_TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
 
 
 def record(request: pytest.FixtureRequest, kernels: Iterable[Mapping[str, Any]]) -> None:
@@ -42,12 +40,6 @@ def test_triton_kernels_compile_for_every_architecture(cell: Cell, request: pyte
         assert all(kernel["shared_bytes"] <= most_shared for kernel in compiled)
         assert all(kernel["instruction_counts"].get("EXIT") for kernel in compiled)
     record(request, kernels)
-
-
-def is_for(kernel: CudaKernel, dtype: str) -> bool:
-    """Whether a kernel is an instance for a dtype: the first that its name names; for float32 where it names none."""
-    named = [name for name in re.findall(r"\w+", kernel.name) if name in C_TYPES.values()]
-    return (named or [C_TYPES["float32"]])[0] == C_TYPES[dtype]
 
 
 @pytest.mark.only(backends=["cuda"])

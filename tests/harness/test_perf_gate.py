@@ -1,0 +1,262 @@
+"""The gate finds what became slower and leaves the rest in peace: on made-up times, and on a planted slowdown."""
+
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from properties.performance import gate, sources, static
+from properties.performance.gate import Verdict, alternate, decided, matched, run_spread, screened
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = 200
+
+
+def log_ratios(rng: np.random.Generator, slowdown: float, spread: float, turns: int = 8) -> np.ndarray:
+    """As `alternate` gives them: rounds vary, some are interrupted, and an epoch's memory makes a difference.
+
+    Args:
+        rng: source of chance.
+        slowdown: of today's code: 0.02 for 2%.
+        spread: standard deviation of a round's log time; an epoch's is a fifth of it.
+        turns: in an epoch.
+    """
+    rounds = rng.normal(0, spread, (gate.EPOCHS, turns, 4))
+    rounds += (rng.random(rounds.shape) < 0.03) * rng.exponential(0.2, rounds.shape)
+    differences = (rounds[..., 0] + rounds[..., 3] - rounds[..., 1] - rounds[..., 2]) / 2
+    return np.median(differences, axis=1) + rng.normal(0, spread / 5, gate.EPOCHS) + math.log1p(slowdown)
+
+
+def found(slowdowns: list[float], spread: float, seed: int) -> list[str]:
+    """The verdict of each benchmark that is slower by so much."""
+    rng = np.random.default_rng(seed)
+    measured = {str(i): log_ratios(rng, slowdown, spread) for i, slowdown in enumerate(slowdowns)}
+    verdicts = {verdict.name: verdict.verdict for verdict in decided(measured, len(measured))}
+    return [verdicts[str(i)] for i in range(len(slowdowns))]
+
+
+@pytest.mark.parametrize("spread", [0.005, 0.02, 0.05])
+def test_unchanged_code_gives_no_alarm(spread: float) -> None:
+    verdicts = [verdict for seed in range(3) for verdict in found([0.0] * BENCHMARKS, spread, seed)]
+    assert set(verdicts) <= {"same", "ambiguous"}
+    if spread < 0.03:
+        assert verdicts.count("same") > 0.9 * len(verdicts)
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "spread", "least"),
+    [(0.02, 0.005, 1.0), (0.02, 0.02, 0.9), (0.05, 0.03, 1.0), (0.10, 0.05, 1.0), (0.01, 0.005, 0.2)],
+)
+def test_planted_slowdowns_are_found_among_others(slowdown: float, spread: float, least: float) -> None:
+    planted = BENCHMARKS // 4
+    verdicts = found([slowdown] * planted + [0.0] * (BENCHMARKS - planted), spread, seed=11)
+    assert verdicts[:planted].count("slower") >= least * planted
+    assert not {"slower", "faster"} & set(verdicts[planted:])
+
+
+def test_what_became_faster_is_said_to_be() -> None:
+    assert found([-0.05] * 5 + [0.0] * 5, 0.02, seed=3)[:5] == ["faster"] * 5
+
+
+def test_a_difference_of_no_concern_is_the_same_however_certain() -> None:
+    assert found([0.005] * 20, 0.001, seed=5) == ["same"] * 20
+
+
+def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    level = 0.1
+    missed = 0
+    for _ in range(300):
+        low, high = gate.Estimate.of(log_ratios(rng, 0.03, 0.02)).interval(level)
+        missed += not low <= math.log1p(0.03) <= high
+    assert 0.04 < missed / 300 < 0.17
+
+
+def test_the_more_benchmarks_the_stronger_the_evidence_must_be() -> None:
+    ratios = {"a": log_ratios(np.random.default_rng(4), 0.02, 0.06)}
+    alone, among_many = decided(ratios, 1)[0], decided(ratios, 1000)[0]
+    assert among_many.high - among_many.low > 1.5 * (alone.high - alone.low)
+    assert (alone.verdict, among_many.verdict) == ("slower", "ambiguous")
+
+
+def test_times_that_do_not_vary_are_decided() -> None:
+    assert decided({"a": np.full(gate.EPOCHS, math.log(1.05))}, 10)[0].verdict == "slower"
+    assert decided({"a": np.zeros(gate.EPOCHS)}, 10)[0].verdict == "same"
+
+
+def screen(now: float, then: float, history: list[float]) -> str:
+    return screened("x", now, then, run_spread(history)).verdict
+
+
+QUIET = [1.0, 1.001, 0.999, 1.002, 1.0, 0.998]
+NOISY = [1.0, 1.04, 0.97, 1.05, 0.96, 1.01]
+
+
+def test_medians_settle_only_what_the_history_lets_them() -> None:
+    assert screen(1.003, 1.0, QUIET) == "same"
+    assert screen(1.02, 1.0, QUIET) == screen(0.97, 1.0, QUIET) == "ambiguous"
+    # Where runs differ by as much anyway, or nobody knows, equal medians do not say that nothing has changed.
+    assert screen(1.0, 1.0, NOISY) == screen(1.0, 1.0, QUIET[:3]) == "ambiguous"
+
+
+def test_a_change_in_the_history_is_no_spread() -> None:
+    assert run_spread([*QUIET, *(1.5 * median for median in QUIET)]) < 2 * run_spread(QUIET)
+
+
+def test_the_first_stage_lets_few_slowdowns_pass_that_are_worth_finding() -> None:
+    rng = np.random.default_rng(2)
+    for spread in (0.002, 0.004, 0.02):
+        passed = sum(
+            screened("x", math.exp(rng.normal(0.02, spread)), math.exp(rng.normal(0, spread)), spread).verdict == "same"
+            for _ in range(2000)
+        )
+        assert passed < 0.07 * 2000
+
+
+class Machine:
+    """Two kernels on a machine that becomes slower all the while."""
+
+    def __init__(self, ratio: float, drift: float) -> None:
+        self.time, self.ratio, self.drift = 0.0, ratio, drift
+        self.order: list[str] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def round_of(self, name: str, seconds: float) -> Callable[[], float]:
+        def timed() -> float:
+            self.order.append(name)
+            taken = seconds * (1 + self.drift * self.time)
+            self.time += taken
+            return taken
+
+        return timed
+
+    def pair(self) -> tuple[Callable[[], float], Callable[[], float]]:
+        self.order.append("|")
+        return self.round_of("A", 1e-3), self.round_of("B", 1e-3 * self.ratio)
+
+
+def test_a_drift_of_the_machine_is_no_difference() -> None:
+    machine = Machine(ratio=1.03, drift=0.5)
+    ratios = alternate(machine.pair, 1.0, np.random.default_rng(0), now=machine.now)
+    assert np.allclose(ratios, math.log(1.03), atol=1e-5)
+    epochs = "".join(machine.order).split("|")[1:]
+    assert len(epochs) == gate.EPOCHS
+    turns = {epoch[i : i + 4] for epoch in epochs for i in range(0, len(epoch), 4)}
+    assert turns == {"ABBA", "BAAB"}
+
+
+def test_benchmarks_of_one_run_alone_are_named() -> None:
+    assert matched(["a", "b", "c"], ["b", "d"]) == (["b"], ["d"], ["a", "c"])
+
+
+KERNEL = {
+    "name": "k",
+    "arch": "sm_90a",
+    "registers": 64,
+    "spill_store_bytes": 0,
+    "spill_load_bytes": 0,
+    "shared_bytes": 1024,
+    "instruction_counts": {"LDG": 4, "FFMA": 8, "BAR": 1},
+}
+
+
+def worse(**changes: object) -> list[str]:
+    return list(static.regressions({"c": [{**KERNEL, **changes}]}, {"c": [KERNEL]}))
+
+
+def test_what_compiled_code_needs_more_of_is_reported() -> None:
+    assert worse() == []
+    assert worse(registers=32, shared_bytes=0, instruction_counts={"FFMA": 8}) == []
+    assert "16 bytes of spills, after 0" in worse(spill_load_bytes=16)[0]
+    assert "+6 BAR" in worse(instruction_counts={"LDG": 4, "FFMA": 8, "BAR": 7})[0]
+    assert "shared memory" in worse(shared_bytes=2048)[0]
+
+
+def test_registers_count_where_fewer_warps_fit() -> None:
+    assert static.warps_by_registers(32) == static.warps_by_registers(30) == 64
+    assert static.warps_by_registers(255) == 8
+    assert worse(registers=60) == []  # the step below is at 56
+    assert "28 warps a multiprocessor at the most, after 32" in worse(registers=65)[0]
+
+
+def test_variants_of_a_kernel_are_told_apart_and_new_ones_named() -> None:
+    then = {"c": [KERNEL, {**KERNEL, "registers": 128}], "gone": [KERNEL]}
+    assert list(static.regressions(then, then)) == []
+    assert list(static.regressions({"c": [KERNEL]}, then)) == ["c: k for sm_90a, variant 2 is no more"]
+    assert list(static.regressions(then, {"c": [KERNEL]})) == ["c: k for sm_90a, variant 2 is new"]
+
+
+def test_sources_are_kept_once_and_loaded_beside_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
+    files = sources.collected({})
+    doubled = files["impls/vector_add/torch_eager.py"].replace(b"return x + y", b"return x + y + y")
+    assert doubled != files["impls/vector_add/torch_eager.py"]
+    files["impls/vector_add/torch_eager.py"] = doubled
+    path = sources.save(tmp_path, files)
+    assert path == sources.save(tmp_path, files)
+    baseline = sources.Baseline(path)
+    import torch
+
+    from impls import backends
+
+    one = torch.ones(3)
+    assert baseline.load("vector_add", "torch")(one, one).tolist() == [3.0] * 3
+    assert backends.load("vector_add", "torch")(one, one).tolist() == [2.0] * 3
+    # Its operators are its own, too.
+    assert baseline.load("vector_add", "cuda").__module__.startswith(baseline.package)
+    with pytest.raises(sources.SourceError, match="does not load"):
+        baseline.load("vector_subtract", "torch")
+    path.write_bytes(sources.save(tmp_path / "other", {"impls/a.py": b""}).read_bytes())
+    with pytest.raises(sources.SourceError, match="does not hold"):
+        sources.Baseline(path)
+    with pytest.raises(sources.SourceError, match="not kept"):
+        sources.Baseline(tmp_path / "0.zip")
+
+
+def test_verdicts_fit_a_terminal() -> None:
+    name = "tests/benchmarks/test_speed.py::test_timed_call_is_right[giou_loss_ragged-article-bfloat16-backward-triton]"
+    assert len(str(Verdict(name, "ambiguous", 1.021, 0.99, 1.05, 2))) <= 90
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of this project, whose kernels may be changed."""
+    for name in ("impls", "oracles", "properties", "tests/benchmarks", "tests/known_wrong"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_a_planted_slowdown_fails_the_gate_and_is_named(project: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    common = ["tests/benchmarks", "-k", "small and forward", "--device=cpu", "--op=vector_add", "--backend=torch"]
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", *common, "--benchmark-only", "--benchmark-max-time=0.05", *options]
+        return subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment)
+
+    assert run("--benchmark-autosave").returncode == 0
+    kernel = project / "impls" / "vector_add" / "torch_eager.py"
+    text = kernel.read_text()
+    assert "return x + y" in text
+    kernel.write_text(text.replace("return x + y", "return torch.sub(x + y, 0)"))
+    done = run("--benchmark-compare", "--perf-gate", "--perf-gate-seconds=0.2")
+    assert done.returncode == 1, done.stdout
+    said = re.search(r"impls\.vector_add\.torch_eager\.vector_add is slower: \+(\d+)\.\d%", done.stdout)
+    assert said, done.stdout
+    assert int(said[1]) > 5
+    (record,) = project.glob(".benchmarks/*/*.json")
+    record.write_text(re.sub(r'("gpu": )""', r'\1"NVIDIA L4"', record.read_text()))
+    refused = run("--benchmark-compare")
+    assert refused.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "of another machine: gpu is '', but was 'NVIDIA L4'" in refused.stderr
