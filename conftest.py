@@ -85,7 +85,8 @@ def pytest_configure(config: pytest.Config) -> None:
     except SelectionError as error:
         raise pytest.UsageError(str(error)) from error
     config.pluginmanager.register(Record(config), "fourfold-record")
-    config.pluginmanager.register(Performance(config, config.stash[SELECTION], device), "fourfold-performance")
+    performance = Performance(config, config.stash[SELECTION], device, config.stash[MATRIX])
+    config.pluginmanager.register(performance, "fourfold-performance")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

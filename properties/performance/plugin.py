@@ -1,5 +1,6 @@
 """The plugin: pytest's and pytest-benchmark's hooks, by which measurements become benchmarks and are recorded."""
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -8,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from pytest_benchmark.plugin import get_cpu_info
 
 from impls.cuda_compile import CudaError
 from properties.cells import CANDIDATE, Selection
-from properties.performance import machine, sources, static
+from properties.matrix import Matrix
+from properties.performance import machine, report, sources, static
 from properties.performance.gated import Gated, Record
 from properties.performance.measurement import Bench, Measurement, measurements, ratios
 
@@ -30,18 +33,22 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--perf-gate-seconds", type=float, default=4.0, metavar="S", help="for each benchmark that is measured again"
     )
+    group.addoption("--report", type=Path, metavar="DIR", help="write DIR/index.html, of this run and of others there")
 
 
 class Performance:
     """pytest's and pytest-benchmark's hooks."""
 
-    def __init__(self, config: pytest.Config, selection: Selection, device: str) -> None:
-        self.config, self.selection, self.device = config, selection, device
+    def __init__(self, config: pytest.Config, selection: Selection, device: str, matrix: Matrix) -> None:
+        self.config, self.selection, self.device, self.matrix = config, selection, device, matrix
         self.bench = Bench(selection, device)
         self.timed: dict[str, Measurement] = {}
-        self.medians: dict[str, float] = {}
+        self.benchmarks: list[Mapping[str, Any]] = []
+        self.failures: list[dict[str, str]] = []
+        self.failed: set[str] = set()
         self.record: Record | None = None
         self.gated: Gated | None = None
+        self.page: Path | None = None
         if config.getoption("perf_gate") and not config.getoption("benchmark_compare"):
             raise pytest.UsageError("--perf-gate decides after a comparison: it needs --benchmark-compare")
         self.running = bool(config.getoption("benchmark_only", False))
@@ -98,8 +105,13 @@ class Performance:
         self.record = Record(compared_benchmark, own, identity)
 
     def pytest_benchmark_group_stats(self, benchmarks: Sequence[Mapping[str, Any]]) -> None:
-        """Keep today's medians."""
-        self.medians = {one["fullname"]: one["median"] for one in benchmarks if one["path"] is None}
+        """Keep today's, but those whose result was wrong: it has no time."""
+        self.benchmarks = [one for one in benchmarks if one["path"] is None and one["fullname"] not in self.failed]
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """Today's, by benchmark."""
+        return {one["fullname"]: one["median"] for one in self.benchmarks}
 
     @cached_property
     def static(self) -> dict[str, Any]:
@@ -144,8 +156,13 @@ class Performance:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Compare, and measure again what may have changed."""
-        if not self.running or not self.config.getoption("benchmark_compare"):
-            return
+        if self.running and self.config.getoption("benchmark_compare"):
+            self.compare(session)
+        if self.config.getoption("report") and not hasattr(self.config, "workerinput"):
+            self.report(self.config.getoption("report"))
+
+    def compare(self, session: pytest.Session) -> None:
+        """Hold the run against the baseline; with --perf-gate it fails where something is slower."""
         gating = self.config.getoption("perf_gate")
         if self.record is None:
             if gating and not session.exitstatus:
@@ -156,9 +173,49 @@ class Performance:
         if gating and self.gated.slower and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what failed."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+            repeat = "\n".join(text for title, text in report.sections if title == "repeat with")
+            self.failures.append({"name": report.nodeid, "text": report.longreprtext, "repeat": repeat})
+
+    def report(self, directory: Path) -> None:
+        """Leave what this run knows in the report's folder, and make its page anew."""
+        if self.running:
+            runs = (json.loads(path.read_text()) for path in self.recorded())
+            here = machine.machine(self.device, get_cpu_info())
+            content = report.performance(
+                self.benchmarks,
+                here,
+                self.bench.ceilings.as_dict(),
+                self.static,
+                [run for run in runs if not machine.incomparable(here, run["machine_info"].get("fourfold", {}))],
+                self.gated.verdicts if self.gated else [],
+                list(self.gated.lines()) if self.gated else [],
+            )
+            self.page = report.write(directory, "performance", content)
+        else:
+            about = f"{'GPU' if self.device == 'cuda' else 'CPU'}, torch {torch.__version__}"
+            if self.device == "cuda":
+                about = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+            content = report.verification(self.matrix, self.failures, about)
+            self.page = report.write(directory, "verification", content)
+
+    def recorded(self) -> list[Path]:
+        """The records of former runs, oldest first: this one's, if it is kept, is the last and not among them."""
+        options = self.config.option
+        kept = options.benchmark_autosave or options.benchmark_save
+        if not options.benchmark_storage.startswith("file://"):
+            return []
+        found = sorted(Path(options.benchmark_storage.removeprefix("file://")).glob("*/[0-9][0-9][0-9][0-9]_*.json"))
+        return found[:-1] if kept else found
+
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """What the comparison came to, after pytest-benchmark's tables."""
+        """What the comparison came to, after pytest-benchmark's tables; and where the report is."""
+        if self.page is not None:
+            terminalreporter.line(f"report: {self.page}")
         if not self.running or not self.config.getoption("benchmark_compare"):
             return
         terminalreporter.section("compared with the baseline", sep="=")

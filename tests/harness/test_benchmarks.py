@@ -286,9 +286,12 @@ def test_benchmarks_are_recorded_where_the_timed_call_is_right(tmp_path: Path) -
     record = tmp_path / "record.json"
     candidates = ["--candidate", f"vector_add={mine}:right", "--candidate", f"softmax={mine}:wrong"]
     options = ["--device=cpu", "--benchmark-only", "--benchmark-max-time=0.01", f"--benchmark-json={record}"]
-    done = run_pytest(*options, *candidates, "--backend=candidate", "-k", "small")
+    done = run_pytest(*options, *candidates, "--backend=candidate", "-k", "small", f"--report={tmp_path / 'report'}")
     assert "3 failed, 3 passed" in done.stdout
     assert "error over bound" in done.stdout
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "vector_add-small-float32-forward" in page
+    assert "<svg" in page
     made = json.loads(record.read_text())
     # What is wrong has no time.
     assert [one["param"] for one in made["benchmarks"]] == [

@@ -1,0 +1,190 @@
+"""The report is one page that stands alone, shows what was found, and takes nothing for markup that is not."""
+
+import html.parser
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from properties.cells import Cell
+from properties.matrix import Matrix, Tally
+from properties.performance import report
+from properties.performance.charts import HEIGHT, WIDTH, Point, chart, quantity, sparkline
+from properties.performance.gate import Verdict
+
+ROOT = Path(__file__).parents[2]
+VOID = {"meta", "link", "br"}
+
+
+class Page(html.parser.HTMLParser):
+    """Tags in their nesting, and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def matrix() -> Matrix:
+    made = Matrix()
+    made.tallies[Cell("softmax", "torch", "float32")] = Tally(worst=0.25, examples=300, passed=9)
+    made.tallies[Cell("softmax", "cuda", "float32")] = Tally(worst=9.0, examples=30, passed=3, failed=2)
+    made.tallies[Cell("softmax", "triton", "bfloat16")] = Tally(skipped={"needs a <newer> Triton": 3})
+    return made
+
+
+def timed(contender: str, size: int, seconds: float, error: float | None = 0.5) -> dict[str, Any]:
+    name = f"softmax-x{size}-float32-forward"
+    return {
+        "fullname": f"tests/benchmarks/test_speed.py::test_timed_call_is_right[{name}-{contender}]",
+        "group": name,
+        "median": seconds,
+        "iqr": seconds / 50,
+        "rounds": 40,
+        "extra_info": {
+            "operation": "softmax",
+            "dtype": "float32",
+            "direction": "forward",
+            "contender": contender,
+            "bytes": size,
+            "flops": 2 * size,
+            "bytes_per_second": size / seconds,
+            "flops_per_second": 2 * size / seconds,
+            "fraction_of_ceiling": size / seconds / 1e12,
+            "error_over_bound": error,
+            "timed": "events, cold L2",
+            "throttled": ["hardware slowdown"],
+        },
+    }
+
+
+def measured() -> dict[str, Any]:
+    benchmarks = [
+        timed("torch", 10**6, 4e-6),
+        timed("cuda", 10**6, 2e-6),
+        timed("torch", 10**8, 3e-4),
+        timed("cuda", 10**8, 1e-4, error=None),
+    ]
+    past = [
+        {"datetime": "2026", "benchmarks": [{"fullname": b["fullname"], "stats": {"median": b["median"] * f}}]}
+        for f in (1.5, 0.5)
+        for b in benchmarks[:1]
+    ]
+    kernel = {
+        "name": "softmax_kernel<float, 4>",
+        "arch": "sm_90a",
+        "registers": 40,
+        "spill_store_bytes": 8,
+        "spill_load_bytes": 8,
+        "shared_bytes": 0,
+        "instruction_counts": {"LDG": 3, "FFMA": 70},
+    }
+    return report.performance(
+        benchmarks,
+        {"device": "cuda", "gpu": "NVIDIA H200", "driver": ""},
+        {"bytes_per_second": 1e12, "flops_per_second": {"float32": 1e13}, "launch_seconds": 2e-6},
+        {"kernels": {"softmax-cuda-float32": [kernel]}},
+        past,
+        [Verdict(benchmarks[1]["fullname"], "slower", 1.05, 1.04, 1.06, 2)],
+        ["a kernel is slower"],
+    )
+
+
+FAILURES = [
+    {"name": "test_x[softmax-cuda-float32]", "text": "\x1b[31moutput[0] is <nan> & wrong", "repeat": "pytest x"}
+]
+
+
+def test_page_shows_verification_and_speed_and_needs_no_network(tmp_path: Path) -> None:
+    report.write(tmp_path, "verification", report.verification(matrix(), FAILURES, "NVIDIA H200"))
+    alone = Page((tmp_path / "index.html").read_text())
+    assert "0.25 300" in alone.text
+    assert "Roofline" not in alone.text
+    text = report.write(tmp_path, "performance", measured()).read_text()
+    page = Page(text)
+    for said in ("2 failed", "unsupported", "output[0] is <nan> & wrong", "pytest x", "+5.0%", "slower"):
+        assert said in page.text
+    for said in ("25.0%", "50.0%", "outside", "hardware slowdown", "softmax_kernel<float, 4>", "70 FFMA", "2 µs"):
+        assert said in page.text
+    assert not re.search(r"https?://|<script|\x1b", text)
+    assert all(not attributes.get("src") for _, attributes in page.tags)
+    names = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+    links = {str(attributes["href"]) for tag, attributes in page.tags if tag == "a"}
+    assert {link.removeprefix("#") for link in links} <= names
+    assert 'name="viewport"' in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_history_is_of_the_same_benchmark_and_ends_today(tmp_path: Path) -> None:
+    text = report.write(tmp_path, "performance", measured()).read_text()
+    assert text.count('class="spark"') == 1
+    assert "3 runs, 6 µs to 4 µs" in text
+    assert "+100.0%" in text
+
+
+def test_a_run_of_nothing_makes_a_page_too(tmp_path: Path) -> None:
+    nothing = report.performance(
+        [], {"device": "cpu"}, measured()["ceilings"], {"kernels": {}, "error": "x"}, [], [], []
+    )
+    report.write(tmp_path, "verification", report.verification(Matrix(), [], "CPU"))
+    assert "not the kernels' speed" in Page(report.write(tmp_path, "performance", nothing).read_text()).text
+
+
+@pytest.mark.parametrize("values", [[(1.0, 1.0)], [(1e-9, 1e12), (1e15, 1e-6)], [(5.0, 7.0), (5.1, 7.1), (4.9, 7.0)]])
+def test_charts_stay_inside_of_their_frame(values: list[tuple[float, float]]) -> None:
+    points = [Point(x, y, "<p>") for x, y in values]
+    svg = chart({"a": points}, {"a": "c0"}, "bytes", "s", "label", limits=[(points[0], points[-1])])
+    Page(svg)
+    assert svg.count("<circle") == len(points)
+    assert "&lt;p&gt;" in svg
+    for axis, most in (("x", WIDTH), ("y", HEIGHT)):
+        places = [float(v) for v in re.findall(rf'\b(?:c?{axis}|{axis}[12])="([-\d.]+)"', svg)]
+        assert places
+        assert all(0 <= place <= most for place in places)
+    assert 2 <= svg.count('text-anchor="middle"') <= 10
+
+
+def test_quantities_have_the_prefix_that_fits() -> None:
+    shown = [quantity(value, "s") for value in (1.0, 999e-6, 1e-3, 1.234e-5, 2e3, 0.0)]
+    assert shown == ["1 s", "999 µs", "1 ms", "12.3 µs", "2 ks", "0 s"]
+
+
+def test_sparkline_shows_a_few_per_cent_as_few() -> None:
+    ys = [[float(y) for y in re.findall(r",([\d.]+)", sparkline(run))] for run in ([1.0, 1.01], [1.0, 2.0])]
+    assert abs(ys[0][0] - ys[0][1]) < 4 < abs(ys[1][0] - ys[1][1])
+    assert sparkline([1.0]) == ""
+
+
+def test_verification_is_reported_with_its_counterexamples(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def wrong(x, y):\n    return x + y + 1\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "tests/operations/test_forward.py", "-p", "no:cacheprovider"]
+    options = ["--device=cpu", "--candidate", f"vector_add={tmp_path}/mine.py:wrong", "--dtype=float32", "--examples=1"]
+    command += [*options, f"--report={tmp_path / 'report'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    page = Page((tmp_path / "report" / "index.html").read_text())
+    assert "1 failed" in page.text
+    assert "Named example" in page.text
+    assert "pytest 'tests/operations/test_forward.py::test_output_agrees" in page.text
