@@ -50,9 +50,9 @@ def save(directory: Path, files: Mapping[str, bytes]) -> Path:
     if not path.exists():
         directory.mkdir(parents=True, exist_ok=True)
         held = io.BytesIO()
-        with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(held, "w") as archive:
             for name, content in sorted(files.items()):
-                archive.writestr(zipfile.ZipInfo(name), content)
+                archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
         path.write_bytes(held.getvalue())
     return path
 

@@ -293,6 +293,7 @@ def test_benchmarks_are_recorded_where_the_timed_call_is_right(tmp_path: Path) -
     assert "vector_add-small-float32-forward" in page
     assert "<svg" in page
     made = json.loads(record.read_text())
+    assert (tmp_path / "sources" / f"{made['sources']['sha256']}.zip").is_file()
     # What is wrong has no time.
     assert [one["param"] for one in made["benchmarks"]] == [
         f"vector_add-small-float32-{direction}-candidate" for direction in DIRECTIONS
