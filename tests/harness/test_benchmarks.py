@@ -18,7 +18,7 @@ from properties.comparison import Disagreement
 from properties.dtypes import DTYPES, DType
 from properties.operation import Cost, operations
 from properties.performance import machine
-from properties.performance.calls import DIRECTIONS, Call, References, worst_error
+from properties.performance.calls import DIRECTIONS, Call, References, Replay, worst_error
 from properties.performance.ceilings import Ceilings
 from properties.performance.measurement import MeasuringError, of_the_ceiling, ratios
 from properties.performance.timing import (
@@ -26,6 +26,7 @@ from properties.performance.timing import (
     USUAL_ROUNDS,
     DeviceClock,
     HostClock,
+    cuda_device,
     enough_rounds,
     one_round,
     plan_rounds,
@@ -217,6 +218,36 @@ def test_results_that_are_inputs_are_not_overwritten() -> None:
 def test_no_result_is_no_agreement() -> None:
     with pytest.raises(Disagreement, match="no result"):
         worst_error({}, {}, small(vector_add.random_case(9)), FLOAT32)
+
+
+@pytest.fixture
+def gpu(device: str) -> None:
+    if device != "cuda":
+        pytest.skip("needs --device cuda")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_a_replayed_graph_leaves_the_results_of_its_calls(backend: str, direction: str) -> None:
+    record, workload = operations()["softmax"], small(softmax.random_rows(64, 256))
+    function = backends.load("softmax", backend)
+    replay = Replay(lambda: Call(function, record, workload, FLOAT32, "cuda", direction), cuda_device().cache_bytes)
+    expected = References().of(record, "", workload, FLOAT32)
+    assert replay.calls_per_run > 1
+    replay.poison()
+    with pytest.raises(Disagreement):
+        worst_error(replay.results, expected, workload, FLOAT32)
+    replay.run(1)
+    assert worst_error(replay.results, expected, workload, FLOAT32) <= 1
+
+
+@pytest.mark.usefixtures("gpu")
+def test_device_clock_agrees_with_a_wait_of_known_length() -> None:
+    clock = DeviceClock()
+    clock.host_seconds = 1e-4
+    waits = [1e-4, 1e-3]
+    assert [one_round(clock, lambda w=w: clock.device.spin(w)) for w in waits] == pytest.approx(waits, rel=0.2)
 
 
 CEILINGS = Ceilings(bytes_per_second=1e12, flops_per_second={"float32": 1e13}, launch_seconds=2e-6)
