@@ -84,8 +84,9 @@ def pytest_configure(config: pytest.Config) -> None:
             candidate.load()
     except SelectionError as error:
         raise pytest.UsageError(str(error)) from error
-    config.pluginmanager.register(Record(config), "fourfold-record")
-    performance = Performance(config, config.stash[SELECTION], device, config.stash[MATRIX])
+    record = Record(config)
+    config.pluginmanager.register(record, "fourfold-record")
+    performance = Performance(config, config.stash[SELECTION], device, record.matrix)
     config.pluginmanager.register(performance, "fourfold-performance")
 
 

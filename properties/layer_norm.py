@@ -14,8 +14,8 @@ from properties.dtypes import DType
 from properties.giou import exactly, only
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded, total
-from properties.workloads import Make, tiled, whole
 from properties.special_values import not_finite_in_turn
+from properties.workloads import Make, tiled, whole
 
 EPS = (1e-5, 1e-12, 1e-3, 0.25)
 # Of rows: the squares of huge numbers overflow, after which little is known.

@@ -15,8 +15,8 @@ from properties.case import Case
 from properties.dtypes import DType
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded, stored
-from properties.workloads import Make, tiled, whole
 from properties.special_values import not_finite_in_turn
+from properties.workloads import Make, tiled, whole
 
 KINDS = ("normal", "normal", "whole", "constant", "offset", "spread", "huge", "tiny")
 ACTIVATIONS = ("none", "relu", "leaky_relu")

@@ -13,8 +13,8 @@ from properties.case import Case
 from properties.dtypes import DType
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
 from properties.running_error import Bounded, stored, total
-from properties.workloads import Make, tiled, whole
 from properties.special_values import not_finite_in_turn
+from properties.workloads import Make, tiled, whole
 
 
 def backward(grad_output: Any, x: Any) -> tuple[Any]:
