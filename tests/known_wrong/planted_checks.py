@@ -166,6 +166,7 @@ def _faults() -> list[Fault]:
         "gradient of x",
         right_on="two_columns",
         examples=plain,
+        search=300,
     )
     offsets = checks.offsets_may_pass_32_bits
     faults.append(
