@@ -63,7 +63,7 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind:
         drawn = np.asarray(rng.uniform(-1, 1, shape)) * dtype.largest
     elif kind == "tiny":  # subnormal numbers
         drawn = drawn * dtype.smallest_subnormal
-    return drawn.astype(dtype.numpy)
+    return np.asarray(drawn).astype(dtype.numpy)  # arithmetic makes numbers of arrays without axes
 
 
 def with_special_values(rng: np.random.Generator, array: np.ndarray, share: float = 0.2) -> np.ndarray:
