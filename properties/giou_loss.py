@@ -75,13 +75,13 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
 
 
 def example(
-    pred: Any, target: Any, eps: float = 1e-5, layouts: Mapping[str, str] | None = None
+    pred: Any, target: Any, eps: float = 1e-5, layouts: Mapping[str, str] | None = None, cotangent: float = -1.75
 ) -> Callable[[DType], Case]:
     """A named case of explicit boxes."""
 
     def make(dtype: DType) -> Case:
         inputs = {"pred": np.asarray(pred, dtype=dtype.numpy), "target": np.asarray(target, dtype=dtype.numpy)}
-        return Case(inputs, np.array(-1.75, dtype=dtype.numpy), {"eps": eps}, layouts or {})
+        return Case(inputs, np.array(cotangent, dtype=dtype.numpy), {"eps": eps}, layouts or {})
 
     return make
 
@@ -140,6 +140,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "one_pair_apart_along_both_axes": example([[UNIT]], [[[2, 2, 3, 3]]]),
     "identical_boxes": example([[UNIT]], [[UNIT]]),
     "no_valid_row": example([[UNIT, UNIT]], [[PADDING, PADDING]]),
+    # What is not there has a gradient of 0, and not of 0 * inf.
+    "infinite_cotangent_of_no_valid_row": example([[UNIT, UNIT]], [[PADDING, PADDING]], cotangent=np.inf),
     "no_batch": example(np.zeros((0, 7, 4)), np.zeros((0, 7, 4))),
     "no_boxes": example(np.zeros((3, 0, 4)), np.zeros((3, 0, 4))),
     "negative_y2_is_padding": example([[UNIT, [0, 0, 2, 2]]], [[[-3, -3, -1, -1], UNIT]]),
