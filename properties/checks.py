@@ -65,6 +65,16 @@ class Subject:
     def __str__(self) -> str:
         return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
 
+    def evaluate(
+        self,
+        case: Case,
+        gradients: bool = True,
+        place: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Call the implementation; gives its output, its gradients, if it has any, and what it was called with."""
+        wanted = gradients and self.differentiable
+        return evaluate_tensors(self.implementation, self.operation, case, self.dtype, self.device, wanted, place)
+
     def needs_gradients(self) -> None:
         """What follows is about gradients.
 
@@ -237,9 +247,7 @@ def forward_agrees(subject: Subject, search: Search) -> None:
     """The output is the oracle's, within its running error; inputs stay as they were."""
 
     def body(case: Case) -> None:
-        output, _, tensors = evaluate_tensors(
-            subject.implementation, subject.operation, case, subject.dtype, subject.device, gradients=False
-        )
+        output, _, tensors = subject.evaluate(case, gradients=False)
         expected = reference(subject.operation, case, subject.dtype)
         agreement = _compare(subject, output, expected, "output", tensors)
         _unchanged(subject, case, tensors)
@@ -256,9 +264,7 @@ def backward_agrees(subject: Subject, search: Search) -> None:
     subject.needs_gradients()
 
     def body(case: Case) -> None:
-        output, gradients, tensors = evaluate_tensors(
-            subject.implementation, subject.operation, case, subject.dtype, subject.device
-        )
+        output, gradients, tensors = subject.evaluate(case)
         expected = reference_gradients(subject.operation, case, subject.dtype)
         agreements = [
             _compare(subject, gradients[name], expected[name], f"gradient of {name}", tensors) for name in expected
@@ -412,14 +418,7 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
         runs = []
         for order in (contextlib.nullcontext(), backends.other_order(subject.device)):
             with order:
-                output, gradients, tensors = evaluate_tensors(
-                    subject.implementation,
-                    subject.operation,
-                    case,
-                    subject.dtype,
-                    subject.device,
-                    gradients=subject.differentiable,
-                )
+                output, gradients, tensors = subject.evaluate(case)
             runs.append((output.detach().clone(), {name: g.clone() for name, g in gradients.items()}))
         (output, gradients), (again, gradients_again) = runs
         if not torch.equal(bits(output), bits(again)):
@@ -631,9 +630,7 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
     operation = subject.operation
 
     def evaluate(case: Case) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        output, gradients, tensors = evaluate_tensors(
-            subject.implementation, operation, case, subject.dtype, subject.device, subject.differentiable
-        )
+        output, gradients, tensors = subject.evaluate(case)
         of_batch = {f"gradient of {name}": gradients[name] for name in operation.batched if name in gradients}
         return {"output": output.detach(), **of_batch}, tensors
 
@@ -688,9 +685,7 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
             def place(name: str, tensor: torch.Tensor, far: str = far, axis: int = axis) -> torch.Tensor:
                 return far_apart.laid_out(tensor, axis) if name == far else tensor
 
-            output, gradients, tensors = evaluate_tensors(
-                subject.implementation, subject.operation, case, subject.dtype, subject.device, place=place
-            )
+            output, gradients, tensors = subject.evaluate(case, place=place)
             results = {"output": output, **{f"gradient of {name}": g for name, g in gradients.items()}}
             for name, result in results.items():
                 what = f"with axis {axis} of {far} 2^31 elements long: {name}"
@@ -731,9 +726,7 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
                 return tensor
             return tensor.repeat(repetitions, *[1] * (tensor.ndim - 1))
 
-        output, gradients, tensors = evaluate_tensors(
-            subject.implementation, operation, case, subject.dtype, subject.device, place=place
-        )
+        output, gradients, tensors = subject.evaluate(case, place=place)
         expected, agreements = _expected(subject, case), []
         of_batch = {f"gradient of {name}": gradients[name] for name in operation.batched if name in gradients}
         for name, result in {"output": output.detach(), **of_batch}.items():
@@ -755,6 +748,8 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
         search.saw(*agreements)
 
     search.cases(subject, "many samples", body, few=True)
+
+
 def backward_is_of_the_call(subject: Subject, search: Search) -> None:
     """What is written into inputs or output between a call and its backward pass raises, or does not matter."""
     subject.needs_gradients()
@@ -790,15 +785,7 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
         runs: list[dict[str, torch.Tensor]] = []
         for poison in POISONS:
             with Arena(poison) as arena:
-                output, gradients, tensors = evaluate_tensors(
-                    subject.implementation,
-                    subject.operation,
-                    case,
-                    subject.dtype,
-                    subject.device,
-                    gradients=subject.differentiable,
-                    place=arena.place,
-                )
+                output, gradients, tensors = subject.evaluate(case, place=arena.place)
             for trespass in arena.trespasses():
                 raise Failure(f"{subject}: the call {trespass}\nwith {describe(tensors)}")
             results = {"output": output, **{f"gradient of {name}": g for name, g in gradients.items()}}
@@ -827,14 +814,7 @@ def nothing_is_left_to_torch(subject: Subject, search: Search) -> None:
 
     def body(case: Case) -> None:
         with Fallbacks() as fallbacks:
-            evaluate_tensors(
-                subject.implementation,
-                subject.operation,
-                case,
-                subject.dtype,
-                subject.device,
-                gradients=subject.differentiable,
-            )
+            subject.evaluate(case)
         if fallbacks.found:
             raise Failure(f"{subject}: the call leaves to torch what it is to compute: {', '.join(fallbacks.found)}")
         search.saw(Agreement(0.0, case.grad_output.size, 0))
