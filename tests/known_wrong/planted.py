@@ -65,6 +65,7 @@ class Fault:
         search: how many generated cases it may take until one of them shows it: as many as a run has unless told.
         poisoned: whether fresh allocations hold NaN.
         only_on_cpu: whether it takes the CPU's checked build to see it.
+        astray: whether it reads or writes where nothing of the call is, and is stopped there on the CPU.
         only_on_gpu: whether it takes a GPU to go wrong.
         not_caught: why no check rejects it yet.
     """
@@ -84,6 +85,7 @@ class Fault:
     poisoned: bool = False
     only_on_cpu: bool = False
     only_on_gpu: bool = False
+    astray: bool = False
     not_caught: str | None = None
 
 

@@ -175,7 +175,7 @@ def _faults() -> list[Fault]:
             operation="giou",
             make=lambda: planted_triton.giou("offsets_in_32_bits"),
             check=offsets,
-            says="with axis 0 of boxes[12] 2.31 elements long: output",
+            says=r"with axis \d of boxes[12] 2.31 elements long: output",
             right_on=one_pair,
         )
     )
@@ -199,6 +199,7 @@ def _faults() -> list[Fault]:
             many,
             r"output of samples \d+ to \d+ is not that of the first",
             right_on=None,
+            search=50,
         )
     history, late = checks.history_does_not_matter, checks.late_inputs_are_waited_for
     add(
@@ -214,6 +215,7 @@ def _faults() -> list[Fault]:
         functools.partial(claiming_bits, checks.the_batch_does_not_matter),
         r"output of samples .* elements differ from those of them alone",
         right_on="two_columns",
+        search=50,
     )
     for name, key in (("address", Tensor.data_ptr), ("identity", id)):
         add(

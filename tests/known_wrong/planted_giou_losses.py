@@ -218,11 +218,11 @@ def _ragged() -> tuple[Fault, ...]:
         return {name: ragged_properties.examples[name]}
 
     return (
-        of_triton("offsets_contiguous_assumed", examples=only("offsets_strided_over_several_samples")),
+        of_triton("offsets_contiguous_assumed", astray=True, examples=only("offsets_strided_over_several_samples")),
         of_triton("boxes_past_a_block"),
         of_triton("last_box_of_many_left_out", right_on=ragged_row),
         of_triton("pred_taken_as_packed"),
-        of_triton("target_taken_as_padded"),
+        of_triton("target_taken_as_padded", astray=True),
         of_triton("y2_not_above_0_taken_for_padding", right_on=ragged_row, examples=only("negative_y2_counts")),
         of_triton("rows_past_the_sample_count", right_on=ragged_properties.example([64, 64], 64)),
         of_cuda("bisection_to_the_left", right_on=one_full_sample),

@@ -182,6 +182,7 @@ def _faults() -> tuple[Fault, ...]:
     return (
         of_triton(
             "terms_unmasked",
+            astray=True,
             right_on=properties.random_example(3, 16, 5),
             examples=only("terms_not_a_multiple_of_the_block"),
             source="https://github.com/triton-lang/triton/issues/630",
@@ -206,7 +207,7 @@ def _faults() -> tuple[Fault, ...]:
         of_triton("half_accumulator"),
         of_triton("offsets_in_32_bits", examples=far_apart(properties.random_example(9, 5, 3))),
         of_triton("contiguous_assumed", examples=only("both_transposed")),
-        of_triton("b_taken_for_its_transpose"),
+        of_triton("b_taken_for_its_transpose", astray=True),
         of_triton(
             "rows_unmasked",
             check=checks.memory_is_respected,
