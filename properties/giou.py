@@ -133,6 +133,11 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         np.reshape(WANTED, (2, 3, 4)),
         layouts={"boxes1": "transposed", "grad_output": "transposed"},
     ),
+    "images_of_both_in_another_order": example(
+        np.reshape(PREDICTED, (3, 2, 4)),
+        np.reshape(WANTED, (3, 2, 4)),
+        layouts={"boxes1": "axes_reversed", "boxes2": "transposed"},
+    ),
     "grad_output_strided": example(PREDICTED, WANTED, layouts={"grad_output": "sliced_rows"}),
     # As sum().backward() makes it: https://github.com/Dao-AILab/flash-attention/issues/355
     "grad_output_expanded": example(PREDICTED, WANTED, layouts={"grad_output": "expanded"}, last=-1.5),
