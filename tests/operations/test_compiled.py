@@ -10,7 +10,8 @@ import torch
 
 from properties.case import Case
 from properties.cells import Cell
-from properties.checks import Subject, bits
+from properties.checks import Subject
+from properties.dtypes import bits
 from properties.operation import evaluate_tensors
 
 # A candidate may be any Python at all; what it must do is in the other tests.
