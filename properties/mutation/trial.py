@@ -32,7 +32,7 @@ from properties.checks import Failure, Search, Subject
 from properties.comparison import Agreement
 from properties.dtypes import DTYPES
 from properties.mutation.mutant import Mutant
-from properties.operation import Operation, operations
+from properties.operation import operations, reference, reference_gradients
 
 PACKAGE = pathlib.Path(impls.__file__).resolve().parent
 # A trial that takes so many times as long as the kernels as they are, and some seconds, hangs.
@@ -171,12 +171,13 @@ class Trials:
         self.records = dict(operations())
         self.operation = self.records[operation]
         self.directory = directory
-        self._references = _Remembered()
         drawn = {dtype: self._cases(dtype, examples) for dtype in dtypes}
         self.steps = tuple(step for step in self._steps(drawn) if not quick or step.name in QUICK)
         for dtype in dtypes:
             for case in drawn[dtype].values():
-                self._references.of(self.operation, case, dtype)
+                # Said once, before the first fork, for all trials.
+                reference(self.operation, case, DTYPES[dtype])
+                reference_gradients(self.operation, case, DTYPES[dtype])
 
     # ---- what is the same for all
 
@@ -325,7 +326,7 @@ class Trials:
         given = Given(this.cases, wanted)
         if say is not None and self.backend != "cuda":
             given.cases = functools.partial(_each, this.cases, traced)  # type: ignore[method-assign]
-        with self._references.in_place(), force:
+        with force:
             this.check(subject, given)
 
     def _places(self) -> dict[str, str]:
@@ -574,33 +575,3 @@ def _drawn(strategy: Any, examples: int) -> dict[str, Case]:
 
 def _numbered(cases: Iterable[Case], kind: str = "case") -> dict[str, Case]:
     return {f"{kind} {i}": case for i, case in enumerate(cases)}
-
-
-class _Remembered:
-    """The oracle's results for cases that come again."""
-
-    def __init__(self) -> None:
-        self._shipped = checks.reference, checks.reference_gradients
-        self._known: dict[tuple[str, int], tuple[Any, Any]] = {}
-
-    def of(self, operation: Operation, case: Case, dtype: str) -> None:
-        """Evaluate the oracle now."""
-        results = tuple(shipped(operation, case, DTYPES[dtype]) for shipped in self._shipped)
-        self._known[operation.name, id(case)] = results  # type: ignore[assignment]
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Within it the checks take them."""
-
-        def remembered(which: int) -> Callable:
-            def reference(operation: Operation, case: Case, dtype: Any) -> Any:
-                found = self._known.get((operation.name, id(case)))
-                return found[which] if found else self._shipped[which](operation, case, dtype)
-
-            return reference
-
-        checks.reference, checks.reference_gradients = remembered(0), remembered(1)
-        try:
-            yield
-        finally:
-            checks.reference, checks.reference_gradients = self._shipped
