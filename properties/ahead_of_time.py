@@ -2,7 +2,8 @@
 
     python -m properties.ahead_of_time giou float32 80 90 100
 
-prints, as JSON, what each kernel needs on each architecture: registers, spills, shared memory, instructions.
+prints, as JSON, what each kernel needs on each architecture: registers, spills, shared memory, instructions. Without
+arguments it answers each line of its input, which holds some, by a line.
 """
 
 import dataclasses
@@ -32,8 +33,8 @@ def is_for(kernel: CudaKernel, dtype: str) -> bool:
     return (named or [CPP_TYPES[torch.float32]])[0] == CPP_TYPES[getattr(torch, dtype)]
 
 
-def main(operation_name: str, dtype_name: str, *capabilities: str) -> None:
-    """Compile and print."""
+def answer(operation_name: str, dtype_name: str, *capabilities: str) -> str:
+    """Compile; gives the JSON."""
     # It imports Triton, which this module is not to do for those who only import it.
     from impls import triton_compile
 
@@ -46,7 +47,13 @@ def main(operation_name: str, dtype_name: str, *capabilities: str) -> None:
             for case in cases:
                 evaluate_tensors(implementation, operation, case, dtype, "cpu")
         resources += compiled
-    print(json.dumps([{**vars(kernel), "instruction_counts": dict(kernel.instruction_counts)} for kernel in resources]))
+    return json.dumps([{**vars(one), "instruction_counts": dict(one.instruction_counts)} for one in resources])
+
+
+def main(*arguments: str) -> None:
+    """Print the answer, or answers."""
+    for words in [arguments] if arguments else map(str.split, sys.stdin):
+        print(answer(*words), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
 
 import pytest
 
@@ -25,14 +26,62 @@ def record(request: pytest.FixtureRequest, kernels: Iterable[Mapping[str, Any]])
     request.node.user_properties.append(("resources", list(kernels)))
 
 
+class Compiler:
+    """A process that compiles Triton's kernels, which this one cannot where it interprets them.
+
+    It is kept, as what it imports takes longer than a kernel, and made anew after an error.
+
+    Args:
+        errors: a file for what it has to say of one.
+    """
+
+    def __init__(self, errors: IO[str]) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._errors = errors
+
+    def compile(self, cell: Cell) -> list[dict[str, Any]]:
+        """What the kernels of a cell need on each architecture."""
+        if self._process is None:
+            self._errors.seek(0)
+            self._errors.truncate()
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "properties.ahead_of_time"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                env={**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""},
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(cell.operation, cell.dtype, *TRITON_ARCHITECTURES, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            self.close()
+            self._errors.seek(0)
+            pytest.fail(f"the kernels do not compile:\n{self._errors.read()}")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+
+@pytest.fixture(scope="session")
+def compiler() -> Iterator[Compiler]:
+    with tempfile.TemporaryFile("w+") as errors:
+        made = Compiler(errors)
+        yield made
+        made.close()
+
+
 @pytest.mark.only(backends=["triton"])
-def test_triton_kernels_compile_for_every_architecture(cell: Cell, request: pytest.FixtureRequest) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "properties.ahead_of_time", cell.operation, cell.dtype]
-    # This process may interpret kernels, and then cannot compile them.
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([*command, *map(str, TRITON_ARCHITECTURES)], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    kernels = json.loads(done.stdout)
+def test_triton_kernels_compile_for_every_architecture(
+    cell: Cell, compiler: Compiler, request: pytest.FixtureRequest
+) -> None:
+    kernels = compiler.compile(cell)
     for capability, most_shared in TRITON_ARCHITECTURES.items():
         compiled = [kernel for kernel in kernels if kernel["arch"] == f"sm_{capability}"]
         # A forward and a backward kernel at the least.
