@@ -21,6 +21,7 @@ from properties.isolation import BLACK_BOX
 from properties.matrix import Matrix
 from properties.operation import Law, operations
 from properties.performance.plugin import Performance, add_options, is_benchmark
+from properties.progress import ProgressReporter
 from properties.verdict import DEVICE, SEARCH, Verdict, skip_reason, tell
 
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
@@ -86,6 +87,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     record = Record(config)
     config.pluginmanager.register(record, "fourfold-record")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(ProgressReporter(config), "fourfold-progress")
     performance = Performance(config, config.stash[SELECTION], device, record.matrix)
     config.pluginmanager.register(performance, "fourfold-performance")
 
