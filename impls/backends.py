@@ -33,6 +33,11 @@ def other_order(device: str) -> AbstractContextManager:
     return cuda_on_cpu.schedule("reverse")
 
 
+def has_one_order(backend: str, device: str) -> bool:
+    """Whether the programs of a kernel are always run in the same order, one after another."""
+    return backend == "triton" and device == "cpu"
+
+
 def unsupported(operation: str, backend: str, dtype: str, device: str) -> str | None:
     """Why a backend cannot run an operation for a dtype on a device, or None where it can.
 

@@ -129,7 +129,13 @@ class Search:
         test()
 
     def cases(
-        self, subject: Subject, check: str, body: Callable[[Case], None], few: bool = False, special: bool = True
+        self,
+        subject: Subject,
+        check: str,
+        body: Callable[[Case], None],
+        few: bool = False,
+        special: bool = True,
+        named: bool = True,
     ) -> None:
         """The named examples of the subject's operation, then generated cases, some of which get special values.
 
@@ -137,7 +143,7 @@ class Search:
         is given, by checks that call often.
         """
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
-        if not self.blob and not few:
+        if named and not self.blob and not few:
             for name, make in subject.operation.examples.items():
                 case = make(subject.dtype)
                 self.note(case)

@@ -55,7 +55,13 @@ class Given(Search):
         self.given, self.wanted = cases, wanted
 
     def cases(
-        self, subject: Subject, check: str, body: Callable[[Case], None], few: bool = False, special: bool = True
+        self,
+        subject: Subject,
+        check: str,
+        body: Callable[[Case], None],
+        few: bool = False,
+        special: bool = True,
+        named: bool = True,
     ) -> None:
         """Those that are wanted."""
         for name, case in self.given.items():
