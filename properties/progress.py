@@ -23,6 +23,7 @@ class Progress:
     def __init__(self, known: dict[str, float], workers: int, now: Callable[[], float] = time.monotonic) -> None:
         self.known, self.workers, self.now = known, workers, now
         self.remaining: dict[str, None] = {}
+        self.total = 0
         self.seen: dict[str, float] = {}
         self.failed = 0
         self.told = now()
@@ -30,6 +31,7 @@ class Progress:
     def expect(self, names: Iterable[str]) -> None:
         """These are going to be run."""
         self.remaining = dict.fromkeys(names)
+        self.total = len(self.remaining)
 
     def took(self, name: str, seconds: float, failed: bool) -> None:
         """A part of one was run: its setup, its call or what follows."""
@@ -43,7 +45,7 @@ class Progress:
             return None
         self.told = self.now()
         failures = f", {self.failed} failed" if self.failed else ""
-        done = f"{len(self.seen)} of {len(self.seen) + len(self.remaining)} tests{failures}"
+        done = f"{self.total - len(self.remaining)} of {self.total} tests{failures}"
         return f"[{done}; {spelled(self.left())} to go; {name.rpartition('::')[2]}]"
 
     def left(self) -> float:
@@ -89,8 +91,7 @@ class ProgressReporter:
         line = self.progress.ended(report.nodeid) if report.when == "teardown" else None
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         if line and reporter and reporter.verbosity >= 0:
-            reporter.ensure_newline()
-            reporter.write_line(line)
+            reporter.write(f"\n{line}\n")
 
     def pytest_sessionfinish(self) -> None:
         """Keep what the tests took."""
