@@ -191,7 +191,7 @@ def standard(case: Case) -> Case:
 def adding_a_number_to_a_row_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """layer_norm(x + t) = layer_norm(x) for each row to which adding t is exact, and so is the gradient."""
     x: np.ndarray = case["x"].astype(dtype.wide)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         there = (x + 16).astype(dtype.numpy)
         unmoved = there.astype(dtype.wide) - 16 == x
     exact = unmoved.all(axis=-1, keepdims=True)

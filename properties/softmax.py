@@ -201,7 +201,7 @@ def entries_lie_between_zero_and_one(evaluate: Evaluate, case: Case, dtype: DTyp
 def adding_a_number_to_a_row_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """softmax(x + t) = softmax(x) for each row to which adding t is exact, and so is the gradient."""
     x: np.ndarray = case["x"].astype(dtype.wide)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         there = (x + 16).astype(dtype.numpy)
         unmoved = (there.astype(dtype.wide) - 16 == x) | ~np.isfinite(x)
     rows = unmoved.all(axis=-1, keepdims=True)
