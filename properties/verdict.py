@@ -23,12 +23,17 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> 
     notes = "\n".join(getattr(error, "__notes__", []))
     if isinstance(error, Failure) and item.config.getoption("tbstyle") == "auto":
         report.longrepr = f"{error}\n\n{notes}".rstrip()
-    shown = re.search(r"^(?:Named example .*?: |holds\(\s*case=)(Case\(.*\))", notes, re.MULTILINE)
     message = f"{error}" if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
     repeated = repeat(item.config, item.nodeid, notes)
-    failure = {"message": message, "counterexample": shown[1] if shown else None, "repeat": repeated}
+    failure = {"message": message, "counterexample": counterexample(notes), "repeat": repeated}
     report.user_properties.append((FAILURE, failure))
     report.sections.append(("repeat with", repeated))
+
+
+def counterexample(notes: str) -> str | None:
+    """The case that the notes of an error show, ours of a named one or Hypothesis's of one that it has found."""
+    shown = re.search(r"^(?:Named example .*?: |\s*case=)(Case\(.*\))", notes, re.MULTILINE)
+    return shown[1] if shown else None
 
 
 def repeat(config: pytest.Config, nodeid: str, notes: str = "") -> str:

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from properties.case import Case
 from properties.cells import Candidate, SelectionError
+from properties.checks import Failure, Search
+from properties.dtypes import DTYPES
 from properties.operation import operations
+from properties.verdict import counterexample
 
 ROOT = Path(__file__).parents[2]
 CANDIDATES = Path(__file__).parent / "candidates"
@@ -126,6 +130,19 @@ def test_fallback_to_torch_is_forbidden_on_demand(tmp_path: Path, device: str) -
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     (check,) = verdict["checks"]
     assert check["message"].endswith("leaves to torch what it is to compute: aten.add")
+
+
+def test_counterexample_that_was_generated_is_found_in_the_notes() -> None:
+    def fails(case: Case) -> None:
+        raise Failure("wrong")
+
+    vector_add = operations()["vector_add"]
+    with pytest.raises(Failure) as caught:
+        Search(examples=1).for_all("generated", vector_add.cases(DTYPES["float32"], 8), fails)
+    shown = counterexample("\n".join(caught.value.__notes__))
+    assert shown is not None
+    assert shown.startswith("Case(x=")
+    assert shown.endswith(")")
 
 
 def test_failed_check_has_its_counterexample_in_the_verdict(tmp_path: Path, device: str) -> None:
