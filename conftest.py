@@ -6,7 +6,7 @@ import os
 # on a busy machine take longer over them than one alone.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from properties import isolation
+from properties.case import Case
 from properties.cells import CANDIDATE, Cell, Selection, SelectionError
 from properties.checks import Search, Subject, Unsupported
 from properties.isolation import BLACK_BOX
@@ -152,10 +153,12 @@ def computes(cell: Cell, config: pytest.Config) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.stash[SELECTION].narrowed:
-        others = [item for item in items if Cell.of_test(item.nodeid) is None and not is_benchmark(item)]
-        if others:
-            config.hook.pytest_deselected(items=others)
-            items[:] = [item for item in items if item not in others]
+        chosen: dict[bool, list[pytest.Item]] = {True: [], False: []}
+        for item in items:
+            chosen[Cell.of_test(item.nodeid) is not None or is_benchmark(item)].append(item)
+        if chosen[False]:
+            config.hook.pytest_deselected(items=chosen[False])
+            items[:] = chosen[True]
 
 
 @pytest.fixture(scope="session")
@@ -177,23 +180,25 @@ def law() -> Law:
 
 
 @pytest.fixture
-def subject(pytestconfig: pytest.Config, cell: Cell, device: str) -> Subject:
+def note(pytestconfig: pytest.Config) -> Callable[[Case], None]:
+    """To be told of each case before it is run: what is left to be known where it ends the process."""
+    box = pytestconfig.stash[BLACK_BOX]
+    return lambda case: box.case(repr(case))
+
+
+@pytest.fixture
+def subject(pytestconfig: pytest.Config, cell: Cell, device: str, note: Callable[[Case], None]) -> Subject:
     """The implementation that a test is for; skips, saying why, where it cannot run here."""
     selection = pytestconfig.stash[SELECTION]
     if reason := selection.unsupported(cell, device):
         pytest.skip(reason)
-    return selection.subject(cell, device, lambda case: pytestconfig.stash[BLACK_BOX].case(repr(case)))
+    return selection.subject(cell, device, note)
 
 
 @pytest.fixture
-def search(pytestconfig: pytest.Config) -> Search:
+def search(pytestconfig: pytest.Config, note: Callable[[Case], None]) -> Search:
     """How hard a check looks, and what it saw."""
-    box = pytestconfig.stash[BLACK_BOX]
-    return Search(
-        examples=examples(pytestconfig),
-        blob=pytestconfig.getoption("reproduce"),
-        note=lambda case: box.case(repr(case)),
-    )
+    return Search(examples=examples(pytestconfig), blob=pytestconfig.getoption("reproduce"), note=note)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,5 +1,6 @@
 """The checks that samples of a batch do not see one another, however many they are."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import hypothesis
@@ -12,7 +13,16 @@ from properties.comparison import Agreement, Disagreement, compare, expectation
 from properties.dtypes import bits
 from properties.operation import Operation
 from properties.running_error import Bounded
-from properties.search import Failure, Search, Subject, compare_result, describe, expected_results, given_tensors
+from properties.search import (
+    Failure,
+    Search,
+    Subject,
+    compare_result,
+    describe,
+    expected_results,
+    given_tensors,
+    named_results,
+)
 
 
 def _samples(operation: Operation, case: Case) -> int:
@@ -27,27 +37,31 @@ def _part(operation: Operation, case: Case, samples: slice) -> Case:
     return replace(case, inputs=inputs, grad_output=case.grad_output[samples])
 
 
+def _evaluate(
+    subject: Subject, case: Case, place: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The output and the gradients that have a batch, by name; and what the call was given."""
+    output, gradients, tensors = subject.evaluate(case, place=place)
+    batched = {name: gradients[name] for name in subject.operation.batched if name in gradients}
+    return named_results(output.detach(), batched), tensors
+
+
 def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
     """A sample gives the same among others as among fewer: bit for bit where that is claimed, else within its bound."""
     operation = subject.operation
-
-    def evaluate(case: Case) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        output, gradients, tensors = subject.evaluate(case)
-        of_batch = {f"gradient of {name}": gradients[name] for name in operation.batched if name in gradients}
-        return {"output": output.detach(), **of_batch}, tensors
 
     def body(case: Case) -> None:
         count = _samples(operation, case)
         hypothesis.assume(count > 1 and case.grad_output.size)
         # A part of a transposed batch may be contiguous, and be read by another kernel.
         case = replace(case, layouts={})
-        whole, tensors = evaluate(case)
+        whole, tensors = _evaluate(subject, case)
         agreements = []
         # Some from the middle, so that they stand elsewhere in their blocks; and the last alone.
         for samples in (slice(count // 3, count // 3 + (count + 1) // 2), slice(count - 1, count)):
             part = _part(operation, case, samples)
             expected = expected_results(subject, part) if subject.depends_on_batch else {}
-            for name, alone in evaluate(part)[0].items():
+            for name, alone in _evaluate(subject, part)[0].items():
                 among = whole[name][samples]
                 what = f"{name} of samples {samples.start} to {samples.stop - 1} among all {count}"
                 if expected:
@@ -101,10 +115,9 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
                 return tensor
             return tensor.repeat(repetitions, *[1] * (tensor.ndim - 1))
 
-        output, gradients, tensors = subject.evaluate(case, place=place)
+        found, tensors = _evaluate(subject, case, place)
         expected, agreements = expected_results(subject, case), []
-        of_batch = {f"gradient of {name}": gradients[name] for name in operation.batched if name in gradients}
-        for name, result in {"output": output.detach(), **of_batch}.items():
+        for name, result in found.items():
             first = result[:count]
             agreements.append(
                 compare_result(subject, first, expected[name], f"the first {count} samples: {name}", tensors)

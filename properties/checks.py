@@ -32,6 +32,7 @@ from properties.search import (
     describe,
     expected_results,
     given_tensors,
+    named_results,
     storage_of,
 )
 
@@ -298,7 +299,7 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
                 output, gradients, tensors = subject.evaluate(case, place=arena.place)
             for trespass in arena.trespasses():
                 raise Failure(f"{subject}: the call {trespass}\nwith {describe(tensors)}")
-            results = {"output": output, **{f"gradient of {name}": g for name, g in gradients.items()}}
+            results = named_results(output, gradients)
             lent = {storage_of(tensor): f"its input {name}" for name, tensor in tensors.items()}
             lent |= {storage_of(former): "a former result" for run in runs for former in run.values()}
             for name, result in results.items():
@@ -337,7 +338,7 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
                 return far_apart.laid_out(tensor, axis) if name == far else tensor
 
             output, gradients, tensors = subject.evaluate(case, place=place)
-            results = {"output": output, **{f"gradient of {name}": g for name, g in gradients.items()}}
+            results = named_results(output, gradients)
             for name, result in results.items():
                 what = f"with axis {axis} of {far} 2^31 elements long: {name}"
                 agreements.append(compare_result(subject, result, expected[name], what, tensors))

@@ -21,6 +21,7 @@ from properties.search import (
     describe,
     expected_results,
     given_tensors,
+    named_results,
     storage_of,
 )
 
@@ -117,9 +118,9 @@ class _History:
             tensors[name].requires_grad_()
         output = self.subject.implementation(**tensors, **self.parameters)
         if not names:
-            return {"output": output}
+            return named_results(output, {})
         gradients = torch.autograd.grad(output, [tensors[name] for name in names], given["grad_output"])
-        return {"output": output, **{f"gradient of {name}": g for name, g in zip(names, gradients)}}
+        return named_results(output, dict(zip(names, gradients)))
 
     def _former_results_stand(self, when: str) -> None:
         for made, results, copies in self._kept:

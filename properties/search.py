@@ -1,7 +1,7 @@
 """What the checks take: a subject, and a search for the cases on which it is wrong."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import hypothesis
@@ -232,8 +232,13 @@ def given_tensors(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
     return case.tensors(subject.dtype, subject.device) | grad_output
 
 
+def named_results(output: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The "output" of a call and the "gradient of ..." each input that one was taken of."""
+    return {"output": output, **{f"gradient of {name}": gradient for name, gradient in gradients.items()}}
+
+
 def expected_results(subject: Subject, case: Case) -> dict[str, Bounded]:
-    """The oracle's "output" and "gradient of ..." each input that has one, with their running errors."""
+    """What the oracle says of each of the `named_results`, with its running error."""
     gradients = reference_gradients(subject.operation, case, subject.dtype)
     output = {"output": reference(subject.operation, case, subject.dtype)}
     return output | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
