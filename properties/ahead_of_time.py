@@ -8,8 +8,10 @@ arguments it answers each line of its input, which holds some, by a line.
 
 import dataclasses
 import json
+import os
 import re
 import sys
+from typing import Any
 
 import torch
 
@@ -18,6 +20,19 @@ from impls.cuda_launch import CPP_TYPES, CudaKernel
 from properties.case import Case
 from properties.dtypes import DTYPES
 from properties.operation import evaluate_tensors, operations
+
+# Runs this module.
+COMMAND = (sys.executable, "-W", "ignore", "-m", "properties.ahead_of_time")
+
+
+def environment() -> dict[str, str]:
+    """Of a process that compiles: the one that asks may interpret kernels, and then cannot."""
+    return {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def needs(kernel: Any) -> dict[str, Any]:
+    """What a compiled kernel needs, as JSON takes it."""
+    return {**vars(kernel), "instruction_counts": dict(kernel.instruction_counts)}
 
 
 def representative(examples: list[Case]) -> list[Case]:
@@ -47,7 +62,7 @@ def answer(operation_name: str, dtype_name: str, *capabilities: str) -> str:
             for case in cases:
                 evaluate_tensors(implementation, operation, case, dtype, "cpu")
         resources += compiled
-    return json.dumps([{**vars(one), "instruction_counts": dict(one.instruction_counts)} for one in resources])
+    return json.dumps([needs(kernel) for kernel in resources])
 
 
 def main(*arguments: str) -> None:

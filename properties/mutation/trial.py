@@ -25,7 +25,7 @@ from typing import Any, TextIO
 import hypothesis
 
 import impls
-from properties import checks
+from properties import ahead_of_time, checks
 from properties.case import Case
 from properties.cells import Candidate, Cell, Selection
 from properties.checks import Failure, Search, Subject
@@ -503,12 +503,11 @@ def _compile_only(dtype: str) -> None:
 def _compiles_ahead_of_time(subject: Subject, search: Search) -> None:
     """A GPU's compiler takes the kernels of this process's copy, whose interpreter takes more."""
     copy = pathlib.Path(sys.modules["impls"].__file__ or "").parents[1]
-    command = [sys.executable, "-W", "ignore", "-m", "properties.ahead_of_time", subject.operation.name]
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(PACKAGE.parent)}
-    environment["TRITON_CACHE_DIR"] = str(copy / "triton")
+    command = [*ahead_of_time.COMMAND, subject.operation.name, str(subject.dtype), "90"]
+    changes = {"PYTHONPATH": str(PACKAGE.parent), "TRITON_CACHE_DIR": str(copy / "triton")}
     # Where it runs is where it imports from first.
     done = subprocess.run(
-        [*command, str(subject.dtype), "90"], cwd=copy, env=environment, capture_output=True, text=True
+        command, cwd=copy, env={**ahead_of_time.environment(), **changes}, capture_output=True, text=True
     )
     if done.returncode:
         raise Failure(f"{subject}: {done.stderr.strip()[-300:]}")

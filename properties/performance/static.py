@@ -2,9 +2,7 @@
 
 import importlib
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +10,7 @@ import torch
 
 from impls.cuda_compile import compile_ahead_of_time
 from impls.cuda_launch import architecture
-from properties.ahead_of_time import is_for
+from properties.ahead_of_time import COMMAND, environment, is_for, needs
 from properties.cells import Cell
 
 Kernels = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -41,17 +39,15 @@ def kernels_of(cell: Cell, major: int, minor: int) -> list[dict[str, Any]]:
     if cell.backend == "cuda":
         module = importlib.import_module(f"impls.{cell.operation}.cuda_kernel")
         kernels = [kernel for kernel in module.KERNELS if is_for(kernel, cell.dtype)]
-        found = []
+        found: list[dict[str, Any]] = []
         for source in dict.fromkeys(kernel.source for kernel in kernels):
             names = [kernel.name for kernel in kernels if kernel.source == source]
             compiled = compile_ahead_of_time(source, names, architecture(major, minor))
-            found += [{**vars(k), "instruction_counts": dict(k.instruction_counts)} for k in compiled.values()]
+            found += map(needs, compiled.values())
         return found
     if cell.backend == "triton":
-        command = [sys.executable, "-W", "ignore", "-m", "properties.ahead_of_time", cell.operation, cell.dtype]
-        # This process may interpret kernels, and then cannot compile them.
-        environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run([*command, f"{major}{minor}"], capture_output=True, text=True, env=environment)
+        command = [*COMMAND, cell.operation, cell.dtype, f"{major}{minor}"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment())
         if done.returncode:
             raise StaticError(f"{cell}: {done.stderr.strip().splitlines()[-1:]}")
         return json.loads(done.stdout)

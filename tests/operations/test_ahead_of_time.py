@@ -2,9 +2,7 @@
 
 import importlib
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
@@ -12,7 +10,7 @@ from typing import IO, Any
 import pytest
 
 from impls.cuda_compile import compile_ahead_of_time
-from properties.ahead_of_time import is_for
+from properties.ahead_of_time import COMMAND, environment, is_for, needs
 from properties.cells import Cell
 from properties.checks import Subject
 
@@ -45,12 +43,12 @@ class Compiler:
             self._errors.seek(0)
             self._errors.truncate()
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "properties.ahead_of_time"],
+                COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
-                env={**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""},
+                env=environment(),
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -104,5 +102,5 @@ def test_cuda_kernels_compile_for_every_architecture(
             names = [kernel.name for kernel in kernels if kernel.source == source]
             for compiled in compile_ahead_of_time(source, names, arch).values():
                 assert compiled.shared_bytes <= most_shared
-                resources.append({**vars(compiled), "instruction_counts": dict(compiled.instruction_counts)})
+                resources.append(needs(compiled))
     record(request, resources)
