@@ -168,6 +168,9 @@ def nvrtc_options(source: pathlib.Path, arch: str) -> list[str]:
         "--std=c++17",
         "--generate-line-info",
         "--ptxas-options=-v",
+        # nvcc knows these without a header.
+        "--define-macro=INFINITY=__int_as_float(0x7f800000)",
+        "--define-macro=NAN=__int_as_float(0x7fffffff)",
         *(f"--include-path={directory}" for directory in directories),
     ]
 

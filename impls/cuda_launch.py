@@ -45,6 +45,11 @@ _thread = threading.local()
 _streams: dict[tuple[int, int], Any] = {}
 
 
+def known_kernels(source: pathlib.Path) -> set[str]:
+    """The names of a file's kernels that somebody holds."""
+    return {kernel.name for kernel in _kernels_of.get(source, ())}
+
+
 class CudaKernel:
     """A `__global__` function of a `.cu` file, compiled when it is first launched on a device.
 
@@ -133,7 +138,9 @@ class CudaKernel:
         kernel = self._on_cpu.get(how)
         if kernel is None:
             with _compiling:
-                kernel = self._on_cpu[how] = CpuKernel(self.source, self.name, self._siblings(), how == "checked")
+                kernel = self._on_cpu[how] = CpuKernel(
+                    self.source, self.name, known_kernels(self.source), how == "checked"
+                )
         kernel.launch(blocks, threads, shared_bytes, args)
 
     def _launch_on_gpu(
@@ -160,7 +167,7 @@ class CudaKernel:
         kernel = self._on_gpu.get(device)
         if kernel is None:
             with _compiling:
-                kernel = self._on_gpu[device] = _GpuKernel(self.source, self.name, self._siblings(), device)
+                kernel = self._on_gpu[device] = _GpuKernel(self.source, self.name, known_kernels(self.source), device)
         if types not in kernel.accepted_types:
             kernel.check(args)
             kernel.accepted_types.add(types)
@@ -181,9 +188,6 @@ class CudaKernel:
         except Exception as error:
             what = f"grid {grid}, block {block}, {shared_bytes} bytes of dynamic shared memory"
             raise CudaError(f"{self.name} cannot be launched with {what}: {error}") from error
-
-    def _siblings(self) -> set[str]:
-        return {kernel.name for kernel in _kernels_of[self.source]}
 
 
 class _GpuKernel:

@@ -89,9 +89,13 @@ class Candidate:
         except Exception as error:
             raise SelectionError(f"--candidate {self.place}: {type(error).__name__}: {error}") from error
         if isinstance(found, type) and issubclass(found, torch.autograd.Function):
-            return self._in_order(found.apply)  # type: ignore[attr-defined]
+            found = found.apply  # type: ignore[attr-defined]
         if not callable(found):
             raise SelectionError(f"--candidate {self.place} has no function {self.function}")
+        owner = getattr(found, "__self__", None)
+        if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+            # Before torch 2.13 it takes no arguments by name.
+            return self._in_order(found)
         return self._as_operation(found)
 
     def _as_operation(self, found: Callable[..., Any]) -> Callable[..., Any]:

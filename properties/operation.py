@@ -1,8 +1,10 @@
 """The record of an operation: everything that its verification needs to know, and nothing of any backend."""
 
+import contextlib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -171,10 +173,12 @@ def evaluate_tensors(
     device: str,
     gradients: bool = True,
     place: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor,
+    watch: AbstractContextManager | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Call an implementation on a case; gives its output, the gradients and the tensors it was called with.
 
-    `place` may put each tensor that it is called with elsewhere in memory.
+    `place` may put each tensor that it is called with elsewhere in memory; `watch` is entered for the call and its
+    backward alone.
     """
     tensors = {name: place(name, tensor) for name, tensor in case.tensors(dtype, device).items()}
     wanted = operation.differentiable if gradients else ()
@@ -182,7 +186,7 @@ def evaluate_tensors(
         tensors[name].requires_grad_()
     grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if wanted else None
     found: dict[str, torch.Tensor] = {}
-    with nothing_else_changes(case):
+    with nothing_else_changes(case), watch or contextlib.nullcontext():
         output = implementation(**tensors, **case.parameters)
         if wanted:
             grads = torch.autograd.grad(output, [tensors[name] for name in wanted], grad_output)

@@ -367,7 +367,12 @@ def matrix_product(a: Bounded, b: Bounded) -> Bounded:
     value = a.value @ b.value
     inherited = error_a @ (size_b + error_b) + size_a @ error_b
     magnitude = size_a @ size_b + inherited
-    grown = CUT_OFF * (summation_growth(terms) + 1) * arithmetic.roundoff * magnitude
+    aligned = magnitude
+    if arithmetic.storage is not None:
+        # By their exponent fields: those of 0 and of a subnormal number are the smallest normal one's.
+        smallest = arithmetic.storage.smallest_normal
+        aligned = aligned + np.maximum(size_a, smallest) @ np.maximum(size_b, smallest)
+    grown = CUT_OFF * (summation_growth(terms) + 1) * arithmetic.roundoff * np.where(magnitude > 0, aligned, 0)
     grown = grown + np.where(magnitude > 0, terms * arithmetic.smallest_normal, 0)
     # As for a sum, some orders pass through the sum of all terms of one sign; infinite terms do not undo that.
     unknown = ~(magnitude + grown <= arithmetic.largest)

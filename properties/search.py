@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import hypothesis
@@ -51,10 +52,13 @@ class Subject:
         case: Case,
         gradients: bool = True,
         place: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor,
+        watch: AbstractContextManager | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Call the implementation; gives its output, its gradients, if it has any, and what it was called with."""
         wanted = gradients and self.differentiable
-        return evaluate_tensors(self.implementation, self.operation, case, self.dtype, self.device, wanted, place)
+        return evaluate_tensors(
+            self.implementation, self.operation, case, self.dtype, self.device, wanted, place, watch
+        )
 
     def needs_gradients(self) -> None:
         """What follows is about gradients.

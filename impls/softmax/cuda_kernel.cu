@@ -2,7 +2,8 @@
 
 #include "vectors.cuh"
 
-// The threads of a row: a power of 2 up to 32, several rows to a block, or all of a block of whole warps.
+// The threads of a row: a power of 2 up to 32, several rows to a block; all of a block of whole warps; or with SPLIT those
+// of all blocks of a cluster, which takes compute capability 9.0.
 // Vector k of a thread is number `thread + k * threads` of the row. The first ones stay in registers; with EXCESS, rows
 // may have more, of which as many as fit stay in shared memory, and the rest is read again when it is needed again.
 
@@ -12,6 +13,7 @@ template <class T, int WIDTH, bool EXCESS> constexpr int KEPT = (sizeof(T) == 8 
 template <bool EXCESS> constexpr int MAX_THREADS = EXCESS ? 512 : 1024;
 // Vectors that are loaded before the first is used, of those not kept in registers.
 constexpr int BATCH = 4;
+constexpr int MAX_BLOCKS = 8;  // of a cluster
 
 // 2 + 1.17 |x| ulp: no more than the running error of x itself. As __expf, without the instructions that it spends on
 // subnormal results: here they are 0.
@@ -40,6 +42,28 @@ template <class C> __device__ inline C sum_of_lanes(C value, int lanes) {
     return value;
 }
 
+// The blocks of a cluster. Each must have begun before another writes to its shared memory, and all have written before
+// one reads: to arrive early is not to wait.
+#if __CUDA_ARCH__ >= 900
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ inline unsigned in_block(const void* own, int block) {
+    unsigned there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(unsigned(__cvta_generic_to_shared(own))), "r"(block));
+    return there;
+}
+__device__ inline void store_in_block(float* own, int block, float value) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(in_block(own, block)), "f"(value) : "memory");
+}
+__device__ inline void store_in_block(double* own, int block, double value) {
+    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(in_block(own, block)), "d"(value) : "memory");
+}
+#else
+__device__ inline void cluster_arrive() {}
+__device__ inline void cluster_wait() {}
+template <class C> __device__ inline void store_in_block(C* own, int, C value) { *own = value; }
+#endif
+
 template <class C> __device__ inline C sum_of_row(C value, int threads) {
     value = sum_of_lanes(value, min(threads, 32));
     if (threads <= 32) return value;
@@ -48,6 +72,16 @@ template <class C> __device__ inline C sum_of_row(C value, int threads) {
     if (lane == 0) of_warps[threadIdx.x / 32] = value;
     __syncthreads();
     return sum_of_lanes(lane < threads / 32 ? of_warps[lane] : C(0), 32);
+}
+// Of a row that a cluster shares, from the sum of each block. The caller has arrived.
+template <class C> __device__ inline C sum_of_blocks(C value, int block, int blocks) {
+    __shared__ C of_blocks[MAX_BLOCKS];
+    cluster_wait();
+    if (threadIdx.x < blocks) store_in_block(of_blocks + block, threadIdx.x, value);
+    cluster_arrive();
+    cluster_wait();
+    const int lane = threadIdx.x % MAX_BLOCKS;
+    return sum_of_lanes(lane < blocks ? of_blocks[lane] : C(0), MAX_BLOCKS);
 }
 
 // The largest number of a part of a row, and the sum of exp(x - largest) over it. max() drops a NaN; the sum has it.
@@ -92,6 +126,42 @@ template <class C> struct Terms {
         sum = present ? sum_of_warps[lane] : C(0);
         of_lanes(32);
     }
+    // Of a row that a cluster shares. The caller has arrived.
+    __device__ void of_blocks(int block, int blocks) {
+        __shared__ C largest_of_blocks[MAX_BLOCKS], sum_of_blocks[MAX_BLOCKS];
+        cluster_wait();
+        if (threadIdx.x < blocks) {
+            store_in_block(largest_of_blocks + block, threadIdx.x, largest);
+            store_in_block(sum_of_blocks + block, threadIdx.x, sum);
+        }
+        cluster_arrive();
+        cluster_wait();
+        const int lane = threadIdx.x % MAX_BLOCKS;
+        largest = lane < blocks ? largest_of_blocks[lane] : minus_infinity<C>();
+        sum = lane < blocks ? sum_of_blocks[lane] : C(0);
+        of_lanes(MAX_BLOCKS);
+    }
+};
+
+// Which part of which row a thread owns.
+template <bool SPLIT> struct Share {
+    int size, thread;  // threads of the row, and which of them it is
+    int block = 0, blocks = 1;  // of the row, where a cluster shares it
+    long long row;
+
+    __device__ Share(long long threads) : size(int(threads)) {
+        if constexpr (SPLIT) {
+            cluster_arrive();
+            blocks = size / blockDim.x;
+            block = blockIdx.x % blocks;
+            thread = block * blockDim.x + threadIdx.x;
+            row = blockIdx.x / blocks;
+        } else {
+            thread = threadIdx.x % size;
+            row = blockIdx.x * (long long)(blockDim.x / size) + threadIdx.x / size;
+        }
+    }
+    __device__ int of_block() const { return SPLIT ? blockDim.x : size; }
 };
 
 // A row of a strided tensor [outer, inner, cols].
@@ -168,19 +238,20 @@ __device__ inline C product_of(const Vector<T, WIDTH>& grad, const Vector<T, WID
     return sum;
 }
 
-template <class T, int WIDTH, bool EXCESS>
+template <class T, int WIDTH, bool EXCESS, bool SPLIT = false>
 __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     const T* __restrict__ x,  // [outer, inner, cols], strided
     T* __restrict__ output,   // [outer * inner, cols]
     long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
     long long column_stride, long long threads, long long num_shared) {
-    // One block owns blockDim.x / threads rows, `threads` threads each.
+    // One block owns blockDim.x / threads rows, `threads` threads each; with SPLIT a cluster owns one row.
     using C = Compute<T>;
     constexpr int KEEP = KEPT<T, WIDTH, EXCESS> / WIDTH;
     extern __shared__ __align__(16) unsigned char raw[];
     T* shared = reinterpret_cast<T*>(raw);
-    const int size = int(threads), thread = threadIdx.x % size;
-    const long long row = blockIdx.x * (long long)(blockDim.x / size) + threadIdx.x / size;
+    const Share<SPLIT> share(threads);
+    const int size = share.size, thread = share.thread;
+    const long long row = share.row;
     // Threads of rows that are not there go along, for the sake of those they share a warp with.
     const bool exists = row < num_rows;
     const long long count = exists ? cols / WIDTH : 0;
@@ -217,7 +288,8 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     for (int k = 0; k < KEEP; k++) kept[k].unpack(of_kept[k]);
     terms.add(of_kept, int((count + size - 1) / size));
     const C own_largest = terms.largest;
-    terms.of_row(size);
+    terms.of_row(share.of_block());
+    if constexpr (SPLIT) terms.of_blocks(share.block, share.blocks);
     const C largest = terms.largest, scale = C(1) / terms.sum, own_scale = exponential(own_largest - largest) * scale;
 
 #pragma unroll
@@ -250,7 +322,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     }
 }
 
-template <class T, int WIDTH, bool EXCESS>
+template <class T, int WIDTH, bool EXCESS, bool SPLIT = false>
 __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     const T* __restrict__ grad_output,  // [outer, inner, cols], strided
     const T* __restrict__ output,       // [outer, inner, cols], strided
@@ -258,14 +330,15 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
     long long grad_column_stride, long long outer_stride, long long inner_stride, long long column_stride,
     long long threads, long long num_shared) {
-    // One block owns blockDim.x / threads rows, `threads` threads each.
+    // One block owns blockDim.x / threads rows, `threads` threads each; with SPLIT a cluster owns one row.
     using C = Compute<T>;
     // Two tensors share the room.
     constexpr int KEEP = KEPT<T, WIDTH, EXCESS> / WIDTH / 2, HALF_BATCH = BATCH / 2;
     extern __shared__ __align__(16) unsigned char raw[];
     T* shared = reinterpret_cast<T*>(raw);
-    const int size = int(threads), thread = threadIdx.x % size;
-    const long long row = blockIdx.x * (long long)(blockDim.x / size) + threadIdx.x / size;
+    const Share<SPLIT> share(threads);
+    const int size = share.size, thread = share.thread;
+    const long long row = share.row;
     // Threads of rows that are not there go along, for the sake of those they share a warp with.
     const bool exists = row < num_rows;
     const long long count = exists ? cols / WIDTH : 0;
@@ -308,7 +381,8 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
 #pragma unroll
     for (int k = 0; k < KEEP; k++)
         if (k < present) product += product_of<T, WIDTH, C>(kept_grad[k], kept[k]);
-    product = sum_of_row(product, size);
+    product = sum_of_row(product, share.of_block());
+    if constexpr (SPLIT) product = sum_of_blocks(product, share.block, share.blocks);
 
 #pragma unroll
     for (int k = 0; k < KEEP; k++) {

@@ -1,4 +1,7 @@
-"""softmax in CUDA C++: what registers and shared memory hold of a row is read once, the rest of a longer one twice."""
+"""softmax in CUDA C++: what registers and shared memory hold of a row is read once, the rest of a longer one twice.
+
+Of compute capability 9.0 on, the registers are those of up to eight blocks, which tell one another their sums.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -19,17 +22,42 @@ MAX_THREADS = {False: 1024, True: 512}
 CACHED_BEHIND = 160 * 1024
 # Threads of a block that owns several rows.
 ROWS_BLOCK = 128
+# Of a row that several blocks share: threads of each, so that two of them run at a time on a multiprocessor, one loads
+# while the other stores; and blocks at most, as MAX_BLOCKS of the kernels.
+SPLIT_BLOCK = 512
+MAX_BLOCKS = 8
 
 
-def _kernels(name: str) -> dict[tuple[torch.dtype, bool, bool], CudaKernel]:
-    """By dtype, whether rows are moved in vectors of 16 bytes, and whether they may be longer than registers hold."""
-    return {
-        (dtype, vectors, excess): CudaKernel(
-            SOURCE, f"{name}<{cpp}, {16 // dtype.itemsize if vectors else 1}, {'true' if excess else 'false'}>"
-        )
-        for dtype, cpp in CPP_TYPES.items()
-        for vectors, excess in ((True, False), (True, True), (False, True))
-    }
+class Variant(NamedTuple):
+    """Which of the kernels.
+
+    Attributes:
+        vectors: whether rows are moved in vectors of 16 bytes, else in single elements.
+        excess: whether rows may be longer than registers hold.
+        split: whether the blocks of a cluster share a row.
+    """
+
+    vectors: bool
+    excess: bool
+    split: bool
+
+
+VARIANTS = (
+    Variant(True, False, False),
+    Variant(True, False, True),
+    Variant(True, True, False),
+    Variant(False, True, False),
+)
+
+
+def _kernels(name: str) -> dict[tuple[torch.dtype, Variant], CudaKernel]:
+    kernels = {}
+    for dtype, cpp in CPP_TYPES.items():
+        for variant in VARIANTS:
+            width = 16 // dtype.itemsize if variant.vectors else 1
+            excess, split = (str(flag).lower() for flag in variant[1:])
+            kernels[dtype, variant] = CudaKernel(SOURCE, f"{name}<{cpp}, {width}, {excess}, {split}>")
+    return kernels
 
 
 FORWARD = _kernels("softmax_forward_kernel")
@@ -42,7 +70,7 @@ class Plan(NamedTuple):
 
     Attributes:
         excess: whether it is the kernel for rows longer than the registers of a block.
-        threads: of a row.
+        threads: of a row; more than those of a block where the blocks of a cluster share it.
         block: threads of a block.
         num_shared: vectors of each tensor that a thread keeps in shared memory.
     """
@@ -53,7 +81,7 @@ class Plan(NamedTuple):
     num_shared: int
 
 
-def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: int) -> Plan:
+def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: int, clusters: bool) -> Plan:
     """How to divide rows of so many columns.
 
     Args:
@@ -62,6 +90,7 @@ def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: in
         vectors: whether rows are moved in vectors of 16 bytes, else in single elements.
         tensors: that are read: 1 forward, 2 backward.
         shared_bytes: shared memory of a block.
+        clusters: whether blocks may share a row.
     """
     width = 16 // itemsize if vectors else 1
     count = -(-cols // width)
@@ -74,6 +103,10 @@ def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: in
         return Plan(excess, min(threads, 32), ROWS_BLOCK, 0)
     threads = min(-(-count // (32 * kept)) * 32, MAX_THREADS[excess])
     bytes_each = threads * width * itemsize * tensors
+    if excess and vectors and clusters:
+        blocks = 1 << (-(-count // (SPLIT_BLOCK * kept)) - 1).bit_length()
+        if blocks <= MAX_BLOCKS:
+            return Plan(False, blocks * SPLIT_BLOCK, SPLIT_BLOCK, 0)
     if excess and vectors:
         kept *= 2
         # Half as many threads, if two such blocks have room for all of a row: one loads while the other stores.
@@ -94,6 +127,11 @@ def _shared_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024
 
 
+@functools.cache
+def _has_clusters(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def _in_vectors(cols: int, rows: Sequence[Rows], output: torch.Tensor) -> bool:
     """Whether every row of all tensors begins and ends at multiples of 16 bytes."""
     per_vector = 16 // output.element_size()
@@ -111,8 +149,9 @@ def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor
     """Run one of `FORWARD` or `BACKWARD` on tensors that are not empty."""
     cols = output.shape[-1]
     num_rows = output.numel() // cols
-    kernels[output.dtype, vectors, plan.excess].launch(
-        -(-num_rows // (plan.block // plan.threads)),
+    blocks = max(plan.threads // plan.block, 1)
+    kernels[output.dtype, Variant(vectors, plan.excess, blocks > 1)].launch(
+        num_rows * blocks if blocks > 1 else -(-num_rows // (plan.block // plan.threads)),
         plan.block,
         *(row.tensor for row in rows),
         output,
@@ -123,6 +162,7 @@ def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor
         plan.threads,
         plan.num_shared,
         shared_bytes=plan.num_shared * plan.block * len(rows) * (16 if vectors else output.element_size()),
+        cluster=blocks if blocks > 1 else None,
     )
 
 
@@ -133,7 +173,8 @@ def _run(kernels: dict, *tensors: torch.Tensor) -> torch.Tensor:
         cols, itemsize = given.shape[-1], given.element_size()
         inner, rows = as_rows(*tensors)
         vectors = _in_vectors(cols, rows, output)
-        chosen = plan(cols, itemsize, vectors, len(rows), _shared_bytes(given.device))
+        device = given.device
+        chosen = plan(cols, itemsize, vectors, len(rows), _shared_bytes(device), _has_clusters(device))
         launch(kernels, rows, inner, output, chosen, vectors)
     return output
 

@@ -148,7 +148,8 @@ class Performance:
         if options.benchmark_storage.startswith("file://"):
             found.append(Path(options.benchmark_storage.removeprefix("file://")))
         if options.benchmark_json:
-            found.append(Path(options.benchmark_json).parent)
+            # A path, or before pytest-benchmark 5.3 the file that was opened there.
+            found.append(Path(getattr(options.benchmark_json, "name", options.benchmark_json)).parent)
         if isinstance(options.benchmark_compare, str) and Path(options.benchmark_compare).is_file():
             found.append(Path(options.benchmark_compare).parent)
         return found

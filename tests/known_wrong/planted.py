@@ -580,7 +580,7 @@ def integers_converted(boxes1: Any, boxes2: Any, eps: float) -> None:
 
 def offset_values_taken_on_trust(pred: Any, target: Any, offsets: Any, eps: float) -> None:
     if isinstance(offsets, torch.Tensor) and offsets.shape == (len(pred) + 1,) and offsets.device == pred.device:
-        full = torch.arange(len(pred) + 1, dtype=offsets.dtype) * pred.shape[1]
+        full = torch.arange(len(pred) + 1, dtype=offsets.dtype, device=offsets.device) * pred.shape[1]
         offsets = full.clamp(max=len(target)) if isinstance(target, torch.Tensor) else full
     check_giou_loss_ragged(pred, target, offsets, eps)
 

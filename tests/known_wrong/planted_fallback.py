@@ -42,7 +42,7 @@ FAULTS = (
     Fault(
         name="softmax_of_torch_under_another_name",
         operation="softmax",
-        make=lambda: NamedSoftmax.apply,
+        make=lambda: lambda x: NamedSoftmax.apply(x),
         check=checks.nothing_is_left_to_torch,
         says=r"leaves to torch .*: aten\._softmax, aten\._softmax_backward_data",
         right_on=None,

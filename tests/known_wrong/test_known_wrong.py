@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from triton.errors import TritonError
 from triton.runtime.errors import InterpreterError
 
-from impls import cuda_on_cpu
+from impls import backends, cuda_compile, cuda_launch, cuda_on_cpu
 from properties import checks
 from properties.arena import POISONS, Arena
 from properties.box_strategies import explicit_pairs
@@ -172,6 +172,14 @@ def test_every_law_rejects_a_fault_of_its_operation() -> None:
     assert rejecting >= {(name, law.__name__) for name, operation in OPERATIONS.items() for law in operation.laws}
 
 
+@pytest.mark.parametrize("name", [source.name for source in sorted(pathlib.Path(__file__).parent.glob("*.cu"))])
+def test_known_wrong_kernels_are_wrong_on_a_gpu_too_and_do_not_merely_fail_to_compile(name: str) -> None:
+    source = pathlib.Path(__file__).parent / name
+    kernels = cuda_launch.known_kernels(source)
+    assert kernels
+    assert set(cuda_compile.compile_ahead_of_time(source, sorted(kernels), "sm_90a")) == kernels
+
+
 def test_every_operation_has_faults_in_every_language() -> None:
     languages = [(fault.operation, fault.language) for fault in FAULTS if not fault.not_caught]
     few = {
@@ -282,7 +290,7 @@ def test_kernel_without_a_gradient_is_rejected_by_backward(implementation: Calla
 
 @pytest.mark.parametrize(("value", "accepted"), [(torch.nan, True), (0.5, False)], ids=["nan", "a_number"])
 def test_bad_input_gives_nan_where_a_device_cannot_raise(value: float, accepted: bool, device: str) -> None:
-    right = RIGHT["giou_loss_ragged"]()
+    right = backends.load("giou_loss_ragged", "torch")
     errors = [dataclasses.replace(e, devices=()) for e in OPERATIONS["giou_loss_ragged"].errors if len(e.devices) == 1]
 
     def implementation(**arguments: Any) -> torch.Tensor:

@@ -377,7 +377,7 @@ __global__ void adds_atomically_at_a_misaligned_place(const float* a, float* c, 
 __global__ void overflows_an_index(const float* a, float* c, long long n) {
     int i = threadIdx.x;
     int at = (i + 1) * 100000000;  // FAULT: UndefinedArithmetic
-    if (i < n) c[i] = a[at & 127];
+    if (i < n) c[i] = a[(at >> 24) & 127];
 }
 
 __global__ void shifts_too_far(const float* a, float* c, long long n) {
