@@ -3,6 +3,10 @@
 import triton
 import triton.language as tl
 
+# A kernel that were compiled anew for one row, or for a multiple of 16, might sum a row in another order than for others:
+# a row would depend on how many there are.
+NUMBERS_OF_ROWS = ["num_rows", "inner"]
+
 
 @triton.jit
 def row_offsets(rows, inner, outer_stride, inner_stride):

@@ -10,7 +10,7 @@ from impls import triton_launch
 from impls.layer_norm.arguments import check_layer_norm
 from impls.layer_norm.operators import Needs, define_layer_norm
 from impls.strides import as_rows
-from impls.triton_rows import row_offsets
+from impls.triton_rows import NUMBERS_OF_ROWS, row_offsets
 
 # Columns of a piece of a looped row.
 LOOPED_COLS = 4096
@@ -91,7 +91,7 @@ def load_parameter(ptr, columns, cols, stride, COMPUTE: tl.constexpr):
     return tl.load(ptr + at, mask=columns < cols, other=0.0, eviction_policy="evict_last").to(COMPUTE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def layer_norm_forward_kernel(
     x_ptr,  # [outer, inner, cols], strided
     weight_ptr,  # [cols], strided
@@ -185,7 +185,7 @@ def layer_norm_forward_looped_kernel(
         tl.store(output_ptr + columns, output.to(output_ptr.dtype.element_ty), mask=columns < cols)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def layer_norm_backward_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     x_ptr,  # [outer, inner, cols], strided
@@ -301,7 +301,7 @@ def layer_norm_backward_means_kernel(
     tl.store(means_ptr + tl.cast(num_rows, tl.int64) + row, tl.sum(products, axis=0) / num)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def layer_norm_backward_columns_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     x_ptr,  # [outer, inner, cols], strided

@@ -10,7 +10,7 @@ from impls import triton_launch
 from impls.softmax.arguments import check_softmax
 from impls.softmax.operators import define_softmax
 from impls.strides import as_rows
-from impls.triton_rows import row_offsets
+from impls.triton_rows import NUMBERS_OF_ROWS, row_offsets
 
 
 class Plan(NamedTuple):
@@ -62,7 +62,7 @@ def exponential(x):
     return tl.exp2(x * 1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def softmax_forward_kernel(
     x_ptr,  # [outer, inner, cols], strided
     output_ptr,  # [outer * inner, cols]
@@ -90,7 +90,7 @@ def softmax_forward_kernel(
     tl.store(output_ptr + output_at, output.to(output_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def softmax_backward_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     output_ptr,  # [outer, inner, cols], strided
