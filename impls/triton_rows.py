@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-# A kernel that were compiled anew for one row, or for a multiple of 16, might sum a row in another order than for others:
+# A kernel compiled anew for one row, or for a multiple of 16, might sum a row in another order than for other numbers:
 # a row would depend on how many there are.
 NUMBERS_OF_ROWS = ["num_rows", "inner"]
 
