@@ -20,6 +20,8 @@ COLUMN_BLOCK = 8192 if INTERPRETED else 256
 # Of the second stage: columns of a program, and partial sums that it adds at once.
 SUMMED_COLS = 8192 if INTERPRETED else 32
 SUMMED_PARTIALS = 64
+# What comes from memory to the L2 cache at once.
+LINE_BYTES = 128
 
 
 class Plan(NamedTuple):
@@ -32,6 +34,8 @@ class Plan(NamedTuple):
         num_warps: of a program.
         programs: for each multiprocessor, backward: they sum the gradients of weight and bias over the rows they own.
         registers: most that a thread may have, so that so many programs run at a time.
+        kept: backward, where looped: whether a program reads its rows whole, in pieces of `block_cols` columns, up to
+            `block_rows` of them at once, and holds the sums of all columns.
     """
 
     looped: bool
@@ -40,6 +44,7 @@ class Plan(NamedTuple):
     num_warps: int
     programs: int = 0
     registers: int = 0
+    kept: bool = False
 
 
 def forward_plan(cols: int, dtype: torch.dtype) -> Plan:
@@ -60,8 +65,12 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
     # more than to read twice: elements of a warp, and warps that then have registers on a multiprocessor.
     per_warp, warps = {2: (512, 16), 4: (1024, 8), 8: (256, 8)}[dtype.itemsize]
     block_cols = triton.next_power_of_2(cols)
-    if block_cols > per_warp * warps:
+    if block_cols > 65536 // max(dtype.itemsize, 4):
         return Plan(True, 8, COLUMN_BLOCK * 4 // max(dtype.itemsize, 4), 4, 8)
+    if block_cols > per_warp * warps:
+        # The sums take half of a multiprocessor's registers. Of a piece a thread has one 16-byte vector; while a row's
+        # means are summed, two pieces at once are on their way, 16 KB of x and as many of the cotangent.
+        return Plan(True, 2, 16 * 32 * 16 // dtype.itemsize, 16, 1, 128, kept=True)
     # Two rows at once wait half as often for their sums.
     block_rows = max(1, 8192 // max(dtype.itemsize, 4) // block_cols)
     num_warps = max(block_rows * block_cols // per_warp, 1)
@@ -260,6 +269,125 @@ def layer_norm_backward_kernel(
 
 
 @triton.jit
+def load_piece(ptr, start: tl.constexpr, lanes, cols, stride, COMPUTE: tl.constexpr):
+    """The columns of a row from a constant on, 0 where there are none; for the last time."""
+    at = ptr + tl.cast(start, tl.int64) * stride + lanes.to(tl.int64) * stride
+    return tl.load(at, mask=start + lanes < cols, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+
+
+@triton.jit
+def fetch_row(ptr, columns, cols, stride):
+    """Ask for the lines of a row to be brought to the L2 cache, by one column of each."""
+    at = ptr + tl.minimum(columns, cols - 1).to(tl.int64) * stride
+    # It has to give something.
+    fetch: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(fetch, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def with_added(sums, number: tl.constexpr, values):
+    """A tuple of sums, to one of which values are added."""
+    # Triton takes no tuple apart by a star.
+    return sums[:number] + (sums[number] + values,) + sums[number + 1 :]  # noqa: RUF005
+
+
+@triton.jit
+def layer_norm_backward_kept_kernel(
+    grad_output_ptr,  # [outer, inner, cols], strided
+    x_ptr,  # [outer, inner, cols], strided
+    weight_ptr,  # [cols], strided
+    mean_ptr,  # [outer * inner]
+    rstd_ptr,  # [outer * inner]
+    grad_x_ptr,  # [outer * inner, cols]
+    partial_ptr,  # [2, programs, cols]: the sums of weight's and bias's gradients over a program's rows
+    num_rows,
+    cols,
+    inner,
+    grad_output_outer_stride,
+    grad_output_inner_stride,
+    grad_output_column_stride,
+    x_outer_stride,
+    x_inner_stride,
+    x_column_stride,
+    weight_stride,
+    NEEDS_X: tl.constexpr,
+    NEEDS_PARAMETERS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    FETCH: tl.constexpr,
+    LINES: tl.constexpr,
+    LINE_COLS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    PIECES: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    # One program owns every num_programs-th row, of which it reads pieces of LANES columns.
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    lanes = tl.arange(0, LANES)
+    lines = tl.arange(0, LINES) * LINE_COLS
+    tile = (tl.arange(0, AT_ONCE) * LANES)[:, None] + lanes[None, :]
+    wide = tile.to(tl.int64)
+    num = tl.full((), cols, COMPUTE)
+    # A tensor for each piece: one of all pieces is laid out otherwise than what is read, which then would have to pass
+    # through shared memory.
+    grad_weight = (tl.zeros((LANES,), COMPUTE),) * PIECES
+    grad_bias = (tl.zeros((LANES,), COMPUTE),) * PIECES
+    for number in range(program, num_rows, programs):
+        row = tl.cast(number, INDEX)
+        x_row = x_ptr + row_offsets(row, inner, x_outer_stride, x_inner_stride)
+        grad_row = grad_output_ptr + row_offsets(row, inner, grad_output_outer_stride, grad_output_inner_stride)
+        grad_x_row = grad_x_ptr + row.to(tl.int64) * cols
+        mean = tl.load(mean_ptr + row)
+        rstd = tl.load(rstd_ptr + row)
+        if NEEDS_X:
+            sums = tl.zeros((LANES,), COMPUTE)
+            products = tl.zeros((LANES,), COMPUTE)
+            # A loop, where the pieces unrolled would all be loaded at once, and sums moved to memory to make room.
+            for start in range(0, cols, AT_ONCE * LANES):
+                here = start + tile < cols
+                first = tl.cast(start, tl.int64)
+                x = tl.load(x_row + first * x_column_stride + wide * x_column_stride, mask=here, other=0.0).to(COMPUTE)
+                grad_at = grad_row + first * grad_output_column_stride + wide * grad_output_column_stride
+                grad = tl.load(grad_at, mask=here, other=0.0).to(COMPUTE)
+                weight_at = weight_ptr + first * weight_stride + wide * weight_stride
+                weight = tl.load(weight_at, mask=here, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+                grad_normal = grad * weight
+                sums += tl.sum(grad_normal, axis=0)
+                products += tl.sum(grad_normal * ((x - mean) * rstd), axis=0)
+            mean_grad = tl.sum(sums, axis=0) / num
+            mean_product = tl.sum(products, axis=0) / num
+        if FETCH:
+            # No register waits for it: all of the next row is on its way while this one comes from a cache.
+            later = tl.minimum(row + programs, num_rows - 1)
+            later_x = x_ptr + row_offsets(later, inner, x_outer_stride, x_inner_stride)
+            later_grad = grad_output_ptr + row_offsets(later, inner, grad_output_outer_stride, grad_output_inner_stride)
+            fetch_row(later_x, lines, cols, x_column_stride)
+            fetch_row(later_grad, lines, cols, grad_output_column_stride)
+        # Backwards: what was read last is still in the nearest cache.
+        for back in tl.static_range(PIECES):
+            start = (PIECES - 1 - back) * LANES
+            columns = start + lanes
+            x = load_piece(x_row, start, lanes, cols, x_column_stride, COMPUTE)
+            grad = load_piece(grad_row, start, lanes, cols, grad_output_column_stride, COMPUTE)
+            normal = (x - mean) * rstd
+            if NEEDS_X:
+                weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
+                grad_x = (grad * weight - mean_grad - normal * mean_product) * rstd
+                at = grad_x_row + tl.cast(start, tl.int64) + lanes.to(tl.int64)
+                tl.store(at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=columns < cols, cache_modifier=".cs")
+            if NEEDS_PARAMETERS:
+                grad_weight = with_added(grad_weight, PIECES - 1 - back, grad * normal)
+                grad_bias = with_added(grad_bias, PIECES - 1 - back, grad)
+    if NEEDS_PARAMETERS:
+        for piece in tl.static_range(PIECES):
+            columns = piece * LANES + lanes
+            at = program.to(tl.int64) * cols + columns
+            tl.store(partial_ptr + at, grad_weight[piece], mask=columns < cols)
+            tl.store(partial_ptr + programs.to(tl.int64) * cols + at, grad_bias[piece], mask=columns < cols)
+
+
+@triton.jit
 def layer_norm_backward_means_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     x_ptr,  # [outer, inner, cols], strided
@@ -447,32 +575,48 @@ def launch_backward(
     tensors = (grad_rows.tensor, rows.tensor, weight, mean, rstd)
     sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))
     compute = triton_launch.COMPUTE[x.dtype]
-    column_blocks = triton.cdiv(cols, plan.block_cols)
+    pieces = triton.cdiv(cols, plan.block_cols)
     most = (1 if INTERPRETED else plan.programs) * triton_launch.multiprocessors(x.device)
-    programs = min(triton.cdiv(num_rows, plan.block_rows), max(most // column_blocks, 1))
+    tiles = triton.cdiv(num_rows, plan.block_rows)
+    programs = min(num_rows, most) if plan.kept else min(tiles, max(most // pieces, 1))
     partial = mean.new_empty((2, programs if needs.parameters else 0, cols))
     options = {
         "NEEDS_X": needs.x,
         "NEEDS_PARAMETERS": needs.parameters,
         "COMPUTE": compute,
         "INDEX": triton_launch.index_type(num_rows + (programs + 1) * plan.block_rows),
-        "BLOCK_ROWS": plan.block_rows,
-        "BLOCK_COLS": plan.block_cols,
         "num_warps": plan.num_warps,
     }
+    blocks = {"BLOCK_ROWS": plan.block_rows, "BLOCK_COLS": plan.block_cols}
     with triton_launch.on(x.device):
-        if plan.looped:
+        if plan.kept:
+            line_cols = LINE_BYTES // x.element_size()
+            layer_norm_backward_kept_kernel[(programs,)](
+                *tensors,
+                grad_x,
+                partial,
+                *sizes,
+                **options,
+                FETCH=not INTERPRETED,
+                LINES=triton.next_power_of_2(triton.cdiv(cols, line_cols)),
+                LINE_COLS=line_cols,
+                AT_ONCE=plan.block_rows,
+                PIECES=pieces,
+                LANES=plan.block_cols,
+                maxnreg=plan.registers,
+            )
+        elif plan.looped:
             means = mean.new_empty((2, num_rows))
             if needs.x:
                 layer_norm_backward_means_kernel[(num_rows,)](
                     *tensors, means, *sizes, COMPUTE=compute, BLOCK_COLS=LOOPED_COLS, num_warps=8
                 )
-            layer_norm_backward_columns_kernel[(column_blocks, programs)](
-                *tensors, means, grad_x, partial, *sizes, **options
+            layer_norm_backward_columns_kernel[(pieces, programs)](
+                *tensors, means, grad_x, partial, *sizes, **options, **blocks
             )
         else:
             layer_norm_backward_kernel[(programs,)](
-                *tensors, grad_x, partial, *sizes, **options, maxnreg=plan.registers
+                *tensors, grad_x, partial, *sizes, **options, **blocks, maxnreg=plan.registers
             )
         if needs.parameters:
             summed_cols = min(triton.next_power_of_2(cols), SUMMED_COLS)
