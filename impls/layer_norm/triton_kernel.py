@@ -291,7 +291,7 @@ def with_added(sums, number: tl.constexpr, values):
     return sums[:number] + (sums[number] + values,) + sums[number + 1 :]  # noqa: RUF005
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def layer_norm_backward_kept_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     x_ptr,  # [outer, inner, cols], strided

@@ -1,4 +1,4 @@
-"""softmax in Triton: rows that fit in registers are read once, longer ones twice."""
+"""softmax in Triton: rows that fit in registers are read once; of longer ones, what does not fit is read twice."""
 
 from typing import NamedTuple
 
@@ -17,16 +17,18 @@ class Plan(NamedTuple):
     """How a program goes through its rows.
 
     Attributes:
-        looped: whether it reads its only row tile by tile, and twice, or all of its rows at once.
+        looped: whether it reads its only row tile by tile, and most of it twice, or all of its rows at once.
         block_rows: rows of its tile; where it is looped, pieces of `block_cols` columns of one row.
         block_cols: columns of its tile.
         num_warps: of a program.
+        kept: pieces of a looped row that stay in registers, and are read once; at least `block_rows`.
     """
 
     looped: bool
     block_rows: int
     block_cols: int
     num_warps: int
+    kept: int = 0
 
 
 # Elements of one tensor, of 4 bytes in registers, that a program holds at once.
@@ -47,11 +49,12 @@ def plan(cols: int, itemsize: int, tensors: int) -> Plan:
         # A thread holds 16 to 32 registers of data: enough bytes in flight, no spills, and few threads to a reduction.
         block_rows = max(1, 1024 // block_cols)
         return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols * wide // 1024, 2 * tensors), 32))
-    # Each warp's lanes side by side take one 16-byte vector a piece. So many warps that few rows are read at a time:
-    # the second time they are in the L2 cache. 32 registers of data a thread; backward, where no whole tile of halves
-    # becomes float, has 64.
-    num_warps = 32 if itemsize == 4 else 16
-    return Plan(True, 4 if (itemsize == 2) == (tensors == 1) else 8, num_warps * 32 * 16 // itemsize, num_warps)
+    # Each warp's lanes side by side take one 16-byte vector a piece. The last pieces of a row stay in registers, 64 of
+    # a thread's 128; the others are read twice, and what all multiprocessors are to read again should fit in the L2
+    # cache. A tile of them needs 16 or 32 registers: more spill where the columns are not aligned.
+    num_warps = 16
+    pieces = 2 if itemsize == 2 else 4
+    return Plan(True, pieces, num_warps * 32 * 16 // itemsize, num_warps, pieces * 4 // tensors)
 
 
 @triton.jit
@@ -60,6 +63,12 @@ def exponential(x):
     if x.dtype == tl.float64:
         return tl.exp(x)
     return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
+def lane_columns(PIECES: tl.constexpr, LANES: tl.constexpr):
+    """The columns of a tile whose lanes side by side take one column each of a piece: ``[PIECES, LANES]``, 64 bits."""
+    return ((tl.arange(0, PIECES) * LANES)[:, None] + tl.arange(0, LANES)[None, :]).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
@@ -135,35 +144,48 @@ def softmax_forward_looped_kernel(
     x_column_stride,
     COMPUTE: tl.constexpr,
     PIECES: tl.constexpr,
+    KEPT: tl.constexpr,
     LANES: tl.constexpr,
 ):
     # One program owns one row, and each lane of a tile every LANES-th column of it.
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row_offsets(row, inner, x_outer_stride, x_inner_stride)
     output_ptr += row * cols
-    columns = (tl.arange(0, PIECES) * LANES)[:, None] + tl.arange(0, LANES)[None, :]
-    tiles = tl.cdiv(cols, PIECES * LANES)
+    columns = lane_columns(PIECES, LANES)
+    kept_columns = lane_columns(KEPT, LANES)
+    # As KEPT is at least PIECES, these tiles lie within the row: they need no mask.
+    tiles = tl.cdiv(tl.maximum(cols - KEPT * LANES, 0), PIECES * LANES)
+    start = tl.cast(tiles, tl.int64) * (PIECES * LANES)
+    kept_mask = kept_columns < cols - start
 
     largest = tl.full((LANES,), float("-inf"), COMPUTE)
     total = tl.zeros((LANES,), COMPUTE)
     for tile in range(tiles):
-        at = tl.cast(tile, tl.int64) * (PIECES * LANES) + columns
-        x = tl.load(x_ptr + at * x_column_stride, mask=at < cols, other=float("-inf")).to(COMPUTE)
+        first = tl.cast(tile, tl.int64) * (PIECES * LANES)
+        x = tl.load(x_ptr + first * x_column_stride + columns * x_column_stride).to(COMPUTE)
         new = tl.maximum(largest, tl.max(x, axis=0))
         # A lane that has met nothing but -inf has no terms yet; any finite number taken off makes them 0.
         reference = tl.where(new == float("-inf"), 0.0, new)
         total = total * exponential(largest - reference) + tl.sum(exponential(x - reference[None, :]), axis=0)
         largest = new
-    row_largest = tl.max(largest, axis=0)
+
+    # What is read last stays in registers, which no tile needs by then.
+    kept_at = start * x_column_stride + kept_columns * x_column_stride
+    kept = tl.load(x_ptr + kept_at, mask=kept_mask, other=float("-inf")).to(COMPUTE)
+    row_largest = tl.max(tl.maximum(largest, tl.max(kept, axis=0)), axis=0)
     reference = tl.where(row_largest == float("-inf"), 0.0, row_largest)
-    scale = 1.0 / tl.sum(total * exponential(largest - reference), axis=0)
+    kept = exponential(kept - row_largest)
+    scale = 1.0 / tl.sum(total * exponential(largest - reference) + tl.sum(kept, axis=0), axis=0)
+    kept = (kept * scale).to(output_ptr.dtype.element_ty)
+    tl.store(output_ptr + start + kept_columns, kept, mask=kept_mask, cache_modifier=".cs")
 
     # Backwards: what was read last is still in a cache.
     for tile in range(tiles):
-        at = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES) + columns
-        x = tl.load(x_ptr + at * x_column_stride, mask=at < cols, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+        first = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES)
+        x_at = first * x_column_stride + columns * x_column_stride
+        x = tl.load(x_ptr + x_at, eviction_policy="evict_first").to(COMPUTE)
         output = (exponential(x - row_largest) * scale).to(output_ptr.dtype.element_ty)
-        tl.store(output_ptr + at, output, mask=at < cols, cache_modifier=".cs")
+        tl.store(output_ptr + first + columns, output, cache_modifier=".cs")
 
 
 @triton.jit
@@ -181,6 +203,7 @@ def softmax_backward_looped_kernel(
     output_column_stride,
     COMPUTE: tl.constexpr,
     PIECES: tl.constexpr,
+    KEPT: tl.constexpr,
     LANES: tl.constexpr,
 ):
     # One program owns one row, and each lane of a tile every LANES-th column of it.
@@ -188,25 +211,40 @@ def softmax_backward_looped_kernel(
     grad_output_ptr += row_offsets(row, inner, grad_output_outer_stride, grad_output_inner_stride)
     output_ptr += row_offsets(row, inner, output_outer_stride, output_inner_stride)
     grad_x_ptr += row * cols
-    columns = (tl.arange(0, PIECES) * LANES)[:, None] + tl.arange(0, LANES)[None, :]
-    tiles = tl.cdiv(cols, PIECES * LANES)
+    columns = lane_columns(PIECES, LANES)
+    kept_columns = lane_columns(KEPT, LANES)
+    # As KEPT is at least PIECES, these tiles lie within the row: they need no mask.
+    tiles = tl.cdiv(tl.maximum(cols - KEPT * LANES, 0), PIECES * LANES)
+    start = tl.cast(tiles, tl.int64) * (PIECES * LANES)
+    kept_mask = kept_columns < cols - start
 
     products = tl.zeros((LANES,), COMPUTE)
     for tile in range(tiles):
-        at = tl.cast(tile, tl.int64) * (PIECES * LANES) + columns
-        grad = tl.load(grad_output_ptr + at * grad_output_column_stride, mask=at < cols, other=0.0).to(COMPUTE)
-        output = tl.load(output_ptr + at * output_column_stride, mask=at < cols, other=0.0).to(COMPUTE)
+        first = tl.cast(tile, tl.int64) * (PIECES * LANES)
+        grad_at = first * grad_output_column_stride + columns * grad_output_column_stride
+        output_at = first * output_column_stride + columns * output_column_stride
+        grad = tl.load(grad_output_ptr + grad_at).to(COMPUTE)
+        output = tl.load(output_ptr + output_at).to(COMPUTE)
         products += tl.sum(grad * output, axis=0)
-    product = tl.sum(products, axis=0)
+
+    # What is read last stays in registers, which no tile needs by then.
+    kept_grad_at = start * grad_output_column_stride + kept_columns * grad_output_column_stride
+    kept_output_at = start * output_column_stride + kept_columns * output_column_stride
+    kept_grad = tl.load(grad_output_ptr + kept_grad_at, mask=kept_mask, other=0.0).to(COMPUTE)
+    kept_output = tl.load(output_ptr + kept_output_at, mask=kept_mask, other=0.0).to(COMPUTE)
+    product = tl.sum(products + tl.sum(kept_grad * kept_output, axis=0), axis=0)
+    kept = (kept_output * (kept_grad - product)).to(grad_x_ptr.dtype.element_ty)
+    tl.store(grad_x_ptr + start + kept_columns, kept, mask=kept_mask, cache_modifier=".cs")
 
     # Backwards: what was read last is still in a cache.
     for tile in range(tiles):
-        at = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES) + columns
-        grad_at, output_at = at * grad_output_column_stride, at * output_column_stride
-        grad = tl.load(grad_output_ptr + grad_at, mask=at < cols, eviction_policy="evict_first").to(COMPUTE)
-        output = tl.load(output_ptr + output_at, mask=at < cols, eviction_policy="evict_first").to(COMPUTE)
+        first = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES)
+        grad_at = first * grad_output_column_stride + columns * grad_output_column_stride
+        output_at = first * output_column_stride + columns * output_column_stride
+        grad = tl.load(grad_output_ptr + grad_at, eviction_policy="evict_first").to(COMPUTE)
+        output = tl.load(output_ptr + output_at, eviction_policy="evict_first").to(COMPUTE)
         grad_x = (output * (grad - product)).to(grad_x_ptr.dtype.element_ty)
-        tl.store(grad_x_ptr + at, grad_x, mask=at < cols, cache_modifier=".cs")
+        tl.store(grad_x_ptr + first + columns, grad_x, cache_modifier=".cs")
 
 
 def launch_forward(x: torch.Tensor, plan: Plan) -> torch.Tensor:
@@ -226,6 +264,7 @@ def launch_forward(x: torch.Tensor, plan: Plan) -> torch.Tensor:
                 *rows[1:],
                 COMPUTE=compute,
                 PIECES=plan.block_rows,
+                KEPT=plan.kept,
                 LANES=plan.block_cols,
                 num_warps=plan.num_warps,
             )
@@ -265,6 +304,7 @@ def launch_backward(grad_output: torch.Tensor, output: torch.Tensor, plan: Plan)
                 *rows[1:],
                 COMPUTE=compute,
                 PIECES=plan.block_rows,
+                KEPT=plan.kept,
                 LANES=plan.block_cols,
                 num_warps=plan.num_warps,
             )
