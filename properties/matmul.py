@@ -349,8 +349,8 @@ workloads: Mapping[str, Mapping[str, Make]] = {
     },
     "cuda": {
         "small": whole(random_example(256, 256, 256, "leaky_relu")),
-        "article": tiled(random_example(64, 4096, 4096, "leaky_relu"), 64, "a"),
-        "large": tiled(random_example(64, 8192, 8192, "leaky_relu"), 128, "a"),
+        "article": tiled(random_example(64, 4096, 64, "leaky_relu"), 64, "a", across=("b",)),
+        "large": tiled(random_example(64, 8192, 64, "leaky_relu"), 128, "a", across=("b",)),
         "ragged": tiled(random_example(65, 1001, 1003, "leaky_relu"), 16, "a"),
     },
 }

@@ -53,10 +53,9 @@ class Call:
             raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}, not {direction!r}")
         self.calls_per_run = 1
         self._implementation, self._names = implementation, operation.differentiable
-        case = workload.case
-        self.tensors = case.tensors(dtype, device)
-        self._parameters = case.parameters
-        self._grad_output = case.tensor("grad_output", dtype, device)
+        self.tensors = {name: workload.tensor(name, dtype, device) for name in workload.case.inputs}
+        self._parameters = workload.case.parameters
+        self._grad_output = workload.tensor("grad_output", dtype, device)
         self._output: torch.Tensor | None = None
         self._last: dict[str, torch.Tensor] = {}
         if direction != "forward":
@@ -169,15 +168,23 @@ class References:
     """The oracle's results of workloads, kept for all who are compared to them."""
 
     def __init__(self) -> None:
-        self._kept: dict[Any, dict[str, Bounded]] = {}
+        self._kept: dict[Any, Mapping[str, Bounded]] = {}
 
-    def of(self, operation: Operation, name: str, workload: Workload, dtype: DType) -> dict[str, Bounded]:
-        """Output and gradients of a workload's part."""
-        key = operation.name, name, dtype.name
-        if key not in self._kept:
-            gradients = reference_gradients(operation, workload.part, dtype)
-            self._kept[key] = {"output": reference(operation, workload.part, dtype), **gradients}
-        return self._kept[key]
+    def of(
+        self, operation: Operation, name: str, workload: Workload, dtype: DType, gradients: bool = True
+    ) -> dict[str, Bounded]:
+        """The output of a workload's part, and its gradients where they are asked for."""
+        found: dict[str, Bounded] = {}
+        for of_gradients in (False, True)[: 1 + gradients]:
+            key = operation.name, name, dtype.name, of_gradients
+            if key not in self._kept:
+                self._kept[key] = (
+                    reference_gradients(operation, workload.part, dtype)
+                    if of_gradients
+                    else {"output": reference(operation, workload.part, dtype)}
+                )
+            found |= self._kept[key]
+        return found
 
 
 def worst_error(results: Results, expected: Mapping[str, Bounded], workload: Workload, dtype: DType) -> float:
@@ -192,7 +199,7 @@ def worst_error(results: Results, expected: Mapping[str, Bounded], workload: Wor
     for name, result in results.items():
         if result.dtype != dtype.torch:
             raise Disagreement(f"{name} has dtype {result.dtype}, expected {dtype.torch}")
-        beginning = result[: expected[name].shape[0]] if result.ndim else result
-        within = workload.expected(expected[name], tuple(result.shape), dtype)
+        beginning = result[tuple(map(slice, expected[name].shape))]
+        within = workload.expected(name, expected[name], dtype)
         worst = max(worst, compare(dtype.array(beginning), within, dtype, name).worst)
     return worst

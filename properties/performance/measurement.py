@@ -247,7 +247,8 @@ class Bench:
             Disagreement: they are not the oracle's.
         """
         workload, dtype = self.workload(measurement), DTYPES[measurement.dtype]
-        expected = self.references.of(measurement.operation, measurement.workload, workload, dtype)
+        gradients = runnable.results.keys() != {"output"}
+        expected = self.references.of(measurement.operation, measurement.workload, workload, dtype, gradients)
         return worst_error(runnable.results, expected, workload, dtype)
 
     def time(self, benchmark: Any, measurement: Measurement, least_rounds: int, most_seconds: float) -> None:

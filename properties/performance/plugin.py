@@ -147,9 +147,9 @@ class Performance:
         found = []
         if options.benchmark_storage.startswith("file://"):
             found.append(Path(options.benchmark_storage.removeprefix("file://")))
-        if options.benchmark_json:
-            # A path, or before pytest-benchmark 5.3 the file that was opened there.
-            found.append(Path(getattr(options.benchmark_json, "name", options.benchmark_json)).parent)
+        if written := options.benchmark_json:
+            # Before pytest-benchmark 5.3 it is the file that was opened there.
+            found.append(Path(written if isinstance(written, str | Path) else written.name).parent)
         if isinstance(options.benchmark_compare, str) and Path(options.benchmark_compare).is_file():
             found.append(Path(options.benchmark_compare).parent)
         return found

@@ -144,13 +144,10 @@ def ladders(device: str) -> Iterator[tuple[str, str, Make, dict[str, Callable[[]
         make = whole(few) if rows == all_rows else tiled(few, all_rows // rows, "x")
         yield "softmax", f"ladder_{cols}", make, softmax_rungs()
     for extent in EXTENTS[device]:
-        few = matmul.random_example(min(extent, 64) if extent > 128 else extent, extent, extent)
-        yield (
-            "matmul",
-            f"ladder_{extent}",
-            tiled(few, extent // 64, "a") if extent > 128 else whole(few),
-            matmul_rungs(),
-        )
+        few = min(extent, 64) if extent > 128 else extent
+        part = matmul.random_example(few, extent, few)
+        make = tiled(part, extent // few, "a", across=("b",)) if few < extent else whole(part)
+        yield "matmul", f"ladder_{extent}", make, matmul_rungs()
 
 
 def rung_measurements(performance: Performance, names: Sequence[str]) -> Iterator[Measurement]:

@@ -173,7 +173,7 @@ TILED: dict[str, workloads.Make] = {
     "vector_add": tiled(vector_add.random_case(3, 5), 8, "x", "y"),
     "softmax": tiled(softmax.random_rows(3, 33), 8, "x"),
     "layer_norm": tiled(layer_norm.rows(3, 33), 8, "x"),
-    "matmul": tiled(matmul.random_example(4, 9, 7, "leaky_relu"), 4, "a"),
+    "matmul": tiled(matmul.random_example(4, 9, 7, "leaky_relu"), 4, "a", across=("b",)),
     "giou": tiled(giou.overlapping(37), 8, "boxes1", "boxes2"),
     "giou_loss": tiled(giou_loss.article_batch(16, 7), 8, "pred", "target"),
     "giou_loss_ragged": tiled(giou_loss_ragged.article_batch(16, 7), 8, "pred", "target"),
