@@ -31,6 +31,8 @@ hypothesis.settings.register_profile("ci", max_examples=25, deadline=None, deran
 hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
+# Of a GPU's memory: a context, compiled kernels, and what a test holds.
+WORKER_BYTES = 3 << 30
 # The backends that are not torch.
 KERNELS = ("triton", "cuda")
 SELECTION = pytest.StashKey[Selection]()
@@ -95,8 +97,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """One worker a GPU; on the CPU as many as xdist thinks."""
-    return torch.cuda.device_count() if chosen_device(config) == "cuda" else None
+    """As many as there are cores, in turn on each GPU, while there is memory for them; without one, as xdist thinks.
+
+    Most of a test's time is the host's: a GPU has room for many.
+    """
+    if chosen_device(config) != "cuda":
+        return None
+    devices = torch.cuda.device_count()
+    room = sum(torch.cuda.get_device_properties(device).total_memory // WORKER_BYTES for device in range(devices))
+    return max(devices, min(len(os.sched_getaffinity(0)), room))
 
 
 def chosen_device(config: pytest.Config) -> str:

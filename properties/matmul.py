@@ -116,6 +116,17 @@ def random_example(m: int, k: int, n: int, activation: str = "none", **layouts: 
     return make
 
 
+def subnormal_factors(dtype: DType) -> Case:
+    """Smallest numbers times large and small ones: a tensor core aligns them as if they were 2^10 times as large."""
+    a = [[-0.00323295593, -4556.0, 0.000160813332, 623.5]]
+    b = np.array([[3.0], [-0.0], [-1.0], [1.0]]) * dtype.wide(dtype.smallest_subnormal)
+    return Case(
+        {"a": np.array(a).astype(dtype.numpy), "b": b.astype(dtype.numpy)},
+        np.ones((1, 1), dtype.numpy),
+        {"activation": "none", "negative_slope": 0.01},
+    )
+
+
 def sums_past_the_digits_of_a_half_type(dtype: DType) -> Case:
     """Positive terms by the thousand: a bfloat16 sum of ones stays at 256, and a float16 sum at 2048."""
     inputs = {"a": np.ones((2, 2100)), "b": np.tile([1.0, 0.5, 0.75], (2100, 1))}
@@ -180,6 +191,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "nan_through_relu": example([[np.nan, 1]], [[1], [2]], "relu"),
     "cancellation": cancellation,
     "sums_past_the_digits_of_a_half_type": sums_past_the_digits_of_a_half_type,
+    "subnormal_factors": subnormal_factors,
 }
 
 

@@ -1,13 +1,29 @@
 """Tensors may be larger than 32 bits count."""
 
-import pytest
+from collections.abc import Iterator
 
+import pytest
+import torch
+
+from impls.cuda_compile import cache_directory, locked
 from properties import checks
 from properties.checks import Search, Subject
 from properties.far_apart import NoRoom
 
 # The second and third extents of a grid end there.
 GRID_LIMIT = 65_535
+
+
+@pytest.fixture(autouse=True)
+def room(device: str) -> Iterator[None]:
+    """On a GPU one process at a time takes gigabytes, and gives them back."""
+    if device != "cuda":
+        yield
+        return
+    with locked(cache_directory() / str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)):
+        torch.cuda.empty_cache()
+        yield
+        torch.cuda.empty_cache()
 
 
 # Offsets are computed alike for all types.
