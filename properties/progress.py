@@ -1,4 +1,4 @@
-"""How long a run of minutes will take: a line now and then, from what the tests took last time."""
+"""How long a run of minutes will take: a line now and then, from what the tests took last time; and each failure."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -8,6 +8,8 @@ import pytest
 
 # Between two lines, and before the first.
 SECONDS_BETWEEN = 30.0
+# Characters of a failure's reason.
+SHOWN = 300
 _CACHED = "fourfold/seconds"
 
 
@@ -65,6 +67,13 @@ def spelled(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
+def reason(report: Any) -> str:
+    """Why a test failed, in a line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = (crash.message if crash else str(report.longrepr)).strip().splitlines() or [""]
+    return lines[0][:SHOWN]
+
+
 class ProgressReporter:
     """Hooks of pytest and pytest-xdist that feed a `Progress`."""
 
@@ -89,6 +98,9 @@ class ProgressReporter:
         """Tell how far it is, if it has been a while."""
         self.progress.took(report.nodeid, report.duration, report.failed)
         line = self.progress.ended(report.nodeid) if report.when == "teardown" else None
+        if report.failed:
+            # At once, too: what ends a long run may keep it from its summary.
+            line = f"[{report.nodeid} failed: {reason(report)}]"
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         if line and reporter and reporter.verbosity >= 0:
             reporter.write(f"\n{line}\n")

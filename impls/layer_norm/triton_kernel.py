@@ -68,9 +68,9 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
     if block_cols > 65536 // max(dtype.itemsize, 4):
         return Plan(True, 8, COLUMN_BLOCK * 4 // max(dtype.itemsize, 4), 4, 8)
     if block_cols > per_warp * warps:
-        # The sums take half of a multiprocessor's registers. Of a piece a thread has one 16-byte vector; while a row's
-        # means are summed, two pieces at once are on their way, 16 KB of x and as many of the cotangent.
-        return Plan(True, 2, 16 * 32 * 16 // dtype.itemsize, 16, 1, 128, kept=True)
+        # The sums take half of a multiprocessor's registers. Of a piece a thread has one 16-byte vector, of half types
+        # two pieces at once are on their way while a row's means are summed.
+        return Plan(True, 2 if dtype.itemsize == 2 else 1, 16 * 32 * 16 // dtype.itemsize, 16, 1, 128, kept=True)
     # Two rows at once wait half as often for their sums.
     block_rows = max(1, 8192 // max(dtype.itemsize, 4) // block_cols)
     num_warps = max(block_rows * block_cols // per_warp, 1)

@@ -3,13 +3,14 @@
 #include "vectors.cuh"
 
 // The threads of a row: a power of 2 up to 32, several rows to a block; all of a block of whole warps; or with SPLIT those
-// of all blocks of a cluster, which takes compute capability 9.0.
+// of all blocks of a cluster, where there is more than one.
 // Vector k of a thread is number `thread + k * threads` of the row. The first ones stay in registers; with EXCESS, rows
 // may have more, of which as many as fit stay in shared memory, and the rest is read again when it is needed again.
 
 // Elements that a thread keeps: as many as leave registers enough for 1024 threads, or in vectors and with EXCESS for
-// 512. Half types count as float, which the compiler turns them into once for all.
-template <class T, int WIDTH, bool EXCESS> constexpr int KEPT = (sizeof(T) == 8 ? 8 : 32) * (EXCESS && WIDTH > 1 ? 2 : 1);
+// 512. Half types count as float, which the compiler turns them into once for all; with SPLIT they stay in vectors.
+template <class T, int WIDTH, bool EXCESS, bool SPLIT>
+constexpr int KEPT = (sizeof(T) == 8 ? 8 : 32) * ((EXCESS && WIDTH > 1) || (SPLIT && sizeof(T) == 2) ? 2 : 1);
 template <bool EXCESS> constexpr int MAX_THREADS = EXCESS ? 512 : 1024;
 // Vectors that are loaded before the first is used, of those not kept in registers.
 constexpr int BATCH = 4;
@@ -104,6 +105,27 @@ template <class C> struct Terms {
             if (k < present)
 #pragma unroll
                 for (int j = 0; j < WIDTH; j++) sum += part[k][j] = exponential(part[k][j] - reference);
+    }
+
+    // The same of vectors, which stay as they are.
+    template <class T, int WIDTH, int COUNT> __device__ void add_packed(const Vector<T, WIDTH> (&part)[COUNT], int present) {
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            if (k < present) {
+                C x[WIDTH];
+                part[k].unpack(x);
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) largest = max(largest, x[j]);
+            }
+        const C reference = taken_off(largest);
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            if (k < present) {
+                C x[WIDTH];
+                part[k].unpack(x);
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) sum += exponential(x[j] - reference);
+            }
     }
 
     __device__ void of_lanes(int lanes) {
@@ -238,7 +260,7 @@ __device__ inline C product_of(const Vector<T, WIDTH>& grad, const Vector<T, WID
     return sum;
 }
 
-template <class T, int WIDTH, bool EXCESS, bool SPLIT = false>
+template <class T, int WIDTH, bool EXCESS, bool SPLIT>
 __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     const T* __restrict__ x,  // [outer, inner, cols], strided
     T* __restrict__ output,   // [outer * inner, cols]
@@ -246,7 +268,8 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     long long column_stride, long long threads, long long num_shared) {
     // One block owns blockDim.x / threads rows, `threads` threads each; with SPLIT a cluster owns one row.
     using C = Compute<T>;
-    constexpr int KEEP = KEPT<T, WIDTH, EXCESS> / WIDTH;
+    constexpr int KEEP = KEPT<T, WIDTH, EXCESS, SPLIT> / WIDTH;
+    constexpr bool PACKED = SPLIT && sizeof(T) == 2;
     extern __shared__ __align__(16) unsigned char raw[];
     T* shared = reinterpret_cast<T*>(raw);
     const Share<SPLIT> share(threads);
@@ -283,19 +306,25 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
             terms.add(numbers, BATCH);
         }
     }
-    C of_kept[KEEP][WIDTH];
+    C of_kept[PACKED ? 1 : KEEP][WIDTH];
+    if constexpr (PACKED) {
+        terms.add_packed(kept, int((count + size - 1) / size));
+    } else {
 #pragma unroll
-    for (int k = 0; k < KEEP; k++) kept[k].unpack(of_kept[k]);
-    terms.add(of_kept, int((count + size - 1) / size));
+        for (int k = 0; k < KEEP; k++) kept[k].unpack(of_kept[k]);
+        terms.add(of_kept, int((count + size - 1) / size));
+    }
     const C own_largest = terms.largest;
     terms.of_row(share.of_block());
-    if constexpr (SPLIT) terms.of_blocks(share.block, share.blocks);
+    if (share.blocks > 1) terms.of_blocks(share.block, share.blocks);
     const C largest = terms.largest, scale = C(1) / terms.sum, own_scale = exponential(own_largest - largest) * scale;
 
 #pragma unroll
     for (int k = 0; k < KEEP; k++) {
         const long long i = thread + (long long)k * size;
-        if (i < count) store_scaled<T, WIDTH>(to + i * WIDTH, of_kept[k], own_scale);
+        if (i >= count) continue;
+        if constexpr (PACKED) store_softmax(to + i * WIDTH, kept[k], largest, scale);
+        else store_scaled<T, WIDTH>(to + i * WIDTH, of_kept[k], own_scale);
     }
     if constexpr (EXCESS) {
         // Backwards: what was read last is still in a cache.
@@ -322,7 +351,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     }
 }
 
-template <class T, int WIDTH, bool EXCESS, bool SPLIT = false>
+template <class T, int WIDTH, bool EXCESS, bool SPLIT>
 __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     const T* __restrict__ grad_output,  // [outer, inner, cols], strided
     const T* __restrict__ output,       // [outer, inner, cols], strided
@@ -333,7 +362,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     // One block owns blockDim.x / threads rows, `threads` threads each; with SPLIT a cluster owns one row.
     using C = Compute<T>;
     // Two tensors share the room.
-    constexpr int KEEP = KEPT<T, WIDTH, EXCESS> / WIDTH / 2, HALF_BATCH = BATCH / 2;
+    constexpr int KEEP = KEPT<T, WIDTH, EXCESS, SPLIT> / WIDTH / 2, HALF_BATCH = BATCH / 2;
     extern __shared__ __align__(16) unsigned char raw[];
     T* shared = reinterpret_cast<T*>(raw);
     const Share<SPLIT> share(threads);
@@ -382,7 +411,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     for (int k = 0; k < KEEP; k++)
         if (k < present) product += product_of<T, WIDTH, C>(kept_grad[k], kept[k]);
     product = sum_of_row(product, share.of_block());
-    if constexpr (SPLIT) product = sum_of_blocks(product, share.block, share.blocks);
+    if (share.blocks > 1) product = sum_of_blocks(product, share.block, share.blocks);
 
 #pragma unroll
     for (int k = 0; k < KEEP; k++) {

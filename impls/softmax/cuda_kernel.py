@@ -22,10 +22,10 @@ MAX_THREADS = {False: 1024, True: 512}
 CACHED_BEHIND = 160 * 1024
 # Threads of a block that owns several rows.
 ROWS_BLOCK = 128
-# Of a row that several blocks share: threads of each, so that two of them run at a time on a multiprocessor, one loads
-# while the other stores; and blocks at most, as MAX_BLOCKS of the kernels.
-SPLIT_BLOCK = 512
-MAX_BLOCKS = 8
+# Of a row that blocks share: threads of each, so that two run at a time on a multiprocessor, one loads while the other
+# stores, or else all there may be; and how many blocks, at most MAX_BLOCKS of the kernels.
+SPLIT_THREADS = (512, 1024)
+SPLIT_BLOCKS = (1, 2, 4, 8)
 
 
 class Variant(NamedTuple):
@@ -34,7 +34,7 @@ class Variant(NamedTuple):
     Attributes:
         vectors: whether rows are moved in vectors of 16 bytes, else in single elements.
         excess: whether rows may be longer than registers hold.
-        split: whether the blocks of a cluster share a row.
+        split: whether the blocks of a cluster may share a row; and half types stay in vectors, twice as many.
     """
 
     vectors: bool
@@ -69,16 +69,16 @@ class Plan(NamedTuple):
     """How a launch divides its rows.
 
     Attributes:
-        excess: whether it is the kernel for rows longer than the registers of a block.
+        variant: the kernel.
         threads: of a row; more than those of a block where the blocks of a cluster share it.
         block: threads of a block.
         num_shared: vectors of each tensor that a thread keeps in shared memory.
     """
 
-    excess: bool
+    variant: Variant
     threads: int
     block: int
-    num_shared: int
+    num_shared: int = 0
 
 
 def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: int, clusters: bool) -> Plan:
@@ -97,26 +97,30 @@ def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: in
     # As KEPT of the kernels.
     kept = (8 if itemsize == 8 else 32) // width // tensors
     excess = not vectors or count > MAX_THREADS[False] * kept
+    plain = Variant(vectors, excess, False)
     if count <= 32 * kept:
         # A few vectors a thread, so that short rows keep all threads busy.
         threads = 1 << (-(-count // min(kept, 4)) - 1).bit_length()
-        return Plan(excess, min(threads, 32), ROWS_BLOCK, 0)
+        return Plan(plain, min(threads, 32), ROWS_BLOCK)
+    if vectors and (excess or (itemsize == 2 and count > SPLIT_THREADS[0] * kept)):
+        held = 2 * kept if itemsize == 2 else kept
+        for most in SPLIT_THREADS:
+            for blocks in SPLIT_BLOCKS if clusters else SPLIT_BLOCKS[:1]:
+                block = -(-count // (32 * blocks * held)) * 32
+                if block <= most:
+                    return Plan(Variant(vectors, False, True), blocks * block, block)
     threads = min(-(-count // (32 * kept)) * 32, MAX_THREADS[excess])
     bytes_each = threads * width * itemsize * tensors
-    if excess and vectors and clusters:
-        blocks = 1 << (-(-count // (SPLIT_BLOCK * kept)) - 1).bit_length()
-        if blocks <= MAX_BLOCKS:
-            return Plan(False, blocks * SPLIT_BLOCK, SPLIT_BLOCK, 0)
     if excess and vectors:
         kept *= 2
         # Half as many threads, if two such blocks have room for all of a row: one loads while the other stores.
         halved = -(-count // (threads // 2)) - kept
         if halved * (bytes_each // 2) <= shared_bytes // 2:
-            return Plan(True, threads // 2, threads // 2, max(halved, 0))
+            return Plan(plain, threads // 2, threads // 2, max(halved, 0))
     needed = max(-(-count // threads) - kept, 0)
     room = shared_bytes // bytes_each
     # What is left of shared memory caches what is read again.
-    return Plan(excess, threads, threads, needed if needed <= room else min(room, CACHED_BEHIND // bytes_each))
+    return Plan(plain, threads, threads, needed if needed <= room else min(room, CACHED_BEHIND // bytes_each))
 
 
 @functools.cache
@@ -145,13 +149,13 @@ def _in_vectors(cols: int, rows: Sequence[Rows], output: torch.Tensor) -> bool:
     return steps % per_vector == 0 and addresses % 16 == 0
 
 
-def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor, plan: Plan, vectors: bool) -> None:
+def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor, plan: Plan) -> None:
     """Run one of `FORWARD` or `BACKWARD` on tensors that are not empty."""
     cols = output.shape[-1]
     num_rows = output.numel() // cols
     blocks = max(plan.threads // plan.block, 1)
-    kernels[output.dtype, Variant(vectors, plan.excess, blocks > 1)].launch(
-        num_rows * blocks if blocks > 1 else -(-num_rows // (plan.block // plan.threads)),
+    kernels[output.dtype, plan.variant].launch(
+        num_rows * blocks if plan.variant.split else -(-num_rows // (plan.block // plan.threads)),
         plan.block,
         *(row.tensor for row in rows),
         output,
@@ -161,7 +165,7 @@ def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor
         *(stride for row in rows for stride in row[1:]),
         plan.threads,
         plan.num_shared,
-        shared_bytes=plan.num_shared * plan.block * len(rows) * (16 if vectors else output.element_size()),
+        shared_bytes=plan.num_shared * plan.block * len(rows) * (16 if plan.variant.vectors else output.element_size()),
         cluster=blocks if blocks > 1 else None,
     )
 
@@ -175,7 +179,7 @@ def _run(kernels: dict, *tensors: torch.Tensor) -> torch.Tensor:
         vectors = _in_vectors(cols, rows, output)
         device = given.device
         chosen = plan(cols, itemsize, vectors, len(rows), _shared_bytes(device), _has_clusters(device))
-        launch(kernels, rows, inner, output, chosen, vectors)
+        launch(kernels, rows, inner, output, chosen)
     return output
 
 

@@ -21,14 +21,12 @@ class Plan(NamedTuple):
         block_rows: rows of its tile; where it is looped, pieces of `block_cols` columns of one row.
         block_cols: columns of its tile.
         num_warps: of a program.
-        kept: pieces of a looped row that stay in registers, and are read once; at least `block_rows`.
     """
 
     looped: bool
     block_rows: int
     block_cols: int
     num_warps: int
-    kept: int = 0
 
 
 # Elements of one tensor, of 4 bytes in registers, that a program holds at once.
@@ -49,12 +47,11 @@ def plan(cols: int, itemsize: int, tensors: int) -> Plan:
         # A thread holds 16 to 32 registers of data: enough bytes in flight, no spills, and few threads to a reduction.
         block_rows = max(1, 1024 // block_cols)
         return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols * wide // 1024, 2 * tensors), 32))
-    # Each warp's lanes side by side take one 16-byte vector a piece. The last pieces of a row stay in registers, 64 of
-    # a thread's 128; the others are read twice, and what all multiprocessors are to read again should fit in the L2
-    # cache. A tile of them needs 16 or 32 registers: more spill where the columns are not aligned.
-    num_warps = 16
-    pieces = 2 if itemsize == 2 else 4
-    return Plan(True, pieces, num_warps * 32 * 16 // itemsize, num_warps, pieces * 4 // tensors)
+    # Each warp's lanes side by side take one 16-byte vector a piece. So many warps that few rows are read at a time:
+    # the second time they are in the L2 cache. Backward, of two tensors, the last tile stays in registers besides.
+    num_warps = 32 if itemsize == 4 else 16
+    pieces = 8 if tensors == 1 and itemsize != 2 else 4
+    return Plan(True, pieces, num_warps * 32 * 16 // itemsize, num_warps)
 
 
 @triton.jit
@@ -63,12 +60,6 @@ def exponential(x):
     if x.dtype == tl.float64:
         return tl.exp(x)
     return tl.exp2(x * 1.4426950408889634)
-
-
-@triton.jit
-def lane_columns(PIECES: tl.constexpr, LANES: tl.constexpr):
-    """The columns of a tile whose lanes side by side take one column each of a piece: ``[PIECES, LANES]``, 64 bits."""
-    return ((tl.arange(0, PIECES) * LANES)[:, None] + tl.arange(0, LANES)[None, :]).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
@@ -144,48 +135,35 @@ def softmax_forward_looped_kernel(
     x_column_stride,
     COMPUTE: tl.constexpr,
     PIECES: tl.constexpr,
-    KEPT: tl.constexpr,
     LANES: tl.constexpr,
 ):
     # One program owns one row, and each lane of a tile every LANES-th column of it.
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row_offsets(row, inner, x_outer_stride, x_inner_stride)
     output_ptr += row * cols
-    columns = lane_columns(PIECES, LANES)
-    kept_columns = lane_columns(KEPT, LANES)
-    # As KEPT is at least PIECES, these tiles lie within the row: they need no mask.
-    tiles = tl.cdiv(tl.maximum(cols - KEPT * LANES, 0), PIECES * LANES)
-    start = tl.cast(tiles, tl.int64) * (PIECES * LANES)
-    kept_mask = kept_columns < cols - start
+    columns = (tl.arange(0, PIECES) * LANES)[:, None] + tl.arange(0, LANES)[None, :]
+    tiles = tl.cdiv(cols, PIECES * LANES)
 
     largest = tl.full((LANES,), float("-inf"), COMPUTE)
     total = tl.zeros((LANES,), COMPUTE)
     for tile in range(tiles):
-        first = tl.cast(tile, tl.int64) * (PIECES * LANES)
-        x = tl.load(x_ptr + first * x_column_stride + columns * x_column_stride).to(COMPUTE)
+        at = tl.cast(tile, tl.int64) * (PIECES * LANES) + columns
+        x = tl.load(x_ptr + at * x_column_stride, mask=at < cols, other=float("-inf")).to(COMPUTE)
         new = tl.maximum(largest, tl.max(x, axis=0))
         # A lane that has met nothing but -inf has no terms yet; any finite number taken off makes them 0.
         reference = tl.where(new == float("-inf"), 0.0, new)
         total = total * exponential(largest - reference) + tl.sum(exponential(x - reference[None, :]), axis=0)
         largest = new
-
-    # What is read last stays in registers, which no tile needs by then.
-    kept_at = start * x_column_stride + kept_columns * x_column_stride
-    kept = tl.load(x_ptr + kept_at, mask=kept_mask, other=float("-inf")).to(COMPUTE)
-    row_largest = tl.max(tl.maximum(largest, tl.max(kept, axis=0)), axis=0)
+    row_largest = tl.max(largest, axis=0)
     reference = tl.where(row_largest == float("-inf"), 0.0, row_largest)
-    kept = exponential(kept - row_largest)
-    scale = 1.0 / tl.sum(total * exponential(largest - reference) + tl.sum(kept, axis=0), axis=0)
-    kept = (kept * scale).to(output_ptr.dtype.element_ty)
-    tl.store(output_ptr + start + kept_columns, kept, mask=kept_mask, cache_modifier=".cs")
+    scale = 1.0 / tl.sum(total * exponential(largest - reference), axis=0)
 
     # Backwards: what was read last is still in a cache.
     for tile in range(tiles):
-        first = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES)
-        x_at = first * x_column_stride + columns * x_column_stride
-        x = tl.load(x_ptr + x_at, eviction_policy="evict_first").to(COMPUTE)
+        at = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES) + columns
+        x = tl.load(x_ptr + at * x_column_stride, mask=at < cols, other=0.0, eviction_policy="evict_first").to(COMPUTE)
         output = (exponential(x - row_largest) * scale).to(output_ptr.dtype.element_ty)
-        tl.store(output_ptr + first + columns, output, cache_modifier=".cs")
+        tl.store(output_ptr + at, output, mask=at < cols, cache_modifier=".cs")
 
 
 @triton.jit
@@ -203,7 +181,6 @@ def softmax_backward_looped_kernel(
     output_column_stride,
     COMPUTE: tl.constexpr,
     PIECES: tl.constexpr,
-    KEPT: tl.constexpr,
     LANES: tl.constexpr,
 ):
     # One program owns one row, and each lane of a tile every LANES-th column of it.
@@ -211,12 +188,11 @@ def softmax_backward_looped_kernel(
     grad_output_ptr += row_offsets(row, inner, grad_output_outer_stride, grad_output_inner_stride)
     output_ptr += row_offsets(row, inner, output_outer_stride, output_inner_stride)
     grad_x_ptr += row * cols
-    columns = lane_columns(PIECES, LANES)
-    kept_columns = lane_columns(KEPT, LANES)
-    # As KEPT is at least PIECES, these tiles lie within the row: they need no mask.
-    tiles = tl.cdiv(tl.maximum(cols - KEPT * LANES, 0), PIECES * LANES)
+    columns = ((tl.arange(0, PIECES) * LANES)[:, None] + tl.arange(0, LANES)[None, :]).to(tl.int64)
+    # All tiles but the last are whole, and need no mask.
+    tiles = tl.cdiv(cols, PIECES * LANES) - 1
     start = tl.cast(tiles, tl.int64) * (PIECES * LANES)
-    kept_mask = kept_columns < cols - start
+    mask = columns < cols - start
 
     products = tl.zeros((LANES,), COMPUTE)
     for tile in range(tiles):
@@ -227,14 +203,14 @@ def softmax_backward_looped_kernel(
         output = tl.load(output_ptr + output_at).to(COMPUTE)
         products += tl.sum(grad * output, axis=0)
 
-    # What is read last stays in registers, which no tile needs by then.
-    kept_grad_at = start * grad_output_column_stride + kept_columns * grad_output_column_stride
-    kept_output_at = start * output_column_stride + kept_columns * output_column_stride
-    kept_grad = tl.load(grad_output_ptr + kept_grad_at, mask=kept_mask, other=0.0).to(COMPUTE)
-    kept_output = tl.load(output_ptr + kept_output_at, mask=kept_mask, other=0.0).to(COMPUTE)
-    product = tl.sum(products + tl.sum(kept_grad * kept_output, axis=0), axis=0)
-    kept = (kept_output * (kept_grad - product)).to(grad_x_ptr.dtype.element_ty)
-    tl.store(grad_x_ptr + start + kept_columns, kept, mask=kept_mask, cache_modifier=".cs")
+    # The last one stays in registers, which no other needs by then.
+    grad_at = start * grad_output_column_stride + columns * grad_output_column_stride
+    output_at = start * output_column_stride + columns * output_column_stride
+    grad = tl.load(grad_output_ptr + grad_at, mask=mask, other=0.0).to(COMPUTE)
+    output = tl.load(output_ptr + output_at, mask=mask, other=0.0).to(COMPUTE)
+    product = tl.sum(products + tl.sum(grad * output, axis=0), axis=0)
+    grad_x = (output * (grad - product)).to(grad_x_ptr.dtype.element_ty)
+    tl.store(grad_x_ptr + start + columns, grad_x, mask=mask, cache_modifier=".cs")
 
     # Backwards: what was read last is still in a cache.
     for tile in range(tiles):
@@ -264,7 +240,6 @@ def launch_forward(x: torch.Tensor, plan: Plan) -> torch.Tensor:
                 *rows[1:],
                 COMPUTE=compute,
                 PIECES=plan.block_rows,
-                KEPT=plan.kept,
                 LANES=plan.block_cols,
                 num_warps=plan.num_warps,
             )
@@ -304,7 +279,6 @@ def launch_backward(grad_output: torch.Tensor, output: torch.Tensor, plan: Plan)
                 *rows[1:],
                 COMPUTE=compute,
                 PIECES=plan.block_rows,
-                KEPT=plan.kept,
                 LANES=plan.block_cols,
                 num_warps=plan.num_warps,
             )

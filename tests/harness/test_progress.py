@@ -1,9 +1,17 @@
 """A long run says how long it will take."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from properties import progress
 from properties.progress import Progress, spelled
+
+ROOT = Path(__file__).parents[2]
 
 
 class Clock:
@@ -57,3 +65,22 @@ def test_short_runs_say_nothing() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 00 s"), (754, "12 min 34 s")])
 def test_times_are_spelled_in_minutes_and_seconds(seconds: float, text: str) -> None:
     assert spelled(seconds) == text
+
+
+def test_a_failure_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from properties.progress import ProgressReporter\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(ProgressReporter(config))\n"
+    )
+    (tmp_path / "test_two.py").write_text(
+        "import os\ndef test_wrong():\n    assert 1 == 2, 'no'\ndef test_last():\n    os._exit(3)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 3
+    assert re.search(r"^\[.*test_two\.py::test_wrong failed: AssertionError: no", done.stdout, re.MULTILINE), (
+        done.stdout
+    )
