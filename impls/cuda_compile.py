@@ -362,6 +362,9 @@ def _find(directory: pathlib.Path, name: str) -> CompiledKernels | None:
 
 def _compile(source: pathlib.Path, names: list[str], options: list[str], directory: pathlib.Path) -> CompiledKernels:
     nvrtc = _nvrtc()
+    if _nvrtc_version() >= (13, 0):
+        # On all cores, to the same code.
+        options = [*options, "--split-compile=0"]
     program = _checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), str(source).encode(), 0, None, None))
     try:
         for name in names:
