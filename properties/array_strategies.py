@@ -24,6 +24,12 @@ def sizes(limit: int) -> st.SearchStrategy[int]:
     return st.one_of(st.integers(0, min(limit, 8)), st.sampled_from(awkward))
 
 
+def random_size(rng: np.random.Generator, limit: int) -> int:
+    """A number of rows from 1 to `limit`: any, small ones, and those next to block sizes, equally often."""
+    awkward = [size for size in (*AWKWARD_SIZES, *AWKWARD_LARGE) if 1 <= size <= limit]
+    return int(rng.choice([rng.integers(1, limit + 1), rng.integers(1, min(limit, 8) + 1), rng.choice(awkward)]))
+
+
 @st.composite
 def leading_axes(draw: st.DrawFn, count: int) -> tuple[int, ...]:
     """None to three axes that hold `count` rows together."""

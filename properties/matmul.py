@@ -10,7 +10,15 @@ import torch
 from hypothesis import strategies as st
 
 from oracles import matmul as oracle
-from properties.array_strategies import FEW_ELEMENTS, cotangent, explicit_arrays, layouts_for, repeated, sizes, values
+from properties.array_strategies import (
+    FEW_ELEMENTS,
+    cotangent,
+    explicit_arrays,
+    layouts_for,
+    random_size,
+    repeated,
+    values,
+)
 from properties.case import Case
 from properties.dtypes import DType
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
@@ -25,31 +33,30 @@ SLOPES = (0.01, 0.25, 0.0, 1.5)
 MODEST = 70
 
 
-@st.composite
-def extents(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
+def random_extents(rng: np.random.Generator, elements: int) -> tuple[int, int, int]:
     """m, k and n, so that neither a, b nor the result has more than `elements` elements."""
     side = min(MODEST, int(elements**0.5))
-    long = draw(st.sampled_from(("none", "none", "none", "m", "k", "n")))
-    if long == "none":
+    longest = rng.choice(["none", "none", "none", "m", "k", "n"])
+    if longest == "none":
         # Now and then all multiples of 8, without which the copy engines of GPUs have no part in it.
-        unit = draw(st.sampled_from((1, 1, 8)))
-        m, k, n = (draw(sizes(side // unit)) * unit for _ in range(3))
-        return m, k, n
-    short = [draw(st.integers(0 if long == "k" else 1, 4)) for _ in range(2)]
-    length = draw(sizes(elements // max(*short, 1)))
-    others = iter(short)
-    m, k, n = (length if name == long else next(others) for name in "mkn")
-    return m, k, n
+        unit = rng.choice([1, 1, 8]) if side >= 8 else 1
+        m, k, n = (random_size(rng, side // unit) * unit for _ in range(3))
+    else:
+        short = rng.integers(1, 5, 3)
+        length = random_size(rng, elements // int(short.max()))
+        m, k, n = (length if name == longest else int(size) for name, size in zip("mkn", short))
+    if rng.random() < 0.1:
+        m, k, n = (0 if axis == rng.integers(3) else size for axis, size in enumerate((m, k, n)))
+    return int(m), int(k), int(n)
 
 
 @st.composite
-def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int]) -> np.ndarray:
+def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int], seed: int) -> np.ndarray:
     """A matrix; now and then with one number in it that is not finite."""
     if shape[0] * shape[1] <= FEW_ELEMENTS and draw(st.booleans()):
         matrix = draw(explicit_arrays(dtype, shape))
     else:
-        rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-        matrix = values(rng, shape, dtype, draw(st.sampled_from(KINDS)))
+        matrix = values(np.random.default_rng(seed), shape, dtype, draw(st.sampled_from(KINDS)))
     # One only, as a row or a column of the result is lost to each.
     if matrix.size and draw(st.integers(0, 7)) == 7:
         matrix.flat[draw(st.integers(0, matrix.size - 1))] = draw(st.sampled_from((np.nan, np.inf, -np.inf, -0.0)))
@@ -59,9 +66,14 @@ def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int]) -> np.ndarra
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     """Two matrices of any shapes that fit."""
-    m, k, n = draw(extents(elements))
-    a, b = draw(matrices(dtype, (m, k))), draw(matrices(dtype, (k, n)))
-    grad_output = cotangent(np.random.default_rng(draw(st.integers(0, 2**32 - 1))), (m, n), dtype)
+    seeds = [draw(st.integers(0, 2**32 - 1)) for _ in range(3)]
+    if elements > FEW_ELEMENTS:
+        # By all seeds: Hypothesis likes to change one part of a case, and would keep the extents.
+        m, k, n = random_extents(np.random.default_rng(seeds), elements)
+    else:
+        m, k, n = (draw(st.integers(0, int(elements**0.5))) for _ in range(3))
+    a, b = draw(matrices(dtype, (m, k), seeds[0])), draw(matrices(dtype, (k, n), seeds[1]))
+    grad_output = cotangent(np.random.default_rng(seeds[2]), (m, n), dtype)
     layouts = draw(layouts_for("a", "b", "grad_output"))
     if layouts["a"] == "expanded":
         a = repeated(a)

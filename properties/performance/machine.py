@@ -1,22 +1,15 @@
 """The machine: what it is, for the record, and what state a GPU is in while it is timed."""
 
+import functools
 import importlib.metadata
 import platform
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pynvml
 import torch
 
-QUERY = {
-    "clocks.sm": "sm_mhz",
-    "clocks.mem": "memory_mhz",
-    "power.draw": "watts",
-    "temperature.gpu": "celsius",
-    "clocks_throttle_reasons.active": "throttle_reasons",
-}
-# Bits of NVML's throttle reasons.
+# Bits of NVML's reasons for a clock.
 REASONS = {
     0x1: "idle",
     0x2: "application clocks",
@@ -73,31 +66,40 @@ def incomparable(now: Mapping[str, str], then: Mapping[str, str]) -> str | None:
     return "the baseline is of another machine: " + "; ".join(other) if other else None
 
 
+@functools.cache
+def _nvml() -> Any:
+    pynvml.nvmlInit()
+    return pynvml
+
+
 def gpu_state(device: str) -> dict[str, Any] | None:
-    """Clocks, power, temperature and throttle reasons of torch's current GPU; None without one."""
+    """Clocks, power, temperature and reasons for the clocks of torch's current GPU; None without one."""
     if device != "cuda":
         return None
-    # By its number for the driver, which CUDA_VISIBLE_DEVICES may have changed for torch.
-    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", f"--id={uuid}"]
+    # Not by its number, which CUDA_VISIBLE_DEVICES may have changed for torch.
+    return state_of(f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}")
+
+
+def state_of(uuid: str) -> dict[str, Any]:
+    """The same of the GPU with a UUID; what its driver does not tell is missing, and why is told."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        nvml = _nvml()
+        gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError as error:
         return {"unknown": str(error)}
-    return parse_state(done.stdout) if done.returncode == 0 else {"unknown": (done.stderr or done.stdout).strip()}
-
-
-def parse_state(line: str) -> dict[str, Any]:
-    """One line of nvidia-smi, in the order of `QUERY`."""
+    questions: dict[str, Callable[[], Any]] = {
+        "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+        "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+        "watts": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+        "celsius": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": lambda: _reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)),
+    }
     state: dict[str, Any] = {}
-    for name, text in zip(QUERY.values(), (part.strip() for part in line.strip().split(","))):
-        if name == "throttle_reasons":
-            state[name] = _reasons(text)
-        else:
-            try:
-                state[name] = float(text)
-            except ValueError:
-                state[name] = text  # "[N/A]"
+    for name, ask in questions.items():
+        try:
+            state[name] = ask()
+        except pynvml.NVMLError as error:
+            state["unknown"] = f"{name}: {error}"
     return state
 
 
@@ -107,18 +109,12 @@ def throttled(states: Sequence[Mapping[str, Any] | None]) -> list[str]:
     return [reason for reason in dict.fromkeys(reasons) if reason not in ("idle", "application clocks")]
 
 
-def _reasons(text: str) -> list[str]:
-    try:
-        bits = int(text, 16)
-    except ValueError:
-        return [text]
+def _reasons(bits: int) -> list[str]:
     return [name for bit, name in REASONS.items() if bits & bit]
 
 
 def _driver_version() -> str:
     try:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.split("\n")[0].strip()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        print(f"nvidia-smi: {error}", file=sys.stderr)
-        return "unknown"
+        return str(_nvml().nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return f"unknown: {error}"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -280,13 +281,33 @@ def test_every_operation_declares_workloads_for_either_device() -> None:
             assert forward.bytes > 0
 
 
-def test_state_of_a_gpu_is_read_from_nvidia_smi() -> None:
-    state = machine.parse_state("1980, 3201, 412.55, 47, 0x0000000000000044\n")
-    assert state["sm_mhz"] == 1980
-    assert state["watts"] == 412.55
+def test_state_of_a_gpu_says_what_its_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_supported(gpu: str, kind: int) -> int:
+        raise machine.pynvml.NVMLError(machine.pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    nvml = SimpleNamespace(
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetClockInfo=lambda gpu, kind: {1: 1980, 2: 3201}[kind],
+        nvmlDeviceGetPowerUsage=lambda gpu: 412_550,
+        nvmlDeviceGetTemperature=not_supported,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: 0x44,
+    )
+    assert set(vars(nvml)) <= set(dir(machine.pynvml))
+    monkeypatch.setattr(machine, "_nvml", lambda: nvml)
+    state = machine.state_of("GPU-1")
+    assert (state["sm_mhz"], state["memory_mhz"], state["watts"]) == (1980, 3201, 412.55)
+    assert "celsius" not in state
+    assert state["unknown"] == "celsius: Not Supported"
     assert machine.throttled([None, state]) == ["software power cap", "hardware thermal slowdown"]
-    assert machine.parse_state("[N/A], 3201, 70.1, 33, 0x0000000000000001")["sm_mhz"] == "[N/A]"
-    assert machine.throttled([machine.parse_state("1, 2, 3, 4, 0x1")]) == []
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda gpu: 0x1
+    assert machine.throttled([machine.state_of("GPU-1")]) == []
+
+
+def test_state_of_a_gpu_is_unknown_without_its_driver() -> None:
+    assert "unknown" in machine.state_of("GPU-that is not there")
 
 
 def test_times_of_another_gpu_are_refused() -> None:
