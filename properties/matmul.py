@@ -45,8 +45,6 @@ def random_extents(rng: np.random.Generator, elements: int) -> tuple[int, int, i
         short = rng.integers(1, 5, 3)
         length = random_size(rng, elements // int(short.max()))
         m, k, n = (length if name == longest else int(size) for name, size in zip("mkn", short))
-    if rng.random() < 0.1:
-        m, k, n = (0 if axis == rng.integers(3) else size for axis, size in enumerate((m, k, n)))
     return int(m), int(k), int(n)
 
 
