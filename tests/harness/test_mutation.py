@@ -375,3 +375,12 @@ def test_command_reports_every_mutant_and_fails_where_one_survives_that_is_not_l
     assert outcomes["status"] == bool(survivors)
     assert "8 mutants in" in outcomes["printed"]
     assert outcomes["printed"].count("survived: ") == len(survivors)
+
+
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+def test_the_kernels_of_an_operation_pass_every_check_as_they_are(backend: str, tmp_path: pathlib.Path) -> None:
+    chosen = ["--op", "vector_add", "--backend", backend, "--dtype", "float64", "--examples", "2", "--sample", "1"]
+    command = [sys.executable, "-m", "properties.mutation", *chosen, "--report", str(tmp_path / "report.json")]
+    done = subprocess.run(command, cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True)
+    assert "as they are the kernels pass" in done.stdout, done.stdout + done.stderr
+    assert len(json.loads((tmp_path / "report.json").read_text())["outcomes"]) == 1
