@@ -154,6 +154,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "many_rows_of_whole_vectors": rows(300, 16),
     # Neither fit a warp's or a block's registers; the longer fits no shared memory either.
     "row_longer_than_registers": rows(3, 10240),
+    "rows_longer_than_registers_along_two_axes": rows(
+        2, 2, 8200, x="transposed", grad_output="transposed", weight="sliced_columns", bias="sliced_columns"
+    ),
     "rows_longer_than_shared_memory": rows(2, 2, 33000, x="transposed", grad_output="transposed"),
     "rows_with_gaps": rows(5, 64, x="sliced_rows", grad_output="sliced_rows"),
     "columns_with_gaps": rows(5, 33, x="sliced_columns", grad_output="sliced_columns"),
@@ -369,6 +372,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         "small": whole(rows(128, 256)),
         "large": tiled(rows(256, 4096), 128, "x"),
         "short_rows": tiled(rows(256, 1024), 128, "x"),
+        "long_rows": tiled(rows(16, 16384), 1024, "x"),
         "ragged": tiled(rows(33, 1001), 256, "x"),
     },
 }
