@@ -30,9 +30,9 @@ def random_size(rng: np.random.Generator, limit: int) -> int:
     return int(rng.choice([rng.integers(1, limit + 1), rng.integers(1, min(limit, 8) + 1), rng.choice(awkward)]))
 
 
-def sizes(limit: int) -> st.SearchStrategy[int]:
-    """The same from a seed, which Hypothesis repeats less; few drawn as they are, so that they shrink."""
-    if limit <= FEW_ELEMENTS:
+def sizes(limit: int, elements: int | None = None) -> st.SearchStrategy[int]:
+    """The same from a seed, which Hypothesis repeats less; of few elements in all as it is, so that it shrinks."""
+    if (limit if elements is None else elements) <= FEW_ELEMENTS:
         return st.integers(0, limit * STEPS).map(lambda step: -(-step // STEPS))
     return SEEDS.map(lambda seed: random_size(np.random.default_rng(seed), limit))
 
@@ -54,10 +54,10 @@ def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
     """A shape of up to `elements` elements with a last axis: few long rows, or many short ones."""
     if draw(st.booleans()):
         cols = draw(sizes(elements))
-        rows = draw(sizes(elements // max(cols, 1)))
+        rows = draw(sizes(elements // max(cols, 1), elements))
     else:
-        rows = draw(sizes(elements // 4))
-        cols = draw(sizes(elements // max(rows, 1)))
+        rows = draw(sizes(elements // 4, elements))
+        cols = draw(sizes(elements // max(rows, 1), elements))
     return (*draw(leading_axes(rows)), cols)
 
 

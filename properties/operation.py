@@ -117,6 +117,11 @@ class Operation:
     workloads: Mapping[str, Mapping[str, Make]]
     source: str
 
+    def largest_example(self, dtype: DType) -> str:
+        """The name of the example with the most elements, for which there may be kernels of its own."""
+        made = {name: make(dtype) for name, make in self.examples.items()}
+        return max(made, key=lambda name: sum(array.size for array in made[name].inputs.values()))
+
 
 def operations() -> dict[str, Operation]:
     """Every module of `properties` that defines an ``operation``, by name."""

@@ -1,7 +1,7 @@
 """What the checks take: a subject, and a search for the cases on which it is wrong."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -140,16 +140,17 @@ class Search:
         few: bool = False,
         special: bool = True,
         named: bool = True,
+        also: Iterable[str] = (),
     ) -> None:
         """The named examples of the subject's operation, then generated cases, some of which get special values.
 
-        Few are an eighth as many, none large and none of them named: for what a call does always or never, whatever it
-        is given, by checks that call often.
+        Few are an eighth as many, none large and none of them named but `also`: for what a call does always or never,
+        whatever it is given, by checks that call often.
         """
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
-        if named and not self.blob and not few:
-            for name, make in subject.operation.examples.items():
-                case = make(subject.dtype)
+        if not self.blob:
+            for name in subject.operation.examples if named and not few else also:
+                case = subject.operation.examples[name](subject.dtype)
                 self.note(case)
                 try:
                     body(case)

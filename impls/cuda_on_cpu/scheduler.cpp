@@ -276,6 +276,8 @@ void fiber_main() {
 // ---- a kernel that never ends would hang the process, deaf even to pytest's time limit: a timer stops it
 
 constexpr int TIMER_SIGNAL_FROM_LAST = 3;
+// Where the function that the time limit struck returns to, if it has not made a frame yet.
+const char* returns_to = nullptr;
 
 void out_of_time(int signal_number, siginfo_t*, void* context) {
     if (!in_kernel) return;
@@ -286,8 +288,10 @@ void out_of_time(int signal_number, siginfo_t*, void* context) {
     auto* machine = &static_cast<ucontext_t*>(context)->uc_mcontext;
 #if defined(__x86_64__)
     auto pc = reinterpret_cast<const void*>(machine->gregs[REG_RIP]);
+    returns_to = *reinterpret_cast<const char* const*>(machine->gregs[REG_RSP]);
 #else
     auto pc = reinterpret_cast<const void*>(machine->pc);
+    returns_to = reinterpret_cast<const char*>(machine->regs[30]);
 #endif
     fail(DEADLOCK, {nullptr, 0}, pc, "the launch has not ended within its time limit; this thread is still running");
 }
@@ -357,8 +361,9 @@ void trace(const void* pc) {
         if (frame->caller <= frame) break;
         frame = frame->caller;
     }
-    // The time limit may strike in a hook that has not made a frame of its own yet.
-    if (n < most && now.last_access) fault.pcs[n] = size_t(static_cast<const char*>(now.last_access) - &__ehdr_start);
+    // The time limit may strike in a hook that has not made a frame of its own yet, or where an atomic operation begins.
+    if (n < most && now.last_access) fault.pcs[n++] = size_t(static_cast<const char*>(now.last_access) - &__ehdr_start);
+    if (n < most && returns_to > &__ehdr_start) fault.pcs[n] = size_t(returns_to - &__ehdr_start);
 }
 
 }  // namespace
@@ -473,7 +478,7 @@ FOURFOLD_EXPORT const Fault* fourfold_launch(int kernel, long long* words, const
     }
 
     now.checking = views != nullptr;
-    now.last_access = nullptr;
+    now.last_access = returns_to = nullptr;
     if (now.checking) checker_begin_launch(views, size_t(words[6]));
     {
         TimeLimit limit(seconds);

@@ -62,6 +62,7 @@ class Given(Search):
         few: bool = False,
         special: bool = True,
         named: bool = True,
+        also: Iterable[str] = (),
     ) -> None:
         """Those that are wanted."""
         for name, case in self.given.items():
@@ -208,7 +209,10 @@ class Trials:
         yield from each("memory", checks.memory_is_respected, first)
         yield from each("forward", checks.forward_agrees, others)
         yield from each("backward", checks.backward_agrees, others)
-        yield Step("offsets", checks.offsets_may_pass_32_bits, "float16", _drawn(small(DTYPES["float16"], 512), 8))
+        half = DTYPES["float16"]
+        largest = self.operation.largest_example(half)
+        apart = {largest: self.operation.examples[largest](half), **_drawn(small(half, 512), 8)}
+        yield Step("offsets", checks.offsets_may_pass_32_bits, "float16", apart)
         yield from each("single gradients", checks.single_gradients_agree, first)
         yield from each("repeats", checks.repeats_bit_for_bit, first)
         for dtype in self.dtypes:
