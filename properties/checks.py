@@ -344,7 +344,7 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
                 agreements.append(compare_result(subject, result, expected[name], what, tensors))
         search.saw(*agreements)
 
-    search.cases(subject, "offsets", body, few=True, also=[subject.operation.largest_example(subject.dtype)])
+    search.cases(subject, "offsets", body, few=True, also=subject.operation.largest_example(subject.dtype))
 
 
 def nothing_is_left_to_torch(subject: Subject, search: Search) -> None:

@@ -117,10 +117,11 @@ class Operation:
     workloads: Mapping[str, Mapping[str, Make]]
     source: str
 
-    def largest_example(self, dtype: DType) -> str:
-        """The name of the example with the most elements, for which there may be kernels of its own."""
+    def largest_example(self, dtype: DType) -> dict[str, Case]:
+        """The example with the most elements, for which there may be kernels of its own, by its name."""
         made = {name: make(dtype) for name, make in self.examples.items()}
-        return max(made, key=lambda name: sum(array.size for array in made[name].inputs.values()))
+        by_size = sorted(made.items(), key=lambda named: sum(array.size for array in named[1].inputs.values()))
+        return dict(by_size[-1:])
 
 
 def operations() -> dict[str, Operation]:

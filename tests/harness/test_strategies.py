@@ -397,7 +397,7 @@ def test_special_values_include_a_square_that_overflows_and_numbers_below_the_no
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_special_values_reach_searches_of_the_usual_length(name: str) -> None:
     plain = OPERATIONS[name].cases(FLOAT32, 1024)
-    cases = collect(cases_with_special_values(FLOAT32, plain), 200)
+    cases = collect(cases_with_special_values(FLOAT32, plain), 500)
     inputs = [np.concatenate([b.ravel() for b in boxes_of(case)]) for case in cases]
     # Of a check's 25 cases a few; and an implementation has some twenty checks over all dtypes.
     assert often([not np.isfinite(b).all() for b in inputs], 2 / 25)
