@@ -347,7 +347,7 @@ def same(a: np.ndarray, b: float) -> np.ndarray:
 def special_cases() -> list[Case]:
     # As many as one implementation sees in a run over its checks and dtypes; each of another case.
     plain = st.integers(1, 2**16).map(lambda n: replace(PLAIN, grad_output=np.full(7, n + 1, np.float32)))
-    return collect(cases_with_special_values(FLOAT32, plain), 1600)
+    return collect(cases_with_special_values(FLOAT32, plain), 5000)
 
 
 @pytest.mark.parametrize("name", ["x", "w"])
