@@ -20,6 +20,8 @@ COLUMN_BLOCK = 8192 if INTERPRETED else 256
 # Of the second stage: columns of a program, and partial sums that it adds at once.
 SUMMED_COLS = 8192 if INTERPRETED else 32
 SUMMED_PARTIALS = 64
+# Longest row, in the type that is computed in, the sums of whose columns a program can hold.
+KEPT_BYTES = 65536
 # What comes from memory to the L2 cache at once.
 LINE_BYTES = 128
 
@@ -65,7 +67,7 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
     # more than to read twice: elements of a warp, and warps that then have registers on a multiprocessor.
     per_warp, warps = {2: (512, 16), 4: (1024, 8), 8: (256, 8)}[dtype.itemsize]
     block_cols = triton.next_power_of_2(cols)
-    if block_cols > 65536 // max(dtype.itemsize, 4):
+    if block_cols * max(dtype.itemsize, 4) > KEPT_BYTES:
         return Plan(True, 8, COLUMN_BLOCK * 4 // max(dtype.itemsize, 4), 4, 8)
     if block_cols > per_warp * warps:
         # The sums take half of a multiprocessor's registers. Of a piece a thread has one 16-byte vector, of half types

@@ -173,8 +173,8 @@ template <bool SPLIT> struct Share {
 
     __device__ Share(long long threads) : size(int(threads)) {
         if constexpr (SPLIT) {
-            cluster_arrive();
             blocks = size / blockDim.x;
+            if (blocks > 1) cluster_arrive();
             block = blockIdx.x % blocks;
             thread = block * blockDim.x + threadIdx.x;
             row = blockIdx.x / blocks;
