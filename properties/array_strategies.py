@@ -20,6 +20,7 @@ FEW_ELEMENTS = 12
 NONE = 1 / 32
 STEPS = 16
 SEEDS = st.integers(0, 2**32 - 1)
+GENERATORS = SEEDS.map(np.random.default_rng)
 
 
 def random_size(rng: np.random.Generator, limit: int) -> int:
@@ -34,7 +35,7 @@ def sizes(limit: int, elements: int | None = None) -> st.SearchStrategy[int]:
     """The same from a seed, which Hypothesis repeats less; of few elements in all as it is, so that it shrinks."""
     if (limit if elements is None else elements) <= FEW_ELEMENTS:
         return st.integers(0, limit * STEPS).map(lambda step: -(-step // STEPS))
-    return SEEDS.map(lambda seed: random_size(np.random.default_rng(seed), limit))
+    return GENERATORS.map(lambda rng: random_size(rng, limit))
 
 
 @st.composite
@@ -89,7 +90,7 @@ def with_special_values(rng: np.random.Generator, array: np.ndarray, share: floa
 @st.composite
 def bulk_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS) -> np.ndarray:
     """An array from a seed, now and then with special values."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     array = values(rng, shape, dtype, draw(st.sampled_from(kinds)))
     if draw(st.integers(0, 7)) == 7:
         array = with_special_values(rng, array)

@@ -24,6 +24,9 @@ from properties.search import (
     named_results,
 )
 
+# Of a result, for which a batch is tried in parts, too, among the named examples.
+NAMED_ELEMENTS = 512
+
 
 def _samples(operation: Operation, case: Case) -> int:
     """How many samples a case has side by side; 1 where its first axis is no batch."""
@@ -81,7 +84,11 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
                     agreements.append(Agreement(0.0, among.numel(), 0))
         search.saw(*agreements)
 
-    search.cases(subject, "batch", body, few=True)
+    made = {name: make(subject.dtype) for name, make in operation.examples.items()}
+    batches = {name: case for name, case in made.items() if _samples(operation, case) > 1}
+    small = {name: case for name, case in batches.items() if 0 < case.grad_output.size <= NAMED_ELEMENTS}
+    # Of generated cases few have samples that are far apart, as those of some bugs are.
+    search.cases(subject, "batch", body, few=True, also=small)
 
 
 def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, results: int = 0) -> None:

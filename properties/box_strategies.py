@@ -5,7 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from properties.array_strategies import AWKWARD_LARGE, AWKWARD_SIZES, cotangent, layouts_for, sizes, with_special_values
+from properties.array_strategies import (
+    AWKWARD_LARGE,
+    AWKWARD_SIZES,
+    GENERATORS,
+    cotangent,
+    layouts_for,
+    sizes,
+    with_special_values,
+)
 from properties.dtypes import DType
 
 __all__ = [
@@ -122,7 +130,7 @@ def bulk_pairs(draw: st.DrawFn, dtype: DType, count: int) -> tuple[np.ndarray, n
     origin = draw(st.sampled_from((0.0, -6.0)))
     # First, because a counterexample shrinks to what is first.
     whole = draw(st.sampled_from((True, False, False, False)))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     boxes1, boxes2 = box_pairs(rng, count, kinds, dtype, origin)
     return (np.rint(boxes1), np.rint(boxes2)) if whole else (boxes1, boxes2)
 
@@ -167,7 +175,7 @@ def batches(draw: st.DrawFn, rows: int) -> tuple[int, int]:
 def box_counts(draw: st.DrawFn, batch: int, max_boxes: int) -> np.ndarray:
     """How many boxes each of `batch` images has: as in a face-detection set, or as no set would have it."""
     kind = draw(st.sampled_from(("full", "uniform", "few", "one_full", "full", "uniform", "few", "single", "none")))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     counts = np.zeros(batch, dtype=np.int64)
     if kind == "few":  # floor(|N(0, 3)|): most images hold fewer than five
         counts = np.floor(np.abs(rng.normal(0, 3, batch))).astype(np.int64)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from oracles import giou as oracle
+from properties.array_strategies import GENERATORS
 from properties.box_strategies import (
     PAIRS,
     box_pairs,
@@ -32,7 +33,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     """Pairs of boxes under none to three leading axes."""
     count = draw(sizes(elements // 4))
     boxes1, boxes2 = draw(pairs(dtype, count))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     if draw(st.integers(0, 4)) == 4:
         share = draw(st.sampled_from((0.2, 0.05)))
         boxes1, boxes2 = with_special_values(rng, boxes1, share), with_special_values(rng, boxes2, share)
@@ -60,7 +61,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     """One to three pairs of boxes without ties."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     boxes1, boxes2 = pairs_without_ties(rng, draw(st.integers(1, 3)), dtype)
     return Case({"boxes1": boxes1, "boxes2": boxes2}, cotangent(rng, boxes1.shape[:-1], dtype), {"eps": 1e-5})
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from oracles import giou_loss as oracle
+from properties.array_strategies import GENERATORS
 from properties.box_strategies import (
     PAIRS,
     batches,
@@ -39,7 +40,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     batch, max_boxes = draw(batches(elements // 4))
     flat_pred, flat_target = draw(pairs(dtype, batch * max_boxes))
     pred, target = flat_pred.reshape(batch, max_boxes, 4), flat_target.reshape(batch, max_boxes, 4)
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     if draw(st.booleans()):
         pred, target = padded(pred, target, draw(box_counts(batch, max_boxes)))
     else:
@@ -67,7 +68,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     """A batch of two, three rows each, some of them padding, without ties."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     pred, target = (boxes.reshape(2, 3, 4) for boxes in pairs_without_ties(rng, 6, dtype))
     padding = np.arange(3) >= rng.integers(0, 4, 2)[:, None]
     target[padding] = -1  # not 0, at which a row becomes valid

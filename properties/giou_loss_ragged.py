@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from oracles import giou_loss_ragged as oracle
+from properties.array_strategies import GENERATORS
 from properties.box_strategies import (
     PAIRS,
     batches,
@@ -42,7 +43,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     batch, max_boxes = draw(batches(elements // 4))
     flat_pred, flat_target = draw(pairs(dtype, batch * max_boxes))
     pred, target = flat_pred.reshape(batch, max_boxes, 4), flat_target.reshape(batch, max_boxes, 4)
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     special = draw(st.sampled_from((*["none"] * 5, "past_the_boxes", "anywhere", "anywhere")))
     if special == "anywhere":
         share = draw(st.sampled_from((0.2, 0.05)))
@@ -62,7 +63,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     """A batch of two, up to three boxes each, without ties."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     pred, target = (boxes.reshape(2, 3, 4) for boxes in pairs_without_ties(rng, 6, dtype))
     return Case(ragged(pred, target, rng.integers(0, 4, 2)), cotangent(rng, (), dtype), {"eps": 1e-5})
 

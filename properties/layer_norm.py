@@ -8,7 +8,16 @@ import torch
 from hypothesis import strategies as st
 
 from oracles import layer_norm as oracle
-from properties.array_strategies import KINDS, arrays, cotangent, layouts_for, repeated, rows_and_cols, values
+from properties.array_strategies import (
+    GENERATORS,
+    KINDS,
+    arrays,
+    cotangent,
+    layouts_for,
+    repeated,
+    rows_and_cols,
+    values,
+)
 from properties.case import Case
 from properties.dtypes import DType
 from properties.giou import exactly, only
@@ -48,7 +57,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     shape = draw(rows_and_cols(elements))
     cols = shape[-1:]
     x = draw(arrays(dtype, shape, ROW_KINDS))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     weight, bias = (values(rng, cols, dtype, draw(st.sampled_from(PARAMETER_KINDS))) for _ in range(2))
     if draw(st.integers(0, 7)) == 7:
         bias = np.where(rng.random(cols) < 0.2, rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0]), cols), bias)
@@ -71,7 +80,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     """One to three rows of two to five columns, no row nearly constant."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     shape = (draw(st.integers(1, 3)), draw(st.integers(2, 5)))
     x = rng.permuted(np.tile(np.arange(shape[1]), (shape[0], 1)), axis=-1) + rng.uniform(0, 0.5, shape)
     inputs = {"x": x.astype(dtype.numpy)}

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from oracles import matmul as oracle
 from properties.array_strategies import (
     FEW_ELEMENTS,
+    GENERATORS,
+    SEEDS,
     cotangent,
     explicit_arrays,
     layouts_for,
@@ -64,7 +66,7 @@ def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int], seed: int) -
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     """Two matrices of any shapes that fit."""
-    seeds = [draw(st.integers(0, 2**32 - 1)) for _ in range(3)]
+    seeds = [draw(SEEDS) for _ in range(3)]
     if elements > FEW_ELEMENTS:
         # By all seeds: Hypothesis likes to change one part of a case, and would keep the extents.
         m, k, n = random_extents(np.random.default_rng(seeds), elements)
@@ -87,7 +89,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     """Up to 3 of each extent, and no product near 0, where activations have their edge."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     m, k, n = (draw(st.integers(1, 3)) for _ in range(3))
     a, b = rng.normal(0, 1, (m, k)), rng.normal(0, 1, (k, n))
     while abs(a @ b).min() < 0.125:

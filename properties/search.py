@@ -1,9 +1,11 @@
 """What the checks take: a subject, and a search for the cases on which it is wrong."""
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import hypothesis
 import torch
@@ -137,10 +139,11 @@ class Search:
         subject: Subject,
         check: str,
         body: Callable[[Case], None],
+        *,
         few: bool = False,
         special: bool = True,
         named: bool = True,
-        also: Iterable[str] = (),
+        also: Mapping[str, Case] = MappingProxyType({}),
     ) -> None:
         """The named examples of the subject's operation, then generated cases, some of which get special values.
 
@@ -149,8 +152,9 @@ class Search:
         """
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
         if not self.blob:
-            for name in subject.operation.examples if named and not few else also:
-                case = subject.operation.examples[name](subject.dtype)
+            makers = subject.operation.examples if named and not few else {}
+            made = ((name, make(subject.dtype)) for name, make in makers.items())
+            for name, case in itertools.chain(made, also.items()):
                 self.note(case)
                 try:
                     body(case)

@@ -8,7 +8,16 @@ import torch
 from hypothesis import strategies as st
 
 from oracles import vector_add as oracle
-from properties.array_strategies import arrays, cotangent, layouts_for, leading_axes, repeated, sizes, values
+from properties.array_strategies import (
+    GENERATORS,
+    arrays,
+    cotangent,
+    layouts_for,
+    leading_axes,
+    repeated,
+    sizes,
+    values,
+)
 from properties.case import Case
 from properties.dtypes import DType
 from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
@@ -21,7 +30,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     """Two arrays of none to three axes."""
     shape = draw(leading_axes(draw(sizes(elements))))
     x, y = draw(arrays(dtype, shape)), draw(arrays(dtype, shape))
-    grad_output = cotangent(np.random.default_rng(draw(st.integers(0, 2**32 - 1))), shape, dtype)
+    grad_output = cotangent(draw(GENERATORS), shape, dtype)
     layouts = draw(layouts_for("x", "y", "grad_output"))
     if layouts["x"] == "expanded":
         x = repeated(x)
@@ -35,7 +44,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     """One to six elements."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng = draw(GENERATORS)
     shape = (draw(st.integers(1, 6)),)
     x, y = values(rng, shape, dtype, "normal"), values(rng, shape, dtype, "normal")
     return Case({"x": x, "y": y}, cotangent(rng, shape, dtype))

@@ -59,12 +59,9 @@ class Given(Search):
         subject: Subject,
         check: str,
         body: Callable[[Case], None],
-        few: bool = False,
-        special: bool = True,
-        named: bool = True,
-        also: Iterable[str] = (),
+        **options: Any,
     ) -> None:
-        """Those that are wanted."""
+        """Those that are wanted, whichever it were to choose."""
         for name, case in self.given.items():
             if self.wanted(name):
                 with _of_case(name), contextlib.suppress(hypothesis.errors.UnsatisfiedAssumption):
@@ -559,9 +556,9 @@ def _each(
     subject: Subject,
     check: str,
     body: Callable[[Case], None],
-    **options: bool,
+    **options: Any,
 ) -> None:
-    """In place of `Search.cases`: these, whichever it were to choose."""
+    """In place of `Search.cases`: these."""
     for name, case in cases.items():
         with contextlib.suppress(hypothesis.errors.UnsatisfiedAssumption):
             run(name, body, case)

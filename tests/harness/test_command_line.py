@@ -83,7 +83,7 @@ def test_module_is_a_candidate(name: str) -> None:
     assert torch.equal(candidate(x=x), torch.softmax(x, -1))
 
 
-@pytest.mark.parametrize("name", ["Sum", "without_gradients"])
+@pytest.mark.parametrize("name", ["Sum", "sum_of_two", "without_gradients"])
 def test_candidate_is_called_in_the_order_of_the_arguments_where_it_has_other_names_for_them(name: str) -> None:
     x, y = torch.randn(2, 7)
     candidate = Candidate("vector_add", str(CANDIDATES / "well.py"), name).load()

@@ -208,8 +208,6 @@ def _faults() -> list[Fault]:
         checks.the_batch_does_not_matter,
         r"output of samples \d+ to \d+ among all \d+\[",
         right_on="two_columns",
-        # It takes rows of far different sizes; and of the usual search this check has but three cases.
-        search=200,
     )
     add(
         "summed_in_pieces_by_the_batch",
