@@ -52,11 +52,9 @@ def unsupported(operation: str, backend: str, dtype: str, device: str) -> str | 
     if backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return "Triton runs on the CPU by its interpreter only: set TRITON_INTERPRET=1 before it is imported"
     try:
-        module = importlib.import_module(f"impls.{operation}.{MODULES[backend]}")
+        return _answer("unsupported", operation, backend, dtype, device)
     except ModuleNotFoundError as error:
         return f"not implemented: {error}"
-    answer = getattr(module, "unsupported", None)
-    return answer(dtype, device) if answer else None
 
 
 def depends_on_batch(operation: str, backend: str, dtype: str, device: str) -> str | None:
@@ -67,6 +65,19 @@ def depends_on_batch(operation: str, backend: str, dtype: str, device: str) -> s
     """
     if backend == "torch":
         return "torch's loops over vectors compute their tails by other instructions"
+    return _answer("depends_on_batch", operation, backend, dtype, device)
+
+
+def offsets_in_32_bits(operation: str, backend: str, dtype: str, device: str) -> str | None:
+    """Why offsets of 2^31 and more are too large, or None where they are not.
+
+    In the way of ``unsupported``: where a module does not say so by a function ``offsets_in_32_bits(dtype, device)``
+    it claims that they are not.
+    """
+    return _answer("offsets_in_32_bits", operation, backend, dtype, device)
+
+
+def _answer(question: str, operation: str, backend: str, dtype: str, device: str) -> str | None:
     module = importlib.import_module(f"impls.{operation}.{MODULES[backend]}")
-    answer = getattr(module, "depends_on_batch", None)
+    answer = getattr(module, question, None)
     return answer(dtype, device) if answer else None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from properties.dispatch import UNWRITTEN, WRITTEN, InsideOperators
-from properties.dtypes import bits
+from properties.dtypes import differing
 
 # More than a block of any kernel writes at once, and a multiple of every alignment that an allocator gives.
 REDZONE_BYTES = 1 << 14
@@ -34,18 +34,17 @@ class _Held:
     buffer: torch.Tensor
     given: torch.Tensor | None  # a copy of the buffer of an input, all of which must stay as it was
 
-    def trespasses(self, poison: float) -> Iterator[str]:
+    def places(self, poison: float) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """What must not have changed: where it is, what it is now and what it was."""
         zone = REDZONE_BYTES // self.buffer.element_size()
         if self.given is None:
             untouched = torch.full_like(self.buffer[:zone], poison_of(poison, self.buffer.dtype))
-            parts = {"before": (self.buffer[:zone], untouched), "past the end of": (self.buffer[-zone:], untouched)}
+            yield f"before {self.name}", self.buffer[:zone], untouched
+            yield f"past the end of {self.name}", self.buffer[-zone:], untouched
         else:
             places = {"before": slice(zone), "past the end of": slice(-zone, None), "inside": slice(zone, -zone)}
-            parts = {where: (self.buffer[place], self.given[place]) for where, place in places.items()}
-        for where, (now, before) in parts.items():
-            changed = int(torch.count_nonzero(bits(now) != bits(before)))
-            if changed:
-                yield f"wrote {changed} elements {where} {self.name}"
+            for where, place in places.items():
+                yield f"{where} {self.name}", self.buffer[place], self.given[place]
 
 
 class Arena(InsideOperators):
@@ -75,8 +74,11 @@ class Arena(InsideOperators):
     def trespasses(self) -> Iterator[str]:
         """What was written that should not have been; to be asked when the calls are done."""
         with self._allocating_for_itself():
-            for held in self._held:
-                yield from held.trespasses(self.poison)
+            places = [place for held in self._held for place in held.places(self.poison)]
+            changed = differing((now, before) for _, now, before in places)
+        for (where, _, _), count in zip(places, changed):
+            if count:
+                yield f"wrote {count} elements {where}"
 
     @contextlib.contextmanager
     def _allocating_for_itself(self) -> Iterator[None]:

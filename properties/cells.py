@@ -217,6 +217,12 @@ class Selection:
             return "nothing is claimed of it"
         return backends.depends_on_batch(cell.operation, cell.backend, cell.dtype, device)
 
+    def offsets_in_32_bits(self, cell: Cell, device: str) -> str | None:
+        """Why offsets of 2^31 and more are too large for a cell, or None."""
+        if cell.backend == CANDIDATE:
+            return None
+        return backends.offsets_in_32_bits(cell.operation, cell.backend, cell.dtype, device)
+
     def tuned(self, cell: Cell) -> bool:
         """Whether a cell's kernel has several configurations."""
         if cell.backend == CANDIDATE:
@@ -247,6 +253,7 @@ class Selection:
             sibling=sibling,
             differentiable=cell.backend != CANDIDATE or self._has_gradients(cell, device, note),
             depends_on_batch=self.depends_on_batch(cell, device),
+            offsets_in_32_bits=self.offsets_in_32_bits(cell, device),
         )
 
     def _has_gradients(self, cell: Cell, device: str, note: Callable[[Case], None]) -> bool:

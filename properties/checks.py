@@ -5,7 +5,7 @@ A check raises `Failure` where the implementation is wrong; what it raises itsel
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import hypothesis
 import numpy as np
@@ -19,7 +19,7 @@ from properties.batches import many_samples_are_alike, the_batch_does_not_matter
 from properties.case import Case
 from properties.comparison import Agreement, Disagreement, compare, expectation
 from properties.dispatch import Fallbacks
-from properties.dtypes import DType, bits
+from properties.dtypes import DType, differing, on_host
 from properties.history import history_does_not_matter, late_inputs_are_waited_for
 from properties.operation import Evaluate, Law, Result, evaluate_tensors, reference, reference_gradients
 from properties.running_error import Bounded
@@ -28,7 +28,7 @@ from properties.search import (
     Search,
     Subject,
     Unsupported,
-    compare_result,
+    compare_results,
     describe,
     expected_results,
     given_tensors,
@@ -66,19 +66,18 @@ def forward_agrees(subject: Subject, search: Search) -> None:
     def body(case: Case) -> None:
         output, _, tensors = subject.evaluate(case, gradients=False)
         expected = reference(subject.operation, case, subject.dtype)
-        agreement = compare_result(subject, output, expected, "output", tensors)
+        agreements = compare_results(subject, {"output": output}, {"output": expected}, tensors)
         _unchanged(subject, case, tensors)
-        search.saw(agreement)
+        search.saw(*agreements)
 
     search.cases(subject, "forward", body)
 
 
 def _unchanged(subject: Subject, case: Case, tensors: dict[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        given = case.inputs[name]
-        now = tensor.detach()
-        fresh = subject.dtype.tensor(given, subject.device)
-        if not torch.equal(bits(now), bits(fresh)):
+    fresh = (subject.dtype.tensor(case.inputs[name], subject.device) for name in tensors)
+    counts = differing(zip((tensor.detach() for tensor in tensors.values()), fresh))
+    for name, count in zip(tensors, counts):
+        if count:
             raise Failure(f"{subject}: the call changed its input {name}\nwith {describe(tensors)}")
 
 
@@ -91,13 +90,13 @@ def backward_agrees(subject: Subject, search: Search) -> None:
 
     def body(case: Case) -> None:
         output, gradients, tensors = subject.evaluate(case)
-        expected = reference_gradients(subject.operation, case, subject.dtype)
-        agreements = [
-            compare_result(subject, gradients[name], expected[name], f"gradient of {name}", tensors)
-            for name in expected
-        ]
-        of_output = reference(subject.operation, case, subject.dtype)
-        agreements.append(compare_result(subject, output, of_output, "output where gradients are wanted", tensors))
+        agreements = compare_results(
+            subject,
+            named_results(output, gradients),
+            expected_results(subject, case),
+            tensors,
+            when="where gradients are wanted, ",
+        )
         _unchanged(subject, case, tensors)
         search.saw(*agreements)
 
@@ -119,7 +118,7 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
         if len(names) > 2:
             # In turn: all but one, as of parameters where the input is data.
             some.append(tuple(name for name in names if name != names[search.ran % len(names)]))
-        agreements = []
+        agreements: list[Agreement] = []
         for wanted in some:
             tensors = case.tensors(subject.dtype, subject.device)
             for name in wanted:
@@ -127,10 +126,8 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
             output = subject.implementation(**tensors, **case.parameters)
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
             gradients = torch.autograd.grad(output, [tensors[name] for name in wanted], grad_output)
-            for name, gradient in zip(wanted, gradients):
-                others = [other for other in wanted if other != name]
-                what = f"gradient of {name} {f'with {others[0]} alone' if others else 'alone'}"
-                agreements.append(compare_result(subject, gradient, expected[name], what, tensors))
+            when = f"for {' and '.join(wanted)} alone, gradient of "
+            agreements += compare_results(subject, dict(zip(wanted, gradients)), expected, tensors, when)
         search.saw(*agreements)
 
     search.cases(subject, "single gradients", body)
@@ -156,9 +153,8 @@ def backward_is_of_the_call(subject: Subject, search: Search) -> None:
                 if "inplace operation" in str(error):
                     continue
                 raise
-            for name, gradient in zip(expected, gradients):
-                what = f"after {written} was written into, gradient of {name}"
-                agreements.append(compare_result(subject, gradient, expected[name], what, tensors))
+            when = f"after {written} was written into, gradient of "
+            agreements += compare_results(subject, dict(zip(expected, gradients)), expected, tensors, when)
         search.saw(*agreements)
 
     search.for_all(f"backward is of the call {subject}", subject.operation.smooth(subject.dtype), body)
@@ -201,9 +197,13 @@ def law_holds(law: Law, subject: Subject, search: Search) -> None:
         if operation is not None:
             record, implementation = subject.sibling(operation)
 
-        def bounded(actual: torch.Tensor, expected: Bounded) -> Bounded:
-            error = expectation(expected, subject.dtype).error
-            return Bounded(subject.dtype.array(actual), error, subject.dtype.arithmetic)
+        def bounded(actual: Mapping[str, torch.Tensor], expected: Mapping[str, Bounded]) -> dict[str, Bounded]:
+            held = dict(zip(expected, on_host(*(actual[name] for name in expected))))
+            errors = {name: expectation(expected[name], subject.dtype).error for name in expected}
+            return {
+                name: Bounded(subject.dtype.array(held[name]), errors[name], subject.dtype.arithmetic)
+                for name in expected
+            }
 
         @functools.cache
         def results(gradients: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -211,15 +211,14 @@ def law_holds(law: Law, subject: Subject, search: Search) -> None:
 
         def output() -> Bounded:
             actual, _, _ = results(with_gradients)
-            return bounded(actual, reference(record, case, subject.dtype))
+            return bounded({"output": actual}, {"output": reference(record, case, subject.dtype)})["output"]
 
         def gradients() -> dict[str, Bounded]:
             nonlocal with_gradients
             subject.needs_gradients()
             with_gradients = True
             _, actual, _ = results(True)
-            expected = reference_gradients(record, case, subject.dtype)
-            return {name: bounded(actual[name], expected[name]) for name in expected}
+            return bounded(actual, reference_gradients(record, case, subject.dtype))
 
         return Result(output, gradients)
 
@@ -278,12 +277,11 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
                 output, gradients, tensors = subject.evaluate(case)
             runs.append((output.detach().clone(), {name: g.clone() for name, g in gradients.items()}))
         (output, gradients), (again, gradients_again) = runs
-        if not torch.equal(bits(output), bits(again)):
-            raise Failure(f"{subject}: the output differs between two calls\nwith {describe(tensors)}")
-        for name, gradient in gradients.items():
-            if not torch.equal(bits(gradient), bits(gradients_again[name])):
-                raise Failure(f"{subject}: the gradient of {name} differs between two calls\nwith {describe(tensors)}")
-        search.saw(*(Agreement(0.0, result.numel(), 0) for result in (output, *gradients.values())))
+        first, second = named_results(output, gradients), named_results(again, gradients_again)
+        for name, count in zip(first, differing(zip(first.values(), second.values()))):
+            if count:
+                raise Failure(f"{subject}: the {name} differs between two calls\nwith {describe(tensors)}")
+        search.saw(*(Agreement(0.0, result.numel(), 0) for result in first.values()))
 
     # What runs in one order alone can differ by the memory that it reads, of which `memory_is_respected` sees more.
     search.cases(subject, "repeats", body, few=backends.has_one_order(subject.backend, subject.device))
@@ -306,8 +304,9 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
                 if result.numel() and storage_of(result) in lent:
                     raise Failure(f"{subject}: {name} shares its memory with {lent[storage_of(result)]}")
             runs.append({name: result.detach() for name, result in results.items()})
+        held = [dict(zip(run, map(subject.dtype.array, on_host(*run.values())))) for run in runs]
         for name in runs[0]:
-            first, second = (subject.dtype.array(run[name]) for run in runs)
+            first, second = (run[name] for run in held)
             differs = np.argwhere((first != second) & ~(np.isnan(first) & np.isnan(second)))
             if len(differs):
                 at = tuple(int(i) for i in differs[0])
@@ -325,7 +324,10 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
 
     Raises:
         NoRoom: the device has no such range of addresses.
+        Unsupported: the implementation's module says that it is wrong then, and why.
     """
+    if subject.offsets_in_32_bits:
+        raise Unsupported(subject.offsets_in_32_bits)
 
     def body(case: Case) -> None:
         given = given_tensors(subject, case)
@@ -338,10 +340,8 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
                 return far_apart.laid_out(tensor, axis) if name == far else tensor
 
             output, gradients, tensors = subject.evaluate(case, place=place)
-            results = named_results(output, gradients)
-            for name, result in results.items():
-                what = f"with axis {axis} of {far} 2^31 elements long: {name}"
-                agreements.append(compare_result(subject, result, expected[name], what, tensors))
+            when = f"with axis {axis} of {far} 2^31 elements long: "
+            agreements += compare_results(subject, named_results(output, gradients), expected, tensors, when)
         search.saw(*agreements)
 
     search.cases(subject, "offsets", body, few=True, also=subject.operation.largest_example(subject.dtype))

@@ -1,5 +1,6 @@
 """The floating-point types under test: how they round, and the arithmetic in which their kernels compute."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,8 @@ class DType:
 
     def array(self, tensor: torch.Tensor) -> np.ndarray:
         """A tensor's values, exactly, in the wide type."""
-        tensor = tensor.detach().cpu().contiguous()
+        (tensor,) = on_host(tensor)
+        tensor = tensor.contiguous()
         if tensor.dtype == torch.bfloat16:
             tensor = tensor.float()
         return tensor.numpy().astype(self.wide)
@@ -43,9 +45,10 @@ class DType:
     def tensor(self, array: np.ndarray, device: str) -> torch.Tensor:
         """A contiguous tensor of an array that already has this type, or of integers as they are."""
         array = np.array(array, order="C")
+        # The array may go before the device has it: what is not pinned is copied once more before `to` returns.
         if array.dtype == ml_dtypes.bfloat16:
-            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device)
-        return torch.from_numpy(array).to(device)
+            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device, non_blocking=True)
+        return torch.from_numpy(array).to(device, non_blocking=True)
 
     def spacing_roundoff(self, magnitude: np.ndarray) -> np.ndarray:
         """Largest error of rounding a number of this magnitude to the type."""
@@ -56,6 +59,27 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bit patterns: NaN equals itself, and -0 differs from 0."""
     integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     return tensor.contiguous().view(integer)
+
+
+# A process that waits for a GPU which others use too waits for its turn, and so for longer than most calls take: what
+# is wanted of it is asked for at once.
+def on_host(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors on the CPU; a GPU is waited for once."""
+    copies = [tensor.detach().to("cpu", non_blocking=True) for tensor in tensors]
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
+
+
+def differing(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
+    """Of each pair of tensors, how many elements differ in any bit: all, if the shapes do. A GPU is waited for once."""
+    counts = [
+        torch.count_nonzero(bits(one) != bits(other))
+        if one.shape == other.shape
+        else torch.tensor(max(one.numel(), other.numel(), 1), device=one.device)
+        for one, other in pairs
+    ]
+    return torch.stack(counts).tolist() if counts else []
 
 
 def _dtype(name: str, numpy_type: type, wide: type, compute_type: type) -> DType:

@@ -100,6 +100,13 @@ def nowhere_finite(dtype: DType) -> Case:
     return Case({"boxes1": rows.astype(dtype.numpy), "boxes2": other.astype(dtype.numpy)}, grad_output, {"eps": 1e-5})
 
 
+def small_and_apart_under_a_huge_cotangent(dtype: DType) -> Case:
+    """The cotangent over the union overflows, which boxes that lie apart have no use for: no gradient does."""
+    boxes1, boxes2 = np.array([[0, 0, 0.25, 0.5]], dtype.numpy), np.array([[2, 1, 2.25, 1.25]], dtype.numpy)
+    grad_output = np.array([dtype.largest / 4]).astype(dtype.numpy)
+    return Case({"boxes1": boxes1, "boxes2": boxes2}, grad_output, {"eps": 1e-5})
+
+
 UNIT = [0.0, 0.0, 1.0, 1.0]
 PREDICTED: list[list[float]] = [UNIT, [1, 1, 4, 2], [0.5, 2, 3, 5], [2, 0, 3, 1], [1, 1, 2, 6], [-2, -1, 1, 2]]
 WANTED: list[list[float]] = [[0, 0, 2, 2], UNIT, [1, 1, 3, 4], [0, 1, 2, 3], [1, 2, 4, 5], [-1, -1, 0, 1]]
@@ -120,6 +127,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "inverted_one": example([[4, 4, 1, 1]], [[0, 0, 8, 8]]),
     "coordinates_past_256": example([[300, 300, 900, 1200]], [[280, 420, 1000, 1100]]),
     "left_of_and_below_zero": example([[-9, -7, -4, -2]], [[-6, -8, 1, -3]]),
+    "small_and_apart_under_a_huge_cotangent": small_and_apart_under_a_huge_cotangent,
     "no_boxes": example(np.zeros((0, 4)), np.zeros((0, 4))),
     "no_boxes_in_two_images": example(np.zeros((2, 0, 4)), np.zeros((2, 0, 4))),
     "one_pair_without_leading_axes": example(UNIT, [0.5, 0.5, 2, 2]),

@@ -75,7 +75,8 @@ template <class C> struct AreaGradients {
         C raw_hull = of.hull_width * of.hull_height;
         C union_area = maximum(of.raw_union, eps), hull_area = maximum(raw_hull, eps);
         C over_union = grad / union_area, over_hull = grad / hull_area;
-        united = of.raw_union >= eps ? over_hull - over_union * (of.intersection / union_area) : C(0);
+        // Not by over_union, which may overflow where boxes that lie apart have no use for it.
+        united = of.raw_union >= eps ? over_hull - grad * (of.intersection / union_area) / union_area : C(0);
         C hull = raw_hull >= eps ? over_hull * ((hull_area - union_area) / hull_area) - over_hull : C(0);
         C intersection = over_union - united;
         width = of.width >= C(0) ? intersection * maximum(of.height, C(0)) : C(0);

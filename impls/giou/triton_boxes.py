@@ -111,7 +111,8 @@ def grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
     hull = maximum(raw_hull, eps)
     grad_intersection = grad / union
     over_hull = grad / hull
-    grad_union = tl.where(raw_union >= eps, over_hull - grad_intersection * (intersection / union), 0.0)
+    # Not by grad_intersection, which may overflow where boxes that lie apart have no use for it.
+    grad_union = tl.where(raw_union >= eps, over_hull - grad * (intersection / union) / union, 0.0)
     grad_hull = tl.where(raw_hull >= eps, over_hull * ((hull - union) / hull) - over_hull, 0.0)
     grad_intersection -= grad_union
     grad_width = tl.where(width >= 0.0, grad_intersection * maximum(height, 0.0), 0.0)

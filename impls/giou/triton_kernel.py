@@ -20,9 +20,19 @@ from impls.giou.triton_boxes import (
 from impls.launch import cdiv
 
 BLOCK_ROWS = 512
+# Where boxes lie one after another they have no part in it; elsewhere it makes no difference worth a compilation.
+STRIDES = [
+    "inner",
+    "boxes1_outer_stride",
+    "boxes1_inner_stride",
+    "boxes1_coordinate_stride",
+    "boxes2_outer_stride",
+    "boxes2_inner_stride",
+    "boxes2_coordinate_stride",
+]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES)
 def giou_forward_kernel(
     boxes1_ptr,  # [outer, inner, 4], strided
     boxes2_ptr,  # [outer, inner, 4], strided
@@ -54,7 +64,7 @@ def giou_forward_kernel(
     tl.store(giou_ptr + rows.to(tl.int64), score.to(giou_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES)
 def giou_backward_kernel(
     grad_output_ptr,  # [outer, inner], strided
     boxes1_ptr,  # [outer, inner, 4], strided

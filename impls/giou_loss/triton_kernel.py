@@ -23,9 +23,19 @@ from impls.launch import cdiv, next_power_of_2, resident
 BLOCK_ROWS = 512
 # Enough programs a multiprocessor to keep memory busy, few enough that the last one sums their partial results quickly.
 PROGRAMS_PER_MULTIPROCESSOR = 8
+# Where boxes lie one after another they have no part in it; elsewhere it makes no difference worth a compilation.
+STRIDES = [
+    "max_boxes",
+    "pred_batch_stride",
+    "pred_box_stride",
+    "pred_coordinate_stride",
+    "target_batch_stride",
+    "target_box_stride",
+    "target_coordinate_stride",
+]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES)
 def giou_loss_forward_kernel(
     pred_ptr,  # [batch, max_boxes, 4], strided
     target_ptr,  # [batch, max_boxes, 4], strided
@@ -90,7 +100,7 @@ def giou_loss_forward_kernel(
         tl.store(counter_ptr, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES)
 def giou_loss_backward_kernel(
     grad_output_ptr,  # []
     pred_ptr,  # [batch, max_boxes, 4], strided

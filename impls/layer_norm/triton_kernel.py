@@ -118,7 +118,7 @@ def layer_norm_forward_kernel(
     x_column_stride,
     weight_stride,
     bias_stride,
-    EPS: tl.constexpr,
+    eps: tl.float64,  # else Triton rounds it to float32
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -132,7 +132,7 @@ def layer_norm_forward_kernel(
     x = x.to(COMPUTE)
     mean = tl.sum(x, axis=1) / num
     centred = tl.where((columns < cols)[None, :], x - mean[:, None], 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1) / num + tl.full((), EPS, COMPUTE))
+    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1) / num + tl.full((), eps, COMPUTE))
     weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
     bias = load_parameter(bias_ptr, columns, cols, bias_stride, COMPUTE)
     output = centred * rstd[:, None] * weight[None, :] + bias[None, :]
@@ -156,7 +156,7 @@ def layer_norm_forward_looped_kernel(
     x_column_stride,
     weight_stride,
     bias_stride,
-    EPS: tl.constexpr,
+    eps: tl.float64,  # else Triton rounds it to float32
     COMPUTE: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
@@ -182,7 +182,7 @@ def layer_norm_forward_looped_kernel(
         mean += apart * share
         # In this order: the first piece, before which there is none, is apart by a mean whose square may overflow.
         squares += tl.sum(centred * centred, axis=0) + before * apart * (apart * share)
-    rstd = tl.rsqrt(squares / tl.full((), cols, COMPUTE) + tl.full((), EPS, COMPUTE))
+    rstd = tl.rsqrt(squares / tl.full((), cols, COMPUTE) + tl.full((), eps, COMPUTE))
     tl.store(mean_ptr + row, mean)
     tl.store(rstd_ptr + row, rstd)
 
@@ -538,8 +538,7 @@ def launch_forward(
     inner, (rows,) = as_rows(x)
     tensors = (rows.tensor, weight, bias, output, mean, rstd)
     strides = (*rows[1:], weight.stride(0), bias.stride(0))
-    # eps as a constant: Triton passes numbers in 32 bits, which is not enough of it for float64.
-    options = {"EPS": eps, "COMPUTE": triton_launch.COMPUTE[x.dtype], "BLOCK_COLS": plan.block_cols}
+    options = {"eps": eps, "COMPUTE": triton_launch.COMPUTE[x.dtype], "BLOCK_COLS": plan.block_cols}
     with triton_launch.on(x.device):
         if plan.looped:
             layer_norm_forward_looped_kernel[(num_rows,)](

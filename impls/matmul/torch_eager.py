@@ -6,6 +6,13 @@ import torch.nn.functional as F
 from impls.matmul.arguments import check_matmul
 
 
+def offsets_in_32_bits(dtype: str, device: str) -> str | None:
+    """Why a matrix may not be larger than 32 bits count, or None."""
+    if device == "cuda" or dtype in ("float32", "float64"):
+        return "torch's libraries, MKL and cuBLAS, are wrong on some matrices whose rows or columns lie that far apart"
+    return None
+
+
 def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
     """activation(a @ b).
 

@@ -658,7 +658,7 @@ def _faults() -> list[Fault]:
         add(name, "giou", checks.gradcheck, make, "gradcheck: Jacobian mismatch", right_on=None, dtype="float64")
     add(
         "half_for_the_second_alone", "giou", checks.single_gradients_agree, half_for_the_second_alone,
-        "gradient of boxes2 alone", right_on="identical_points",
+        "for boxes2 alone, gradient of boxes2", right_on="identical_points",
     )  # fmt: skip
 
     for name, changes, right_on in GIOU_LOSS_FORWARD:

@@ -170,7 +170,7 @@ def _faults() -> tuple[Fault, ...]:
         operation="layer_norm",
         check=checks.single_gradients_agree,
         make=nothing_for_parameters_together,
-        says="gradient of bias with weight alone",
+        says="for weight and bias alone, gradient of bias",
         right_on=no_cotangent,
     )
     return (
