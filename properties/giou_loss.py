@@ -270,10 +270,10 @@ errors = (
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """All of target, which says what is valid, and pred's valid rows; backward those again, and pred's gradient."""
+    """All of target, which says what is valid, and pred's valid rows; backward the valid rows and gradients of both."""
     rows, valid, itemsize = case["target"].size // 4, int(valid_rows(case).sum()), case["target"].dtype.itemsize
     forward = Cost(4 * (rows + valid) * itemsize, 33 * valid)
-    return forward, Cost(4 * (2 * valid + rows) * itemsize, 95 * valid)
+    return forward, Cost(4 * (2 * valid + 2 * rows) * itemsize, 95 * valid)
 
 
 def full_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:

@@ -131,8 +131,11 @@ def layer_norm_forward_kernel(
     x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
     x = x.to(COMPUTE)
     mean = tl.sum(x, axis=1) / num
-    centred = tl.where((columns < cols)[None, :], x - mean[:, None], 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1) / num + tl.full((), eps, COMPUTE))
+    centred = x - mean[:, None]
+    # Masked after the product: fused with the sum of two lanes it would be rounded in the one and not in the other, and
+    # they would store different numbers to the same place.
+    squares = tl.where((columns < cols)[None, :], centred * centred, 0.0)
+    rstd = tl.rsqrt(tl.sum(squares, axis=1) / num + tl.full((), eps, COMPUTE))
     weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
     bias = load_parameter(bias_ptr, columns, cols, bias_stride, COMPUTE)
     output = centred * rstd[:, None] * weight[None, :] + bias[None, :]
