@@ -156,7 +156,7 @@ def confirmed(
             continue
         measurement = run.timed[suspect.name]
         try:
-            former = _former(baseline, measurement, recorded["candidates"])
+            former = loaded(baseline, measurement, recorded["candidates"])
             pair = run.bench.against(measurement, former, rng)
             ratios[suspect.name] = gate.alternate(pair, seconds, rng)
         except SourceError as error:
@@ -166,7 +166,17 @@ def confirmed(
     return verdicts | {verdict.name: verdict for verdict in gate.decided(ratios, benchmarks)}
 
 
-def _former(baseline: Baseline, measurement: Measurement, candidates: Mapping[str, str]) -> Function:
+def loaded(baseline: Baseline, measurement: Measurement, candidates: Mapping[str, str]) -> Function:
+    """What a measurement times, as a baseline has it.
+
+    Args:
+        baseline: of a recorded run.
+        measurement: of a cell.
+        candidates: the name of each candidate's function by operation, in the baseline.
+
+    Raises:
+        SourceError: the baseline does not have it.
+    """
     cell = measurement.cell
     assert cell is not None
     if cell.backend != CANDIDATE:

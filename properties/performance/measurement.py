@@ -209,7 +209,7 @@ class Bench:
         return before
 
     def against(
-        self, measurement: Measurement, former: Function, rng: np.random.Generator
+        self, measurement: Measurement, former: Function, rng: np.random.Generator, today: Function | None = None
     ) -> Callable[[], tuple[Round, Round]]:
         """What gives a round of a former implementation and one of today's, on new tensors.
 
@@ -217,6 +217,7 @@ class Bench:
             measurement: that has been timed, so that its clock knows how many calls make a round.
             former: the implementation that today's is held against.
             rng: chooses whose tensors are made first.
+            today: in place of the measurement's own.
         """
         calls, was_replayed = measurement.clock.calls, getattr(measurement.clock, "cold", True) is False
 
@@ -231,11 +232,11 @@ class Bench:
             return timed
 
         def pair() -> tuple[Round, Round]:
-            today = self.implementation(measurement)
+            newer = today or self.implementation(measurement)
             if rng.random() < 0.5:
                 then = side(former)
-                return then, side(today)
-            now = side(today)
+                return then, side(newer)
+            now = side(newer)
             return side(former), now
 
         return pair

@@ -17,6 +17,7 @@ from properties.matrix import Matrix
 from properties.performance import machine, report, sources, static
 from properties.performance.gated import Gated, Record
 from properties.performance.measurement import Bench, Measurement, measurements, ratios
+from properties.performance.trial import Trial, trial
 
 # Timed where no --dtype is given: what models are trained in.
 DTYPES_TIMED = {"cpu": ("float32",), "cuda": ("bfloat16", "float32")}
@@ -33,6 +34,11 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--perf-gate-seconds", type=float, default=4.0, metavar="S", help="for each benchmark that is measured again"
     )
+    group.addoption(
+        "--perf-gate-trial",
+        action="store_true",
+        help="try the gate on what was timed: how often it accuses unchanged code, and finds a planted slowdown",
+    )
     group.addoption("--report", type=Path, metavar="DIR", help="write DIR/index.html, of this run and of others there")
 
 
@@ -48,6 +54,7 @@ class Performance:
         self.failed: set[str] = set()
         self.record: Record | None = None
         self.gated: Gated | None = None
+        self.trial: Trial | None = None
         self.page: Path | None = None
         if config.getoption("perf_gate") and not config.getoption("benchmark_compare"):
             raise pytest.UsageError("--perf-gate decides after a comparison: it needs --benchmark-compare")
@@ -159,6 +166,11 @@ class Performance:
         """Compare, and measure again what may have changed."""
         if self.running and self.config.getoption("benchmark_compare"):
             self.compare(session)
+        if self.running and self.config.getoption("perf_gate_trial"):
+            terminal = self.config.pluginmanager.getplugin("terminalreporter")
+            self.trial = trial(self, terminal.write_line)
+            if self.trial.false_alarms and not session.exitstatus:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self.config.getoption("report") and not hasattr(self.config, "workerinput"):
             self.report(self.config.getoption("report"))
 
@@ -217,6 +229,10 @@ class Performance:
         """What the comparison came to, after pytest-benchmark's tables; and where the report is."""
         if self.page is not None:
             terminalreporter.line(f"report: {self.page}")
+        if self.trial is not None:
+            terminalreporter.section("trial of the gate", sep="=")
+            for line in self.trial.lines():
+                terminalreporter.line(line)
         if not self.running or not self.config.getoption("benchmark_compare"):
             return
         terminalreporter.section("compared with the baseline", sep="=")

@@ -6,14 +6,17 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from properties.performance import gate, sources, static
 from properties.performance.gate import Verdict, alternate, decided, matched, run_spread, screened
+from properties.performance.trial import UNCHANGED, Trial, Waits, length_for, with_waits
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = 200
@@ -205,8 +208,6 @@ def test_sources_are_kept_once_and_loaded_beside_todays(tmp_path: Path, monkeypa
     path = sources.save(tmp_path, files)
     assert path == sources.save(tmp_path, files)
     baseline = sources.Baseline(path)
-    import torch
-
     from impls import backends
 
     one = torch.ones(3)
@@ -262,3 +263,102 @@ def test_a_planted_slowdown_fails_the_gate_and_is_named(project: Path) -> None:
     refused = run("--benchmark-compare")
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR
     assert "of another machine: gpu is '', but was 'NVIDIA L4'" in refused.stderr
+
+
+KERNELS = """
+template <class T> __global__ void declared(const T* x);  // no body
+__device__ float half(float x) { return x / 2; }
+template <class T, int N>
+__global__ void __launch_bounds__(N > 1 ? (N / 2) : 1) first(
+    const T* x,  // [n / (2)]
+    float* y) {
+    y[0] = half(x[0]);
+}
+extern "C" __global__ void second() {
+}
+"""
+
+
+def test_every_kernel_waits_first_and_nothing_else_does() -> None:
+    made = with_waits(KERNELS, 4096)
+    assert made.count("4096ULL") == 2
+    for before in ("float* y) {", "second() {"):
+        assert "volatile" in made.partition(before)[2].splitlines()[2]
+    assert made.index("declared") < made.index("half") < made.index("4096ULL")
+    without = re.sub(r"\n    \{\n.*?\n    \}\n", "", made, flags=re.DOTALL)
+    assert without == KERNELS
+
+
+@pytest.mark.parametrize("slowdown", [0.01, 0.1])
+def test_a_wait_is_as_long_as_the_slowdown_that_is_wanted(slowdown: float) -> None:
+    def hidden_at_first(length: int) -> float:  # by what the kernel waits for anyway
+        return math.log1p(max(length - 300, 0) * 1e-5)
+
+    length = length_for(slowdown, 1e-4, hidden_at_first)
+    assert length is not None
+    assert hidden_at_first(length) == pytest.approx(math.log1p(slowdown), rel=0.1)
+
+
+def test_what_no_wait_makes_slower_is_not_planted_in() -> None:
+    tried: list[int] = []
+
+    def without_a_kernel(length: int) -> float:
+        tried.append(length)
+        return 0.0
+
+    assert length_for(0.01, 1e-4, without_a_kernel) is None
+    assert max(tried) < 1e7  # which a kernel beside it may yet have to wait
+
+
+def test_kernels_wait_as_long_as_they_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FOURFOLD_CUDA_ON_CPU", "fast")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    waits = Waits.of("cpu", tmp_path)
+    x = torch.arange(512.0)
+    seconds = {}
+    for name, side in (("then", waits.then), ("now", waits.now)):
+        add = side.load("vector_add", "cuda")
+        for length in (0, 20_000):
+            waits.wait(length)
+            assert torch.equal(add(x, x), 2 * x)
+            seconds[name, length] = min(timed(lambda add=add: add(x, x)) for _ in range(5))  # type: ignore[misc]
+    assert seconds["now", 20_000] > 5 * max(seconds["now", 0], seconds["then", 0], seconds["then", 20_000])
+
+
+def timed(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def test_a_trial_tells_false_alarms_and_what_was_not_found() -> None:
+    def verdict(name: str, said: str, ratio: float) -> Verdict:
+        return Verdict(f"test_speed.py::test[{name}]", said, ratio, ratio - 0.01, ratio + 0.01, 2)
+
+    verdicts = {
+        UNCHANGED: [verdict("a", "same", 1.0), verdict("b", "slower", 1.03), verdict("c", "faster", 0.9)],
+        0.02: [verdict("a", "slower", 1.021), verdict("b", "ambiguous", 1.018)],
+        0.1: [],
+    }
+    lines = list(Trial(verdicts, {"test_speed.py::test[c]": ["2%", "10%"]}).lines())
+    assert lines[:3] == [
+        "unchanged: 2 false alarms of 3",
+        "planted 2%, measured +1.8% to +2.1%: 1 of 2 called slower",
+        "not planted: 2%, 10% in c",
+    ]
+    assert [line.partition(",")[0] for line in lines[3:]] == ["0% planted", "0% planted", "2% planted"]
+
+
+def test_a_run_puts_the_gate_on_trial() -> None:
+    command = [sys.executable, "-m", "pytest", "tests/benchmarks", "-k", "small and forward", "--device=cpu"]
+    command += ["--op=vector_add", "--backend=cuda", "--benchmark-only", "--benchmark-max-time=0.05"]
+    command += ["--perf-gate-trial", "--perf-gate-seconds=0.1", "-p", "no:cacheprovider"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    said = re.search(r"unchanged: (\d) false alarms of 1", done.stdout)
+    assert said, done.stdout
+    assert done.returncode == int(said[1])
+    # On a busy machine not each of them can be planted; what became of it is said.
+    for slowdown in ("1%", "2%", "5%", "10%"):
+        assert re.search(rf"planted:? .*\b{slowdown}", done.stdout), done.stdout

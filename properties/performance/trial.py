@@ -1,0 +1,208 @@
+"""A trial of the gate on this machine: what it says of code that has not changed, and of slowdowns that are planted.
+
+Each benchmark is held against itself, loaded once more from its sources. And each CUDA C++ kernel against itself made
+slower: in both, every thread waits first, for as long as a number in memory says that is changed without compiling
+anew. How long it must be for a benchmark to become so much slower is found out by measuring.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from properties.performance import gate, sources
+from properties.performance.gate import Round, Verdict
+from properties.performance.gated import loaded
+from properties.performance.sources import Baseline, SourceError
+
+if TYPE_CHECKING:
+    from properties.performance.plugin import Performance
+
+UNCHANGED = 0.0
+SLOWDOWNS = (0.01, 0.02, 0.05, 0.10)
+# How far what was measured may be from the log ratio that is to be planted, as a share of it: enough to stop there,
+# and enough to be content with where nothing closer was found.
+NEAR, FAR = 0.1, 0.5
+MOST_STEPS = 20
+# A cycle or an iteration is no shorter by much.
+SECONDS_OF_A_STEP = 0.5e-9
+CALIBRATION_EPOCHS, CALIBRATION_SECONDS = 3, 0.1
+
+# %d is an address; the C++ that a GPU runs waits by its clock, the emulation by counting.
+WAIT = """
+    {
+        const long long fourfold_wait = *reinterpret_cast<const volatile long long*>(%dULL);
+#ifdef __CUDA_ARCH__
+        const long long fourfold_begun = clock64();
+        while (clock64() - fourfold_begun < fourfold_wait) {}
+#else
+        for (volatile long long i = 0; i < fourfold_wait; i = i + 1) {}
+#endif
+    }
+"""
+
+
+def with_waits(source: str, address: int) -> str:
+    """CUDA C++ each of whose kernels begins by waiting for as long as the number at an address says."""
+    parts, end = [], 0
+    for kernel in re.finditer(r"\b__global__\b", source):
+        depth, at = 0, kernel.end()
+        while depth or source[at] not in "{;":
+            depth += {"(": 1, ")": -1}.get(source[at], 0)
+            at += 1
+        if source[at] == "{":
+            parts += [source[end : at + 1], WAIT % address]
+            end = at + 1
+    return "".join([*parts, source[end:]])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the gate said, by how much slower each benchmark had been made; `UNCHANGED` are those that had not."""
+
+    verdicts: Mapping[float, Sequence[Verdict]]
+    not_planted: Mapping[str, Sequence[str]]  # by benchmark: which, or why
+
+    @property
+    def false_alarms(self) -> list[Verdict]:
+        """Of unchanged code that is called slower or faster."""
+        return [verdict for verdict in self.verdicts[UNCHANGED] if verdict.verdict in ("slower", "faster")]
+
+    def lines(self) -> Iterator[str]:
+        """For the terminal."""
+        yield f"unchanged: {len(self.false_alarms)} false alarms of {len(self.verdicts[UNCHANGED])}"
+        for slowdown, verdicts in self.verdicts.items():
+            if slowdown == UNCHANGED or not verdicts:
+                continue
+            slower = sum(verdict.verdict == "slower" for verdict in verdicts)
+            measured = sorted(verdict.ratio - 1 for verdict in verdicts)
+            yield (
+                f"planted {slowdown:.0%}, measured {measured[0]:+.1%} to {measured[-1]:+.1%}:"
+                f" {slower} of {len(verdicts)} called slower"
+            )
+        for name, what in self.not_planted.items():
+            yield f"not planted: {', '.join(what)} in {gate.short_name(name)}"
+        for slowdown, verdicts in self.verdicts.items():
+            for verdict in verdicts:
+                if (verdict.verdict == "slower") != (slowdown != UNCHANGED) or verdict.verdict == "faster":
+                    yield f"{slowdown:.0%} planted, said: {verdict}"
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Two copies of today's code whose kernels wait: the one never, the other as long as it is told."""
+
+    then: Baseline
+    now: Baseline
+    lengths: torch.Tensor
+
+    @classmethod
+    def of(cls, device: str, directory: Path) -> Waits:
+        """Made of today's sources, with their archives in a directory."""
+        lengths = torch.zeros(2, dtype=torch.int64, device=device)
+
+        def copy(length: torch.Tensor) -> Baseline:
+            files = {
+                name: with_waits(text.decode(), length.data_ptr()).encode() if name.endswith(".cu") else text
+                for name, text in sources.collected({}).items()
+            }
+            return Baseline(sources.save(directory, files))
+
+        return cls(copy(lengths[0]), copy(lengths[1]), lengths)
+
+    def wait(self, length: int) -> None:
+        """From the next launch on."""
+        self.lengths[1] = length
+
+
+def length_for(slowdown: float, seconds: float, measured: Callable[[int], float]) -> int | None:
+    """How long kernels must wait for a call to take so much longer; None where that is not found.
+
+    Args:
+        slowdown: 0.02 for 2%.
+        seconds: that a call takes.
+        measured: the log ratio of the call's time to its time without waiting, by the length of the wait.
+    """
+    wanted = math.log1p(slowdown)
+    low, high = (0, 0.0), (0, math.inf)  # lengths, and what they came to
+    nearest, least = 0, math.inf
+    length = 1  # as many threads may wait one after another, the first guess is a low one
+    for _ in range(MOST_STEPS):
+        ratio = measured(length)
+        if abs(ratio - wanted) < least:
+            nearest, least = length, abs(ratio - wanted)
+        if ratio < wanted:
+            low = length, max(ratio, 0.0)
+        else:
+            high = length, ratio
+        # Nobody has waited where it takes no longer than the wait alone: it launches no kernel.
+        without_effect = not high[0] and length * SECONDS_OF_A_STEP > seconds
+        if least <= NEAR * wanted or without_effect or 0 < high[0] <= low[0] + 1:
+            break
+        if not high[0]:
+            length *= 4
+        else:
+            # Along the line between the two, and not too near to either.
+            share = (wanted - low[1]) / (high[1] - low[1])
+            length = low[0] + max(1, round((high[0] - low[0]) * min(max(share, 0.1), 0.9)))
+    return nearest if least <= FAR * wanted else None
+
+
+def trial(run: Performance, say: Callable[[str], None]) -> Trial:
+    """Put the gate on trial with all that has been timed.
+
+    Args:
+        run: that has ended.
+        say: is told what is being measured.
+    """
+    timed = {name: measurement for name, measurement in run.timed.items() if measurement.gated}
+    seconds = run.config.getoption("perf_gate_seconds")
+    candidates = {op: candidate.function for op, candidate in run.selection.candidates.items()}
+    ratios: dict[float, dict[str, np.ndarray]] = {slowdown: {} for slowdown in (UNCHANGED, *SLOWDOWNS)}
+    not_planted: dict[str, list[str]] = {}
+    rng = np.random.default_rng(0)
+    directories: list[Path] = []
+    with tempfile.TemporaryDirectory() as made:
+        unchanged = Baseline(sources.save(Path(made), run.sources))
+        waits = Waits.of(run.device, Path(made))
+        directories += [baseline.directory for baseline in (unchanged, waits.then, waits.now)]
+        try:
+            for position, (name, measurement) in enumerate(timed.items(), 1):
+                say(f"[{position}/{len(timed)}] {name}")
+                try:
+                    pair = run.bench.against(measurement, loaded(unchanged, measurement, candidates), rng)
+                    ratios[UNCHANGED][name] = gate.alternate(pair, seconds, rng)
+                    if measurement.contender != "cuda":
+                        continue
+                    then, now = (loaded(side, measurement, {}) for side in (waits.then, waits.now))
+                    pair = run.bench.against(measurement, then, rng, now)
+                except SourceError as error:
+                    not_planted[name] = [str(error)]
+                    continue
+                for slowdown in SLOWDOWNS:
+                    length = length_for(slowdown, run.medians[name], partial(measured, waits, pair, rng))
+                    if length is None:
+                        not_planted.setdefault(name, []).append(f"{slowdown:.0%}")
+                        continue
+                    waits.wait(length)
+                    ratios[slowdown][name] = gate.alternate(pair, seconds, rng)
+        finally:
+            for directory in directories:
+                shutil.rmtree(directory, ignore_errors=True)
+    return Trial({slowdown: gate.decided(of, len(timed)) for slowdown, of in ratios.items()}, not_planted)
+
+
+def measured(waits: Waits, pair: Callable[[], tuple[Round, Round]], rng: np.random.Generator, length: int) -> float:
+    """The log ratio of the time with a wait of a length to that without."""
+    waits.wait(length)
+    return float(np.median(gate.alternate(pair, CALIBRATION_SECONDS, rng, CALIBRATION_EPOCHS)))
