@@ -89,10 +89,14 @@ def install() -> None:
         builder.create_int_to_ptr,
     )
     shipped_rmw, shipped_cas = builder.create_atomic_rmw, builder.create_atomic_cas
+    shipped_numpy_type = interpreter._get_np_dtype
     # Of the running launch.
     bounds: list[_Bounds] = []
     # What the running launch has prepared: until it ends, and restores it, nobody needs to do so again.
     prepared: set[ModuleType] = set()
+    # How that is done, by what a function needs: it takes longer to find out than to do.
+    patches: dict[frozenset[ModuleType], list[tuple[Any, str, Any]]] = {}
+    numpy_types: dict[str, np.dtype] = {}
 
     def as_floats(source: Any, target: Any) -> Any:
         """The conversion between two floating-point types one of which is bfloat16, or None for any other."""
@@ -116,13 +120,28 @@ def install() -> None:
         return frozenset(modules & {tl, tl.core})
 
     def patch(function: Callable) -> Any:
-        if languages(function) <= prepared:
+        needed = languages(function)
+        if needed <= prepared:
             return interpreter._LangPatchScope()
-        prepared.update(languages(function))
+        prepared.update(needed)
+        if needed in patches:
+            scope = interpreter._LangPatchScope()
+            for place, name, value in patches[needed]:
+                scope.set_attr(place, name, value)
+            return scope
         scope = shipped_patch(function)
         # Triton 3.6 makes an int of an array with one axis, which NumPy 2.5 refuses.
         scope.set_attr(tl.tensor, "__index__", lambda number: number.handle.data.item())
+        patches[needed] = [(place, name, vars(place)[name]) for place, name, _ in scope._changes]
         return scope
+
+    def numpy_type(kind: Any) -> np.dtype:
+        scalar = kind.element_ty if isinstance(kind, tl.block_type) else kind
+        if isinstance(scalar, tl.pointer_type):
+            return shipped_numpy_type(scalar)
+        if scalar.name not in numpy_types:
+            numpy_types[scalar.name] = shipped_numpy_type(scalar)
+        return numpy_types[scalar.name]
 
     def dot(self: Any, a: Any, b: Any, sums: Any, *_: Any) -> Any:
         left, right = (x.data.view(NUMPY_FLOATS[x.dtype.scalar]).astype(sums.data.dtype) for x in (a, b))
@@ -179,3 +198,4 @@ def install() -> None:
     builder.create_dot = dot
     interpreter.GridExecutor.__call__ = run
     interpreter._patch_lang = patch
+    interpreter._get_np_dtype = numpy_type
