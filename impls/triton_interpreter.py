@@ -8,6 +8,7 @@ what it has read; and where a mask is false and nothing is said to take the plac
 anything. Here that is NaN.
 """
 
+import dataclasses
 import functools
 import inspect
 import warnings
@@ -199,3 +200,6 @@ def install() -> None:
     interpreter.GridExecutor.__call__ = run
     interpreter._patch_lang = patch
     interpreter._get_np_dtype = numpy_type
+    # Whether integers overflow it finds out by operations of its own, and tells nobody.
+    options = interpreter.interpreter_builder.options
+    interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
