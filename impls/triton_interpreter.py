@@ -71,6 +71,35 @@ class _Bounds:
         )
 
 
+def _remember_shapes() -> None:
+    """What a tensor and its type derive from their shape they derive once: it takes most of an operation's time."""
+    of_types: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
+    of_tensors: dict[tuple[int, ...], dict[str, Any]] = {}
+    shipped_type, shipped_tensor = tl.block_type.__init__, tl.tensor.__init__
+
+    def new_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, tuple(shape)
+        derived = of_types.get(key)
+        if derived is None:
+            shipped_type(self, element_ty, shape)
+            of_types[key] = {name: value for name, value in vars(self).items() if name != "element_ty"}
+        else:
+            self.__dict__.update(derived, element_ty=element_ty)
+
+    def new_tensor(self: Any, handle: Any, type: Any) -> None:
+        key = type.shape if type.is_block() else ()
+        derived = of_tensors.get(key)
+        if derived is None:
+            shipped_tensor(self, handle, type)
+            given = ("handle", "type", "dtype")
+            of_tensors[key] = {name: value for name, value in vars(self).items() if name not in given}
+        else:
+            self.__dict__.update(derived, handle=handle, type=type, dtype=type.scalar)
+
+    tl.block_type.__init__ = new_type
+    tl.tensor.__init__ = new_tensor
+
+
 def install() -> None:
     """Correct what the interpreter gets wrong, look at every access, and save time.
 
@@ -200,6 +229,7 @@ def install() -> None:
     interpreter.GridExecutor.__call__ = run
     interpreter._patch_lang = patch
     interpreter._get_np_dtype = numpy_type
+    _remember_shapes()
     # Whether integers overflow it finds out by operations of its own, and tells nobody.
     options = interpreter.interpreter_builder.options
     interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
