@@ -344,7 +344,7 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
             agreements += compare_results(subject, named_results(output, gradients), expected, tensors, when)
         search.saw(*agreements)
 
-    search.cases(subject, "offsets", body, few=True, also=subject.operation.largest_example(subject.dtype))
+    search.cases(subject, "offsets", body, few=True, also=subject.operation.examples_for_offsets(subject.dtype))
 
 
 def nothing_is_left_to_torch(subject: Subject, search: Search) -> None:

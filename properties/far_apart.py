@@ -6,6 +6,8 @@ import torch
 
 # Elements on either side of the first: an offset of 2^31 or more that wraps around in 32 bits still lands in here.
 SIDE = 2**31
+# Of an axis whose ends are that far apart, by a stride that 32 bits hold.
+SHORTEST_AXIS = 3
 MAP_NORESERVE = 0x4000  # Linux's; Python's own name for it came with 3.13
 POISON = float("nan")
 
@@ -31,9 +33,9 @@ def _storage(elements: int, like: torch.Tensor) -> torch.Tensor:
 def axes(tensor: torch.Tensor) -> list[int]:
     """The axes along which `laid_out` can lay a tensor out.
 
-    Of at least three elements: a stride of 2^31 itself needs 64 bits, and whoever multiplies by it has them.
+    A stride of 2^31 itself needs 64 bits, and whoever multiplies by it has them.
     """
-    return [axis for axis, size in enumerate(tensor.shape) if size >= 3 and tensor.numel()]
+    return [axis for axis, size in enumerate(tensor.shape) if size >= SHORTEST_AXIS and tensor.numel()]
 
 
 def laid_out(tensor: torch.Tensor, axis: int) -> torch.Tensor:

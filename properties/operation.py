@@ -17,6 +17,7 @@ from hypothesis.strategies import SearchStrategy
 import properties
 from properties.case import Case
 from properties.dtypes import DType
+from properties.far_apart import SHORTEST_AXIS
 from properties.running_error import Bounded
 from properties.tampering import nothing_else_changes
 from properties.workloads import Make
@@ -117,11 +118,24 @@ class Operation:
     workloads: Mapping[str, Mapping[str, Make]]
     source: str
 
-    def largest_example(self, dtype: DType) -> dict[str, Case]:
-        """The example with the most elements, for which there may be kernels of its own, by its name."""
+    def examples_for_offsets(self, dtype: DType) -> dict[str, Case]:
+        """Examples by their names, whose offsets are computed by steps that few cases take.
+
+        The one with the most elements, for which there may be kernels of its own; and the one with the fewest of those
+        that have an input of three axes or more, none of them short.
+        """
+
+        def elements(name: str) -> int:
+            return sum(array.size for array in made[name].inputs.values())
+
         made = {name: make(dtype) for name, make in self.examples.items()}
-        by_size = sorted(made.items(), key=lambda named: sum(array.size for array in named[1].inputs.values()))
-        return dict(by_size[-1:])
+        deep = [
+            name
+            for name, case in made.items()
+            if any(array.ndim >= 3 and min(array.shape) >= SHORTEST_AXIS for array in case.inputs.values())
+        ]
+        names = [*sorted(made, key=elements)[-1:], *sorted(deep, key=elements)[:1]]
+        return {name: made[name] for name in names}
 
 
 def operations() -> dict[str, Operation]:

@@ -207,7 +207,7 @@ class Trials:
         yield from each("forward", checks.forward_agrees, others)
         yield from each("backward", checks.backward_agrees, others)
         half = DTYPES["float16"]
-        apart = {**self.operation.largest_example(half), **_drawn(small(half, 512), 8)}
+        apart = {**self.operation.examples_for_offsets(half), **_drawn(small(half, 512), 8)}
         yield Step("offsets", checks.offsets_may_pass_32_bits, "float16", apart)
         yield from each("single gradients", checks.single_gradients_agree, first)
         yield from each("repeats", checks.repeats_bit_for_bit, first)
