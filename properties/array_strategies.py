@@ -1,6 +1,5 @@
 """Hypothesis strategies for arrays of any kind: how large, of what shape, holding what, laid out how."""
 
-import functools
 from collections.abc import Sequence
 
 import ml_dtypes
@@ -22,8 +21,6 @@ NONE = 1 / 32
 STEPS = 16
 SEEDS = st.integers(0, 2**32 - 1)
 GENERATORS = SEEDS.map(np.random.default_rng)
-# Whole numbers and their halves: exact in every type, with ties in plenty.
-ELEMENTS = st.one_of(st.integers(0, 8), st.integers(-16, 16).map(lambda half: half / 2))
 
 
 def random_size(rng: np.random.Generator, limit: int) -> int:
@@ -34,8 +31,6 @@ def random_size(rng: np.random.Generator, limit: int) -> int:
     return int(rng.choice([rng.integers(1, limit + 1), rng.integers(1, min(limit, 8) + 1), rng.choice(awkward)]))
 
 
-# Hypothesis examines a strategy before its first use, which takes longer than a draw: kept, it does so once.
-@functools.cache
 def sizes(limit: int, elements: int | None = None) -> st.SearchStrategy[int]:
     """The same from a seed, which Hypothesis repeats less; of few elements in all as it is, so that it shrinks."""
     if (limit if elements is None else elements) <= FEW_ELEMENTS:
@@ -106,7 +101,9 @@ def bulk_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...], kinds: Se
 def explicit_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
     """An array whose every element is drawn, so that a counterexample shrinks to small whole numbers."""
     count = int(np.prod(shape, dtype=np.int64))
-    flat = draw(st.lists(ELEMENTS, min_size=count, max_size=count))
+    # Whole numbers and their halves: exact in every type, with ties in plenty.
+    element = st.one_of(st.integers(0, 8), st.integers(-16, 16).map(lambda half: half / 2))
+    flat = draw(st.lists(element, min_size=count, max_size=count))
     return np.array(flat, dtype=np.float64).reshape(shape).astype(dtype.numpy)
 
 
@@ -124,11 +121,10 @@ def cotangent(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) ->
     return np.where(drawn == 1, np.array(-1, dtype=dtype.numpy), drawn)
 
 
-@functools.cache
 def layouts_for(*names: str) -> st.SearchStrategy[dict[str, str]]:
     """A layout for each named tensor: all contiguous half the time, else any mixture."""
     mixed = st.fixed_dictionaries({name: st.sampled_from(tuple(LAYOUTS)) for name in names})
-    return st.one_of(st.just(dict.fromkeys(names, "contiguous")), mixed).map(dict)
+    return st.one_of(st.just(dict.fromkeys(names, "contiguous")), mixed)
 
 
 def repeated(array: np.ndarray, axis: int = 0) -> np.ndarray:
