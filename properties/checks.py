@@ -19,7 +19,7 @@ from properties.batches import many_samples_are_alike, the_batch_does_not_matter
 from properties.case import Case
 from properties.comparison import Agreement, Disagreement, compare, expectation
 from properties.dispatch import Fallbacks
-from properties.dtypes import DType, differing, on_host
+from properties.dtypes import DType, differing
 from properties.history import history_does_not_matter, late_inputs_are_waited_for
 from properties.operation import Evaluate, Law, Result, evaluate_tensors, reference, reference_gradients
 from properties.running_error import Bounded
@@ -198,11 +198,9 @@ def law_holds(law: Law, subject: Subject, search: Search) -> None:
             record, implementation = subject.sibling(operation)
 
         def bounded(actual: Mapping[str, torch.Tensor], expected: Mapping[str, Bounded]) -> dict[str, Bounded]:
-            held = dict(zip(expected, on_host(*(actual[name] for name in expected))))
-            errors = {name: expectation(expected[name], subject.dtype).error for name in expected}
             return {
-                name: Bounded(subject.dtype.array(held[name]), errors[name], subject.dtype.arithmetic)
-                for name in expected
+                name: Bounded(array, expectation(expected[name], subject.dtype).error, subject.dtype.arithmetic)
+                for name, array in subject.dtype.arrays(actual).items()
             }
 
         @functools.cache
@@ -304,7 +302,7 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
                 if result.numel() and storage_of(result) in lent:
                     raise Failure(f"{subject}: {name} shares its memory with {lent[storage_of(result)]}")
             runs.append({name: result.detach() for name, result in results.items()})
-        held = [dict(zip(run, map(subject.dtype.array, on_host(*run.values())))) for run in runs]
+        held = [subject.dtype.arrays(run) for run in runs]
         for name in runs[0]:
             first, second = (run[name] for run in held)
             differs = np.argwhere((first != second) & ~(np.isnan(first) & np.isnan(second)))

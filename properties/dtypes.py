@@ -1,6 +1,6 @@
 """The floating-point types under test: how they round, and the arithmetic in which their kernels compute."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,10 @@ class DType:
         if tensor.dtype == torch.bfloat16:
             tensor = tensor.float()
         return tensor.numpy().astype(self.wide)
+
+    def arrays(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """The same of several by name, for which a GPU is waited for once."""
+        return dict(zip(tensors, map(self.array, on_host(*tensors.values()))))
 
     def tensor(self, array: np.ndarray, device: str) -> torch.Tensor:
         """A contiguous tensor of an array that already has this type, or of integers as they are."""

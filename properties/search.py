@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from properties.case import Case
 from properties.comparison import Agreement, Disagreement, compare, expectation
-from properties.dtypes import DType, on_host
+from properties.dtypes import DType
 from properties.operation import Operation, evaluate_tensors, reference, reference_gradients
 from properties.running_error import Bounded
 from properties.special_values import with_special_values
@@ -231,9 +231,9 @@ def compare_results(
     if problem is None:
         agreements = []
         try:
-            for name, result in zip(results, on_host(*results.values())):
+            for name, array in subject.dtype.arrays(results).items():
                 within = expectation(expected[name], subject.dtype)
-                agreements.append(compare(subject.dtype.array(result), within, subject.dtype, what[name]))
+                agreements.append(compare(array, within, subject.dtype, what[name]))
             return agreements
         except Disagreement as disagreement:
             problem = str(disagreement)
