@@ -11,6 +11,7 @@ import math
 import re
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ import torch
 from properties.performance import gate, sources
 from properties.performance.gate import Round, Verdict
 from properties.performance.gated import loaded
-from properties.performance.sources import Baseline, SourceError
+from properties.performance.sources import Baseline
 
 if TYPE_CHECKING:
     from properties.performance.plugin import Performance
@@ -110,13 +111,16 @@ class Waits:
     def of(cls, device: str, directory: Path) -> Waits:
         """Made of today's sources, with their archives in a directory."""
         lengths = torch.zeros(2, dtype=torch.int64, device=device)
+        today = sources.collected({})
+        # An address may be another process' too, which must not have these removed, nor remove them.
+        nobody_elses = {"trial": uuid.uuid4().bytes}
 
         def copy(length: torch.Tensor) -> Baseline:
             files = {
                 name: with_waits(text.decode(), length.data_ptr()).encode() if name.endswith(".cu") else text
-                for name, text in sources.collected({}).items()
+                for name, text in today.items()
             }
-            return Baseline(sources.save(directory, files))
+            return Baseline(sources.save(directory, files | nobody_elses))
 
         return cls(copy(lengths[0]), copy(lengths[1]), lengths)
 
@@ -165,41 +169,51 @@ def trial(run: Performance, say: Callable[[str], None]) -> Trial:
         run: that has ended.
         say: is told what is being measured.
     """
-    timed = {name: measurement for name, measurement in run.timed.items() if measurement.gated}
-    seconds = run.config.getoption("perf_gate_seconds")
-    candidates = {op: candidate.function for op, candidate in run.selection.candidates.items()}
+    timed = [name for name, measurement in run.timed.items() if measurement.gated]
     ratios: dict[float, dict[str, np.ndarray]] = {slowdown: {} for slowdown in (UNCHANGED, *SLOWDOWNS)}
     not_planted: dict[str, list[str]] = {}
     rng = np.random.default_rng(0)
-    directories: list[Path] = []
     with tempfile.TemporaryDirectory() as made:
         unchanged = Baseline(sources.save(Path(made), run.sources))
         waits = Waits.of(run.device, Path(made))
-        directories += [baseline.directory for baseline in (unchanged, waits.then, waits.now)]
         try:
-            for position, (name, measurement) in enumerate(timed.items(), 1):
+            for position, name in enumerate(timed, 1):
                 say(f"[{position}/{len(timed)}] {name}")
+                missing = not_planted.setdefault(name, [])
                 try:
-                    pair = run.bench.against(measurement, loaded(unchanged, measurement, candidates), rng)
-                    ratios[UNCHANGED][name] = gate.alternate(pair, seconds, rng)
-                    if measurement.contender != "cuda":
-                        continue
-                    then, now = (loaded(side, measurement, {}) for side in (waits.then, waits.now))
-                    pair = run.bench.against(measurement, then, rng, now)
-                except SourceError as error:
-                    not_planted[name] = [str(error)]
-                    continue
-                for slowdown in SLOWDOWNS:
-                    length = length_for(slowdown, run.medians[name], partial(measured, waits, pair, rng))
-                    if length is None:
-                        not_planted.setdefault(name, []).append(f"{slowdown:.0%}")
-                        continue
-                    waits.wait(length)
-                    ratios[slowdown][name] = gate.alternate(pair, seconds, rng)
+                    for slowdown, found in tried(run, name, unchanged, waits, rng):
+                        if found is None:
+                            missing.append(f"{slowdown:.0%}")
+                        else:
+                            ratios[slowdown][name] = found
+                except Exception as error:  # of one, which must not take the others' results with it
+                    missing.append(f"{type(error).__name__}: {error}")
         finally:
-            for directory in directories:
-                shutil.rmtree(directory, ignore_errors=True)
-    return Trial({slowdown: gate.decided(of, len(timed)) for slowdown, of in ratios.items()}, not_planted)
+            for copy in (waits.then, waits.now):
+                shutil.rmtree(copy.directory, ignore_errors=True)
+    verdicts = {slowdown: gate.decided(of, len(timed)) for slowdown, of in ratios.items()}
+    return Trial(verdicts, {name: missing for name, missing in not_planted.items() if missing})
+
+
+def tried(
+    run: Performance, name: str, unchanged: Baseline, waits: Waits, rng: np.random.Generator
+) -> Iterator[tuple[float, np.ndarray | None]]:
+    """One benchmark's log ratios by how much slower it was made; None for those that it could not be made."""
+    measurement, seconds = run.timed[name], run.config.getoption("perf_gate_seconds")
+    candidates = {op: candidate.function for op, candidate in run.selection.candidates.items()}
+    pair = run.bench.against(measurement, loaded(unchanged, measurement, candidates), rng)
+    yield UNCHANGED, gate.alternate(pair, seconds, rng)
+    if measurement.contender != "cuda":
+        return
+    then, now = (loaded(side, measurement, {}) for side in (waits.then, waits.now))
+    pair = run.bench.against(measurement, then, rng, now)
+    for slowdown in SLOWDOWNS:
+        length = length_for(slowdown, run.medians[name], partial(measured, waits, pair, rng))
+        if length is None:
+            yield slowdown, None
+            continue
+        waits.wait(length)
+        yield slowdown, gate.alternate(pair, seconds, rng)
 
 
 def measured(waits: Waits, pair: Callable[[], tuple[Round, Round]], rng: np.random.Generator, length: int) -> float:
