@@ -10,9 +10,9 @@ __device__ long long row_offset(long long row, long long inner, long long outer_
 }
 
 // WIDTH neighbouring columns; of strided rows one.
-template <int WIDTH, class T> __device__ Vector<T, WIDTH> take(const T* from, long long column, long long stride) {
-    if constexpr (WIDTH == 1) return Vector<T, 1>{{from[column * stride]}};
-    else return Vector<T, WIDTH>::load(from + column);
+template <int WIDTH, bool STRIDED = WIDTH == 1, class T>
+__device__ Vector<T, WIDTH> take(const T* from, long long column, long long stride) {
+    return Vector<T, WIDTH>::load(from + (STRIDED ? column * stride : column));
 }
 
 template <class C> struct Sums {
@@ -42,7 +42,7 @@ template <class C> __device__ Sums<C> sum_over_row(Sums<C> sums, int turn) {
     return {__shfl_sync(~0u, sum, 0), __shfl_sync(~0u, sum, 16)};
 }
 
-template <class T, int WIDTH, int VECTORS>
+template <class T, int WIDTH, int VECTORS, bool STRIDED = false>
 __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
     const T* __restrict__ x,           // [outer, inner, cols], strided
     const T* __restrict__ weight,      // [cols], strided
@@ -59,12 +59,19 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
     x += row_offset(row, inner, outer_stride, inner_stride);
     output += row * cols;
     const int step = blockDim.x * WIDTH;
-    const long long first = threadIdx.x * WIDTH, piece = (long long)step * VECTORS, last = (cols - 1) / piece * piece;
+    const long long first = threadIdx.x * WIDTH, piece = (long long)step * VECTORS;
+    // A division of 64 bits takes as long as several elements.
+    const long long last = cols <= piece ? 0 : (cols - 1) / piece * piece;
     Vector<T, WIDTH> data[VECTORS];
+    // As does a comparison of 64 bits for each of a few: those that are left of a piece are compared in 32.
+    auto exists = [&](long long start, int k) {
+        if constexpr (WIDTH > 1) return start + first + k * step < cols;
+        else return int(first) + k * step < (start < last ? int(piece) : int(cols - start));
+    };
     auto load = [&](long long start) {
 #pragma unroll
         for (int k = 0; k < VECTORS; k++)
-            if (start + first + k * step < cols) data[k] = take<WIDTH>(x, start + first + k * step, column_stride);
+            if (exists(start, k)) data[k] = take<WIDTH, STRIDED>(x, start + first + k * step, column_stride);
     };
 
     C mean = 0, squares = 0;
@@ -73,7 +80,7 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
         Sums<C> sum{0, 0};
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            if (start + first + k * step >= cols) continue;
+            if (!exists(start, k)) continue;
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) sum.first += C(data[k].at[j]);
         }
@@ -82,7 +89,7 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
         sum = {0, 0};
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            if (start + first + k * step >= cols) continue;
+            if (!exists(start, k)) continue;
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
                 const C centred = C(data[k].at[j]) - piece_mean;
@@ -106,9 +113,10 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
         if (start < last) load(start);
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
+            if (!exists(start, k)) continue;
             const long long column = start + first + k * step;
-            if (column >= cols) continue;
-            const auto w = take<WIDTH>(weight, column, weight_stride), b = take<WIDTH>(bias, column, bias_stride);
+            const auto w = take<WIDTH, STRIDED>(weight, column, weight_stride);
+            const auto b = take<WIDTH, STRIDED>(bias, column, bias_stride);
 #pragma unroll
             for (int j = 0; j < WIDTH; j++)
                 data[k].at[j] = T((C(data[k].at[j]) - mean) * rstd * C(w.at[j]) + C(b.at[j]));
@@ -118,24 +126,25 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
 }
 
 // The sums of weight's and bias's gradients, of the columns that a thread owns: in registers, or in shared memory, where
-// each thread keeps to its own 16 bytes in every 16 * blockDim.x.
+// each thread keeps to its own 16 bytes in every 16 * blockDim.x. Of one column at a time they are in registers.
 template <class C, int WIDTH, int VECTORS, bool SHARED> struct Accumulators {
-    static constexpr int PER_VECTOR = 2 * WIDTH / IN_16_BYTES<C>;
-    Vector<C, IN_16_BYTES<C>> own[SHARED ? 1 : VECTORS * PER_VECTOR];
+    static constexpr int TOGETHER = WIDTH == 1 ? 1 : IN_16_BYTES<C>, PER_VECTOR = 2 * WIDTH / TOGETHER;
+    using Part = Vector<C, TOGETHER>;
+    Part own[SHARED ? 1 : VECTORS * PER_VECTOR];
 
-    __device__ static Vector<C, IN_16_BYTES<C>>* shared() {
+    __device__ static Part* shared() {
         extern __shared__ __align__(16) unsigned char memory[];
-        return reinterpret_cast<Vector<C, IN_16_BYTES<C>>*>(memory) + threadIdx.x;
+        return reinterpret_cast<Part*>(memory) + threadIdx.x;
     }
     __device__ void clear() {
 #pragma unroll
         for (int i = 0; i < VECTORS * PER_VECTOR; i++) put(i, {});
     }
-    __device__ Vector<C, IN_16_BYTES<C>> get(int i) const {
+    __device__ Part get(int i) const {
         if constexpr (SHARED) return shared()[i * blockDim.x];
         else return own[i];
     }
-    __device__ void put(int i, Vector<C, IN_16_BYTES<C>> value) {
+    __device__ void put(int i, Part value) {
         if constexpr (SHARED) shared()[i * blockDim.x] = value;
         else own[i] = value;
     }
@@ -143,10 +152,10 @@ template <class C, int WIDTH, int VECTORS, bool SHARED> struct Accumulators {
     __device__ void add(int k, const C (&to_weight)[WIDTH], const C (&to_bias)[WIDTH]) {
 #pragma unroll
         for (int i = 0; i < PER_VECTOR; i++) {
-            Vector<C, IN_16_BYTES<C>> sum = get(k * PER_VECTOR + i);
+            Part sum = get(k * PER_VECTOR + i);
 #pragma unroll
-            for (int j = 0; j < IN_16_BYTES<C>; j++) {
-                const int at = i % (PER_VECTOR / 2) * IN_16_BYTES<C> + j;
+            for (int j = 0; j < TOGETHER; j++) {
+                const int at = i % (PER_VECTOR / 2) * TOGETHER + j;
                 sum.at[j] += i < PER_VECTOR / 2 ? to_weight[at] : to_bias[at];
             }
             put(k * PER_VECTOR + i, sum);
@@ -155,12 +164,17 @@ template <class C, int WIDTH, int VECTORS, bool SHARED> struct Accumulators {
     __device__ void store(int k, C* weight, C* bias) const {
 #pragma unroll
         for (int i = 0; i < PER_VECTOR; i++)
-            get(k * PER_VECTOR + i).store((i < PER_VECTOR / 2 ? weight : bias) + i % (PER_VECTOR / 2) * IN_16_BYTES<C>);
+            get(k * PER_VECTOR + i).store((i < PER_VECTOR / 2 ? weight : bias) + i % (PER_VECTOR / 2) * TOGETHER);
     }
 };
 
-template <class T, class C> __device__ void unpack(const uint4& words, C (&numbers)[IN_16_BYTES<T>]) {
-    Vector<T, IN_16_BYTES<T>> vector;
+// A vector before its elements are taken apart: half types, else so as soon as they come, would be waited for.
+template <class T, int WIDTH> struct WordsOf { using type = uint4; };
+template <class T> struct WordsOf<T, 1> { using type = T; };
+template <class T, int WIDTH> using Words = typename WordsOf<T, WIDTH>::type;
+
+template <class T, int WIDTH> __device__ void unpack(const Words<T, WIDTH>& words, Compute<T> (&numbers)[WIDTH]) {
+    Vector<T, WIDTH> vector;
     memcpy(&vector, &words, sizeof words);
     vector.unpack(numbers);
 }
@@ -168,11 +182,11 @@ template <class T, class C> __device__ void unpack(const uint4& words, C (&numbe
 // Whether 80 registers are enough for a thread of backward, else 128.
 template <class T, int VECTORS, bool SHARED> constexpr bool FEW = !SHARED && VECTORS == 2 && sizeof(T) > 2;
 
-template <class T, int VECTORS, bool SHARED>
+template <class T, int WIDTH, int VECTORS, bool SHARED>
 __global__ void __launch_bounds__(FEW<T, VECTORS, SHARED> ? 256 : 512, FEW<T, VECTORS, SHARED> ? 3 : 1)
 layer_norm_backward_kernel(
-    const T* __restrict__ grad_output,       // [outer, inner, cols], whole vectors side by side
-    const T* __restrict__ x,                 // [outer, inner, cols], whole vectors side by side
+    const T* __restrict__ grad_output,       // [outer, inner, cols], vectors of WIDTH side by side
+    const T* __restrict__ x,                 // [outer, inner, cols], vectors of WIDTH side by side
     const T* __restrict__ weight,            // [cols]
     const Compute<T>* __restrict__ mean_of,  // [outer * inner]
     const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
@@ -182,23 +196,21 @@ layer_norm_backward_kernel(
     long long x_outer_stride, long long x_inner_stride) {
     // One block owns every gridDim.x-th row, and each thread the same VECTORS vectors of all of them.
     using C = Compute<T>;
-    constexpr int WIDTH = IN_16_BYTES<T>;
     const int step = blockDim.x * WIDTH, first = threadIdx.x * WIDTH, end = cols;
     Accumulators<C, WIDTH, VECTORS, SHARED> accumulators;
     if (partial) accumulators.clear();
     // The next row is on its way while this one is summed; or, where registers are few, from when this one is summed.
-    constexpr bool EARLY = VECTORS <= 4;
+    constexpr bool EARLY = VECTORS * WIDTH * sizeof(T) <= 64;
     const C reciprocal = C(1) / C(cols);
-    // In words: half types, else taken apart as soon as they come, would be waited for.
-    uint4 xs[VECTORS], grads[VECTORS], next_xs[VECTORS], next_grads[VECTORS];
+    Words<T, WIDTH> xs[VECTORS], grads[VECTORS], next_xs[VECTORS], next_grads[VECTORS];
     const T *x_row, *grad_row;
     auto seek = [&](long long row) {
         x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
         grad_row = grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride);
     };
     auto load = [&](int k) {
-        next_xs[k] = *reinterpret_cast<const uint4*>(x_row + first + k * step);
-        next_grads[k] = *reinterpret_cast<const uint4*>(grad_row + first + k * step);
+        next_xs[k] = *reinterpret_cast<const Words<T, WIDTH>*>(x_row + first + k * step);
+        next_grads[k] = *reinterpret_cast<const Words<T, WIDTH>*>(grad_row + first + k * step);
     };
     seek(blockIdx.x);
 #pragma unroll
@@ -227,8 +239,8 @@ layer_norm_backward_kernel(
             for (int k = 0; k < VECTORS; k++) {
                 if (first + k * step >= end) continue;
                 C numbers[WIDTH], to_bias[WIDTH], w[WIDTH];
-                unpack<T>(xs[k], numbers);
-                unpack<T>(grads[k], to_bias);
+                unpack<T, WIDTH>(xs[k], numbers);
+                unpack<T, WIDTH>(grads[k], to_bias);
                 Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
 #pragma unroll
                 for (int j = 0; j < WIDTH; j++) {
@@ -245,8 +257,8 @@ layer_norm_backward_kernel(
             if (first + k * step >= end) continue;
             C numbers[WIDTH], to_weight[WIDTH], to_bias[WIDTH], w[WIDTH];
             Vector<T, WIDTH> grad;
-            unpack<T>(xs[k], numbers);
-            unpack<T>(grads[k], to_bias);
+            unpack<T, WIDTH>(xs[k], numbers);
+            unpack<T, WIDTH>(grads[k], to_bias);
             Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {

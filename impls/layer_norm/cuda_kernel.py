@@ -22,11 +22,13 @@ KERNEL = {
     for kernel in (
         "forward_kernel<{T}, {W}, 4>",
         "forward_kernel<{T}, {W}, 8>",
-        "forward_kernel<{T}, 1, 4>",
-        "backward_kernel<{T}, 2, false>",
-        *(["backward_kernel<{T}, 4, false>"] if dtype == torch.float32 else []),
-        "backward_kernel<{T}, 4, true>",
-        *(["backward_kernel<{T}, 8, true>"] if dtype == torch.float32 else []),
+        "forward_kernel<{T}, 1, 8>",
+        "forward_kernel<{T}, 1, 4, true>",
+        "backward_kernel<{T}, {W}, 2, false>",
+        *(["backward_kernel<{T}, {W}, 4, false>"] if dtype == torch.float32 else []),
+        "backward_kernel<{T}, {W}, 4, true>",
+        *(["backward_kernel<{T}, {W}, 8, true>"] if dtype == torch.float32 else []),
+        "backward_kernel<{T}, 1, 8, false>",
         "backward_means_kernel<{T}, {W}>",
         "backward_means_kernel<{T}, 1>",
         "backward_columns_kernel<{T}, {W}>",
@@ -41,7 +43,7 @@ class Plan(NamedTuple):
     """How blocks share the rows.
 
     Attributes:
-        vectors: of 16 bytes, or of one element, that a thread holds of a row; 0 where backward reads a row twice.
+        vectors: that a thread holds of a row; 0 where backward reads a row twice.
         threads: that share a row, a multiple of a warp.
         rows: of a block.
         blocks: for each multiprocessor, backward.
@@ -55,35 +57,53 @@ class Plan(NamedTuple):
     shared: bool = False
 
 
+class Access(NamedTuple):
+    """How a thread reaches the columns of what it reads.
+
+    Attributes:
+        width: elements of a vector: 16 bytes' worth where all lies in whole vectors, else 1.
+        strided: whether neighbouring columns are not side by side; vectors are of one element then.
+    """
+
+    width: int
+    strided: bool = False
+
+
 def _threads(vectors: int, each: int) -> int:
     return min(-(-vectors // (each * WARP)) * WARP, MOST_THREADS)
 
 
-def forward_plan(cols: int, width: int) -> Plan:
-    """How forward goes through rows of so many columns, at least 1, in vectors of `width`."""
-    vectors = -(-cols // width)
+def forward_plan(cols: int, access: Access) -> Plan:
+    """How forward goes through rows of so many columns, at least 1."""
+    vectors = -(-cols // access.width)
     # Few bytes a thread keep more blocks on a multiprocessor, but of long rows many warps wait long for one another.
-    each = 8 if width > 1 and vectors > 8 * WARP else 4
+    few = access.strided or (access.width > 1 and vectors <= 8 * WARP)
+    each = 4 if few else 8
     threads = _threads(vectors, each)
     return Plan(each, threads, rows=4 if threads == WARP else 1)
 
 
-def backward_plan(cols: int, dtype: torch.dtype, width: int, shared_memory: int) -> Plan:
-    """How backward goes through rows of so many columns, at least 1, in vectors of `width`."""
-    vectors = -(-cols // width)
+def backward_plan(cols: int, dtype: torch.dtype, access: Access, shared_memory: int) -> Plan:
+    """How backward goes through rows of so many columns, at least 1."""
+    vectors = -(-cols // access.width)
     # As many blocks as there are registers for: one that had to wait for another's end would come too late.
-    if width > 1 and vectors <= 2 * (512 if dtype.itemsize == 2 else 256):
+    if access.width == 1:
+        threads = _threads(vectors, 8)
+        if not access.strided and vectors <= 8 * threads:
+            return Plan(8, threads, blocks=min(MOST_THREADS // threads, 16))
+    elif vectors <= 2 * (512 if dtype.itemsize == 2 else 256):
         threads = _threads(vectors, 2)
         return Plan(2, threads, blocks=min((512 if dtype.itemsize == 2 else 768) // threads, 16))
-    if width > 1 and dtype == torch.float32 and vectors <= 4 * MOST_THREADS:
+    elif dtype == torch.float32 and vectors <= 4 * MOST_THREADS:
         threads = _threads(vectors, 4)
         return Plan(4, threads, blocks=MOST_THREADS // threads)
-    # Only in float32 do so many vectors of a row leave registers enough to compute with.
-    each = 8 if dtype == torch.float32 and vectors > 4 * MOST_THREADS else 4
-    threads = _threads(vectors, each)
-    needed = sum_bytes(each, threads, dtype)
-    if width > 1 and vectors <= each * threads and needed <= shared_memory:
-        return Plan(each, threads, blocks=min(MOST_THREADS // threads, shared_memory // needed), shared=True)
+    else:
+        # Only in float32 do so many vectors of a row leave registers enough to compute with.
+        each = 8 if dtype == torch.float32 else 4
+        threads = _threads(vectors, each)
+        needed = sum_bytes(each, threads, dtype)
+        if vectors <= each * threads and needed <= shared_memory:
+            return Plan(each, threads, blocks=min(MOST_THREADS // threads, shared_memory // needed), shared=True)
     threads = _threads(vectors, 4)
     return Plan(0, threads, rows=4 if threads == WARP else 1, blocks=8)
 
@@ -101,13 +121,14 @@ def shared_memory(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 2048
 
 
-def vector_width(cols: int, parameters: tuple[torch.Tensor, ...], rows: list[Rows]) -> int:
-    """16 bytes' worth of elements where all that is read lies in whole vectors, else 1."""
+def access_to(cols: int, parameters: tuple[torch.Tensor, ...], rows: list[Rows]) -> Access:
+    """The widest that all that is read allows."""
+    if any(row.column_stride != 1 for row in rows) or (cols > 1 and any(p.stride(0) != 1 for p in parameters)):
+        return Access(1, strided=True)
     width = 16 // parameters[0].element_size()
     starts = [tensor.data_ptr() for tensor in (*parameters, *(row.tensor for row in rows))]
     steps = [cols, *(stride for row in rows for stride in (row.outer_stride, row.inner_stride))]
-    unit = all(row.column_stride == 1 for row in rows) and all(p.stride(0) == 1 for p in parameters)
-    return width if unit and not any(s % 16 for s in starts) and not any(s % width for s in steps) else 1
+    return Access(1 if any(s % 16 for s in starts) or any(s % width for s in steps) else width)
 
 
 def launch_forward(
@@ -123,9 +144,10 @@ def launch_forward(
     """Write output, mean and rstd of rows that are not empty."""
     cols, num_rows = x.shape[-1], mean.shape[0]
     inner, (rows,) = as_rows(x)
-    width = vector_width(cols, (weight, bias), [rows])
-    plan = plan or forward_plan(cols, width)
-    KERNEL[x.dtype, f"forward_kernel<{{T}}, {'{W}' if width > 1 else 1}, {plan.vectors}>"].launch(
+    access = access_to(cols, (weight, bias), [rows])
+    plan = plan or forward_plan(cols, access)
+    kind = f"{'{W}' if access.width > 1 else 1}, {plan.vectors}{', true' if access.strided else ''}"
+    KERNEL[x.dtype, f"forward_kernel<{{T}}, {kind}>"].launch(
         -(-num_rows // plan.rows),
         (plan.threads, plan.rows),
         rows.tensor,
@@ -159,19 +181,20 @@ def launch_backward(
     """Write the gradients that are needed, of rows that are not empty."""
     dtype, cols, num_rows = x.dtype, x.shape[-1], mean.shape[0]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
-    width = vector_width(cols, (weight,), [grad_rows, rows])
-    plan = plan or backward_plan(cols, dtype, width, shared_memory(x.device))
+    access = access_to(cols, (weight,), [grad_rows, rows])
+    kind = "{W}" if access.width > 1 else "1"
+    plan = plan or backward_plan(cols, dtype, access, shared_memory(x.device))
     inputs = (grad_rows.tensor, rows.tensor, weight, mean, rstd)
     most = plan.blocks * multiprocessors(x.device)
     if plan.vectors:
         partials = min(num_rows, most)
     else:
         threads = min(plan.threads, 128)
-        column_blocks = -(-cols // (threads * width))
+        column_blocks = -(-cols // (threads * access.width))
         partials = min(-(-num_rows // 4), max(1, most // column_blocks))
     partial = mean.new_empty((2, partials, cols)) if needs.parameters else None
     if plan.vectors:
-        KERNEL[dtype, f"backward_kernel<{{T}}, {plan.vectors}, {str(plan.shared).lower()}>"].launch(
+        KERNEL[dtype, f"backward_kernel<{{T}}, {kind}, {plan.vectors}, {str(plan.shared).lower()}>"].launch(
             partials,
             plan.threads,
             *inputs,
@@ -185,7 +208,6 @@ def launch_backward(
             shared_bytes=sum_bytes(plan.vectors, plan.threads, dtype) if plan.shared else 0,
         )
     else:
-        kind = "{W}" if width > 1 else "1"
         means = mean.new_empty((2, num_rows)) if needs.x else None
         sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))
         if needs.x:
