@@ -114,6 +114,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "all_full_int32": example([7] * 9, 7, np.int32),
     "one_sample_of_thousands": example([5001], 5001, np.int32),
     "many_samples_of_one": example([1] * 600, 1),
+    "full_one_row_before_a_block_ends": example([0, 127], 127),
     "offsets_strided_over_several_samples": example([2, 0, 3, 1], 3, layouts={"offsets": "sliced_columns"}),
     "pred_and_target_strided": example([2, 0, 3, 1], 3, np.int32, {"pred": "transposed", "target": "axes_reversed"}),
     "articles_batch": articles_batch,

@@ -20,7 +20,10 @@ from impls.giou.triton_boxes import (
 from impls.giou_loss_ragged.operators import define_giou_loss_ragged
 from impls.launch import cdiv, next_power_of_2, resident
 
-BLOCK_ROWS = 512
+# Backward: rows of pred that a program of one warp takes at a time, and how often. Most have no target box, and the
+# fewer at a time, the more often none has.
+BLOCK_ROWS = 128
+CHUNKS = 4
 BLOCK_FORWARD = 256
 PROGRAMS_PER_MULTIPROCESSOR = 8
 
@@ -130,39 +133,55 @@ def giou_loss_ragged_backward_kernel(
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
-    # One program owns BLOCK_ROWS consecutive rows of pred, and the target boxes that meet them.
-    rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    mask = rows < num_rows
+    # One program owns CHUNKS * BLOCK_ROWS consecutive rows of pred, and the target boxes that meet them.
     eps = tl.full((), eps, COMPUTE)
     grad = -tl.load(grad_output_ptr).to(COMPUTE) / tl.full((), total, COMPUTE)
-    sample = rows // max_boxes
-    place = (rows - sample * max_boxes).to(tl.int64)
-    first = tl.load(offsets_ptr + sample.to(tl.int64) * offsets_stride, mask=mask, other=0).to(tl.int64)
-    last = tl.load(offsets_ptr + (sample.to(tl.int64) + 1) * offsets_stride, mask=mask, other=0).to(tl.int64)
-    box = first + place
-    # The last two hold for offsets that fit; others must not lead outside of target.
-    valid = mask & (box < last) & (box >= 0) & (box < total)
-    pred_at = rows if PACKED_PRED else row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
-    ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, valid, COMPUTE, PACKED_PRED)
-    bx1, by1, bx2, by2 = load_boxes(
-        target_ptr, rows, box * target_stride, target_coordinate_stride, valid, COMPUTE, False
-    )
-    grads = tl.zeros((BLOCK_ROWS,), COMPUTE) + grad
-    union, width, height, hull_width, hull_height = grad_of_areas(grads, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
-    if NEEDS_PRED:
-        x1, y1, x2, y2 = grad_of_box(
-            ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, union, width, height, hull_width, hull_height
-        )
-        zero = tl.zeros((BLOCK_ROWS,), COMPUTE)
-        x1, y1 = tl.where(valid, x1, zero), tl.where(valid, y1, zero)
-        x2, y2 = tl.where(valid, x2, zero), tl.where(valid, y2, zero)
-        store_boxes(grad_pred_ptr, rows, x1, y1, x2, y2, mask)
-    if NEEDS_TARGET:
-        x1, y1, x2, y2 = grad_of_box(
-            bx1, by1, bx2, by2, ax1, ay1, ax2, ay2, union, width, height, hull_width, hull_height
-        )
-        store_boxes(grad_target_ptr, box, x1, y1, x2, y2, valid)
+    zero = tl.zeros((BLOCK_ROWS,), COMPUTE)
+    for chunk in range(CHUNKS):
+        begin = (tl.program_id(0).to(INDEX) * CHUNKS + chunk) * BLOCK_ROWS
+        if begin < num_rows:
+            rows = begin + tl.arange(0, BLOCK_ROWS)
+            mask = rows < num_rows
+            sample = (begin // max_boxes).to(tl.int64)
+            place = begin - sample * max_boxes
+            boxes = tl.load(offsets_ptr + (sample + 1) * offsets_stride).to(tl.int64)
+            boxes -= tl.load(offsets_ptr + sample * offsets_stride).to(tl.int64)
+            if (place >= boxes) & (place + BLOCK_ROWS <= max_boxes):
+                # All of one sample, which has no target box for any of them.
+                if NEEDS_PRED:
+                    store_boxes(grad_pred_ptr, rows, zero, zero, zero, zero, mask)
+            else:
+                samples = rows // max_boxes
+                places = (rows - samples * max_boxes).to(tl.int64)
+                offsets_at = offsets_ptr + samples.to(tl.int64) * offsets_stride
+                box = tl.load(offsets_at, mask=mask, other=0).to(tl.int64) + places
+                last = tl.load(offsets_at + offsets_stride, mask=mask, other=0).to(tl.int64)
+                # The last two hold for offsets that fit; others must not lead outside of target.
+                valid = mask & (box < last) & (box >= 0) & (box < total)
+                pred_at = rows if PACKED_PRED else row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
+                ax1, ay1, ax2, ay2 = load_boxes(
+                    pred_ptr, rows, pred_at, pred_coordinate_stride, valid, COMPUTE, PACKED_PRED
+                )
+                bx1, by1, bx2, by2 = load_boxes(
+                    target_ptr, rows, box * target_stride, target_coordinate_stride, valid, COMPUTE, False
+                )
+                union, width, height, hull_width, hull_height = grad_of_areas(
+                    zero + grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps
+                )
+                if NEEDS_PRED:
+                    x1, y1, x2, y2 = grad_of_box(
+                        ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, union, width, height, hull_width, hull_height
+                    )
+                    x1, y1 = tl.where(valid, x1, zero), tl.where(valid, y1, zero)
+                    x2, y2 = tl.where(valid, x2, zero), tl.where(valid, y2, zero)
+                    store_boxes(grad_pred_ptr, rows, x1, y1, x2, y2, mask)
+                if NEEDS_TARGET:
+                    x1, y1, x2, y2 = grad_of_box(
+                        bx1, by1, bx2, by2, ax1, ay1, ax2, ay2, union, width, height, hull_width, hull_height
+                    )
+                    store_boxes(grad_target_ptr, box, x1, y1, x2, y2, valid)
 
 
 def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float) -> torch.Tensor:
@@ -210,7 +229,7 @@ def _backward(
     if total == 0:
         return grad_pred.zero_(), grad_target
     with triton_launch.on(pred.device):
-        giou_loss_ragged_backward_kernel[(cdiv(num_rows, BLOCK_ROWS),)](
+        giou_loss_ragged_backward_kernel[(cdiv(num_rows, CHUNKS * BLOCK_ROWS),)](
             grad_output,
             pred,
             target,
@@ -228,8 +247,10 @@ def _backward(
             NEEDS_TARGET=needs_target,
             PACKED_PRED=packed(pred),
             COMPUTE=COMPUTE[pred.dtype],
-            INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
+            INDEX=triton_launch.index_type(num_rows + CHUNKS * BLOCK_ROWS),
             BLOCK_ROWS=BLOCK_ROWS,
+            CHUNKS=CHUNKS,
+            num_warps=1,
         )
     return grad_pred, grad_target
 
