@@ -184,8 +184,7 @@ class Bench:
             return call, "host, until the call returns" if self.device == "cuda" else "host"
         call.run(1)
         # For so long the host is busy with a call, which the device must be kept from finishing.
-        host = HostClock()
-        clock.host_seconds = max(one_round(host, lambda: call.run(1), torch.cuda.synchronize) for _ in range(3))
+        clock.host_seconds = max(one_round(HostClock(), lambda: call.run(1), torch.cuda.synchronize) for _ in range(3))
         if in_graph is None:
             in_graph = min(one_round(clock, lambda: call.run(1), call.poison) for _ in range(5)) < GRAPH_SECONDS
         if not in_graph:
@@ -283,6 +282,7 @@ class Bench:
             "device": self.device,
             "shapes": {name: list(array.shape) for name, array in workload.case.inputs.items()},
             "timed": how,
+            "late_rounds": getattr(clock, "late_rounds", 0),
             "calls_per_round": clock.calls,
             "bytes": cost.bytes,
             "flops": cost.flops,

@@ -1,5 +1,6 @@
 """What is timed is what is checked, and clocks give the time of the device and not of the host."""
 
+import gc
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from impls import backends
 from properties import giou, giou_loss, giou_loss_ragged, layer_norm, matmul, softmax, vector_add, workloads
@@ -61,6 +63,9 @@ class SimulatedGpu:
         self.enqueue(0.0)
         return self.free
 
+    def passed(self, event: float) -> bool:
+        return event <= self.host
+
     def seconds_between(self, start: float, end: float) -> float:
         self.host = max(self.host, end)
         return end - start
@@ -86,6 +91,26 @@ def test_device_clock_gives_the_devices_time_and_not_the_hosts() -> None:
     clock.host_seconds = 40e-6
     assert kept_waiting > 40e-6  # what is measured where nothing keeps the device busy
     assert one_round(clock, lambda: kernel.run(1)) == pytest.approx(8e-6)
+
+
+def test_rounds_of_a_host_that_is_slower_than_it_was_are_made_again() -> None:
+    gpu = SimulatedGpu()
+    clock, kernel = DeviceClock(gpu), Kernel(gpu, 8e-6, launch_seconds=500e-6)
+    clock.host_seconds = 40e-6
+    assert one_round(clock, lambda: kernel.run(1)) == pytest.approx(8e-6)
+    assert clock.late_rounds == 3  # kept busy for 80, 160 and 320 us
+    assert not clock.late
+    assert one_round(clock, lambda: kernel.run(1)) == pytest.approx(8e-6)
+    assert clock.late_rounds == 3
+
+
+def test_a_host_that_is_ever_slower_does_not_keep_a_round_for_good() -> None:
+    gpu = SimulatedGpu()
+    clock = DeviceClock(gpu)
+    clock.host_seconds = 1e-6
+    rounds = iter(range(1, 100))
+    assert one_round(clock, lambda: gpu.enqueue(8e-6, 10.0 ** next(rounds))) > 1
+    assert clock.late_rounds < 100
 
 
 def test_device_clock_divides_by_the_calls_of_a_round() -> None:
@@ -209,6 +234,24 @@ def test_a_call_that_writes_nothing_does_not_find_the_former_result() -> None:
 
     with pytest.raises(Disagreement, match="output"):
         check("vector_add", small(vector_add.random_case(9)), lazy, "forward")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("backend", ["torch", "cuda"])  # Triton's interpreter has cycles of its own
+@pytest.mark.parametrize("operation", sorted(operations()))
+def test_tensors_of_a_call_go_with_it(operation: str, backend: str, direction: str) -> None:
+    # Whole gigabytes would wait for Python's collector of cycles, which counts objects, and these are few.
+    gc.collect()
+    gc.disable()
+    try:
+        workload, function = TILED[operation](FLOAT32), backends.load(operation, backend)
+        call = Call(function, operations()[operation], workload, FLOAT32, "cpu", direction)
+        call.run(2)
+        held = [StorageWeakRef(t.untyped_storage()) for t in (*call.tensors.values(), *call.results.values())]
+        del call
+        assert all(storage.expired() for storage in held)
+    finally:
+        gc.enable()
 
 
 def test_results_that_are_inputs_are_not_overwritten() -> None:
