@@ -9,7 +9,7 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +18,9 @@ import numpy as np
 WORTH_FINDING = math.log(1.02)
 # Less than this is nobody's concern, however certain it is.
 LEAST = math.log(1.01)
+# Of the host's time. It depends on where a process' code and objects lie, which is so for as long as the process lives:
+# unchanged code, loaded twice, differed by up to 1.5%.
+LEAST_OF_HOST = math.log(1.03)
 # Of all benchmarks together: the chance that any is called slower or faster which is not.
 FAMILY_LEVEL = 0.05
 # One-sided 95%: the chance that the first stage lets a difference pass that is worth finding.
@@ -27,6 +30,7 @@ ASSUMED_SPREAD = 0.02
 LEAST_SPREAD = 0.001
 RUNS_FOR_A_SPREAD = 4
 EPOCHS = 20
+TRIMMED = 0.1  # of the epochs, at either end
 RESAMPLES = 20_000
 FEWEST_TURNS, MOST_TURNS = 3, 40
 
@@ -131,14 +135,30 @@ def alternate(
 
 @functools.cache
 def _resamples(count: int) -> np.ndarray:
-    """How often each of so many values is in each resample, as a share."""
-    drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
-    return drawn / count
+    """Which of so many values are in each resample, in order."""
+    return np.sort(np.random.default_rng(0).integers(0, count, (RESAMPLES, count)))
+
+
+def trimmed_mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean along the last axis without some values at either end, and its standard error (Tukey, McLaughlin, 1963).
+
+    Args:
+        values: sorted along that axis; at least two.
+    """
+    count = values.shape[-1]
+    cut = int(TRIMMED * count)
+    inner = values[..., cut : count - cut]
+    winsorized = np.clip(values, inner[..., :1], inner[..., -1:])
+    share = inner.shape[-1] / count
+    return inner.mean(axis=-1), winsorized.std(axis=-1, ddof=1) / (share * math.sqrt(count))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean log ratio and its bootstrap: how far resamples' means lie from it, in their own standard errors."""
+    """A log ratio and its bootstrap: how far resamples' trimmed means lie from it, in their own standard errors.
+
+    Trimmed, as an epoch in which something else ran beside one of the two would hide what all others say.
+    """
 
     mean: float
     error: float
@@ -147,14 +167,12 @@ class Estimate:
     @classmethod
     def of(cls, ratios: np.ndarray) -> "Estimate":
         """From one log ratio an epoch (Efron and Tibshirani, An Introduction to the Bootstrap, section 12.5)."""
-        shares = _resamples(len(ratios))
-        error = float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
-        centred = ratios - ratios.mean()
-        means = shares @ centred
-        errors = np.sqrt(np.maximum(shares @ centred**2 - means**2, 0) / (len(ratios) - 1))
+        ordered = np.sort(ratios)
+        mean, error = map(float, trimmed_mean(ordered))
+        means, errors = trimmed_mean(ordered[_resamples(len(ordered))])
         # A resample of one value over and over says nothing of how it would vary.
         kept = errors > 1e-3 * error
-        return cls(float(ratios.mean()), error, np.sort(means[kept] / errors[kept]))
+        return cls(mean, error, np.sort((means[kept] - mean) / errors[kept]))
 
     @property
     def p_value(self) -> float:
@@ -175,12 +193,15 @@ class Estimate:
         return self.mean - float(high) * self.error, self.mean - float(low) * self.error
 
 
-def decided(measured: Mapping[str, np.ndarray], benchmarks: int) -> list[Verdict]:
+def decided(
+    measured: Mapping[str, np.ndarray], benchmarks: int, of_host: Collection[str] = frozenset()
+) -> list[Verdict]:
     """The second stage's verdicts, corrected for the number of benchmarks by Holm's procedure.
 
     Args:
         measured: the log ratios of each suspect.
         benchmarks: how many were compared in all, suspect or not.
+        of_host: those whose time is the host's.
     """
     estimates = {name: Estimate.of(ratios) for name, ratios in measured.items()}
     verdicts = []
@@ -189,9 +210,11 @@ def decided(measured: Mapping[str, np.ndarray], benchmarks: int) -> list[Verdict
         level = FAMILY_LEVEL / (benchmarks - rank)
         rejecting &= estimate.p_value <= level
         low, high = estimate.interval(level)
-        if rejecting and abs(estimate.mean) >= LEAST:
+        least = LEAST_OF_HOST if name in of_host else LEAST
+        worth_finding = max(least, WORTH_FINDING)
+        if rejecting and abs(estimate.mean) >= least:
             verdict = "slower" if estimate.mean > 0 else "faster"
-        elif low > -WORTH_FINDING and high < WORTH_FINDING:
+        elif low > -worth_finding and high < worth_finding:
             verdict = "same"
         else:
             verdict = "ambiguous"

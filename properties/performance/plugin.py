@@ -17,7 +17,8 @@ from properties.matrix import Matrix
 from properties.performance import machine, report, sources, static
 from properties.performance.gated import Gated, Record
 from properties.performance.measurement import Bench, Measurement, measurements, ratios
-from properties.performance.trial import Trial, trial
+from properties.performance.timing import HostClock
+from properties.performance.trial import Trial, slowdowns, trial
 
 # Timed where no --dtype is given: what models are trained in.
 DTYPES_TIMED = {"cpu": ("float32",), "cuda": ("bfloat16", "float32")}
@@ -38,6 +39,13 @@ def add_options(parser: pytest.Parser) -> None:
         "--perf-gate-trial",
         action="store_true",
         help="try the gate on what was timed: how often it accuses unchanged code, and finds a planted slowdown",
+    )
+    group.addoption(
+        "--perf-gate-slowdowns",
+        type=slowdowns,
+        default=slowdowns("1,2,5,10"),
+        metavar="PERCENT[,PERCENT...]",
+        help="that a trial plants (1,2,5,10); 0 for none",
     )
     group.addoption("--report", type=Path, metavar="DIR", help="write DIR/index.html, of this run and of others there")
 
@@ -119,6 +127,11 @@ class Performance:
     def medians(self) -> dict[str, float]:
         """Today's, by benchmark."""
         return {one["fullname"]: one["median"] for one in self.benchmarks}
+
+    @property
+    def of_host(self) -> set[str]:
+        """The benchmarks whose time is the host's."""
+        return {name for name, measurement in self.timed.items() if isinstance(measurement.clock, HostClock)}
 
     @cached_property
     def static(self) -> dict[str, Any]:

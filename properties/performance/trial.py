@@ -7,6 +7,7 @@ anew. How long it must be for a benchmark to become so much slower is found out 
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 import shutil
@@ -24,13 +25,13 @@ import torch
 from properties.performance import gate, sources
 from properties.performance.gate import Round, Verdict
 from properties.performance.gated import loaded
+from properties.performance.measurement import HOST
 from properties.performance.sources import Baseline
 
 if TYPE_CHECKING:
     from properties.performance.plugin import Performance
 
 UNCHANGED = 0.0
-SLOWDOWNS = (0.01, 0.02, 0.05, 0.10)
 # How far what was measured may be from the log ratio that is to be planted, as a share of it: enough to stop there,
 # and enough to be content with where nothing closer was found.
 NEAR, FAR = 0.1, 0.5
@@ -67,12 +68,24 @@ def with_waits(source: str, address: int) -> str:
     return "".join([*parts, source[end:]])
 
 
+def slowdowns(text: str) -> tuple[float, ...]:
+    """What an option's percentages stand for: "1,5" for 0.01 and 0.05, "0" for none."""
+    try:
+        percentages = [float(part) for part in text.split(",")]
+    except ValueError:
+        percentages = [math.nan]
+    if not all(0 <= percentage < math.inf for percentage in percentages):
+        raise argparse.ArgumentTypeError(f"percentages are wanted, as in 1,2,5,10 or 0, not {text!r}")
+    return tuple(dict.fromkeys(percentage / 100 for percentage in percentages if percentage))
+
+
 @dataclass(frozen=True)
 class Trial:
     """What the gate said, by how much slower each benchmark had been made; `UNCHANGED` are those that had not."""
 
     verdicts: Mapping[float, Sequence[Verdict]]
     not_planted: Mapping[str, Sequence[str]]  # by benchmark: which, or why
+    left: int = 0  # benchmarks that it was stopped before
 
     @property
     def false_alarms(self) -> list[Verdict]:
@@ -82,13 +95,15 @@ class Trial:
     def lines(self) -> Iterator[str]:
         """For the terminal."""
         yield f"unchanged: {len(self.false_alarms)} false alarms of {len(self.verdicts[UNCHANGED])}"
+        if self.left:
+            yield f"stopped: {self.left} benchmarks were not tried"
         for slowdown, verdicts in self.verdicts.items():
             if slowdown == UNCHANGED or not verdicts:
                 continue
             slower = sum(verdict.verdict == "slower" for verdict in verdicts)
             measured = sorted(verdict.ratio - 1 for verdict in verdicts)
             yield (
-                f"planted {slowdown:.0%}, measured {measured[0]:+.1%} to {measured[-1]:+.1%}:"
+                f"planted {100 * slowdown:g}%, measured {measured[0]:+.1%} to {measured[-1]:+.1%}:"
                 f" {slower} of {len(verdicts)} called slower"
             )
         for name, what in self.not_planted.items():
@@ -96,7 +111,7 @@ class Trial:
         for slowdown, verdicts in self.verdicts.items():
             for verdict in verdicts:
                 if (verdict.verdict == "slower") != (slowdown != UNCHANGED) or verdict.verdict == "faster":
-                    yield f"{slowdown:.0%} planted, said: {verdict}"
+                    yield f"{100 * slowdown:g}% planted, said: {verdict}"
 
 
 @dataclass(frozen=True)
@@ -129,18 +144,18 @@ class Waits:
         self.lengths[1] = length
 
 
-def length_for(slowdown: float, seconds: float, measured: Callable[[int], float]) -> int | None:
+def length_for(slowdown: float, seconds: float, measured: Callable[[int], float], length: int = 1) -> int | None:
     """How long kernels must wait for a call to take so much longer; None where that is not found.
 
     Args:
         slowdown: 0.02 for 2%.
         seconds: that a call takes.
         measured: the log ratio of the call's time to its time without waiting, by the length of the wait.
+        length: to begin with; where nothing is known a low one, as many threads may wait one after another.
     """
     wanted = math.log1p(slowdown)
     low, high = (0, 0.0), (0, math.inf)  # lengths, and what they came to
     nearest, least = 0, math.inf
-    length = 1  # as many threads may wait one after another, the first guess is a low one
     for _ in range(MOST_STEPS):
         ratio = measured(length)
         if abs(ratio - wanted) < least:
@@ -170,7 +185,9 @@ def trial(run: Performance, say: Callable[[str], None]) -> Trial:
         say: is told what is being measured.
     """
     timed = [name for name, measurement in run.timed.items() if measurement.gated]
-    ratios: dict[float, dict[str, np.ndarray]] = {slowdown: {} for slowdown in (UNCHANGED, *SLOWDOWNS)}
+    planted = run.config.getoption("perf_gate_slowdowns")
+    ratios: dict[float, dict[str, np.ndarray]] = {slowdown: {} for slowdown in (UNCHANGED, *planted)}
+    left = 0
     not_planted: dict[str, list[str]] = {}
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as made:
@@ -183,16 +200,19 @@ def trial(run: Performance, say: Callable[[str], None]) -> Trial:
                 try:
                     for slowdown, found in tried(run, name, unchanged, waits, rng):
                         if found is None:
-                            missing.append(f"{slowdown:.0%}")
+                            missing.append(f"{100 * slowdown:g}%")
                         else:
                             ratios[slowdown][name] = found
                 except Exception as error:  # of one, which must not take the others' results with it
                     missing.append(f"{type(error).__name__}: {error}")
+                except KeyboardInterrupt:
+                    left = len(timed) - position + 1
+                    break
         finally:
             for copy in (waits.then, waits.now):
                 shutil.rmtree(copy.directory, ignore_errors=True)
-    verdicts = {slowdown: gate.decided(of, len(timed)) for slowdown, of in ratios.items()}
-    return Trial(verdicts, {name: missing for name, missing in not_planted.items() if missing})
+    verdicts = {slowdown: gate.decided(of, len(timed), run.of_host) for slowdown, of in ratios.items()}
+    return Trial(verdicts, {name: missing for name, missing in not_planted.items() if missing}, left)
 
 
 def tried(
@@ -203,15 +223,18 @@ def tried(
     candidates = {op: candidate.function for op, candidate in run.selection.candidates.items()}
     pair = run.bench.against(measurement, loaded(unchanged, measurement, candidates), rng)
     yield UNCHANGED, gate.alternate(pair, seconds, rng)
-    if measurement.contender != "cuda":
+    planted = run.config.getoption("perf_gate_slowdowns")
+    if measurement.contender != "cuda" or measurement.direction == HOST or not planted:
         return
     then, now = (loaded(side, measurement, {}) for side in (waits.then, waits.now))
     pair = run.bench.against(measurement, then, rng, now)
-    for slowdown in SLOWDOWNS:
-        length = length_for(slowdown, run.medians[name], partial(measured, waits, pair, rng))
+    first = 1
+    for slowdown in planted:
+        length = length_for(slowdown, run.medians[name], partial(measured, waits, pair, rng), first)
         if length is None:
             yield slowdown, None
             continue
+        first = length  # of the next, which is as a rule a larger one
         waits.wait(length)
         yield slowdown, gate.alternate(pair, seconds, rng)
 

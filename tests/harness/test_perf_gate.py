@@ -1,5 +1,6 @@
 """The gate finds what became slower and leaves the rest in peace: on made-up times, and on a planted slowdown."""
 
+import argparse
 import math
 import os
 import re
@@ -7,16 +8,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from properties.performance import gate, sources, static
+from properties.performance import trial as trial_module
 from properties.performance.gate import Verdict, alternate, decided, matched, run_spread, screened
-from properties.performance.trial import UNCHANGED, Trial, Waits, length_for, with_waits
+from properties.performance.trial import UNCHANGED, Trial, Waits, length_for, slowdowns, trial, with_waits
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = 200
@@ -62,6 +66,21 @@ def test_planted_slowdowns_are_found_among_others(slowdown: float, spread: float
     verdicts = found([slowdown] * planted + [0.0] * (BENCHMARKS - planted), spread, seed=11)
     assert verdicts[:planted].count("slower") >= least * planted
     assert not {"slower", "faster"} & set(verdicts[planted:])
+
+
+def test_epochs_that_something_else_disturbed_hide_no_slowdown() -> None:
+    rng = np.random.default_rng(6)
+    ratios = {str(i): log_ratios(rng, 0.02, 0.005) for i in range(50)}
+    for disturbed in ratios.values():
+        disturbed[rng.choice(gate.EPOCHS, 2, replace=False)] += rng.choice([-1, 1], 2) * rng.uniform(0.3, 1.0, 2)
+    assert {verdict.verdict for verdict in decided(ratios, BENCHMARKS)} == {"slower"}
+
+
+def test_of_the_hosts_time_two_per_cent_are_of_no_concern() -> None:
+    rng = np.random.default_rng(7)
+    ratios = {name: log_ratios(rng, slowdown, 0.005) for name, slowdown in (("2%", 0.02), ("5%", 0.05))}
+    assert {v.name: v.verdict for v in decided(ratios, 10)} == {"2%": "slower", "5%": "slower"}
+    assert {v.name: v.verdict for v in decided(ratios, 10, {"2%", "5%"})} == {"2%": "same", "5%": "slower"}
 
 
 def test_what_became_faster_is_said_to_be() -> None:
@@ -348,6 +367,37 @@ def test_a_trial_tells_false_alarms_and_what_was_not_found() -> None:
         "not planted: 2%, 10% in c",
     ]
     assert [line.partition(",")[0] for line in lines[3:]] == ["0% planted", "0% planted", "2% planted"]
+
+
+@pytest.mark.parametrize(("text", "planted"), [("1,2.5,10", (0.01, 0.025, 0.1)), ("0", ()), ("5,0,5", (0.05,))])
+def test_what_is_planted_can_be_chosen(text: str, planted: tuple[float, ...]) -> None:
+    assert slowdowns(text) == pytest.approx(planted)
+
+
+@pytest.mark.parametrize("text", ["", "two", "1,", "-1", "nan", "inf"])
+def test_what_is_no_percentage_cannot_be_planted(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="percentages"):
+        slowdowns(text)
+
+
+def test_a_trial_that_is_stopped_tells_what_it_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(run: Any, name: str, *_: Any) -> Iterator[tuple[float, np.ndarray]]:
+        if name == "second":
+            raise KeyboardInterrupt
+        yield UNCHANGED, np.linspace(-1e-3, 1e-3, 20)
+
+    monkeypatch.setattr(trial_module, "tried", tried)
+    run: Any = SimpleNamespace(
+        timed={name: SimpleNamespace(gated=True) for name in ("first", "second", "third")},
+        config=SimpleNamespace(getoption=lambda name: ()),
+        device="cpu",
+        sources={},
+        of_host=set(),
+    )
+    assert list(trial(run, lambda line: None).lines()) == [
+        "unchanged: 0 false alarms of 1",
+        "stopped: 2 benchmarks were not tried",
+    ]
 
 
 def test_a_run_puts_the_gate_on_trial() -> None:

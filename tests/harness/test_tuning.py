@@ -1,14 +1,16 @@
 """Which configuration a launch takes: measured once, kept, never while a graph is captured, and forced where asked."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from impls import tuning
+from impls import backends, tuning
 from impls.cuda_compile import CudaError
 from impls.tuning import Configuration, Tuner
+from properties.performance import sources
 
 GPU = torch.device("cuda", 0)
 TIMES = {"slow": 3.0, "fast": 1.0, "too_large": None}
@@ -103,3 +105,21 @@ def test_configurations_are_listed(measured: list[str]) -> None:
     tuner()
     assert tuning.kernels() == ("kernel",)
     assert [configuration.name for configuration in tuning.configurations("kernel")] == ["slow", "too_large", "fast"]
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_baselines_kernels_run_as_todays_while_they_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    today = sources.collected({})
+    changed = today | {name: text + b"\n" for name, text in today.items() if name.endswith("matmul/triton_kernel.py")}
+    files = []
+    for of in (today, changed):
+        baseline = sources.Baseline(sources.save(tmp_path, of))
+        baseline.load("matmul", "triton")
+        module = sys.modules[f"{baseline.package}.matmul.triton_kernel"]
+        files.append(module.TUNER._file(GPU))
+    backends.load("matmul", "triton")
+    now = sys.modules["impls.matmul.triton_kernel"].TUNER._file(GPU)
+    assert files[0] == now != files[1]
