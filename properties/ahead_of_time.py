@@ -35,11 +35,21 @@ def needs(kernel: Any) -> dict[str, Any]:
     return {**vars(kernel), "instruction_counts": dict(kernel.instruction_counts)}
 
 
-def representative(examples: list[Case]) -> list[Case]:
-    """The largest example as it is, and with every input strided: the two ways in which kernels are specialised."""
-    largest = max(examples, key=lambda case: sum(array.size for array in case.inputs.values()))
+def representative(examples: list[Case], dtype: str) -> list[Case]:
+    """Cases of the ways in which kernels are specialised: the largest example as it is, and with every input strided.
+
+    Of one dtype, as it is alike for all, the smallest too: where a size is 1, it is a constant.
+    """
+
+    def size(case: Case) -> int:
+        return sum(array.size for array in case.inputs.values())
+
+    largest = max(examples, key=size)
     strided = dict.fromkeys((*largest.inputs, "grad_output"), "sliced_columns")
-    return [largest, dataclasses.replace(largest, layouts=strided)]
+    cases = [largest, dataclasses.replace(largest, layouts=strided)]
+    if dtype == "float32":
+        cases.append(min((case for case in examples if all(a.size for a in case.inputs.values())), key=size))
+    return cases
 
 
 def is_for(kernel: CudaKernel, dtype: str) -> bool:
@@ -55,7 +65,7 @@ def answer(operation_name: str, dtype_name: str, *capabilities: str) -> str:
 
     operation, dtype = operations()[operation_name], DTYPES[dtype_name]
     implementation = backends.load(operation_name, "triton")
-    cases = representative([make(dtype) for make in operation.examples.values()])
+    cases = representative([make(dtype) for make in operation.examples.values()], dtype_name)
     resources = []
     for capability in map(int, capabilities):
         with triton_compile.compiled_for(capability) as compiled:

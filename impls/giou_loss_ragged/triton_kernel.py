@@ -109,7 +109,8 @@ def giou_loss_ragged_forward_kernel(
         tl.store(counter_ptr, 0)
 
 
-@triton.jit
+# Samples of one slot, a constant else, are more than Triton 3.6 can compile.
+@triton.jit(do_not_specialize=["max_boxes"])
 def giou_loss_ragged_backward_kernel(
     grad_output_ptr,  # []
     pred_ptr,  # [batch, max_boxes, 4], strided

@@ -163,7 +163,7 @@ def confirmed(
             verdicts[suspect.name] = gate.unconfirmed(suspect, str(error))
         except Exception as error:  # the baseline's code failed where today's did not
             verdicts[suspect.name] = gate.unconfirmed(suspect, f"{type(error).__name__}: {error}")
-    return verdicts | {verdict.name: verdict for verdict in gate.decided(ratios, benchmarks, run.of_host)}
+    return verdicts | {verdict.name: verdict for verdict in gate.decided(ratios, benchmarks, run.least_differences)}
 
 
 def loaded(baseline: Baseline, measurement: Measurement, candidates: Mapping[str, str]) -> Function:

@@ -14,7 +14,7 @@ from pytest_benchmark.plugin import get_cpu_info
 from impls.cuda_compile import CudaError
 from properties.cells import CANDIDATE, Selection
 from properties.matrix import Matrix
-from properties.performance import machine, report, sources, static
+from properties.performance import gate, machine, report, sources, static
 from properties.performance.gated import Gated, Record
 from properties.performance.measurement import Bench, Measurement, measurements, ratios
 from properties.performance.timing import HostClock
@@ -129,9 +129,14 @@ class Performance:
         return {one["fullname"]: one["median"] for one in self.benchmarks}
 
     @property
-    def of_host(self) -> set[str]:
-        """The benchmarks whose time is the host's."""
-        return {name for name, measurement in self.timed.items() if isinstance(measurement.clock, HostClock)}
+    def least_differences(self) -> dict[str, float]:
+        """The log ratio from which on the gate minds, by benchmark."""
+        medians = self.medians
+        return {
+            name: gate.least_difference(medians[name], isinstance(measurement.clock, HostClock))
+            for name, measurement in self.timed.items()
+            if name in medians
+        }
 
     @cached_property
     def static(self) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def trial(run: Performance, say: Callable[[str], None]) -> Trial:
         finally:
             for copy in (waits.then, waits.now):
                 shutil.rmtree(copy.directory, ignore_errors=True)
-    verdicts = {slowdown: gate.decided(of, len(timed), run.of_host) for slowdown, of in ratios.items()}
+    verdicts = {slowdown: gate.decided(of, len(timed), run.least_differences) for slowdown, of in ratios.items()}
     return Trial(verdicts, {name: missing for name, missing in not_planted.items() if missing}, left)
 
 

@@ -19,7 +19,7 @@ import torch
 
 from properties.performance import gate, sources, static
 from properties.performance import trial as trial_module
-from properties.performance.gate import Verdict, alternate, decided, matched, run_spread, screened
+from properties.performance.gate import Verdict, alternate, decided, least_difference, matched, run_spread, screened
 from properties.performance.trial import UNCHANGED, Trial, Waits, length_for, slowdowns, trial, with_waits
 
 ROOT = Path(__file__).parents[2]
@@ -76,11 +76,16 @@ def test_epochs_that_something_else_disturbed_hide_no_slowdown() -> None:
     assert {verdict.verdict for verdict in decided(ratios, BENCHMARKS)} == {"slower"}
 
 
-def test_of_the_hosts_time_two_per_cent_are_of_no_concern() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "of_host", "minded"),
+    [(1e-3, False, {"2%", "5%"}), (3e-6, False, {"5%"}), (1e-6, False, set()), (1e-3, True, {"5%"})],
+)
+def test_what_where_things_lie_may_make_is_of_no_concern(seconds: float, of_host: bool, minded: set[str]) -> None:
     rng = np.random.default_rng(7)
     ratios = {name: log_ratios(rng, slowdown, 0.005) for name, slowdown in (("2%", 0.02), ("5%", 0.05))}
-    assert {v.name: v.verdict for v in decided(ratios, 10)} == {"2%": "slower", "5%": "slower"}
-    assert {v.name: v.verdict for v in decided(ratios, 10, {"2%", "5%"})} == {"2%": "same", "5%": "slower"}
+    least = dict.fromkeys(ratios, least_difference(seconds, of_host))
+    verdicts = {verdict.name: verdict.verdict for verdict in decided(ratios, 10, least)}
+    assert verdicts == {name: "slower" if name in minded else "same" for name in ratios}
 
 
 def test_what_became_faster_is_said_to_be() -> None:
@@ -392,7 +397,7 @@ def test_a_trial_that_is_stopped_tells_what_it_has_found(monkeypatch: pytest.Mon
         config=SimpleNamespace(getoption=lambda name: ()),
         device="cpu",
         sources={},
-        of_host=set(),
+        least_differences={},
     )
     assert list(trial(run, lambda line: None).lines()) == [
         "unchanged: 0 false alarms of 1",
