@@ -4,8 +4,6 @@ A check raises `Failure` where the implementation is wrong; what it raises itsel
 """
 
 import contextlib
-import functools
-from collections.abc import Iterator, Mapping
 
 import hypothesis
 import numpy as np
@@ -17,12 +15,12 @@ from properties import far_apart
 from properties.arena import POISONS, Arena
 from properties.batches import many_samples_are_alike, the_batch_does_not_matter
 from properties.case import Case
-from properties.comparison import Agreement, Disagreement, compare, expectation
+from properties.comparison import Agreement
 from properties.dispatch import Fallbacks
-from properties.dtypes import DType, differing
+from properties.dtypes import differing
 from properties.history import history_does_not_matter, late_inputs_are_waited_for
-from properties.operation import Evaluate, Law, Result, evaluate_tensors, reference, reference_gradients
-from properties.running_error import Bounded
+from properties.laws import hold, law_holds
+from properties.operation import reference, reference_gradients
 from properties.search import (
     Failure,
     Search,
@@ -185,58 +183,6 @@ def gradcheck(subject: Subject, search: Search) -> None:
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)
     search.must_have_seen_something(subject, "gradcheck")
-
-
-def law_holds(law: Law, subject: Subject, search: Search) -> None:
-    """One law of the operation, on the implementation's own results."""
-
-    with_gradients = False  # whether the law has asked for them: then one call gives both
-
-    def evaluate(case: Case, operation: str | None = None) -> Result:
-        record, implementation = subject.operation, subject.implementation
-        if operation is not None:
-            record, implementation = subject.sibling(operation)
-
-        def bounded(actual: Mapping[str, torch.Tensor], expected: Mapping[str, Bounded]) -> dict[str, Bounded]:
-            return {
-                name: Bounded(array, expectation(expected[name], subject.dtype).error, subject.dtype.arithmetic)
-                for name, array in subject.dtype.arrays(actual).items()
-            }
-
-        @functools.cache
-        def results(gradients: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-            return evaluate_tensors(implementation, record, case, subject.dtype, subject.device, gradients)
-
-        def output() -> Bounded:
-            actual, _, _ = results(with_gradients)
-            return bounded({"output": actual}, {"output": reference(record, case, subject.dtype)})["output"]
-
-        def gradients() -> dict[str, Bounded]:
-            nonlocal with_gradients
-            subject.needs_gradients()
-            with_gradients = True
-            _, actual, _ = results(True)
-            return bounded(actual, reference_gradients(record, case, subject.dtype))
-
-        return Result(output, gradients)
-
-    def body(case: Case) -> None:
-        try:
-            search.saw(*hold(law, evaluate, case, subject.dtype))
-        except Disagreement as disagreement:
-            raise Failure(f"{subject}: {law.__name__}: {disagreement}") from None
-
-    # Laws say for themselves of what numbers they speak, and their strategies hold those.
-    # Of the named examples the oracle says more than a law can. Where calls are dear, those of one dtype will do.
-    named = subject.device == "cuda" or subject.dtype.name == "float32"
-    search.cases(subject, law.__name__, body, special=False, named=named)
-
-
-def hold(law: Law, evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Agreement]:
-    """Compare both sides of each relation of a law, within the sum of their bounds."""
-    for relation in law(evaluate, case, dtype):
-        within = Bounded(relation.expected.value, relation.actual.error + relation.expected.error, dtype.arithmetic)
-        yield compare(relation.actual.value, within, dtype, "left side")
 
 
 def declared_errors_are_raised(subject: Subject, search: Search) -> None:

@@ -1,6 +1,7 @@
 """What the checks take: a subject, and a search for the cases on which it is wrong."""
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ from properties.special_values import with_special_values
 # What fails is looked for once more in cases of at most this many elements, which are drawn one by one and so shrink,
 # in little time, to small whole numbers.
 FEW_ELEMENTS = 8
+SEED = secrets.randbits(32)  # of this process
 
 
 class Failure(AssertionError):
@@ -80,6 +82,10 @@ class Search:
     examples: int
     elements: int = 2048
     blob: str | None = None  # repeats one generated case
+    # Whether a check may go by what the subject gave for a case when one that is alike was put on it.
+    keeps: bool = True
+    # What the cases of checks that are alike depend on.
+    seed: int = field(default_factory=lambda: 0 if hypothesis.settings().derandomize else SEED)
     note: Callable[[Case], None] = lambda case: None  # told of each case before it is run
     worst: float = 0.0
     ran: int = 0
@@ -106,8 +112,12 @@ class Search:
         body: Callable[[Case], None],
         shrink: bool = True,
         examples: int | None = None,
+        seed: str | None = None,
     ) -> None:
-        """Run `body` on generated cases; on failure Hypothesis shrinks the case, if it may, and shows it."""
+        """Run `body` on generated cases; on failure Hypothesis shrinks the case, if it may, and shows it.
+
+        Searches of one seed and strategy draw the same cases.
+        """
 
         def holds(case: Case) -> None:
             self.note(case)
@@ -131,6 +141,8 @@ class Search:
             ],
         )
         test = settings(hypothesis.given(strategy)(holds))
+        if seed is not None:
+            test = hypothesis.seed(seed)(test)
         if self.blob:
             test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
         test()
@@ -145,11 +157,12 @@ class Search:
         special: bool = True,
         named: bool = True,
         also: Mapping[str, Case] = MappingProxyType({}),
+        alike: str | None = None,
     ) -> None:
         """The named examples of the subject's operation, then generated cases, some of which get special values.
 
         Few are an eighth as many, none large and none of them named but `also`: for what a call does always or never,
-        whatever it is given, by checks that call often.
+        whatever it is given, by checks that call often. Checks that are `alike` get the same cases in one process.
         """
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
         if not self.blob:
@@ -168,7 +181,8 @@ class Search:
             strategy = subject.operation.cases(subject.dtype, elements)
             if special:
                 strategy = with_special_values(subject.dtype, strategy)
-            self.for_all(name, strategy, body, shrink, examples)
+            seed = f"{self.seed} {alike} {subject} {elements}" if alike else None
+            self.for_all(name, strategy, body, shrink, examples, seed)
 
         most = self.elements // 4 if few else self.elements
         if self.blob:

@@ -51,7 +51,8 @@ class Given(Search):
     """A search in cases that are drawn already."""
 
     def __init__(self, cases: Mapping[str, Case], wanted: Callable[[str], bool]) -> None:
-        super().__init__(examples=len(cases))
+        # Each check is to run whatever it is put on, so that what it runs is seen.
+        super().__init__(examples=len(cases), keeps=False)
         self.given, self.wanted = cases, wanted
 
     def cases(
@@ -74,6 +75,7 @@ class Given(Search):
         body: Callable[[Case], None],
         shrink: bool = True,
         examples: int | None = None,
+        seed: str | None = None,
     ) -> None:
         """The same."""
         self.cases(None, name, body)  # type: ignore[arg-type]

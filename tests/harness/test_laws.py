@@ -1,0 +1,117 @@
+"""All laws of a subject are put on the same cases, and ask it but once for what it gives for them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from properties import vector_add
+from properties.case import Case
+from properties.dtypes import DTYPES, DType
+from properties.laws import MOST_KEPT, Kept, law_holds
+from properties.operation import Evaluate, Relation
+from properties.search import Failure, Search, Subject
+
+FLOAT32 = DTYPES["float32"]
+
+
+class Counted:
+    """x + y, and how often it was asked for."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + y
+
+
+def subject(implementation: Any) -> Subject:
+    return Subject(
+        operation=replace(vector_add.operation, examples={}),
+        backend="candidate",
+        dtype=FLOAT32,
+        device="cpu",
+        implementation=implementation,
+        sibling=lambda name: (vector_add.operation, implementation),
+    )
+
+
+def output_is_itself(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    yield Relation(evaluate(case).output, evaluate(case).output)
+
+
+def gradients_are_the_cotangent(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    gradients = evaluate(case).gradients
+    yield Relation(gradients["x"], gradients["y"])
+
+
+def negated_inputs_give_the_negated_sum(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    negated = evaluate(case.with_inputs(x=-case["x"], y=-case["y"])).output
+    yield Relation(evaluate(case).output, -negated)
+
+
+def test_the_next_law_asks_only_for_what_is_new() -> None:
+    counted = Counted()
+    asked = []
+    for law in (output_is_itself, output_is_itself, gradients_are_the_cotangent, negated_inputs_give_the_negated_sum):
+        before = counted.calls
+        search = Search(examples=10)
+        law_holds(law, subject(counted), search)
+        assert search.ran == 10
+        asked.append(counted.calls - before)
+    assert asked == [10, 0, 10, 10]
+
+
+@pytest.mark.parametrize("search", [Search(examples=10, keeps=False), Search(examples=MOST_KEPT + 1)])
+def test_nothing_is_kept_where_it_is_not_to_be(search: Search) -> None:
+    counted = Counted()
+    for times in (1, 2):
+        law_holds(output_is_itself, subject(counted), search)
+        # Twice of each case.
+        assert counted.calls == 2 * times * search.examples
+
+
+def test_what_one_implementation_gave_is_not_anothers() -> None:
+    def negative(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + y).abs().neg()
+
+    law_holds(negated_inputs_give_the_negated_sum, subject(Counted()), Search(examples=10))
+    with pytest.raises(Failure, match="negated_inputs"):
+        law_holds(negated_inputs_give_the_negated_sum, subject(negative), Search(examples=10))
+
+
+def test_only_cases_that_are_alike_in_everything_are_taken_for_one() -> None:
+    x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((2, 3), np.float32)
+    case = Case({"x": x, "y": y}, y, {"eps": 1.0})
+    kept = Kept()
+    assert kept.like(case) is case
+    assert kept.like(Case({"x": x.copy(), "y": y.copy()}, y.copy(), {"eps": 1.0})) is case
+    for other in (
+        case.with_inputs(x=x.reshape(3, 2)),
+        case.with_inputs(x=x.view(np.int32)),
+        case.with_inputs(x=y, y=x),
+        case.with_parameters(eps=1),
+        replace(case, grad_output=-y),
+        replace(case, layouts={"x": "transposed"}),
+    ):
+        assert kept.like(other) is other
+
+
+def test_searches_that_are_alike_draw_the_same_cases_and_others_do_not() -> None:
+    def drawn(**options: Any) -> list[bytes]:
+        found: list[bytes] = []
+        search = Search(examples=10, **options)
+        search.cases(
+            subject(Counted()), "check", lambda case: (found.append(case["x"].tobytes()), saw(search)), alike="laws"
+        )
+        return found
+
+    def saw(search: Search) -> None:
+        search.ran, search.substantial, search.largest = search.ran + 1, 1, 2
+
+    assert drawn() == drawn()
+    assert drawn(seed=1) != drawn(seed=2)
