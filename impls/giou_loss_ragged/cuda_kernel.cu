@@ -110,18 +110,18 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_backward_kernel(
     long long total, long long batch, long long max_boxes, long long pred_batch_stride, long long pred_box_stride,
     long long pred_coordinate_stride, long long target_stride, long long target_coordinate_stride,
     long long offsets_stride, bool wide, long long reciprocal, double eps) {
-    // One block owns ROWS * BLOCK consecutive rows of pred, and the target boxes that meet them.
+    // One block owns PAIRS * BLOCK consecutive rows of pred, and the target boxes that meet them.
     using C = Compute<T>;
     const Boxes<T, PACKED> preds{pred, max_boxes, pred_batch_stride, pred_box_stride, pred_coordinate_stride};
     const Boxes<T, PACKED> targets{target, total, 0, target_stride, target_coordinate_stride};
     const Offsets offsets{offsets_ptr, wide, offsets_stride, batch};
     const long long num_rows = batch * max_boxes;
-    const long long first = blockIdx.x * (long long)(ROWS<T> * BLOCK) + threadIdx.x;
-    bool valid[ROWS<T>];
-    long long box[ROWS<T>];
-    Box<T> raw1[ROWS<T>] = {}, raw2[ROWS<T>] = {};
+    const long long first = blockIdx.x * (long long)(PAIRS<T> * BLOCK) + threadIdx.x;
+    bool valid[PAIRS<T>];
+    long long box[PAIRS<T>];
+    Box<T> raw1[PAIRS<T>] = {}, raw2[PAIRS<T>] = {};
 #pragma unroll
-    for (int k = 0; k < ROWS<T>; k++) {
+    for (int k = 0; k < PAIRS<T>; k++) {
         const long long row = first + k * BLOCK;
         valid[k] = false;
         if (row < num_rows) {
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_backward_kernel(
     }
     const C grad = -C(*grad_output) / C(total);
 #pragma unroll
-    for (int k = 0; k < ROWS<T>; k++) {
+    for (int k = 0; k < PAIRS<T>; k++) {
         const long long row = first + k * BLOCK;
         if (row >= num_rows) break;
         Box<C> of_pred = {};

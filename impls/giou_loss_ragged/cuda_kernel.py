@@ -7,7 +7,7 @@ import torch
 from impls import workspace
 from impls.cuda_launch import CPP_TYPES, CudaKernel
 from impls.giou.arguments import check_giou_loss_ragged
-from impls.giou.cuda_boxes import BLOCK, packed
+from impls.giou.cuda_boxes import BLOCK, blocks_of_pairs, packed
 from impls.giou.operators import gradient_buffers
 from impls.giou_loss_ragged.operators import define_giou_loss_ragged
 from impls.launch import cdiv, resident
@@ -15,8 +15,6 @@ from impls.launch import cdiv, resident
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # As many as fit at once; the last one sums the partial results of all.
 BLOCKS_PER_MULTIPROCESSOR = 3
-# Of a thread, as in boxes.cuh.
-ROWS = {dtype: 2 if dtype == torch.float64 else 4 for dtype in CPP_TYPES}
 # By dtype, and whether the boxes are packed.
 FORWARD, BACKWARD = (
     {
@@ -72,7 +70,7 @@ def _backward(
     if total == 0:
         return grad_pred.zero_(), grad_target
     BACKWARD[pred.dtype, packed(pred, target)].launch(
-        cdiv(batch * max_boxes, BLOCK * ROWS[pred.dtype]),
+        blocks_of_pairs(batch * max_boxes, pred.dtype),
         BLOCK,
         grad_output,
         pred,

@@ -20,10 +20,11 @@ from impls.giou.triton_boxes import (
 from impls.giou_loss_ragged.operators import define_giou_loss_ragged
 from impls.launch import cdiv, next_power_of_2, resident
 
-# Backward: rows of pred that a program of one warp takes at a time, and how often. Most have no target box, and the
-# fewer at a time, the more often none has.
+# Backward: rows of pred that a program of one warp takes at a time. Most have no target box, and the fewer at a time,
+# the more often none has. And how often, where there are more than all multiprocessors take at once.
 BLOCK_ROWS = 128
 CHUNKS = 4
+WARPS_PER_MULTIPROCESSOR = 32
 BLOCK_FORWARD = 256
 PROGRAMS_PER_MULTIPROCESSOR = 8
 
@@ -229,8 +230,10 @@ def _backward(
     num_rows, total = pred.shape[0] * pred.shape[1], target.shape[0]
     if total == 0:
         return grad_pred.zero_(), grad_target
+    at_once = cdiv(num_rows, BLOCK_ROWS) <= resident(pred.device, WARPS_PER_MULTIPROCESSOR)
+    chunks = 1 if at_once else CHUNKS
     with triton_launch.on(pred.device):
-        giou_loss_ragged_backward_kernel[(cdiv(num_rows, CHUNKS * BLOCK_ROWS),)](
+        giou_loss_ragged_backward_kernel[(cdiv(num_rows, chunks * BLOCK_ROWS),)](
             grad_output,
             pred,
             target,
@@ -248,9 +251,9 @@ def _backward(
             NEEDS_TARGET=needs_target,
             PACKED_PRED=packed(pred),
             COMPUTE=COMPUTE[pred.dtype],
-            INDEX=triton_launch.index_type(num_rows + CHUNKS * BLOCK_ROWS),
+            INDEX=triton_launch.index_type(num_rows + chunks * BLOCK_ROWS),
             BLOCK_ROWS=BLOCK_ROWS,
-            CHUNKS=CHUNKS,
+            CHUNKS=chunks,
             num_warps=1,
         )
     return grad_pred, grad_target
