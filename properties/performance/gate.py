@@ -32,7 +32,7 @@ ASSUMED_SPREAD = 0.02
 LEAST_SPREAD = 0.001
 RUNS_FOR_A_SPREAD = 4
 EPOCHS = 20
-TRIMMED = 0.1  # of the epochs, at either end
+TRIMMED = 0.05  # of the epochs, at either end
 RESAMPLES = 20_000
 FEWEST_TURNS, MOST_TURNS = 3, 40
 

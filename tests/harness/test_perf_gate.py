@@ -68,11 +68,12 @@ def test_planted_slowdowns_are_found_among_others(slowdown: float, spread: float
     assert not {"slower", "faster"} & set(verdicts[planted:])
 
 
-def test_epochs_that_something_else_disturbed_hide_no_slowdown() -> None:
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_an_epoch_that_something_else_disturbed_hides_no_slowdown(sign: int) -> None:
     rng = np.random.default_rng(6)
     ratios = {str(i): log_ratios(rng, 0.02, 0.005) for i in range(50)}
     for disturbed in ratios.values():
-        disturbed[rng.choice(gate.EPOCHS, 2, replace=False)] += rng.choice([-1, 1], 2) * rng.uniform(0.3, 1.0, 2)
+        disturbed[rng.integers(gate.EPOCHS)] += sign * rng.uniform(0.3, 1.0)
     assert {verdict.verdict for verdict in decided(ratios, BENCHMARKS)} == {"slower"}
 
 
