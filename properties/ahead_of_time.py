@@ -48,7 +48,8 @@ def representative(examples: list[Case], dtype: str) -> list[Case]:
     strided = dict.fromkeys((*largest.inputs, "grad_output"), "sliced_columns")
     cases = [largest, dataclasses.replace(largest, layouts=strided)]
     if dtype == "float32":
-        cases.append(min((case for case in examples if all(a.size for a in case.inputs.values())), key=size))
+        not_empty = (case for case in examples if all(array.size for array in case.inputs.values()))
+        cases.append(min(not_empty, key=size, default=largest))
     return cases
 
 
