@@ -116,6 +116,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "many_samples_of_one": example([1] * 600, 1),
     "full_one_row_before_a_block_ends": example([0, 127], 127),
     "offsets_strided_over_several_samples": example([2, 0, 3, 1], 3, layouts={"offsets": "sliced_columns"}),
+    "few_boxes_in_many_slots": example([0, 130, 2, 0, 257], 300, layouts={"offsets": "sliced_columns"}),
     "pred_and_target_strided": example([2, 0, 3, 1], 3, np.int32, {"pred": "transposed", "target": "axes_reversed"}),
     "articles_batch": articles_batch,
     "not_finite_where_it_counts": not_finite_where_it_counts,
