@@ -25,7 +25,7 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch's float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "NumPy's handling of errors": (np.geterr, lambda handling: np.seterr(**handling)),
 }
-_JUDGES = ("comparison", "dtypes", "operation", "running_error", "search", "checks", "history", "batches")
+_JUDGES = ("comparison", "dtypes", "operation", "running_error", "search", "checks", "laws", "history", "batches")
 
 
 class Tampered(AssertionError):

@@ -26,12 +26,20 @@ def test_a_replaced_function_is_named_and_put_back(owner: tuple) -> None:
 
 
 def test_a_replaced_function_of_the_harness_is_named_and_put_back() -> None:
-    from properties import checks, comparison
+    from properties import comparison, laws
 
-    original = checks.compare
-    with pytest.raises(Tampered, match=r"replaced properties\.checks\.compare"), nothing_else_changes(case()):
-        checks.compare = lambda *_: None
-    assert checks.compare is original is comparison.compare
+    original = laws.compare
+    with pytest.raises(Tampered, match=r"replaced properties\.laws\.compare"), nothing_else_changes(case()):
+        laws.compare = lambda *_: None
+    assert laws.compare is original is comparison.compare
+
+
+def test_every_module_that_has_a_check_is_watched() -> None:
+    from properties import checks, tampering
+
+    modules = {value.__module__ for name, value in vars(checks).items() if name in checks.__all__}
+    judges = {f"properties.{name}" for name in tampering._JUDGES}
+    assert {"properties.checks", "properties.laws", "properties.search"} <= modules <= judges
 
 
 def test_changed_arrays_of_the_case_are_named() -> None:
