@@ -119,22 +119,17 @@ def _forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Te
     if num_rows == 0:
         return output
     boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
-    with triton_launch.on(boxes1.device):
-        giou_forward_kernel[(cdiv(num_rows, BLOCK_ROWS),)](
-            boxes1,
-            boxes2,
-            output,
-            num_rows,
-            boxes1.shape[1],
-            *boxes1.stride(),
-            *boxes2.stride(),
-            eps,
-            PACKED1=packed(boxes1),
-            PACKED2=packed(boxes2),
-            COMPUTE=COMPUTE[boxes1.dtype],
-            INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
-            BLOCK_ROWS=BLOCK_ROWS,
-        )
+    triton_launch.launch(
+        giou_forward_kernel,
+        (cdiv(num_rows, BLOCK_ROWS),),
+        (boxes1, boxes2, output),
+        (num_rows, boxes1.shape[1], *boxes1.stride(), *boxes2.stride(), eps),
+        PACKED1=packed(boxes1),
+        PACKED2=packed(boxes2),
+        COMPUTE=COMPUTE[boxes1.dtype],
+        INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
+        BLOCK_ROWS=BLOCK_ROWS,
+    )
     return output
 
 
@@ -147,27 +142,19 @@ def _backward(
         return grad_boxes1, grad_boxes2
     boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
     (grad_output,) = as_rows(grad_output, trailing=0)
-    with triton_launch.on(boxes1.device):
-        giou_backward_kernel[(cdiv(num_rows, BLOCK_ROWS),)](
-            grad_output,
-            boxes1,
-            boxes2,
-            grad_boxes1,
-            grad_boxes2,
-            num_rows,
-            boxes1.shape[1],
-            *grad_output.stride(),
-            *boxes1.stride(),
-            *boxes2.stride(),
-            eps,
-            NEEDS1=needs1,
-            NEEDS2=needs2,
-            PACKED1=packed(boxes1),
-            PACKED2=packed(boxes2),
-            COMPUTE=COMPUTE[boxes1.dtype],
-            INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
-            BLOCK_ROWS=BLOCK_ROWS,
-        )
+    triton_launch.launch(
+        giou_backward_kernel,
+        (cdiv(num_rows, BLOCK_ROWS),),
+        (grad_output, boxes1, boxes2, grad_boxes1, grad_boxes2),
+        (num_rows, boxes1.shape[1], *grad_output.stride(), *boxes1.stride(), *boxes2.stride(), eps),
+        NEEDS1=needs1,
+        NEEDS2=needs2,
+        PACKED1=packed(boxes1),
+        PACKED2=packed(boxes2),
+        COMPUTE=COMPUTE[boxes1.dtype],
+        INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
+        BLOCK_ROWS=BLOCK_ROWS,
+    )
     return grad_boxes1, grad_boxes2
 
 

@@ -166,26 +166,25 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torc
     if num_rows == 0:
         return loss.zero_(), saved.zero_()
     programs = min(cdiv(num_rows, BLOCK_ROWS), resident(device, PROGRAMS_PER_MULTIPROCESSOR))
-    with triton_launch.on(device):
-        giou_loss_forward_kernel[(programs,)](
+    triton_launch.launch(
+        giou_loss_forward_kernel,
+        (programs,),
+        (
             pred,
             target,
             loss,
             saved,
             torch.empty(2 * programs, dtype=torch.float64, device=device),
             workspace.counter(device),
-            num_rows,
-            pred.shape[1],
-            *pred.stride(),
-            *target.stride(),
-            eps,
-            PACKED_PRED=packed(pred),
-            PACKED_TARGET=packed(target),
-            COMPUTE=COMPUTE[pred.dtype],
-            INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
-            BLOCK_ROWS=BLOCK_ROWS,
-            BLOCK_PROGRAMS=next_power_of_2(programs),
-        )
+        ),
+        (num_rows, pred.shape[1], *pred.stride(), *target.stride(), eps),
+        PACKED_PRED=packed(pred),
+        PACKED_TARGET=packed(target),
+        COMPUTE=COMPUTE[pred.dtype],
+        INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
+        BLOCK_ROWS=BLOCK_ROWS,
+        BLOCK_PROGRAMS=next_power_of_2(programs),
+    )
     return loss, saved
 
 
@@ -202,27 +201,19 @@ def _backward(
     num_rows = pred.shape[0] * pred.shape[1]
     if num_rows == 0:
         return grad_pred, grad_target
-    with triton_launch.on(pred.device):
-        giou_loss_backward_kernel[(cdiv(num_rows, BLOCK_ROWS),)](
-            grad_output,
-            pred,
-            target,
-            saved,
-            grad_pred,
-            grad_target,
-            num_rows,
-            pred.shape[1],
-            *pred.stride(),
-            *target.stride(),
-            eps,
-            NEEDS_PRED=needs_pred,
-            NEEDS_TARGET=needs_target,
-            PACKED_PRED=packed(pred),
-            PACKED_TARGET=packed(target),
-            COMPUTE=COMPUTE[pred.dtype],
-            INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
-            BLOCK_ROWS=BLOCK_ROWS,
-        )
+    triton_launch.launch(
+        giou_loss_backward_kernel,
+        (cdiv(num_rows, BLOCK_ROWS),),
+        (grad_output, pred, target, saved, grad_pred, grad_target),
+        (num_rows, pred.shape[1], *pred.stride(), *target.stride(), eps),
+        NEEDS_PRED=needs_pred,
+        NEEDS_TARGET=needs_target,
+        PACKED_PRED=packed(pred),
+        PACKED_TARGET=packed(target),
+        COMPUTE=COMPUTE[pred.dtype],
+        INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
+        BLOCK_ROWS=BLOCK_ROWS,
+    )
     return grad_pred, grad_target
 
 

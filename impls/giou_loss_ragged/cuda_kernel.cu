@@ -109,45 +109,47 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_backward_kernel(
     Box<T>* __restrict__ grad_target,   // [total], or null where not needed
     long long total, long long batch, long long max_boxes, long long pred_batch_stride, long long pred_box_stride,
     long long pred_coordinate_stride, long long target_stride, long long target_coordinate_stride,
-    long long offsets_stride, bool wide, long long reciprocal, double eps) {
-    // One block owns PAIRS * BLOCK consecutive rows of pred, and the target boxes that meet them.
+    long long offsets_stride, bool wide, long long reciprocal, long long rounds, double eps) {
+    // One warp owns 32 * rounds consecutive rows of pred, and the target boxes that meet them.
     using C = Compute<T>;
+    const int lane = threadIdx.x % 32;
     const Boxes<T, PACKED> preds{pred, max_boxes, pred_batch_stride, pred_box_stride, pred_coordinate_stride};
     const Boxes<T, PACKED> targets{target, total, 0, target_stride, target_coordinate_stride};
     const Offsets offsets{offsets_ptr, wide, offsets_stride, batch};
-    const long long num_rows = batch * max_boxes;
-    const long long first = blockIdx.x * (long long)(PAIRS<T> * BLOCK) + threadIdx.x;
-    bool valid[PAIRS<T>];
-    long long box[PAIRS<T>];
-    Box<T> raw1[PAIRS<T>] = {}, raw2[PAIRS<T>] = {};
-#pragma unroll
-    for (int k = 0; k < PAIRS<T>; k++) {
-        const long long row = first + k * BLOCK;
-        valid[k] = false;
-        if (row < num_rows) {
-            // Most rows have no target box, and a division of 64 bits would be most of what they take.
-            long long sample = __umul64hi(2 * (unsigned long long)row, reciprocal), place = row - sample * max_boxes;
-            if (place >= max_boxes) sample += 1, place -= max_boxes;
-            box[k] = offsets[sample] + place;
-            // The last two hold where offsets fit; others must not lead outside of target.
-            valid[k] = box[k] < offsets[sample + 1] && box[k] >= 0 && box[k] < total;
+    // A division of 64 bits takes longer than all else that a row without a target box needs.
+    const auto sample_of = [=](long long row) -> long long {
+        const long long sample = __umul64hi(2 * (unsigned long long)row, reciprocal);
+        return row - sample * max_boxes < max_boxes ? sample : sample + 1;
+    };
+    const C grad = -C(*grad_output) / C(total), least = C(eps);
+    const long long warp = (blockIdx.x * (long long)BLOCK + threadIdx.x) / 32;
+    const long long begin = warp * 32 * rounds, end = min(begin + 32 * rounds, batch * max_boxes);
+    // Of the first of 32 rows; most rows have no target box, and few have another sample than the 32 before.
+    long long sample = 0, place = max_boxes, from = 0, to = 0;
+    for (long long first = begin; first < end; first += 32, place += 32) {
+        if (place >= max_boxes) {
+            sample = sample_of(first);
+            place = first - sample * max_boxes;
+            from = offsets[sample];
+            to = offsets[sample + 1];
         }
-        if (valid[k]) {
-            raw1[k] = preds[row];
-            raw2[k] = targets[box[k]];
+        const long long row = first + lane;
+        if (row >= end) break;
+        long long own = sample, column = place + lane, box = from + column, last = to;
+        if (place + 32 > max_boxes) {
+            own = sample_of(row);
+            column = row - own * max_boxes;
+            box = offsets[own] + column;
+            last = offsets[own + 1];
         }
-    }
-    const C grad = -C(*grad_output) / C(total);
-#pragma unroll
-    for (int k = 0; k < PAIRS<T>; k++) {
-        const long long row = first + k * BLOCK;
-        if (row >= num_rows) break;
         Box<C> of_pred = {};
-        if (valid[k]) {
-            const Box<C> a = converted<C>(raw1[k]), b = converted<C>(raw2[k]);
-            const AreaGradients<C> gradients(grad, a, b, C(eps));
+        // The last two hold where offsets fit; others must not lead outside of target.
+        if (box < last && box >= 0 && box < total) {
+            const Box<C> a = converted<C>(preds.load(own * pred_batch_stride + column * pred_box_stride));
+            const Box<C> b = converted<C>(targets[box]);
+            const AreaGradients<C> gradients(grad, a, b, least);
             of_pred = gradients.of_box(a, b);
-            if (grad_target) grad_target[box[k]] = converted<T>(gradients.of_box(b, a));
+            if (grad_target) grad_target[box] = converted<T>(gradients.of_box(b, a));
         }
         if (grad_pred) grad_pred[row] = converted<T>(of_pred);
     }

@@ -7,7 +7,7 @@ import torch
 from impls import workspace
 from impls.cuda_launch import CPP_TYPES, CudaKernel
 from impls.giou.arguments import check_giou_loss_ragged
-from impls.giou.cuda_boxes import BLOCK, blocks_of_pairs, packed
+from impls.giou.cuda_boxes import BLOCK, packed
 from impls.giou.operators import gradient_buffers
 from impls.giou_loss_ragged.operators import define_giou_loss_ragged
 from impls.launch import cdiv, resident
@@ -15,6 +15,8 @@ from impls.launch import cdiv, resident
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # As many as fit at once; the last one sums the partial results of all.
 BLOCKS_PER_MULTIPROCESSOR = 3
+# Rows of a lane in backward, one after another, where all would not fit at once.
+MOST_ROUNDS = 8
 # By dtype, and whether the boxes are packed.
 FORWARD, BACKWARD = (
     {
@@ -69,8 +71,10 @@ def _backward(
     total, (batch, max_boxes, _) = target.shape[0], pred.shape
     if total == 0:
         return grad_pred.zero_(), grad_target
+    num_rows, at_once = batch * max_boxes, BLOCK * resident(pred.device, BLOCKS_PER_MULTIPROCESSOR)
+    rounds = min(cdiv(num_rows, at_once), MOST_ROUNDS)
     BACKWARD[pred.dtype, packed(pred, target)].launch(
-        blocks_of_pairs(batch * max_boxes, pred.dtype),
+        cdiv(num_rows, BLOCK * rounds),
         BLOCK,
         grad_output,
         pred,
@@ -87,6 +91,7 @@ def _backward(
         offsets.dtype == torch.int64,
         # The product with a row, over 2^63, is the row's sample or one less (as in Granlund, Montgomery 1994).
         (2**63 - 1) // max_boxes,
+        rounds,
         eps,
     )
     return grad_pred, grad_target

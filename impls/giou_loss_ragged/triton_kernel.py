@@ -22,7 +22,7 @@ from impls.launch import cdiv, next_power_of_2, resident
 
 # Backward: rows of pred that a program of one warp takes at a time. Most have no target box, and the fewer at a time,
 # the more often none has. And how often, where there are more than all multiprocessors take at once.
-BLOCK_ROWS = 128
+BLOCK_ROWS = 64
 CHUNKS = 4
 WARPS_PER_MULTIPROCESSOR = 32
 BLOCK_FORWARD = 256
@@ -192,28 +192,24 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, ep
     if total == 0:
         return loss.zero_()
     programs = min(cdiv(max(total, batch), BLOCK_FORWARD), resident(device, PROGRAMS_PER_MULTIPROCESSOR))
-    with triton_launch.on(device):
-        giou_loss_ragged_forward_kernel[(programs,)](
+    triton_launch.launch(
+        giou_loss_ragged_forward_kernel,
+        (programs,),
+        (
             pred,
             target,
             offsets,
             loss,
             torch.empty(programs, dtype=torch.float64, device=device),
             workspace.counter(device),
-            batch,
-            max_boxes,
-            total,
-            batch.bit_length(),
-            *pred.stride(),
-            *target.stride(),
-            offsets.stride(0),
-            eps,
-            PACKED_TARGET=packed(target),
-            COMPUTE=COMPUTE[pred.dtype],
-            INDEX=triton_launch.index_type(total + batch + BLOCK_FORWARD),
-            BLOCK_ROWS=BLOCK_FORWARD,
-            BLOCK_PROGRAMS=next_power_of_2(programs),
-        )
+        ),
+        (batch, max_boxes, total, batch.bit_length(), *pred.stride(), *target.stride(), offsets.stride(0), eps),
+        PACKED_TARGET=packed(target),
+        COMPUTE=COMPUTE[pred.dtype],
+        INDEX=triton_launch.index_type(total + batch + BLOCK_FORWARD),
+        BLOCK_ROWS=BLOCK_FORWARD,
+        BLOCK_PROGRAMS=next_power_of_2(programs),
+    )
     return loss
 
 
@@ -232,30 +228,20 @@ def _backward(
         return grad_pred.zero_(), grad_target
     at_once = cdiv(num_rows, BLOCK_ROWS) <= resident(pred.device, WARPS_PER_MULTIPROCESSOR)
     chunks = 1 if at_once else CHUNKS
-    with triton_launch.on(pred.device):
-        giou_loss_ragged_backward_kernel[(cdiv(num_rows, chunks * BLOCK_ROWS),)](
-            grad_output,
-            pred,
-            target,
-            offsets,
-            grad_pred,
-            grad_target,
-            num_rows,
-            pred.shape[1],
-            total,
-            *pred.stride(),
-            *target.stride(),
-            offsets.stride(0),
-            eps,
-            NEEDS_PRED=needs_pred,
-            NEEDS_TARGET=needs_target,
-            PACKED_PRED=packed(pred),
-            COMPUTE=COMPUTE[pred.dtype],
-            INDEX=triton_launch.index_type(num_rows + chunks * BLOCK_ROWS),
-            BLOCK_ROWS=BLOCK_ROWS,
-            CHUNKS=chunks,
-            num_warps=1,
-        )
+    triton_launch.launch(
+        giou_loss_ragged_backward_kernel,
+        (cdiv(num_rows, chunks * BLOCK_ROWS),),
+        (grad_output, pred, target, offsets, grad_pred, grad_target),
+        (num_rows, pred.shape[1], total, *pred.stride(), *target.stride(), offsets.stride(0), eps),
+        NEEDS_PRED=needs_pred,
+        NEEDS_TARGET=needs_target,
+        PACKED_PRED=packed(pred),
+        COMPUTE=COMPUTE[pred.dtype],
+        INDEX=triton_launch.index_type(num_rows + chunks * BLOCK_ROWS),
+        BLOCK_ROWS=BLOCK_ROWS,
+        CHUNKS=chunks,
+        num_warps=1,
+    )
     return grad_pred, grad_target
 
 

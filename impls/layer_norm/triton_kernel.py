@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from impls import triton_launch
+from impls.launch import cdiv, next_power_of_2
 from impls.layer_norm.arguments import check_layer_norm
 from impls.layer_norm.operators import Needs, define_layer_norm
 from impls.strides import as_rows
@@ -52,7 +53,7 @@ class Plan(NamedTuple):
 def forward_plan(cols: int, dtype: torch.dtype) -> Plan:
     """How forward goes through rows of so many columns, at least 1."""
     wide = 2 if dtype == torch.float64 else 1
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     if block_cols * wide > 32768:
         return Plan(True, 1, LOOPED_COLS // wide, 8)
     # A thread holds 128 bytes of data, 64 elements of half types: enough in flight, no spills, few threads to a sum.
@@ -66,7 +67,7 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
     # Each column costs registers for x, the cotangent, the next row of both, weight, and two sums; to spill them costs
     # more than to read twice: elements of a warp, and warps that then have registers on a multiprocessor.
     per_warp, warps = {2: (512, 16), 4: (1024, 8), 8: (256, 8)}[dtype.itemsize]
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     if block_cols * max(dtype.itemsize, 4) > KEPT_BYTES:
         return Plan(True, 8, COLUMN_BLOCK * 4 // max(dtype.itemsize, 4), 4, 8)
     if block_cols > per_warp * warps:
@@ -540,25 +541,28 @@ def launch_forward(
     cols, num_rows = x.shape[-1], mean.shape[0]
     inner, (rows,) = as_rows(x)
     tensors = (rows.tensor, weight, bias, output, mean, rstd)
-    strides = (*rows[1:], weight.stride(0), bias.stride(0))
-    options = {"eps": eps, "COMPUTE": triton_launch.COMPUTE[x.dtype], "BLOCK_COLS": plan.block_cols}
-    with triton_launch.on(x.device):
-        if plan.looped:
-            layer_norm_forward_looped_kernel[(num_rows,)](
-                *tensors, cols, inner, *strides, **options, num_warps=plan.num_warps
-            )
-        else:
-            layer_norm_forward_kernel[(triton.cdiv(num_rows, plan.block_rows),)](
-                *tensors,
-                num_rows,
-                cols,
-                inner,
-                *strides,
-                **options,
-                INDEX=triton_launch.index_type(num_rows + plan.block_rows),
-                BLOCK_ROWS=plan.block_rows,
-                num_warps=plan.num_warps,
-            )
+    rest = (*rows[1:], weight.stride(0), bias.stride(0), eps)
+    options = {"COMPUTE": triton_launch.COMPUTE[x.dtype], "BLOCK_COLS": plan.block_cols}
+    if plan.looped:
+        triton_launch.launch(
+            layer_norm_forward_looped_kernel,
+            (num_rows,),
+            tensors,
+            (cols, inner, *rest),
+            **options,
+            num_warps=plan.num_warps,
+        )
+    else:
+        triton_launch.launch(
+            layer_norm_forward_kernel,
+            (cdiv(num_rows, plan.block_rows),),
+            tensors,
+            (num_rows, cols, inner, *rest),
+            **options,
+            INDEX=triton_launch.index_type(num_rows + plan.block_rows),
+            BLOCK_ROWS=plan.block_rows,
+            num_warps=plan.num_warps,
+        )
 
 
 def launch_backward(
@@ -579,9 +583,9 @@ def launch_backward(
     tensors = (grad_rows.tensor, rows.tensor, weight, mean, rstd)
     sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))
     compute = triton_launch.COMPUTE[x.dtype]
-    pieces = triton.cdiv(cols, plan.block_cols)
+    pieces = cdiv(cols, plan.block_cols)
     most = (1 if INTERPRETED else plan.programs) * triton_launch.multiprocessors(x.device)
-    tiles = triton.cdiv(num_rows, plan.block_rows)
+    tiles = cdiv(num_rows, plan.block_rows)
     programs = min(num_rows, most) if plan.kept else min(tiles, max(most // pieces, 1))
     partial = mean.new_empty((2, programs if needs.parameters else 0, cols))
     options = {
@@ -592,50 +596,65 @@ def launch_backward(
         "num_warps": plan.num_warps,
     }
     blocks = {"BLOCK_ROWS": plan.block_rows, "BLOCK_COLS": plan.block_cols}
-    with triton_launch.on(x.device):
-        if plan.kept:
-            line_cols = LINE_BYTES // x.element_size()
-            layer_norm_backward_kept_kernel[(programs,)](
-                *tensors,
-                grad_x,
-                partial,
-                *sizes,
-                **options,
-                FETCH=not INTERPRETED,
-                LINES=triton.next_power_of_2(triton.cdiv(cols, line_cols)),
-                LINE_COLS=line_cols,
-                AT_ONCE=plan.block_rows,
-                PIECES=pieces,
-                LANES=plan.block_cols,
-                maxnreg=plan.registers,
-            )
-        elif plan.looped:
-            means = mean.new_empty((2, num_rows))
-            if needs.x:
-                layer_norm_backward_means_kernel[(num_rows,)](
-                    *tensors, means, *sizes, COMPUTE=compute, BLOCK_COLS=LOOPED_COLS, num_warps=8
-                )
-            layer_norm_backward_columns_kernel[(pieces, programs)](
-                *tensors, means, grad_x, partial, *sizes, **options, **blocks
-            )
-        else:
-            layer_norm_backward_kernel[(programs,)](
-                *tensors, grad_x, partial, *sizes, **options, **blocks, maxnreg=plan.registers
-            )
-        if needs.parameters:
-            summed_cols = min(triton.next_power_of_2(cols), SUMMED_COLS)
-            layer_norm_sum_partials_kernel[(triton.cdiv(cols, summed_cols),)](
-                partial,
-                grad_weight,
-                grad_bias,
-                programs,
-                cols,
-                NEEDS_WEIGHT=needs.weight,
-                NEEDS_BIAS=needs.bias,
+    if plan.kept:
+        line_cols = LINE_BYTES // x.element_size()
+        triton_launch.launch(
+            layer_norm_backward_kept_kernel,
+            (programs,),
+            (*tensors, grad_x, partial),
+            sizes,
+            **options,
+            FETCH=not INTERPRETED,
+            LINES=next_power_of_2(cdiv(cols, line_cols)),
+            LINE_COLS=line_cols,
+            AT_ONCE=plan.block_rows,
+            PIECES=pieces,
+            LANES=plan.block_cols,
+            maxnreg=plan.registers,
+        )
+    elif plan.looped:
+        means = mean.new_empty((2, num_rows))
+        if needs.x:
+            triton_launch.launch(
+                layer_norm_backward_means_kernel,
+                (num_rows,),
+                (*tensors, means),
+                sizes,
                 COMPUTE=compute,
-                BLOCK_PARTIALS=min(triton.next_power_of_2(programs), SUMMED_PARTIALS),
-                BLOCK_COLS=summed_cols,
+                BLOCK_COLS=LOOPED_COLS,
+                num_warps=8,
             )
+        triton_launch.launch(
+            layer_norm_backward_columns_kernel,
+            (pieces, programs),
+            (*tensors, means, grad_x, partial),
+            sizes,
+            **options,
+            **blocks,
+        )
+    else:
+        triton_launch.launch(
+            layer_norm_backward_kernel,
+            (programs,),
+            (*tensors, grad_x, partial),
+            sizes,
+            **options,
+            **blocks,
+            maxnreg=plan.registers,
+        )
+    if needs.parameters:
+        summed_cols = min(next_power_of_2(cols), SUMMED_COLS)
+        triton_launch.launch(
+            layer_norm_sum_partials_kernel,
+            (cdiv(cols, summed_cols),),
+            (partial, grad_weight, grad_bias),
+            (programs, cols),
+            NEEDS_WEIGHT=needs.weight,
+            NEEDS_BIAS=needs.bias,
+            COMPUTE=compute,
+            BLOCK_PARTIALS=min(next_power_of_2(programs), SUMMED_PARTIALS),
+            BLOCK_COLS=summed_cols,
+        )
 
 
 def _forward(

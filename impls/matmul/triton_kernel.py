@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from impls import triton_launch
+from impls.launch import cdiv
 from impls.matmul.arguments import check_matmul
 from impls.matmul.operators import ACTIVATION_NUMBERS, LITTLE_WORK, define_matmul, extent_class, one_axis_dense
 from impls.tuning import Configuration, Tuner
@@ -258,7 +259,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     def run(configuration: Configuration) -> None:
         options = configuration.options
         block_m, block_n, block_k = options["BLOCK_M"], options["BLOCK_N"], options["BLOCK_K"]
-        tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
+        tiles = cdiv(m, block_m) * cdiv(n, block_n)
         if configuration in DESCRIPTORS:
             by_descriptor = one_axis_dense(c) == 1
             c_block = [block_m, block_n // 2 if options["HALVES"] else block_n]
@@ -278,16 +279,11 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
                 **options,
             )
         else:
-            matmul_kernel[(tiles,)](
-                a,
-                b,
-                c,
-                m,
-                n,
-                k,
-                *a.stride(),
-                *b.stride(),
-                slope_bits,
+            triton_launch.launch(
+                matmul_kernel,
+                (tiles,),
+                (a, b, c),
+                (m, n, k, *a.stride(), *b.stride(), slope_bits),
                 ACTIVATION=number,
                 COMPUTE=triton_launch.COMPUTE[dtype],
                 PRECISION=precision,
@@ -317,21 +313,17 @@ def _activation_backward(
     elements = output.numel()
     if elements == 0:
         return grad
-    with triton_launch.on(output.device):
-        activation_backward_kernel[(triton.cdiv(elements, BLOCK_ELEMENTS),)](
-            grad_output,
-            output,
-            grad,
-            elements,
-            output.shape[1],
-            *grad_output.stride(),
-            _slope_bits(negative_slope),
-            ACTIVATION=ACTIVATION_NUMBERS[activation],
-            CONTIGUOUS=grad_output.is_contiguous(),
-            COMPUTE=triton_launch.COMPUTE[output.dtype],
-            INDEX=triton_launch.index_type(elements + BLOCK_ELEMENTS),
-            BLOCK_ELEMENTS=BLOCK_ELEMENTS,
-        )
+    triton_launch.launch(
+        activation_backward_kernel,
+        (cdiv(elements, BLOCK_ELEMENTS),),
+        (grad_output, output, grad),
+        (elements, output.shape[1], *grad_output.stride(), _slope_bits(negative_slope)),
+        ACTIVATION=ACTIVATION_NUMBERS[activation],
+        CONTIGUOUS=grad_output.is_contiguous(),
+        COMPUTE=triton_launch.COMPUTE[output.dtype],
+        INDEX=triton_launch.index_type(elements + BLOCK_ELEMENTS),
+        BLOCK_ELEMENTS=BLOCK_ELEMENTS,
+    )
     return grad
 
 

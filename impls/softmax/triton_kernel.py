@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from impls import triton_launch
+from impls.launch import cdiv, next_power_of_2
 from impls.softmax.arguments import check_softmax
 from impls.softmax.operators import define_softmax
 from impls.strides import as_rows
@@ -42,7 +43,7 @@ def plan(cols: int, itemsize: int, tensors: int) -> Plan:
         tensors: that are read: 1 forward, 2 backward.
     """
     wide = max(itemsize, 4) // 4 * tensors
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     if block_cols * wide <= LONGEST_ROW:
         # A thread holds 16 to 32 registers of data: enough bytes in flight, no spills, and few threads to a reduction.
         block_rows = max(1, 1024 // block_cols)
@@ -230,33 +231,29 @@ def launch_forward(x: torch.Tensor, plan: Plan) -> torch.Tensor:
     num_rows = x.numel() // cols
     inner, (rows,) = as_rows(x)
     compute = triton_launch.COMPUTE[x.dtype]
-    with triton_launch.on(x.device):
-        if plan.looped:
-            softmax_forward_looped_kernel[(num_rows,)](
-                rows.tensor,
-                output,
-                cols,
-                inner,
-                *rows[1:],
-                COMPUTE=compute,
-                PIECES=plan.block_rows,
-                LANES=plan.block_cols,
-                num_warps=plan.num_warps,
-            )
-        else:
-            softmax_forward_kernel[(triton.cdiv(num_rows, plan.block_rows),)](
-                rows.tensor,
-                output,
-                num_rows,
-                cols,
-                inner,
-                *rows[1:],
-                COMPUTE=compute,
-                INDEX=triton_launch.index_type(num_rows + plan.block_rows),
-                BLOCK_ROWS=plan.block_rows,
-                BLOCK_COLS=plan.block_cols,
-                num_warps=plan.num_warps,
-            )
+    if plan.looped:
+        triton_launch.launch(
+            softmax_forward_looped_kernel,
+            (num_rows,),
+            (rows.tensor, output),
+            (cols, inner, *rows[1:]),
+            COMPUTE=compute,
+            PIECES=plan.block_rows,
+            LANES=plan.block_cols,
+            num_warps=plan.num_warps,
+        )
+    else:
+        triton_launch.launch(
+            softmax_forward_kernel,
+            (cdiv(num_rows, plan.block_rows),),
+            (rows.tensor, output),
+            (num_rows, cols, inner, *rows[1:]),
+            COMPUTE=compute,
+            INDEX=triton_launch.index_type(num_rows + plan.block_rows),
+            BLOCK_ROWS=plan.block_rows,
+            BLOCK_COLS=plan.block_cols,
+            num_warps=plan.num_warps,
+        )
     return output
 
 
@@ -267,37 +264,29 @@ def launch_backward(grad_output: torch.Tensor, output: torch.Tensor, plan: Plan)
     num_rows = output.numel() // cols
     inner, (grad_rows, rows) = as_rows(grad_output, output)
     compute = triton_launch.COMPUTE[output.dtype]
-    with triton_launch.on(output.device):
-        if plan.looped:
-            softmax_backward_looped_kernel[(num_rows,)](
-                grad_rows.tensor,
-                rows.tensor,
-                grad_x,
-                cols,
-                inner,
-                *grad_rows[1:],
-                *rows[1:],
-                COMPUTE=compute,
-                PIECES=plan.block_rows,
-                LANES=plan.block_cols,
-                num_warps=plan.num_warps,
-            )
-        else:
-            softmax_backward_kernel[(triton.cdiv(num_rows, plan.block_rows),)](
-                grad_rows.tensor,
-                rows.tensor,
-                grad_x,
-                num_rows,
-                cols,
-                inner,
-                *grad_rows[1:],
-                *rows[1:],
-                COMPUTE=compute,
-                INDEX=triton_launch.index_type(num_rows + plan.block_rows),
-                BLOCK_ROWS=plan.block_rows,
-                BLOCK_COLS=plan.block_cols,
-                num_warps=plan.num_warps,
-            )
+    if plan.looped:
+        triton_launch.launch(
+            softmax_backward_looped_kernel,
+            (num_rows,),
+            (grad_rows.tensor, rows.tensor, grad_x),
+            (cols, inner, *grad_rows[1:], *rows[1:]),
+            COMPUTE=compute,
+            PIECES=plan.block_rows,
+            LANES=plan.block_cols,
+            num_warps=plan.num_warps,
+        )
+    else:
+        triton_launch.launch(
+            softmax_backward_kernel,
+            (cdiv(num_rows, plan.block_rows),),
+            (grad_rows.tensor, rows.tensor, grad_x),
+            (num_rows, cols, inner, *grad_rows[1:], *rows[1:]),
+            COMPUTE=compute,
+            INDEX=triton_launch.index_type(num_rows + plan.block_rows),
+            BLOCK_ROWS=plan.block_rows,
+            BLOCK_COLS=plan.block_cols,
+            num_warps=plan.num_warps,
+        )
     return grad_x
 
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from impls import triton_launch
+from impls.launch import cdiv
 from impls.vector_add.arguments import check_vector_add
 from impls.vector_add.layout import walk
 from impls.vector_add.operators import define_vector_add
@@ -83,26 +84,28 @@ def launch(x: torch.Tensor, y: torch.Tensor, output: torch.Tensor, plan: Plan) -
     n = output.numel()
     compute = triton_launch.COMPUTE[x.dtype]
     index = triton_launch.index_type(n + max(plan.block, STRIDED_BLOCK))
-    with triton_launch.on(x.device):
-        if x.stride() == y.stride() == output.stride():
-            vector_add_kernel[(triton.cdiv(n, plan.block),)](
-                x, y, output, n, COMPUTE=compute, INDEX=index, BLOCK=plan.block, num_warps=plan.num_warps
-            )
-            return
-        x, y, (_, middle, inner), x_strides, y_strides = walk(x, y, output)
-        vector_add_strided_kernel[(triton.cdiv(n, STRIDED_BLOCK),)](
-            x,
-            y,
-            output,
-            n,
-            middle,
-            inner,
-            *x_strides,
-            *y_strides,
+    if x.stride() == y.stride() == output.stride():
+        triton_launch.launch(
+            vector_add_kernel,
+            (cdiv(n, plan.block),),
+            (x, y, output),
+            (n,),
             COMPUTE=compute,
             INDEX=index,
-            BLOCK=STRIDED_BLOCK,
+            BLOCK=plan.block,
+            num_warps=plan.num_warps,
         )
+        return
+    x, y, (_, middle, inner), x_strides, y_strides = walk(x, y, output)
+    triton_launch.launch(
+        vector_add_strided_kernel,
+        (cdiv(n, STRIDED_BLOCK),),
+        (x, y, output),
+        (n, middle, inner, *x_strides, *y_strides),
+        COMPUTE=compute,
+        INDEX=index,
+        BLOCK=STRIDED_BLOCK,
+    )
 
 
 def _forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
