@@ -33,6 +33,8 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 # Of a GPU's memory: a context, compiled kernels, and what a test holds.
 WORKER_BYTES = 3 << 30
+# What a worker may hold between its tests, to spare asking for it again.
+KEPT_BYTES = 1 << 30
 # The backends that are not torch.
 KERNELS = ("triton", "cuda")
 SELECTION = pytest.StashKey[Selection]()
@@ -208,6 +210,13 @@ def subject(pytestconfig: pytest.Config, cell: Cell, device: str, note: Callable
 def search(pytestconfig: pytest.Config, note: Callable[[Case], None]) -> Search:
     """How hard a check looks, and what it saw."""
     return Search(examples=examples(pytestconfig), blob=pytestconfig.getoption("reproduce"), note=note)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A GPU's memory that a test has done with is for the tests of other processes."""
+    is_worker = hasattr(item.config, "workerinput")
+    if is_worker and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT_BYTES:
+        torch.cuda.empty_cache()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -114,8 +114,8 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
         given = given_tensors(subject, case)
         repeated = {*operation.batched, "grad_output"}
         needed = sum(t.nbytes for name, t in given.items() if name in repeated) * 4 * repetitions
-        if subject.device == "cuda" and torch.cuda.mem_get_info()[0] < needed:
-            raise far_apart.NoRoom(f"it takes {needed >> 30} GiB")
+        if subject.device == "cuda":
+            far_apart.wait_for_room(torch.device("cuda", torch.cuda.current_device()), needed)
 
         def place(name: str, tensor: torch.Tensor) -> torch.Tensor:
             if name not in repeated:

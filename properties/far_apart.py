@@ -1,6 +1,7 @@
 """Tensors whose elements lie so far apart that their offsets need more than 32 bits, without that much memory."""
 
 import mmap
+import time
 
 import torch
 
@@ -12,15 +13,34 @@ MAP_NORESERVE = 0x4000  # Linux's; Python's own name for it came with 3.13
 POISON = float("nan")
 
 
+# Seconds in which the other processes on a GPU may give back what they have done with.
+PATIENCE = 60.0
+
+
 class NoRoom(MemoryError):
     """The device has no such range of addresses, or memory."""
+
+
+def wait_for_room(device: torch.device, needed: int) -> None:
+    """Return as soon as a GPU has so many bytes free.
+
+    Raises:
+        NoRoom: it never has as many, or not for as long as others may take.
+    """
+    end = time.monotonic() + PATIENCE
+    while True:
+        free, total = torch.cuda.mem_get_info(device)
+        if free >= needed:
+            return
+        if total < needed or time.monotonic() > end:
+            raise NoRoom(f"{device} has no {needed / 2**30:.1f} GiB free")
+        time.sleep(0.5)
 
 
 def _storage(elements: int, like: torch.Tensor) -> torch.Tensor:
     """That many elements, uninitialised: on the CPU only the pages that are touched exist."""
     if like.device.type != "cpu":
-        if torch.cuda.mem_get_info(like.device)[0] < elements * like.element_size():
-            raise NoRoom(f"{like.device} has no {elements * like.element_size() >> 30} GiB free")
+        wait_for_room(like.device, elements * like.element_size())
         return torch.empty(elements, dtype=like.dtype, device=like.device)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:

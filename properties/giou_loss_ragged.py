@@ -69,7 +69,11 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
 
 
 def example(
-    counts: list[int], max_boxes: int, offset_dtype: type = np.int64, layouts: Mapping[str, str] | None = None
+    counts: list[int],
+    max_boxes: int,
+    offset_dtype: type = np.int64,
+    layouts: Mapping[str, str] | None = None,
+    cotangent: float = -1.25,
 ) -> Callable[[DType], Case]:
     """A named case: boxes of every kind, so many in each sample."""
 
@@ -78,7 +82,7 @@ def example(
         batch = len(counts)
         pred, target = (boxes.reshape(batch, max_boxes, 4) for boxes in box_pairs(rng, batch * max_boxes, PAIRS, dtype))
         inputs = ragged(pred, target, np.array(counts, dtype=np.int64), offset_dtype)
-        return Case(inputs, np.array(-1.25, dtype=dtype.numpy), {"eps": 1e-5}, layouts or {})
+        return Case(inputs, np.array(cotangent, dtype=dtype.numpy), {"eps": 1e-5}, layouts or {})
 
     return make
 
@@ -115,11 +119,13 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "one_sample_of_thousands": example([5001], 5001, np.int32),
     "many_samples_of_one": example([1] * 600, 1),
     "full_one_row_before_a_block_ends": example([0, 127], 127),
+    "whole_blocks_without_boxes": example([3, 0, 64, 1, 0], 64),
     "offsets_strided_over_several_samples": example([2, 0, 3, 1], 3, layouts={"offsets": "sliced_columns"}),
     "few_boxes_in_many_slots": example([0, 130, 2, 0, 257], 300, layouts={"offsets": "sliced_columns"}),
     "pred_and_target_strided": example([2, 0, 3, 1], 3, np.int32, {"pred": "transposed", "target": "axes_reversed"}),
     "articles_batch": articles_batch,
     "not_finite_where_it_counts": not_finite_where_it_counts,
+    "infinite_cotangent_of_rows_without_boxes": example([1, 0], 3, cotangent=np.inf),
     "negative_y2_counts": negative_y2_counts,
 }
 
