@@ -1,6 +1,6 @@
 """softmax in Triton: rows that fit in registers are read once; of longer ones, what does not fit is read twice."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -224,82 +224,56 @@ def softmax_backward_looped_kernel(
         tl.store(grad_x_ptr + first + columns, grad_x, cache_modifier=".cs")
 
 
-def launch_forward(x: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Softmax of a tensor that is not empty."""
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    cols = x.shape[-1]
-    num_rows = x.numel() // cols
-    inner, (rows,) = as_rows(x)
-    compute = triton_launch.COMPUTE[x.dtype]
-    if plan.looped:
+def _launch(
+    looped_kernel: Any, kernel: Any, tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...], tensors_read: int
+) -> None:
+    """Write the last of the tensors, which is contiguous and not empty; sizes begin with its columns."""
+    result, cols = tensors[-1], sizes[0]
+    num_rows = result.numel() // cols
+    by = plan(cols, result.element_size(), tensors_read)
+    compute = triton_launch.COMPUTE[result.dtype]
+    if by.looped:
         triton_launch.launch(
-            softmax_forward_looped_kernel,
+            looped_kernel,
             (num_rows,),
-            (rows.tensor, output),
-            (cols, inner, *rows[1:]),
+            tensors,
+            sizes,
             COMPUTE=compute,
-            PIECES=plan.block_rows,
-            LANES=plan.block_cols,
-            num_warps=plan.num_warps,
+            PIECES=by.block_rows,
+            LANES=by.block_cols,
+            num_warps=by.num_warps,
         )
     else:
         triton_launch.launch(
-            softmax_forward_kernel,
-            (cdiv(num_rows, plan.block_rows),),
-            (rows.tensor, output),
-            (num_rows, cols, inner, *rows[1:]),
+            kernel,
+            (cdiv(num_rows, by.block_rows),),
+            tensors,
+            (num_rows, *sizes),
             COMPUTE=compute,
-            INDEX=triton_launch.index_type(num_rows + plan.block_rows),
-            BLOCK_ROWS=plan.block_rows,
-            BLOCK_COLS=plan.block_cols,
-            num_warps=plan.num_warps,
+            INDEX=triton_launch.index_type(num_rows + by.block_rows),
+            BLOCK_ROWS=by.block_rows,
+            BLOCK_COLS=by.block_cols,
+            num_warps=by.num_warps,
         )
-    return output
-
-
-def launch_backward(grad_output: torch.Tensor, output: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """The gradient, from an output that is not empty."""
-    grad_x = torch.empty(output.shape, dtype=output.dtype, device=output.device)
-    cols = output.shape[-1]
-    num_rows = output.numel() // cols
-    inner, (grad_rows, rows) = as_rows(grad_output, output)
-    compute = triton_launch.COMPUTE[output.dtype]
-    if plan.looped:
-        triton_launch.launch(
-            softmax_backward_looped_kernel,
-            (num_rows,),
-            (grad_rows.tensor, rows.tensor, grad_x),
-            (cols, inner, *grad_rows[1:], *rows[1:]),
-            COMPUTE=compute,
-            PIECES=plan.block_rows,
-            LANES=plan.block_cols,
-            num_warps=plan.num_warps,
-        )
-    else:
-        triton_launch.launch(
-            softmax_backward_kernel,
-            (cdiv(num_rows, plan.block_rows),),
-            (grad_rows.tensor, rows.tensor, grad_x),
-            (num_rows, cols, inner, *grad_rows[1:], *rows[1:]),
-            COMPUTE=compute,
-            INDEX=triton_launch.index_type(num_rows + plan.block_rows),
-            BLOCK_ROWS=plan.block_rows,
-            BLOCK_COLS=plan.block_cols,
-            num_warps=plan.num_warps,
-        )
-    return grad_x
 
 
 def _forward(x: torch.Tensor) -> torch.Tensor:
-    if x.numel() == 0:
-        return x.new_empty(x.shape)
-    return launch_forward(x, plan(x.shape[-1], x.element_size(), 1))
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if output.numel():
+        inner, (rows,) = as_rows(x)
+        tensors, sizes = (rows.tensor, output), (x.shape[-1], inner, *rows[1:])
+        _launch(softmax_forward_looped_kernel, softmax_forward_kernel, tensors, sizes, tensors_read=1)
+    return output
 
 
 def _backward(grad_output: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    if output.numel() == 0:
-        return output.new_empty(output.shape)
-    return launch_backward(grad_output, output, plan(output.shape[-1], output.element_size(), 2))
+    grad_x = torch.empty(output.shape, dtype=output.dtype, device=output.device)
+    if grad_x.numel():
+        inner, (grad_rows, rows) = as_rows(grad_output, output)
+        tensors = (grad_rows.tensor, rows.tensor, grad_x)
+        sizes = (output.shape[-1], inner, *grad_rows[1:], *rows[1:])
+        _launch(softmax_backward_looped_kernel, softmax_backward_kernel, tensors, sizes, tensors_read=2)
+    return grad_x
 
 
 softmax_operator = define_softmax("triton", _forward, _backward)
