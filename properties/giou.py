@@ -121,6 +121,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "point_in_a_box": example([[3, 3, 3, 3]], [[0, 0, 8, 8]]),
     "area_equal_to_eps": example([[0, 0, 0.5, 0.5]], [[0, 0, 0.5, 0.5]], eps=0.25),
     # No half type holds it.
+    "union_of_boxes_apart_equal_to_eps": example([[0, 0, 0.25, 0.5]], [[0.5, 0, 0.75, 0.5]], eps=0.25),
     "area_below_eps": example([[0, 0, 0.25, 0.5]], [[0, 0.25, 0.5, 0.5]], eps=0.3),
     "union_below_eps_and_hull_above": example([[0, 0, 0.25, 0.25]], [[2, 1, 2.25, 1.25]], eps=0.25),
     "inverted_both": example([[4, 4, 1, 1]], [[3, 3, 2, 2]]),

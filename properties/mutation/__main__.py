@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pathlib
 import random
+import re
 import sys
 import tempfile
 import time
@@ -28,15 +29,16 @@ import torch
 from properties.cells import CANDIDATE, Candidate
 from properties.dtypes import DTYPES
 from properties.mutation import known
-from properties.mutation.cuda_mutants import cuda_mutants
+from properties.mutation.cuda_mutants import cuda_functions, cuda_mutants
 from properties.mutation.mutant import Mutant
 from properties.mutation.trial import PACKAGE, Baseline, Outcome, Trials
-from properties.mutation.triton_mutants import triton_mutants
+from properties.mutation.triton_mutants import triton_functions, triton_mutants
 from properties.operation import operations
 
 EQUIVALENT = PACKAGE.parent / "tests" / "known_wrong" / "equivalent_mutants.toml"
 DTYPE_ORDER = ("float32", "float16", "float64", "bfloat16")
 MAKERS = {"triton": triton_mutants, "cuda": cuda_mutants}
+FUNCTIONS = {"triton": triton_functions, "cuda": cuda_functions}
 SUFFIXES = {"triton": (".py",), "cuda": (".cu", ".cuh")}
 
 
@@ -82,11 +84,36 @@ def sources(operation: str, backend: str) -> dict[str, str]:
     }
 
 
+def reached(operation: str, backend: str, texts: dict[str, str]) -> set[tuple[str, str]]:
+    """File and name of the functions that an operation's own files name, directly or through others that they name.
+
+    What else stands in files that belong to several operations is none of this one's.
+    """
+    bodies: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
+    for file, text in texts.items():
+        for name, body in FUNCTIONS[backend](text):
+            bodies[file, name].append(body)
+    own = {file for file in texts if pathlib.PurePath(file).parts[0] == operation}
+    found = {function for function in bodies if function[0] in own}
+    unread = [texts[file] for file in own]
+    while unread:
+        words = set(re.findall(r"\w+", unread.pop()))
+        # An operator is used without its name.
+        new = {function for function in bodies if function[1] in words or not function[1].isidentifier()} - found
+        found |= new
+        unread += [body for function in new for body in bodies[function]]
+    return found
+
+
 def mutants_of(options: argparse.Namespace, candidate: Candidate | None) -> tuple[list[Mutant], dict[str, str]]:
     """All mutants, and the files' texts."""
-    backend = "triton" if candidate else options.backend
-    texts = {candidate.place: pathlib.Path(candidate.place).read_text()} if candidate else sources(options.op, backend)
-    return [mutant for file, text in texts.items() for mutant in MAKERS[backend](file, text)], texts
+    if candidate:
+        texts = {candidate.place: pathlib.Path(candidate.place).read_text()}
+        return triton_mutants(candidate.place, texts[candidate.place]), texts
+    texts = sources(options.op, options.backend)
+    of_operation = reached(options.op, options.backend, texts)
+    every = [mutant for file, text in texts.items() for mutant in MAKERS[options.backend](file, text)]
+    return [mutant for mutant in every if (mutant.file, mutant.function) in of_operation], texts
 
 
 def chosen(options: argparse.Namespace, mutants: list[Mutant]) -> list[Mutant]:

@@ -80,6 +80,11 @@ def cuda_mutants(file: str, text: str) -> list[Mutant]:
     return applied(file, text, _File(text).edits())
 
 
+def cuda_functions(text: str) -> list[tuple[str, str]]:
+    """Name and body of every function that there may be mutants of."""
+    return _File(text).functions()
+
+
 class _File:
     def __init__(self, text: str) -> None:
         self.text, self.tokens = text, tokens(text)
@@ -93,12 +98,21 @@ class _File:
                 self.partner[self.partner[i]] = i
 
     def edits(self) -> Iterator[Edit]:
+        for name, strides, first, last in self._bodies():
+            yield from self._edits_of(name, strides, first, last)
+
+    def functions(self) -> list[tuple[str, str]]:
+        return [
+            (name, self.text[self.tokens[first].start : self.tokens[last].end])
+            for name, _, first, last in self._bodies()
+        ]
+
+    def _bodies(self) -> Iterator[tuple[str, list[str], int, int]]:
         i = 0
         while i < len(self.tokens):
             if self.tokens[i].text in ("__global__", "__device__") and (body := self._body_from(i)):
-                name, strides, first, last = body
-                yield from self._edits_of(name, strides, first, last)
-                i = last
+                yield body
+                i = body[-1]
             i += 1
 
     def _body_from(self, i: int) -> tuple[str, list[str], int, int] | None:

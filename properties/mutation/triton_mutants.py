@@ -56,12 +56,20 @@ def triton_mutants(file: str, text: str) -> list[Mutant]:
         file: what the file is called in them.
         text: its text.
     """
-    tree = ast.parse(text)
-    edits: list[Edit] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(d) for d in node.decorator_list):
-            edits += _Function(text, node).edits()
-    return applied(file, text, edits)
+    return applied(file, text, [edit for node in _kernels(text) for edit in _Function(text, node).edits()])
+
+
+def triton_functions(text: str) -> list[tuple[str, str]]:
+    """Name and text of every function that there may be mutants of."""
+    return [(node.name, ast.unparse(node)) for node in _kernels(text)]
+
+
+def _kernels(text: str) -> list[ast.FunctionDef]:
+    return [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(d) for d in node.decorator_list)
+    ]
 
 
 class _Function:

@@ -13,6 +13,7 @@ from properties.mutation.cuda_mutants import cuda_mutants
 from properties.mutation.mutant import Mutant
 from properties.mutation.triton_mutants import triton_mutants
 
+ROOT = pathlib.Path(__file__).parents[2]
 TRITON = '''
 import triton
 import triton.language as tl
@@ -166,6 +167,37 @@ def test_operands_of_a_changed_sign_stay_together() -> None:
         (a - b) * c + a * (b - c) * 2,
         (a - b) * c + (a * (b + c) + 2),
     }  # fmt: skip
+
+
+# In a process of its own: the command chooses Triton's interpreter before Triton is imported.
+FUNCTIONS = """
+import sys
+from properties.mutation.__main__ import arguments, mutants_of
+
+mutants, _ = mutants_of(arguments(sys.argv[2:]), None)
+print(*{mutant.function for mutant in mutants if mutant.file == sys.argv[1]})
+"""
+
+
+@pytest.mark.parametrize(
+    ("operation", "backend", "file", "used", "unused"),
+    [
+        # `bits` by way of `store`, which vector_add names; the others are layer_norm's and softmax's.
+        ("vector_add", "cuda", "vectors.cuh", {"load", "store", "bits"}, {"unpack", "unpacked", "store_streaming"}),
+        ("softmax", "cuda", "vectors.cuh", {"load", "store_streaming", "bits", "unpack", "unpacked"}, set()),
+        ("layer_norm", "triton", "triton_rows.py", {"row_offsets"}, set()),
+    ],
+)
+def test_mutants_of_a_shared_file_are_those_of_functions_that_the_operation_uses(
+    operation: str, backend: str, file: str, used: set[str], unused: set[str]
+) -> None:
+    options = ["--op", operation, "--backend", backend]
+    done = subprocess.run(
+        [sys.executable, "-c", FUNCTIONS, file, *options], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    functions = set(done.stdout.split())
+    assert used <= functions
+    assert not unused & functions
 
 
 @pytest.mark.parametrize(("make", "text"), [(triton_mutants, TRITON), (cuda_mutants, CUDA)], ids=["triton", "cuda"])
@@ -335,9 +367,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """By kernel; and "status", "report" and "printed" of the command."""
     directory = tmp_path_factory.mktemp("mutation")
     (directory / "kernels.py").write_text(KERNELS)
-    root = pathlib.Path(__file__).parents[2]
     command = [sys.executable, "-c", TRIALS, str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     *printed, told = done.stdout.splitlines()
     report = json.loads((directory / "report.json").read_text())
