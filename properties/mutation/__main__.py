@@ -89,20 +89,22 @@ def reached(operation: str, backend: str, texts: dict[str, str]) -> set[tuple[st
 
     What else stands in files that belong to several operations is none of this one's.
     """
-    bodies: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
-    for file, text in texts.items():
-        for name, body in FUNCTIONS[backend](text):
-            bodies[file, name].append(body)
     own = {file for file in texts if pathlib.PurePath(file).parts[0] == operation}
-    found = {function for function in bodies if function[0] in own}
-    unread = [texts[file] for file in own]
-    while unread:
-        words = set(re.findall(r"\w+", unread.pop()))
-        # An operator is used without its name.
-        new = {function for function in bodies if function[1] in words or not function[1].isidentifier()} - found
-        found |= new
-        unread += [body for function in new for body in bodies[function]]
-    return found
+    words = {word for file in own for word in re.findall(r"\w+", texts[file])}
+    found: set[tuple[str, str]] = set()
+    rest = [(file, *function) for file, text in texts.items() for function in FUNCTIONS[backend](text)]
+    while True:
+        # A method needs its struct; an operator is used without its name.
+        new = [
+            (file, name, struct, body)
+            for file, name, struct, body in rest
+            if file in own or ((name in words or not name.isidentifier()) and (not struct or struct in words))
+        ]
+        if not new:
+            return found
+        found |= {(file, name) for file, name, _, _ in new}
+        words |= {word for *_, body in new for word in re.findall(r"\w+", body)}
+        rest = [function for function in rest if function not in new]
 
 
 def mutants_of(options: argparse.Namespace, candidate: Candidate | None) -> tuple[list[Mutant], dict[str, str]]:

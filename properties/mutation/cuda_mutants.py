@@ -80,8 +80,8 @@ def cuda_mutants(file: str, text: str) -> list[Mutant]:
     return applied(file, text, _File(text).edits())
 
 
-def cuda_functions(text: str) -> list[tuple[str, str]]:
-    """Name and body of every function that there may be mutants of."""
+def cuda_functions(text: str) -> list[tuple[str, str, str]]:
+    """Name, struct and body of every function that there may be mutants of; the struct is "" where it is in none."""
     return _File(text).functions()
 
 
@@ -101,11 +101,22 @@ class _File:
         for name, strides, first, last in self._bodies():
             yield from self._edits_of(name, strides, first, last)
 
-    def functions(self) -> list[tuple[str, str]]:
+    def functions(self) -> list[tuple[str, str, str]]:
         return [
-            (name, self.text[self.tokens[first].start : self.tokens[last].end])
+            (name, self._struct_around(first), self.text[self.tokens[first].start : self.tokens[last].end])
             for name, _, first, last in self._bodies()
         ]
+
+    def _struct_around(self, inside: int) -> str:
+        for i in range(inside - 1, -1, -1):
+            if self.tokens[i].text == "struct":
+                name = i + 1 if self.tokens[i + 1].text != "__align__" else self.partner[i + 2] + 1
+                begin = name
+                while self.tokens[begin].text not in ("{", ";"):
+                    begin += 1
+                if self.tokens[begin].text == "{" and begin < inside < self.partner[begin]:
+                    return self.tokens[name].text
+        return ""
 
     def _bodies(self) -> Iterator[tuple[str, list[str], int, int]]:
         i = 0

@@ -59,9 +59,9 @@ def triton_mutants(file: str, text: str) -> list[Mutant]:
     return applied(file, text, [edit for node in _kernels(text) for edit in _Function(text, node).edits()])
 
 
-def triton_functions(text: str) -> list[tuple[str, str]]:
-    """Name and text of every function that there may be mutants of."""
-    return [(node.name, ast.unparse(node)) for node in _kernels(text)]
+def triton_functions(text: str) -> list[tuple[str, str, str]]:
+    """Name, class, which is always "", and text of every function that there may be mutants of."""
+    return [(node.name, "", ast.unparse(node)) for node in _kernels(text)]
 
 
 def _kernels(text: str) -> list[ast.FunctionDef]:

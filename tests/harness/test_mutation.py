@@ -184,6 +184,8 @@ print(*{mutant.function for mutant in mutants if mutant.file == sys.argv[1]})
     [
         # `bits` by way of `store`, which vector_add names; the others are layer_norm's and softmax's.
         ("vector_add", "cuda", "vectors.cuh", {"load", "store", "bits"}, {"unpack", "unpacked", "store_streaming"}),
+        # Boxes have a `load` of their own.
+        ("giou", "cuda", "vectors.cuh", set(), {"load", "store"}),
         ("softmax", "cuda", "vectors.cuh", {"load", "store_streaming", "bits", "unpack", "unpacked"}, set()),
         ("layer_norm", "triton", "triton_rows.py", {"row_offsets"}, set()),
     ],
