@@ -27,3 +27,8 @@ def cdiv(a: int, b: int) -> int:
 def next_power_of_2(n: int) -> int:
     """The least power of 2 that is not below n, which is positive."""
     return 1 << (n - 1).bit_length()
+
+
+def first_probe(length: int, probes: int) -> int:
+    """How far apart a search's first probes lie: a power of their number, itself one of 2, with which they span all."""
+    return probes ** ((max(length - 1, 1).bit_length() - 1) // (probes.bit_length() - 1))

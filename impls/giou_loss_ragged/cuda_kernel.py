@@ -10,7 +10,7 @@ from impls.giou.arguments import check_giou_loss_ragged
 from impls.giou.cuda_boxes import BLOCK, packed
 from impls.giou.operators import gradient_buffers
 from impls.giou_loss_ragged.operators import define_giou_loss_ragged
-from impls.launch import cdiv, resident
+from impls.launch import cdiv, first_probe, resident
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # As many as fit at once; the last one sums the partial results of all.
@@ -51,8 +51,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, ep
         *target.stride(),
         offsets.stride(0),
         offsets.dtype == torch.int64,
-        # The power of 32 with which the 32 probes of a search span the batch.
-        32 ** ((max(batch - 1, 1).bit_length() - 1) // 5),
+        first_probe(batch, 32),
         eps,
     )
     return loss

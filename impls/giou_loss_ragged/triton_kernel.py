@@ -18,7 +18,7 @@ from impls.giou.triton_boxes import (
     store_boxes,
 )
 from impls.giou_loss_ragged.operators import define_giou_loss_ragged
-from impls.launch import cdiv, next_power_of_2, resident
+from impls.launch import cdiv, first_probe, next_power_of_2, resident
 
 # Backward: rows of pred that a program of one warp takes at a time. Most have no target box, and the fewer at a time,
 # the more often none has. And how often, where there are more than all multiprocessors take at once.
@@ -30,19 +30,37 @@ PROGRAMS_PER_MULTIPROCESSOR = 8
 
 
 @triton.jit
-def sample_of(offsets_ptr, offsets_stride, rows, batch, steps):
-    """Which sample each row of target belongs to: the last whose offset is not above it, by bisection."""
-    low = tl.zeros_like(rows)
-    high = tl.zeros_like(rows) + batch
-    for _ in range(steps):
-        middle = (low + high) // 2
-        not_above = tl.load(offsets_ptr + middle.to(tl.int64) * offsets_stride) <= rows
-        low = tl.where(not_above, middle, low)
-        high = tl.where(not_above, high, middle)
+def last_sample(offsets_ptr, offsets_stride, row, low, step, batch, WIDTH: tl.constexpr):
+    """The last sample, from `low` on, that begins no later than at a row; whatever the offsets hold, one there is.
+
+    WIDTH samples are looked at at once, `step` apart, and then at wider steps or at narrower.
+    """
+    while step > 0:
+        probes = low + (tl.arange(0, WIDTH) + 1) * step
+        begins = tl.load(offsets_ptr + probes * offsets_stride, mask=probes < batch, other=0)
+        passed = tl.sum(((probes < batch) & (begins <= row)).to(tl.int32), axis=0)
+        low += passed * step
+        step = tl.where(passed == WIDTH, step * WIDTH, step // WIDTH)
     return low
 
 
 @triton.jit
+def samples_of(offsets_ptr, offsets_stride, rows, low, high):
+    """Which sample of `low` to `high` each row of target belongs to, and where that begins, by bisection."""
+    samples = tl.zeros_like(rows).to(tl.int64) + low
+    begins = tl.zeros_like(samples) + tl.load(offsets_ptr + low * offsets_stride).to(tl.int64)
+    left = high - low + 1
+    while left > 1:
+        half = left // 2
+        begins_there = tl.load(offsets_ptr + (samples + half) * offsets_stride).to(tl.int64)
+        not_before = begins_there <= rows
+        samples = tl.where(not_before, samples + half, samples)
+        begins = tl.where(not_before, begins_there, begins)
+        left -= half
+    return samples, begins
+
+
+@triton.jit(do_not_specialize=["first_step", "max_boxes"])
 def giou_loss_ragged_forward_kernel(
     pred_ptr,  # [batch, max_boxes, 4], strided
     target_ptr,  # [total, 4], strided
@@ -53,7 +71,7 @@ def giou_loss_ragged_forward_kernel(
     batch,
     max_boxes,
     total,
-    steps,
+    first_step,
     pred_batch_stride,
     pred_box_stride,
     pred_coordinate_stride,
@@ -61,30 +79,43 @@ def giou_loss_ragged_forward_kernel(
     target_coordinate_stride,
     offsets_stride,
     eps: tl.float64,  # else Triton rounds it to float32
+    PACKED_PRED: tl.constexpr,
     PACKED_TARGET: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PROGRAMS: tl.constexpr,
 ):
-    # One program owns every num_programs-th tile of BLOCK_ROWS target boxes; the last to finish sums what all left.
+    # One program owns a run of tiles of BLOCK_ROWS target boxes; the last to finish sums what all left.
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     eps = tl.full((), eps, COMPUTE)
     sums = tl.zeros((BLOCK_ROWS,), COMPUTE)
-    for tile in range(program, tl.cdiv(total, BLOCK_ROWS), programs):
-        rows = tl.cast(tile, INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        mask = rows < total
-        sample = sample_of(offsets_ptr, offsets_stride, rows, batch, steps)
-        place = rows - tl.load(offsets_ptr + sample.to(tl.int64) * offsets_stride).to(INDEX)
-        # Whatever the offsets hold, nothing outside of pred is read.
-        place = tl.minimum(tl.maximum(place, 0), max_boxes - 1).to(tl.int64)
-        pred_at = sample.to(tl.int64) * pred_batch_stride + place * pred_box_stride
+    run = tl.cdiv(tl.cdiv(total, BLOCK_ROWS), programs) * BLOCK_ROWS
+    begin = tl.cast(program, INDEX) * run
+    end = tl.minimum(begin + run, total)
+    low = last_sample(
+        offsets_ptr, offsets_stride, begin, tl.full((), 0, tl.int64), tl.cast(first_step, tl.int64), batch, BLOCK_ROWS
+    )
+    for first in range(begin, end, BLOCK_ROWS):
+        rows = first + tl.arange(0, BLOCK_ROWS)
+        mask = rows < end
         target_at = rows.to(tl.int64) * target_stride
         bx1, by1, bx2, by2 = load_boxes(
             target_ptr, rows, target_at, target_coordinate_stride, mask, COMPUTE, PACKED_TARGET
         )
-        ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, mask, COMPUTE, False)
+        # All rows of a tile have samples from low to high: mostly few.
+        last = tl.minimum(first + BLOCK_ROWS, end) - 1
+        high = last_sample(offsets_ptr, offsets_stride, last, low, tl.full((), 1, tl.int64), batch, BLOCK_ROWS)
+        samples, begins = samples_of(offsets_ptr, offsets_stride, rows, low, high)
+        low = high
+        # Whatever the offsets hold, nothing outside of pred is read.
+        places = tl.minimum(tl.maximum(rows - begins, 0), max_boxes - 1)
+        pred_at = samples * pred_batch_stride + places * pred_box_stride
+        pred_rows = samples * max_boxes + places
+        ax1, ay1, ax2, ay2 = load_boxes(
+            pred_ptr, pred_rows, pred_at, pred_coordinate_stride, mask, COMPUTE, PACKED_PRED
+        )
         score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
         sums += tl.where(mask, 1.0 - score, 0.0)
 
@@ -92,10 +123,10 @@ def giou_loss_ragged_forward_kernel(
     for tile in range(program, tl.cdiv(batch, BLOCK_ROWS), programs):
         samples = tl.cast(tile, tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         present = samples < batch
-        first = tl.load(offsets_ptr + samples * offsets_stride, mask=present, other=0)
-        last = tl.load(offsets_ptr + (samples + 1) * offsets_stride, mask=present, other=0)
-        fits = (last >= first) & (last - first <= max_boxes)
-        fits = fits & ((samples != 0) | (first == 0)) & ((samples != batch - 1) | (last == total))
+        begins = tl.load(offsets_ptr + samples * offsets_stride, mask=present, other=0)
+        ends = tl.load(offsets_ptr + (samples + 1) * offsets_stride, mask=present, other=0)
+        fits = (ends >= begins) & (ends - begins <= max_boxes)
+        fits = fits & ((samples != 0) | (begins == 0)) & ((samples != batch - 1) | (ends == total))
         sums += tl.where(present & (fits == 0), float("nan"), 0.0).to(COMPUTE)
 
     tl.store(partials_ptr + program, tl.sum(sums, axis=0).to(tl.float64))
@@ -203,7 +234,17 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, ep
             torch.empty(programs, dtype=torch.float64, device=device),
             workspace.counter(device),
         ),
-        (batch, max_boxes, total, batch.bit_length(), *pred.stride(), *target.stride(), offsets.stride(0), eps),
+        (
+            batch,
+            max_boxes,
+            total,
+            first_probe(batch, BLOCK_FORWARD),
+            *pred.stride(),
+            *target.stride(),
+            offsets.stride(0),
+            eps,
+        ),
+        PACKED_PRED=packed(pred),
         PACKED_TARGET=packed(target),
         COMPUTE=COMPUTE[pred.dtype],
         INDEX=triton_launch.index_type(total + batch + BLOCK_FORWARD),
