@@ -281,7 +281,7 @@ class Bench:
             "contender": measurement.contender,
             "device": self.device,
             "shapes": {name: list(array.shape) for name, array in workload.case.inputs.items()},
-            "timed": how,
+            "timed": f"{how}, waiting for the host" if getattr(clock, "waits_for_host", False) else how,
             "late_rounds": getattr(clock, "late_rounds", 0),
             "calls_per_round": clock.calls,
             "bytes": cost.bytes,

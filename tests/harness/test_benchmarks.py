@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,14 +44,16 @@ FLOAT32 = DTYPES["float32"]
 class SimulatedGpu:
     """A device that works through its queue while the host goes on."""
 
-    def __init__(self, flush_seconds: float = 0.0) -> None:
+    def __init__(self, flush_seconds: float = 0.0, queue: int = 1000) -> None:
         self.host = self.free = 0.0
         self.flush_seconds = flush_seconds
         self.flushed = 0
+        self.ends = deque([0.0] * queue, maxlen=queue)  # of the last that were enqueued
 
     def enqueue(self, seconds: float, host_seconds: float = 1e-6) -> None:
-        self.host += host_seconds
+        self.host = max(self.host + host_seconds, self.ends[0])  # a full queue lets the host wait
         self.free = max(self.free, self.host) + seconds
+        self.ends.append(self.free)
 
     def flush(self) -> None:
         self.flushed += 1
@@ -111,6 +114,17 @@ def test_a_host_that_is_ever_slower_does_not_keep_a_round_for_good() -> None:
     rounds = iter(range(1, 100))
     assert one_round(clock, lambda: gpu.enqueue(8e-6, 10.0 ** next(rounds))) > 1
     assert clock.late_rounds < 100
+
+
+def test_a_round_of_more_launches_than_a_stream_holds_is_timed_with_the_host() -> None:
+    gpu = SimulatedGpu(queue=100)
+    clock, kernel = DeviceClock(gpu), Kernel(gpu, 8e-6, launch_seconds=40e-6)
+    clock.host_seconds = 200 * 40e-6
+    seconds = [one_round(clock, lambda: kernel.run(200)) for _ in range(10)]
+    assert clock.waits_for_host
+    assert not clock.late
+    assert seconds[1:] == pytest.approx([200 * 40e-6] * 9, rel=0.01)
+    assert gpu.host < 10  # not kept waiting for ever longer
 
 
 def test_device_clock_divides_by_the_calls_of_a_round() -> None:
