@@ -139,7 +139,7 @@ class KernelResources:
         stack_bytes: of a thread: spilled registers and local arrays that are not in registers.
         shared_bytes: static shared memory that the kernel declares, of a block.
         constant_bytes: of bank 0: the parameters and what the driver puts before them.
-        cubin_sha256: of the compiled code of all kernels that were compiled together.
+        code_sha256: of its machine code. (A cubin also says when it was compiled.)
         instruction_counts: how often each opcode, without its modifiers, is in the code: LDG, FFMA, HMMA, BAR.
     """
 
@@ -151,7 +151,7 @@ class KernelResources:
     stack_bytes: int
     shared_bytes: int
     constant_bytes: int
-    cubin_sha256: str
+    code_sha256: str
     instruction_counts: Mapping[str, int]
 
 
@@ -236,7 +236,7 @@ def compile_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str)
             stack_bytes=_number(r"(\d+) bytes stack frame", properties),
             shared_bytes=_number(r"(\d+) bytes smem", said, 0),
             constant_bytes=dumped[lowered].usage["CONSTANT[0]"],
-            cubin_sha256=hashlib.sha256(compiled.path.read_bytes()).hexdigest(),
+            code_sha256=dumped[lowered].code_sha256,
             instruction_counts=MappingProxyType(dumped[lowered].instructions),
         )
     return resources
@@ -255,6 +255,7 @@ class _Dumped:
     """What a cubin itself says of one kernel."""
 
     usage: Mapping[str, int]  # REG, STACK, SHARED, CONSTANT[0] and so on
+    code_sha256: str
     instructions: Counter[str]
     local_store_bytes: int
     local_load_bytes: int
@@ -283,6 +284,7 @@ def _dumped(cubin: pathlib.Path) -> dict[str, _Dumped]:
         if name in usages:
             kernels[name] = _Dumped(
                 usage=usages[name],
+                code_sha256=hashlib.sha256(function.encode()).hexdigest(),
                 instructions=Counter(code for code, _ in opcodes),
                 local_store_bytes=_local_bytes("STL", opcodes),
                 local_load_bytes=_local_bytes("LDL", opcodes),
@@ -320,7 +322,7 @@ def resources_of_cubin(cubin: pathlib.Path, name: str, arch: str) -> KernelResou
         stack_bytes=kernel.usage["STACK"],
         shared_bytes=kernel.usage["SHARED"],
         constant_bytes=kernel.usage["CONSTANT[0]"],
-        cubin_sha256=hashlib.sha256(cubin.read_bytes()).hexdigest(),
+        code_sha256=kernel.code_sha256,
         instruction_counts=MappingProxyType(kernel.instructions),
     )
 
@@ -363,8 +365,8 @@ def _find(directory: pathlib.Path, name: str) -> CompiledKernels | None:
 def _compile(source: pathlib.Path, names: list[str], options: list[str], directory: pathlib.Path) -> CompiledKernels:
     nvrtc = _nvrtc()
     if _nvrtc_version() >= (13, 0):
-        # On all cores, to the same code.
-        options = [*options, "--split-compile=0"]
+        # On all cores, to the same code. What a driver keeps of an earlier compilation comes without the log.
+        options = [*options, "--split-compile=0", "--no-cache"]
     program = _checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), str(source).encode(), 0, None, None))
     try:
         for name in names:

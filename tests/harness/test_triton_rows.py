@@ -22,7 +22,7 @@ for rows in (1, 2, 16):
     others = [torch.ones(3, requires_grad=True) for _ in range(int(sys.argv[2]))]
     with triton_compile.compiled_for(90) as kernels:
         operation(x, *others).backward(torch.ones(rows, 3))
-    code.append({kernel.name: kernel.cubin_sha256 for kernel in kernels})
+    code.append({kernel.name: kernel.code_sha256 for kernel in kernels})
 print(json.dumps(code))
 """
 
