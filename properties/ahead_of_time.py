@@ -66,12 +66,17 @@ def answer(operation_name: str, dtype_name: str, *capabilities: str) -> str:
 
     operation, dtype = operations()[operation_name], DTYPES[dtype_name]
     implementation = backends.load(operation_name, "triton")
-    cases = representative([make(dtype) for make in operation.examples.values()], dtype_name)
+    examples = [make(dtype) for make in operation.examples.values()]
     resources = []
     for capability in map(int, capabilities):
         with triton_compile.compiled_for(capability) as compiled:
-            for case in cases:
+            for case in representative(examples, dtype_name):
                 evaluate_tensors(implementation, operation, case, dtype, "cpu")
+        # A kernel that these do not launch, as another size is its, is compiled for the first that does.
+        for case in examples:
+            with triton_compile.compiled_for(capability, but={kernel.name for kernel in compiled}) as others:
+                evaluate_tensors(implementation, operation, case, dtype, "cpu")
+            compiled += others
         resources += compiled
     return json.dumps([needs(kernel) for kernel in resources])
 

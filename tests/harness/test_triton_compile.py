@@ -1,0 +1,17 @@
+"""Ahead of time every Triton kernel of an operation is compiled, whichever sizes of its examples launch it."""
+
+import json
+import subprocess
+
+from properties.ahead_of_time import COMMAND, environment
+
+
+def test_kernels_for_short_rows_and_for_long_ones_are_compiled() -> None:
+    done = subprocess.run([*COMMAND, "softmax", "float16", "90"], env=environment(), capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    assert {kernel["name"] for kernel in json.loads(done.stdout)} == {
+        "softmax_forward_kernel",
+        "softmax_backward_kernel",
+        "softmax_forward_looped_kernel",
+        "softmax_backward_looped_kernel",
+    }
