@@ -5,7 +5,7 @@ to and from bfloat16 as if its bits were an integer. Both show as wrong results 
 language anew for each call of a device function, which takes longer than the call. And it is kinder than a GPU: it
 reads and writes whatever a pointer leads to, so that a load that lacks its mask goes unnoticed as long as nobody uses
 what it has read; and where a mask is false and nothing is said to take the place, it gives 0, where a GPU may give
-anything. Here that is NaN.
+anything. Here that is NaN, and of an integer all bits are set.
 """
 
 import dataclasses
@@ -182,8 +182,12 @@ def install() -> None:
             bounds[0].check("load", pointers, mask.data)
         loaded = shipped_load(self, pointers, mask, other, *rest, **options)
         kind = pointers.get_element_ty()
-        if other is None and kind in NUMPY_FLOATS and not mask.data.all():
-            loaded.data.view(NUMPY_FLOATS[kind])[~np.broadcast_to(mask.data, loaded.data.shape)] = np.nan
+        if other is None and not mask.data.all():
+            left_out = ~np.broadcast_to(mask.data, loaded.data.shape)
+            if kind in NUMPY_FLOATS:
+                loaded.data.view(NUMPY_FLOATS[kind])[left_out] = np.nan
+            else:
+                loaded.data[left_out] = ~loaded.data.dtype.type(0)
         return loaded
 
     def store(self: Any, pointers: Any, values: Any, mask: Any, *rest: Any, **options: Any) -> Any:
