@@ -121,6 +121,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "full_one_row_before_a_block_ends": example([0, 127], 127),
     "whole_blocks_without_boxes": example([3, 0, 64, 1, 0], 64),
     "offsets_strided_over_several_samples": example([2, 0, 3, 1], 3, layouts={"offsets": "sliced_columns"}),
+    "one_box_after_an_empty_sample": example([0, 1], 64, layouts={"offsets": "sliced_columns"}),
+    # More than programs take at once: each goes on from the last sample of one block in the next.
+    "many_samples_in_each_block": example([3, 0, 5, 1, 4] * 250, 5, layouts={"offsets": "sliced_columns"}),
     "few_boxes_in_many_slots": example([0, 130, 2, 0, 257], 300, layouts={"offsets": "sliced_columns"}),
     "pred_and_target_strided": example([2, 0, 3, 1], 3, np.int32, {"pred": "transposed", "target": "axes_reversed"}),
     "articles_batch": articles_batch,

@@ -150,7 +150,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     ),
     "each_entry_in_turn_not_finite": lambda dtype: example(lambda rng: not_finite_in_turn(rng, 17, dtype))(dtype),
     "eps_far_above_the_variance": rows(3, 24, deviation=0.01, eps=0.25),
-    "eps_far_below_the_variance": rows(3, 24, eps=1e-12),
+    "eps_far_below_the_variance": rows(3, 24, mean=0, deviation=1e-4, eps=1e-12),
     # The tail of a vector, of a warp, and of the last block, and one column past each.
     "columns_not_a_multiple_of_16": rows(5, 15),
     "one_warp_and_one_column": rows(3, 33),
@@ -162,10 +162,18 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "many_short_rows": rows(700, 3),
     "many_rows_of_whole_vectors": rows(300, 16),
     # Neither fit a warp's or a block's registers; the longer fits no shared memory either.
-    "row_longer_than_registers": rows(3, 10240),
+    "rows_longer_than_registers": rows(4, 10240),
+    "one_short_of_4096_columns_that_lie_apart": rows(1, 4095, x="sliced_columns"),
     "rows_longer_than_registers_along_two_axes": rows(
         2, 2, 8200, x="transposed", grad_output="transposed", weight="sliced_columns", bias="sliced_columns"
     ),
+    # One column more than there are in pieces of any size; of float64, to which these are long rows, so many that each
+    # program sums over several.
+    "one_past_8192_columns_that_lie_apart": lambda dtype: rows(
+        2, 13 if dtype.name == "float64" else 1, 8193, x="axes_reversed", grad_output="axes_reversed"
+    )(dtype),
+    # More than programs run at a time, along two axes that no single stride passes.
+    "more_rows_than_programs_along_two_axes": rows(4, 3, 2049, x="transposed", grad_output="transposed"),
     "rows_longer_than_shared_memory": rows(2, 2, 33000, x="transposed", grad_output="transposed"),
     "rows_with_gaps": rows(5, 64, x="sliced_rows", grad_output="sliced_rows"),
     "columns_with_gaps": rows(5, 33, x="sliced_columns", grad_output="sliced_columns"),
@@ -173,7 +181,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "misaligned": rows(5, 64, x="misaligned", weight="misaligned", bias="misaligned", grad_output="misaligned"),
     "transposed": rows(65, 33, x="transposed", grad_output="transposed"),
     "weight_and_bias_strided": rows(4, 48, weight="sliced_columns", bias="sliced_columns"),
-    "cotangent_of_a_sum": lambda dtype: constant_cotangent(rows(9, 40, grad_output="expanded")(dtype)),
+    "cotangent_of_a_sum": lambda dtype: constant_cotangent(rows(3, 2049, grad_output="expanded")(dtype)),
     # Rows along two axes that no single stride passes.
     "three_axes_each_in_another_order": rows(3, 4, 8, x="transposed", grad_output="axes_reversed"),
     "four_axes_each_in_another_order": rows(3, 2, 5, 8, x="transposed", grad_output="axes_reversed"),
@@ -181,8 +189,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def constant_cotangent(case: Case) -> Case:
-    """The case under one cotangent throughout."""
-    return Case(case.inputs, np.full_like(case.grad_output, -1.5), case.parameters, case.layouts)
+    """The case under one cotangent throughout, with positive weights: nothing cancels in the sum over a row."""
+    positive = case.with_inputs(weight=np.abs(case["weight"]))
+    return Case(positive.inputs, np.full_like(case.grad_output, -1.5), case.parameters, case.layouts)
 
 
 def summed_over_rows(result: Bounded) -> Bounded:

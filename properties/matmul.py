@@ -186,6 +186,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "whole_blocks": random_example(64, 64, 32),
     "multiples_of_8": random_example(72, 520, 40, "leaky_relu"),
     "multiples_of_8_transposed": random_example(40, 264, 72, "relu", a="transposed", b="transposed"),
+    # Rows of tiles past a whole group of them, and columns in both halves of a tile.
+    "tiles_in_every_place": random_example(520, 16, 192, "relu"),
     "tall_and_skinny": random_example(300, 3, 2, "relu"),
     "short_and_wide": random_example(2, 3, 300),
     "both_transposed": random_example(19, 21, 23, "relu", a="transposed", b="transposed", grad_output="transposed"),

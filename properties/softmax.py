@@ -103,6 +103,14 @@ def causal_mask(dtype: DType) -> Case:
     return Case({"x": x}, cotangent(rng, (33, 33), dtype))
 
 
+def largest_first(dtype: DType) -> Case:
+    """A long row whose first entry is the largest: exp overflows where it is not taken off."""
+    case = random_rows(1, 16392)(dtype)
+    x = case["x"].copy()
+    x[0, 0] = 1000
+    return case.with_inputs(x=x)
+
+
 def late_maximum(dtype: DType) -> Case:
     """Long rows for which a sum taken on the way must be rescaled: from nothing but -inf, and again and again."""
     cols = 160 * 1024 // dtype.numpy.itemsize + 16
@@ -155,6 +163,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "long_row": random_rows(1, 16384),
     # Registers of a block hold no more: it has all its 1024 threads.
     "longest_row_in_registers": random_rows(1, 32768),
+    "row_of_31_warps": long_row(62, 0),
+    "largest_first": largest_first,
     "late_maximum": late_maximum,
     # A block has 256 KiB of registers, for other things too, and 227 KiB of shared memory; a cluster, eight times that.
     "row_longer_than_registers": long_row(160, 0),

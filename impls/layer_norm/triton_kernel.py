@@ -586,7 +586,7 @@ def launch_backward(
     pieces = cdiv(cols, plan.block_cols)
     most = (1 if INTERPRETED else plan.programs) * triton_launch.multiprocessors(x.device)
     tiles = cdiv(num_rows, plan.block_rows)
-    programs = min(num_rows, most) if plan.kept else min(tiles, max(most // pieces, 1))
+    programs = min(num_rows, most) if plan.kept else min(tiles, max(most // pieces, 2))
     partial = mean.new_empty((2, programs if needs.parameters else 0, cols))
     options = {
         "NEEDS_X": needs.x,
