@@ -31,9 +31,10 @@ PROGRAMS_PER_MULTIPROCESSOR = 8
 
 @triton.jit
 def last_sample(offsets_ptr, offsets_stride, row, low, step, batch, WIDTH: tl.constexpr):
-    """The last sample, from `low` on, that begins no later than at a row; whatever the offsets hold, one there is.
+    """The last sample, from `low` on, that begins no later than at a row.
 
-    WIDTH samples are looked at at once, `step` apart, and then at wider steps or at narrower.
+    WIDTH samples are looked at at once, `step` apart, and then at wider steps or at narrower. Whatever the offsets
+    hold, it is one of 0 to batch - 1.
     """
     while step > 0:
         probes = low + (tl.arange(0, WIDTH) + 1) * step
