@@ -167,11 +167,6 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "rows_longer_than_registers_along_two_axes": rows(
         2, 2, 8200, x="transposed", grad_output="transposed", weight="sliced_columns", bias="sliced_columns"
     ),
-    # One column more than there are in pieces of any size; of float64, to which these are long rows, so many that each
-    # program sums over several.
-    "one_past_8192_columns_that_lie_apart": lambda dtype: rows(
-        2, 13 if dtype.name == "float64" else 1, 8193, x="axes_reversed", grad_output="axes_reversed"
-    )(dtype),
     # More than programs run at a time, along two axes that no single stride passes.
     "more_rows_than_programs_along_two_axes": rows(4, 3, 2049, x="transposed", grad_output="transposed"),
     "rows_longer_than_shared_memory": rows(2, 2, 33000, x="transposed", grad_output="transposed"),
@@ -185,6 +180,11 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # Rows along two axes that no single stride passes.
     "three_axes_each_in_another_order": rows(3, 4, 8, x="transposed", grad_output="axes_reversed"),
     "four_axes_each_in_another_order": rows(3, 2, 5, 8, x="transposed", grad_output="axes_reversed"),
+    # One column more than there are in pieces of any size; of float64, to which these are long rows, so many that each
+    # program sums over several.
+    "one_past_8192_columns_that_lie_apart": lambda dtype: rows(
+        2, 13 if dtype.name == "float64" else 1, 8193, x="axes_reversed", grad_output="axes_reversed"
+    )(dtype),
 }
 
 
