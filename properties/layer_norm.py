@@ -176,7 +176,10 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "misaligned": rows(5, 64, x="misaligned", weight="misaligned", bias="misaligned", grad_output="misaligned"),
     "transposed": rows(65, 33, x="transposed", grad_output="transposed"),
     "weight_and_bias_strided": rows(4, 48, weight="sliced_columns", bias="sliced_columns"),
-    "cotangent_of_a_sum": lambda dtype: constant_cotangent(rows(3, 2049, grad_output="expanded")(dtype)),
+    "cotangent_of_a_sum": lambda dtype: constant_cotangent(rows(9, 40, grad_output="expanded")(dtype)),
+    "cotangent_of_a_sum_through_positive_weights": lambda dtype: with_positive_weights(
+        constant_cotangent(rows(3, 2049, grad_output="expanded")(dtype))
+    ),
     # Rows along two axes that no single stride passes.
     "three_axes_each_in_another_order": rows(3, 4, 8, x="transposed", grad_output="axes_reversed"),
     "four_axes_each_in_another_order": rows(3, 2, 5, 8, x="transposed", grad_output="axes_reversed"),
@@ -189,9 +192,13 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def constant_cotangent(case: Case) -> Case:
-    """The case under one cotangent throughout, with positive weights: nothing cancels in the sum over a row."""
-    positive = case.with_inputs(weight=np.abs(case["weight"]))
-    return Case(positive.inputs, np.full_like(case.grad_output, -1.5), case.parameters, case.layouts)
+    """The case under one cotangent throughout."""
+    return Case(case.inputs, np.full_like(case.grad_output, -1.5), case.parameters, case.layouts)
+
+
+def with_positive_weights(case: Case) -> Case:
+    """The case with nothing that cancels in the sum of a row's weights."""
+    return case.with_inputs(weight=np.abs(case["weight"]))
 
 
 def summed_over_rows(result: Bounded) -> Bounded:
