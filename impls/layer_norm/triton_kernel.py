@@ -586,6 +586,7 @@ def launch_backward(
     pieces = cdiv(cols, plan.block_cols)
     most = (1 if INTERPRETED else plan.programs) * triton_launch.multiprocessors(x.device)
     tiles = cdiv(num_rows, plan.block_rows)
+    # At least two of a piece's columns, so that their sums over rows meet in the second stage on a CPU too.
     programs = min(num_rows, most) if plan.kept else min(tiles, max(most // pieces, 2))
     partial = mean.new_empty((2, programs if needs.parameters else 0, cols))
     options = {
