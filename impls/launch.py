@@ -13,6 +13,12 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@functools.cache
+def l2_bytes(device: torch.device) -> int:
+    """The L2 cache of a GPU."""
+    return torch.cuda.get_device_properties(device).L2_cache_size
+
+
 def resident(device: torch.device, per_multiprocessor: int) -> int:
     """How many blocks fill a device that holds so many a multiprocessor; on the CPU 3, so that their loops run too."""
     return 3 if device.type == "cpu" else per_multiprocessor * multiprocessors(device)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from impls import triton_launch
-from impls.launch import cdiv, next_power_of_2
+from impls.launch import cdiv, l2_bytes, multiprocessors, next_power_of_2, resident
 from impls.softmax.arguments import check_softmax
 from impls.softmax.operators import define_softmax
 from impls.strides import as_rows
@@ -22,12 +22,14 @@ class Plan(NamedTuple):
         block_rows: rows of its tile; where it is looped, pieces of `block_cols` columns of one row.
         block_cols: columns of its tile.
         num_warps: of a program.
+        steered: whether what is read twice is to stay in the L2 cache, before what is read or written once.
     """
 
     looped: bool
     block_rows: int
     block_cols: int
     num_warps: int
+    steered: bool = False
 
 
 # Elements of one tensor, of 4 bytes in registers, that a program holds at once.
@@ -50,9 +52,31 @@ def plan(cols: int, itemsize: int, tensors: int) -> Plan:
         return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols * wide // 1024, 2 * tensors), 32))
     # Each warp's lanes side by side take one 16-byte vector a piece. So many warps that few rows are read at a time:
     # the second time they are in the L2 cache. Backward, of two tensors, the last tile stays in registers besides.
-    num_warps = 32 if itemsize == 4 else 16
-    pieces = 8 if tensors == 1 and itemsize != 2 else 4
-    return Plan(True, pieces, num_warps * 32 * 16 // itemsize, num_warps)
+    # Triton moves in vectors what it knows to begin at a multiple of 16; else single elements, with an address each.
+    vectors = cols % 16 == 0
+    if tensors == 1:
+        num_warps = 32 if itemsize == 4 else 16
+        pieces = 4 if itemsize == 2 else 8 if vectors else 2
+    else:
+        num_warps = 16 if itemsize == 8 else 32
+        pieces = 2 if itemsize == 2 else 4
+    # Single elements of a line come from the L1 cache, which a policy for L2 takes them past.
+    return Plan(True, pieces, num_warps * 32 * 16 // itemsize, num_warps, steered=vectors)
+
+
+def programs(num_rows: int, by: Plan, cols: int, itemsize: int, device: torch.device) -> int:
+    """How many programs go backward through the rows of a looped plan, each through several or one.
+
+    So few that what all of them read twice stays in the L2 cache, if half of the multiprocessors are enough for that;
+    else each row has its own. How a row is summed depends on none of this.
+    """
+    if device.type == "cpu":
+        return min(num_rows, resident(device, 1))
+    again = 2 * (cols - by.block_rows * by.block_cols) * itemsize
+    # A little less than half, for there are writes between.
+    few = l2_bytes(device) * 9 // 20 // max(again, 1)
+    most = multiprocessors(device)
+    return few if by.steered and most // 2 <= few < min(most, num_rows) else num_rows
 
 
 @triton.jit
@@ -137,8 +161,11 @@ def softmax_forward_looped_kernel(
     COMPUTE: tl.constexpr,
     PIECES: tl.constexpr,
     LANES: tl.constexpr,
+    STEERED: tl.constexpr,
 ):
     # One program owns one row, and each lane of a tile every LANES-th column of it.
+    AGAIN: tl.constexpr = "evict_last" if STEERED else ""
+    ONCE: tl.constexpr = "evict_first" if STEERED else ""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row_offsets(row, inner, x_outer_stride, x_inner_stride)
     output_ptr += row * cols
@@ -149,7 +176,8 @@ def softmax_forward_looped_kernel(
     total = tl.zeros((LANES,), COMPUTE)
     for tile in range(tiles):
         at = tl.cast(tile, tl.int64) * (PIECES * LANES) + columns
-        x = tl.load(x_ptr + at * x_column_stride, mask=at < cols, other=float("-inf")).to(COMPUTE)
+        x_at = at * x_column_stride
+        x = tl.load(x_ptr + x_at, mask=at < cols, other=float("-inf"), eviction_policy=AGAIN).to(COMPUTE)
         new = tl.maximum(largest, tl.max(x, axis=0))
         # A lane that has met nothing but -inf has no terms yet; any finite number taken off makes them 0.
         reference = tl.where(new == float("-inf"), 0.0, new)
@@ -162,16 +190,17 @@ def softmax_forward_looped_kernel(
     # Backwards: what was read last is still in a cache.
     for tile in range(tiles):
         at = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES) + columns
-        x = tl.load(x_ptr + at * x_column_stride, mask=at < cols, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+        x = tl.load(x_ptr + at * x_column_stride, mask=at < cols, other=0.0, eviction_policy=ONCE).to(COMPUTE)
         output = (exponential(x - row_largest) * scale).to(output_ptr.dtype.element_ty)
         tl.store(output_ptr + at, output, mask=at < cols, cache_modifier=".cs")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def softmax_backward_looped_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     output_ptr,  # [outer, inner, cols], strided
     grad_x_ptr,  # [outer * inner, cols]
+    num_rows,
     cols,
     inner,
     grad_output_outer_stride,
@@ -183,45 +212,50 @@ def softmax_backward_looped_kernel(
     COMPUTE: tl.constexpr,
     PIECES: tl.constexpr,
     LANES: tl.constexpr,
+    STEERED: tl.constexpr,
 ):
-    # One program owns one row, and each lane of a tile every LANES-th column of it.
-    row = tl.program_id(0).to(tl.int64)
-    grad_output_ptr += row_offsets(row, inner, grad_output_outer_stride, grad_output_inner_stride)
-    output_ptr += row_offsets(row, inner, output_outer_stride, output_inner_stride)
-    grad_x_ptr += row * cols
+    # One program owns a row at a time, and each lane of a tile every LANES-th column of it.
+    AGAIN: tl.constexpr = "evict_last" if STEERED else ""
+    ONCE: tl.constexpr = "evict_first" if STEERED else ""
+    LAST: tl.constexpr = "" if grad_x_ptr.dtype.element_ty.primitive_bitwidth == 16 and not STEERED else "evict_first"
     columns = ((tl.arange(0, PIECES) * LANES)[:, None] + tl.arange(0, LANES)[None, :]).to(tl.int64)
     # All tiles but the last are whole, and need no mask.
     tiles = tl.cdiv(cols, PIECES * LANES) - 1
     start = tl.cast(tiles, tl.int64) * (PIECES * LANES)
     mask = columns < cols - start
 
-    products = tl.zeros((LANES,), COMPUTE)
-    for tile in range(tiles):
-        first = tl.cast(tile, tl.int64) * (PIECES * LANES)
-        grad_at = first * grad_output_column_stride + columns * grad_output_column_stride
-        output_at = first * output_column_stride + columns * output_column_stride
-        grad = tl.load(grad_output_ptr + grad_at).to(COMPUTE)
-        output = tl.load(output_ptr + output_at).to(COMPUTE)
-        products += tl.sum(grad * output, axis=0)
+    for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
+        grad_row = grad_output_ptr + row_offsets(row, inner, grad_output_outer_stride, grad_output_inner_stride)
+        output_row = output_ptr + row_offsets(row, inner, output_outer_stride, output_inner_stride)
+        grad_x_row = grad_x_ptr + tl.cast(row, tl.int64) * cols
 
-    # The last one stays in registers, which no other needs by then.
-    grad_at = start * grad_output_column_stride + columns * grad_output_column_stride
-    output_at = start * output_column_stride + columns * output_column_stride
-    grad = tl.load(grad_output_ptr + grad_at, mask=mask, other=0.0).to(COMPUTE)
-    output = tl.load(output_ptr + output_at, mask=mask, other=0.0).to(COMPUTE)
-    product = tl.sum(products + tl.sum(grad * output, axis=0), axis=0)
-    grad_x = (output * (grad - product)).to(grad_x_ptr.dtype.element_ty)
-    tl.store(grad_x_ptr + start + columns, grad_x, mask=mask, cache_modifier=".cs")
+        products = tl.zeros((LANES,), COMPUTE)
+        for tile in range(tiles):
+            first = tl.cast(tile, tl.int64) * (PIECES * LANES)
+            grad_at = first * grad_output_column_stride + columns * grad_output_column_stride
+            output_at = first * output_column_stride + columns * output_column_stride
+            grad = tl.load(grad_row + grad_at, eviction_policy=AGAIN).to(COMPUTE)
+            output = tl.load(output_row + output_at, eviction_policy=AGAIN).to(COMPUTE)
+            products += tl.sum(grad * output, axis=0)
 
-    # Backwards: what was read last is still in a cache.
-    for tile in range(tiles):
-        first = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES)
-        grad_at = first * grad_output_column_stride + columns * grad_output_column_stride
-        output_at = first * output_column_stride + columns * output_column_stride
-        grad = tl.load(grad_output_ptr + grad_at, eviction_policy="evict_first").to(COMPUTE)
-        output = tl.load(output_ptr + output_at, eviction_policy="evict_first").to(COMPUTE)
+        # The last one stays in registers, which no other needs by then.
+        grad_at = start * grad_output_column_stride + columns * grad_output_column_stride
+        output_at = start * output_column_stride + columns * output_column_stride
+        grad = tl.load(grad_row + grad_at, mask=mask, other=0.0, eviction_policy=ONCE).to(COMPUTE)
+        output = tl.load(output_row + output_at, mask=mask, other=0.0, eviction_policy=ONCE).to(COMPUTE)
+        product = tl.sum(products + tl.sum(grad * output, axis=0), axis=0)
         grad_x = (output * (grad - product)).to(grad_x_ptr.dtype.element_ty)
-        tl.store(grad_x_ptr + first + columns, grad_x, cache_modifier=".cs")
+        tl.store(grad_x_row + start + columns, grad_x, mask=mask, cache_modifier=".cs")
+
+        # Backwards: what was read last is still in a cache.
+        for tile in range(tiles):
+            first = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES)
+            grad_at = first * grad_output_column_stride + columns * grad_output_column_stride
+            output_at = first * output_column_stride + columns * output_column_stride
+            grad = tl.load(grad_row + grad_at, eviction_policy=LAST).to(COMPUTE)
+            output = tl.load(output_row + output_at, eviction_policy=LAST).to(COMPUTE)
+            grad_x = (output * (grad - product)).to(grad_x_ptr.dtype.element_ty)
+            tl.store(grad_x_row + first + columns, grad_x, cache_modifier=".cs")
 
 
 def _launch(
@@ -233,14 +267,16 @@ def _launch(
     by = plan(cols, result.element_size(), tensors_read)
     compute = triton_launch.COMPUTE[result.dtype]
     if by.looped:
+        backward = tensors_read == 2
         triton_launch.launch(
             looped_kernel,
-            (num_rows,),
+            (programs(num_rows, by, cols, result.element_size(), result.device) if backward else num_rows,),
             tensors,
-            sizes,
+            (num_rows, *sizes) if backward else sizes,
             COMPUTE=compute,
             PIECES=by.block_rows,
             LANES=by.block_cols,
+            STEERED=by.steered,
             num_warps=by.num_warps,
         )
     else:
