@@ -170,6 +170,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # More than programs run at a time, along two axes that no single stride passes.
     "more_rows_than_programs_along_two_axes": rows(4, 3, 2049, x="transposed", grad_output="transposed"),
     "rows_longer_than_shared_memory": rows(2, 2, 33000, x="transposed", grad_output="transposed"),
+    # More than half precision counts.
+    "one_past_65536_columns": rows(1, 65537),
     "rows_with_gaps": rows(5, 64, x="sliced_rows", grad_output="sliced_rows"),
     "columns_with_gaps": rows(5, 33, x="sliced_columns", grad_output="sliced_columns"),
     "rows_one_element_too_wide": rows(5, 64, x="cut_from_wider", grad_output="cut_from_wider"),

@@ -85,7 +85,7 @@ def random_rows(*shape: int, kind: str = "normal", **layouts: str) -> Callable[[
 
 
 def long_row(kib: int, more: int) -> Callable[[DType], Case]:
-    """A named case of one row of so many KiB and some elements: 520 KiB are 266,240 columns of a half type."""
+    """A named case of one row of so many KiB and some elements: 536 KiB are 274,432 columns of a half type."""
     return lambda dtype: random_rows(1, kib * 1024 // dtype.numpy.itemsize + more)(dtype)
 
 
@@ -170,7 +170,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "row_longer_than_registers": long_row(160, 0),
     "rows_longer_than_registers": random_rows(2, 34008),
     "row_longer_than_registers_and_shared_memory": long_row(256, 1),
-    "row_longer_than_registers_of_a_cluster": long_row(520, 0),
+    "row_longer_than_registers_of_a_cluster": long_row(536, 0),
     "rows_longer_than_registers_along_two_axes": random_rows(2, 2, 33000, x="transposed", grad_output="transposed"),
     "rows_with_gaps": random_rows(5, 64, x="sliced_rows", grad_output="sliced_rows"),
     "columns_with_gaps": random_rows(5, 32, x="sliced_columns", grad_output="sliced_columns"),
