@@ -29,6 +29,10 @@ class CudaError(RuntimeError):
     """A CUDA C++ file does not compile, or the driver refuses something. The message holds the compiler's output."""
 
 
+class CompilationError(CudaError):
+    """A compiler refuses a CUDA C++ file. The message holds what it has to say."""
+
+
 def cache_directory() -> pathlib.Path:
     """Where compiled kernels are kept: $FOURFOLD_CACHE, else $XDG_CACHE_HOME/fourfold, else ~/.cache/fourfold.
 
@@ -377,7 +381,7 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
         log = buffer.decode(errors="replace").rstrip("\0 \n")
         if status.value:
             arch = options[0].partition("=")[2]
-            raise CudaError(f"{source.name} does not compile for {arch} ({status.name}):\n{log}")
+            raise CompilationError(f"{source.name} does not compile for {arch} ({status.name}):\n{log}")
         lowered = {name: _checked(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode() for name in names}
         cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
         _checked(nvrtc.nvrtcGetCUBIN(program, cubin))

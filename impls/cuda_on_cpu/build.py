@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 
 from impls.cuda_compile import (
+    CompilationError,
     CudaError,
     cache_directory,
     cuda_include_directories,
@@ -106,7 +107,7 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool)
         checked: whether every access is looked at.
 
     Raises:
-        CudaError: the compiler is missing, or refuses the file.
+        CudaError: the compiler is missing; CompilationError: it refuses the file.
     """
     if reason := unavailable_reason():
         raise CudaError(reason)
@@ -165,10 +166,10 @@ def _runtime_files() -> tuple[pathlib.Path, ...]:
     return tuple(sorted(p for p in HERE.rglob("*") if p.suffix in (".h", ".cpp")))
 
 
-def _run(*command: str) -> str:
+def _run(*command: str, refused: type[CudaError] = CudaError) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise CudaError(f"{' '.join(command)}\n{done.stderr}")
+        raise refused(f"{' '.join(command)}\n{done.stderr}")
     return done.stdout
 
 
@@ -191,7 +192,7 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
             f'#include "device.h"\n#include "{source}"\nconst fourfold::Entry fourfold_kernels[] = {{\n{table}\n}};\n'
         )
         unit.with_suffix(".cpp").write_text(text)
-        _run(*command, *options, "-c", str(unit.with_suffix(".cpp")), "-o", str(unit))
+        _run(*command, *options, "-c", str(unit.with_suffix(".cpp")), "-o", str(unit), refused=CompilationError)
         if options is _CHECKED:
             copies = ("memcpy", "memmove", "memset")
             _run("objcopy", *(f"--redefine-sym={name}=fourfold_{name}" for name in copies), str(unit))

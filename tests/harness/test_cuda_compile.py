@@ -6,7 +6,14 @@ import time
 import pytest
 
 from impls import cuda_compile
-from impls.cuda_compile import CudaError, cache_directory, compile_ahead_of_time, compile_kernels, nvrtc_options
+from impls.cuda_compile import (
+    CompilationError,
+    CudaError,
+    cache_directory,
+    compile_ahead_of_time,
+    compile_kernels,
+    nvrtc_options,
+)
 
 CUDA = pathlib.Path(__file__).resolve().parent / "cuda"
 CONTROLS = CUDA / "controls.cu"
@@ -77,7 +84,8 @@ def test_spilled_registers_are_counted(arch):
 def test_a_compile_error_shows_the_compilers_words(arch, tmp_path):
     source = tmp_path / "broken.cu"
     source.write_text("__global__ void k(float* c) { c[0] = undeclared; }")
-    with pytest.raises(CudaError, match=rf"broken\.cu does not compile for {arch}[\s\S]*broken\.cu\(1\).*undeclared"):
+    said = rf"broken\.cu does not compile for {arch}[\s\S]*broken\.cu\(1\).*undeclared"
+    with pytest.raises(CompilationError, match=said):
         compile_ahead_of_time(source, ["k"], arch)
 
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impls import cuda_on_cpu
+from impls.cuda_compile import CompilationError
 from impls.cuda_launch import CudaError, CudaKernel
 from impls.cuda_on_cpu import build
 from impls.cuda_on_cpu.faults import FAULTS
@@ -504,7 +505,7 @@ def test_a_cluster_on_the_cpu_is_refused():
 def test_a_compile_error_shows_the_compilers_words(tmp_path):
     source = tmp_path / "broken.cu"
     source.write_text("__global__ void k(float* c) { c[0] = undeclared; }\n__global__ void fine(float* c) {}")
-    with pytest.raises(CudaError, match=r"broken\.cu:1.*undeclared"):
+    with pytest.raises(CompilationError, match=r"broken\.cu:1.*undeclared"):
         CudaKernel(source, "k").launch(1, 1, torch.zeros(1))
 
 

@@ -2,7 +2,9 @@
 
 import ast
 import json
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -393,6 +395,30 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict:
 def test_outcome(kernel: str, status: str, by: str, outcomes: dict) -> None:
     assert outcomes[kernel]["status"] == status, outcomes[kernel]
     assert outcomes[kernel]["by"].startswith(by)
+
+
+REFUSED = """
+import dataclasses, json, os, pathlib, sys
+os.environ["TRITON_INTERPRET"] = "1"
+from properties.mutation import trial
+from properties.mutation.__main__ import arguments, mutants_of
+
+trials = trial.Trials("vector_add", "cuda", None, ["float64"], 1, pathlib.Path(sys.argv[1]), quick=True)
+baseline = trials.baseline()
+mutant = mutants_of(arguments(["--op", "vector_add", "--backend", "cuda"]), None)[0][0]
+refused = dataclasses.replace(mutant, text=mutant.text + "\\nundeclared;\\n")
+print(json.dumps(vars(trials.outcome(refused, baseline))))
+"""
+
+
+def test_what_the_compiler_refuses_is_no_mutant_by_whichever_name_it_is_called(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-c", REFUSED, str(tmp_path / "trials")]
+    named = {**os.environ, "CXX": shutil.which(os.environ.get("CXX") or "g++") or ""}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=named)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["status"] == "invalid", outcome
+    assert outcome["why"].startswith(f"CompilationError: {named['CXX']} "), outcome
 
 
 def test_kernels_that_do_not_pass_as_they_are_have_no_mutants(outcomes: dict) -> None:
