@@ -175,7 +175,9 @@ def install() -> None:
 
     def dot(self: Any, a: Any, b: Any, sums: Any, *_: Any) -> Any:
         left, right = (x.data.view(NUMPY_FLOATS[x.dtype.scalar]).astype(sums.data.dtype) for x in (a, b))
-        return interpreter.TensorHandle(left @ right + sums.data, sums.dtype.scalar)
+        # A library's product sums a row in another order at another place of the tile, on some processors.
+        products = np.einsum("...mk,...kn->...mn", left, right)
+        return interpreter.TensorHandle(products + sums.data, sums.dtype.scalar)
 
     def load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
         if bounds:

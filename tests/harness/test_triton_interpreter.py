@@ -1,4 +1,4 @@
-"""What the interpreter is made to see: accesses outside of a launch's tensors."""
+"""What the interpreter is made to see, accesses outside of a launch's tensors, and to compute alike everywhere."""
 
 import math
 
@@ -121,3 +121,21 @@ def test_next_launch_after_a_rejected_one_is_looked_at_again() -> None:
         with pytest.raises(TritonError, match="outside of the memory"):
             copied(BLOCK - 1, load_masked=False)
         assert copied(BLOCK - 1).isfinite().all()
+
+
+@triton.jit
+def product_kernel(a_ptr, b_ptr, output_ptr, EXTENT: tl.constexpr):
+    down, across = tl.arange(0, EXTENT)[:, None], tl.arange(0, EXTENT)[None, :]
+    at = down * EXTENT + across
+    tl.store(output_ptr + at, tl.dot(tl.load(a_ptr + at), tl.load(b_ptr + at), input_precision="ieee"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_product_of_a_row_does_not_depend_on_its_place_in_the_tile(dtype: torch.dtype) -> None:
+    a, b = (torch.randn(32, 32, dtype=dtype, generator=torch.Generator().manual_seed(i)) for i in (1, 2))
+    output, rolled = torch.empty_like(a), torch.empty_like(a)
+    product_kernel[(1,)](a, b, output, EXTENT=32)
+    torch.testing.assert_close(output, a @ b)
+    for places in range(1, 32):
+        product_kernel[(1,)](a.roll(places, 0), b, rolled, EXTENT=32)
+        assert torch.equal(rolled.roll(-places, 0), output)
