@@ -1,1 +1,1 @@
-"""The implementations: one folder an operation, and the machinery that loads, wires and launches them."""
+"""The implementations of the operations, in one folder per operation."""

@@ -1,4 +1,4 @@
-// What kernels share that move their data in vectors of 16 bytes.
+// Helpers for kernels that move their data in 16-byte vectors.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -17,11 +17,12 @@ __device__ inline float2 unpacked(unsigned word, __half) {
     return __half22float2(pair);
 }
 
-// WIDTH neighbours that one instruction loads or stores: 16 bytes where data are aligned to that, else one element.
+// WIDTH neighbours that one instruction loads or stores: 16 bytes if the data are aligned to 16 bytes, else one
+// element.
 template <class T, int WIDTH> struct __align__(sizeof(T) * WIDTH) Vector {
     T at[WIDTH];
 
-    // As uint4: the compiler takes accesses to arrays apart into their elements now and then, and gathers not all again.
+    // Loads a uint4, because the compiler may split an access to an array into elements and not merge them all again.
     __device__ static Vector load(const T* from) {
         Vector vector;
         if constexpr (WIDTH == 1) {
@@ -36,13 +37,13 @@ template <class T, int WIDTH> struct __align__(sizeof(T) * WIDTH) Vector {
         if constexpr (WIDTH == 1) *to = at[0];
         else *reinterpret_cast<uint4*>(to) = bits();
     }
-    // To global memory only, by an instruction that is not taken apart and whose data leave the cache before others.
+    // Stores to global memory only. The instruction is not split, and its data leave the cache first.
     __device__ void store_streaming(T* to) const {
         if constexpr (WIDTH == 1) *to = at[0];
         else __stcs(reinterpret_cast<uint4*>(to), bits());
     }
 
-    // Whole words are taken apart by hand: by elements the compiler does so at once, and waits for what was loaded ahead.
+    // Splits whole words by hand. The compiler would split them right after the load, and so wait for it.
     __device__ void unpack(Compute<T> (&to)[WIDTH]) const {
         if constexpr (sizeof(T) == 2 && WIDTH == 8) {
             const uint4 vector = bits();

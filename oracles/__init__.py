@@ -1,1 +1,1 @@
-"""The NumPy oracles: one module an operation, which defines the truth that every backend is held to."""
+"""The NumPy oracles: one module per operation, which defines the results that every backend must give."""

@@ -1,33 +1,46 @@
 """Generalized intersection over union of paired boxes: the reference.
 
-Written in plain array operations, so that the same lines give the value (on NumPy arrays) and, on arrays that carry a
-running error, the bound that every kernel is held to. The backward pass is the reverse of the forward pass step by
-step, as automatic differentiation would take it, so that ties, clamps, NaN and infinity come out as in torch eager.
+The code uses plain array operations. On NumPy arrays it gives the value; on arrays that carry a running error it also
+gives the bound that every kernel must meet. The backward pass reverses the forward pass step by step, as automatic
+differentiation does, so that ties, clamps, NaN and infinity give the same results as in torch eager.
 """
 
 from typing import Any
 
 import numpy as np
 
+from .ties import at_tie
+
 # A NumPy array, or anything that follows NumPy's array protocols.
 Array = Any
 
 
 def through_maximum(grad: Array, a: Array, b: Array) -> Array:
-    """The part of the gradient of ``maximum(a, b)`` that is `a`'s: all, none, or half at a tie; all where one is NaN.
+    """The gradient of ``maximum(a, b)`` for `a`: all of `grad`, none, or half at a tie; all where `a` or `b` is NaN.
 
-    As torch has it: what is not passed on is 0 even where the gradient is infinite or NaN.
+    As in torch, a gradient that is not passed on is 0, even where `grad` is infinite or NaN.
     """
-    return np.where(a == b, grad / 2, np.where(a < b, 0.0, grad))
+    tie = at_tie(grad / 2, np.zeros_like(grad), grad)
+    return np.where(a == b, tie, np.where(a < b, 0.0, grad))
 
 
 def through_minimum(grad: Array, a: Array, b: Array) -> Array:
-    """The same for ``minimum(a, b)``."""
-    return np.where(a == b, grad / 2, np.where(a > b, 0.0, grad))
+    """The gradient of ``minimum(a, b)`` for `a`, by the rules of `through_maximum`."""
+    tie = at_tie(grad / 2, np.zeros_like(grad), grad)
+    return np.where(a == b, tie, np.where(a > b, 0.0, grad))
+
+
+def through_clamp(grad: Array, x: Array, least: Any) -> Array:
+    """The gradient of ``maximum(x, least)`` for a constant `least`: all where ``x >= least``, none below or at NaN."""
+    tie = at_tie(grad, np.zeros_like(grad), grad)
+    return np.where(x > least, grad, np.where(x == least, tie, 0.0))
 
 
 def intersection_union_hull(boxes1: Array, boxes2: Array) -> tuple[Array, ...]:
-    """Steps that forward and backward share: intersection sides, union and hull before and after their clamp."""
+    """Steps that forward and backward share: width, height and area of the intersection and the hull, and the union.
+
+    Negative sides of the intersection are clamped in its area only. Union and hull are not clamped to eps.
+    """
     width = np.minimum(boxes1[..., 2], boxes2[..., 2]) - np.maximum(boxes1[..., 0], boxes2[..., 0])
     height = np.minimum(boxes1[..., 3], boxes2[..., 3]) - np.maximum(boxes1[..., 1], boxes2[..., 1])
     intersection = np.maximum(width, 0.0) * np.maximum(height, 0.0)
@@ -69,8 +82,8 @@ def backward(grad_output: Array, boxes1: Array, boxes2: Array, eps: float = 1e-5
         eps: as in `forward`.
 
     Returns:
-        The gradients of boxes1 and boxes2, ``[..., 4]`` each. Equal coordinates share the gradient half and half; a
-        clamp passes it on where its operand is at or above the bound.
+        The gradients of boxes1 and boxes2, ``[..., 4]`` each. At a tie the documented choice is: equal coordinates
+        share the gradient half and half; a clamp passes it on where its operand is at or above the bound.
     """
     width, height, intersection, raw_union, hull_width, hull_height, raw_hull = intersection_union_hull(boxes1, boxes2)
     union = np.maximum(raw_union, eps)
@@ -80,12 +93,12 @@ def backward(grad_output: Array, boxes1: Array, boxes2: Array, eps: float = 1e-5
     grad_intersection = grad_output / union
     grad_union = grad_output / hull - grad_output * (intersection / union) / union
     grad_hull = grad_output * penalty / hull - grad_output / hull
-    grad_union = np.where(raw_union >= eps, grad_union, 0.0)
-    grad_hull = np.where(raw_hull >= eps, grad_hull, 0.0)
+    grad_union = through_clamp(grad_union, raw_union, eps)
+    grad_hull = through_clamp(grad_hull, raw_hull, eps)
     grad_intersection = grad_intersection - grad_union
 
-    grad_width = np.where(width >= 0.0, grad_intersection * np.maximum(height, 0.0), 0.0)
-    grad_height = np.where(height >= 0.0, grad_intersection * np.maximum(width, 0.0), 0.0)
+    grad_width = through_clamp(grad_intersection * np.maximum(height, 0.0), width, 0.0)
+    grad_height = through_clamp(grad_intersection * np.maximum(width, 0.0), height, 0.0)
     grad_hull_width = grad_hull * hull_height
     grad_hull_height = grad_hull * hull_width
 
@@ -93,7 +106,7 @@ def backward(grad_output: Array, boxes1: Array, boxes2: Array, eps: float = 1e-5
         box_width = box[..., 2] - box[..., 0]
         box_height = box[..., 3] - box[..., 1]
         by_width, by_height = grad_union * box_height, grad_union * box_width
-        # The lower edges enter the intersection by a maximum and the hull by a minimum, the upper ones the other way.
+        # x1 and y1 enter the intersection by a maximum and the hull by a minimum, x2 and y2 the other way round.
         x1 = -by_width - through_maximum(grad_width, box[..., 0], other[..., 0])
         x1 = x1 - through_minimum(grad_hull_width, box[..., 0], other[..., 0])
         y1 = -by_height - through_maximum(grad_height, box[..., 1], other[..., 1])

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from oracles import giou
+from . import giou
 
 Array = Any
 
@@ -14,11 +14,11 @@ def forward(pred: Array, target: Array, eps: float = 1e-5) -> Array:
 
     Args:
         pred: ``[batch, max_boxes, 4]`` as ``(x1, y1, x2, y2)``.
-        target: the same shape, padded in any place by rows whose y2 is not positive (0, negative or NaN).
-        eps: least union and hull area.
+        target: the same shape. Rows whose y2 is not positive (0, negative or NaN) are padding, at any place.
+        eps: least area of union and hull.
 
     Returns:
-        A scalar. What `pred` holds in padding rows has no influence, be it NaN.
+        A scalar. The values of `pred` in padding rows have no influence, not even NaN.
     """
     valid = target[..., 3] > 0
     rows = 1.0 - giou.forward(pred[valid], target[valid], eps)

@@ -1,16 +1,16 @@
-"""Mean GIoU loss over a ragged batch, whose target boxes lie one after another: the reference."""
+"""Mean GIoU loss over a ragged batch, in which all target boxes are concatenated: the reference."""
 
 from typing import Any
 
 import numpy as np
 
-from oracles import giou
+from . import giou
 
 Array = Any
 
 
 def rows_of(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each target box, the sample it belongs to and its place within that sample."""
+    """Return, for each target box, the sample that it belongs to and its place in that sample."""
     counts = np.diff(offsets)
     sample = np.repeat(np.arange(len(counts)), counts)
     return sample, np.arange(len(sample)) - np.asarray(offsets)[sample]
@@ -21,9 +21,9 @@ def forward(pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5) 
 
     Args:
         pred: ``[batch, max_boxes, 4]``.
-        target: ``[total, 4]``, the samples' boxes one after another; all of them count, whatever their y2.
-        offsets: ``[batch + 1]`` integers from 0 to total, never falling, no step above max_boxes.
-        eps: least union and hull area.
+        target: ``[total, 4]``, the boxes of one sample after another. All of them count, whatever their y2.
+        offsets: ``[batch + 1]`` nondecreasing integers from 0 to total, with steps of at most max_boxes.
+        eps: least area of union and hull.
 
     Returns:
         A scalar.
@@ -36,7 +36,7 @@ def forward(pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5) 
 def backward(
     grad_output: Array, pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5
 ) -> tuple[Array, Array]:
-    """Gradients of ``grad_output * forward(...)`` for pred and target; 0 for the boxes of pred that no target meets."""
+    """Gradients of ``grad_output * forward(...)`` for pred and target; 0 for the boxes of pred without a target."""
     sample, place = rows_of(offsets)
     row = np.broadcast_to(-grad_output / max(len(sample), 1), (len(sample),))
     grad_pred = np.zeros_like(pred)

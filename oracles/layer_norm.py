@@ -1,9 +1,9 @@
 """Layer normalization over the last axis: the reference.
 
 The variance is the mean of the squared deviations from the mean. On arrays that carry a running error, the error of
-the mean enters it to first order, though in that sum it nearly cancels. What a bound so taken admits is the error of
-Welford's and of pairwise updates, a multiple of roundoff times the condition number ``|mean| / deviation``; the mean of
-the squares less the square of the mean goes wrong by roundoff times the square of that number, and is not admitted.
+the mean enters it to first order, though it nearly cancels in that sum. The resulting bound admits the error of
+Welford's and of pairwise updates: a multiple of roundoff times the condition number ``|mean| / deviation``. It rejects
+the mean of the squares minus the square of the mean, whose error is roundoff times the square of that number.
 
 Source: Chan, Golub, LeVeque, Algorithms for Computing the Sample Variance, The American Statistician 1983.
 """
@@ -17,14 +17,14 @@ Array = Any
 
 
 def mean(array: Array) -> Array:
-    """Mean over the last axis, which stays."""
+    """Mean over the last axis, which is kept with size 1."""
     return np.sum(array, axis=-1, keepdims=True) / max(array.shape[-1], 1)
 
 
 def normalized(x: Array, eps: float) -> tuple[Array, Array]:
-    """``(x - mean) / deviation`` and the deviation, ``[..., 1]``: the root of the variance and eps together."""
+    """``(x - mean) / deviation``, and the deviation ``sqrt(variance + eps)``, ``[..., 1]``."""
     centred = x - mean(x)
-    # No sum of squares is below 0, in any arithmetic: the maximum changes nothing, but a running error learns of it.
+    # A sum of squares is never below 0, in any arithmetic. The maximum changes no value; it tells the running error so.
     deviation = np.sqrt(np.maximum(mean(centred * centred) + eps, eps))
     return centred / deviation, deviation
 
@@ -57,7 +57,7 @@ def backward(grad_output: Array, x: Array, weight: Array, bias: Array, eps: floa
         eps: as in `forward`.
 
     Returns:
-        The gradients of x, weight and bias. Those of weight and bias are sums over all rows, 0 where there is none.
+        The gradients of x, weight and bias. Those of weight and bias are sums over all rows, and 0 without rows.
     """
     normal, deviation = normalized(x, eps)
     grad_normal = grad_output * weight

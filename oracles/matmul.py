@@ -1,21 +1,23 @@
-"""Matrix multiplication with an activation of its result: the reference."""
+"""Matrix multiplication, followed by an activation: the reference."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from .ties import at_tie
+
 # A NumPy array, or anything that follows NumPy's array protocols.
 Array = Any
 
 
 def unchanged(x: Array) -> Array:
-    """What becomes of an intermediate result that is not rounded."""
+    """Return an intermediate result without rounding it."""
     return x
 
 
 def preactivation(a: Array, b: Array, activation: str, stored: Callable[[Array], Array]) -> Array:
-    """a @ b as the activation sees it: kernels without fusion round it to the type of the output in between."""
+    """a @ b as the activation reads it. Kernels without fusion first round it to the dtype of the output."""
     product = a @ b
     return product if activation == "none" else stored(product)
 
@@ -33,11 +35,11 @@ def forward(
         a: ``[m, k]``, float64 or wider.
         b: ``[k, n]``.
         activation: "none"; "relu", ``max(x, 0)``; or "leaky_relu", ``x where x > 0, else negative_slope x``.
-        negative_slope: of leaky_relu.
-        stored: rounds an intermediate result to the type of the output.
+        negative_slope: the slope of leaky_relu below 0.
+        stored: rounds an intermediate result to the dtype of the output.
 
     Returns:
-        ``[m, n]``. Without terms, where k is 0, zeros.
+        ``[m, n]``; zeros if k is 0.
     """
     product = preactivation(a, b, activation, stored)
     if activation == "relu":
@@ -61,7 +63,7 @@ def backward(
         grad_output: ``[m, n]``.
         a: ``[m, k]``.
         b: ``[k, n]``.
-        activation: as in `forward`; at 0 the slope is 0 for relu and negative_slope for leaky_relu.
+        activation: as in `forward`; at 0 the documented slope is 0 for relu and negative_slope for leaky_relu.
         negative_slope: as in `forward`.
         stored: as in `forward`.
 
@@ -72,7 +74,11 @@ def backward(
     if activation != "none":
         product = preactivation(a, b, activation, stored)
         if activation == "relu":
-            grad = np.where(product <= 0.0, 0.0, grad_output)
+            none = np.zeros_like(grad_output)
+            tie = at_tie(none, none, grad_output)
+            grad = np.where(product < 0.0, 0.0, np.where(product == 0.0, tie, grad_output))
         else:
-            grad = stored(np.where(product > 0.0, grad_output, grad_output * negative_slope))
+            scaled = grad_output * negative_slope
+            tie = at_tie(scaled, scaled, grad_output)
+            grad = stored(np.where(product > 0.0, grad_output, np.where(product == 0.0, tie, scaled)))
     return grad @ np.transpose(b), np.transpose(a) @ grad

@@ -8,13 +8,13 @@ Array = Any
 
 
 def forward(x: Array) -> Array:
-    """exp(x - m) / sum(exp(x - m)) with m the largest of the row, which keeps every exponential within [0, 1].
+    """exp(x - m) / sum(exp(x - m)) with m the maximum of the row, which keeps every exponential within [0, 1].
 
     Args:
         x: ``[..., cols]``.
 
     Returns:
-        ``[..., cols]``, from 0 to 1. A row that holds NaN or +inf, or nothing but -inf, is NaN throughout.
+        ``[..., cols]``, from 0 to 1. A row that holds NaN or +inf, or only -inf, is NaN throughout.
 
     Source: P. Blanchard, D. J. Higham and N. J. Higham, Accurately computing the log-sum-exp and softmax functions,
     IMA Journal of Numerical Analysis 41, 2021.

@@ -6,7 +6,7 @@ Array = Any
 
 
 def forward(x: Array, y: Array) -> Array:
-    """x + y, ``[...]`` twice to ``[...]``."""
+    """x + y, all of one shape ``[...]``."""
     return x + y
 
 

@@ -1,1 +1,1 @@
-"""What every implementation of an operation must satisfy: inputs, exactness, laws, declared errors and cost."""
+"""The records of the operations: their inputs, exactness, laws, declared errors and cost."""

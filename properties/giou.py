@@ -1,15 +1,22 @@
-"""giou: generalized intersection over union of paired boxes."""
+"""The record of giou: generalized intersection over union of paired boxes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
+from fourfold.oracles import giou as oracle
 from hypothesis import strategies as st
 
-from oracles import giou as oracle
-from properties.array_strategies import GENERATORS
-from properties.box_strategies import (
+from fourfold.core.case import Case
+from fourfold.core.declared_errors import Arguments, positive, tensor
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Cost, Evaluate, Operation, Relation
+from fourfold.core.relations import between, equal_where, equals, only
+from fourfold.core.running_error import Bounded
+from fourfold.core.workloads import Make, tiled, whole
+from fourfold.strategies.arrays import GENERATORS
+
+from .boxes import (
     PAIRS,
     box_pairs,
     cotangent,
@@ -17,26 +24,21 @@ from properties.box_strategies import (
     pairs,
     pairs_without_ties,
     sizes,
-    with_special_values,
+    sprinkle_special_values,
 )
-from properties.case import Case
-from properties.dtypes import DType
-from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
-from properties.running_error import Bounded
-from properties.workloads import Make, tiled, whole
 
 EPS = (1e-5, 1e-7, 0.25)
 
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Pairs of boxes under none to three leading axes."""
+    """Pairs of boxes with zero to three leading axes."""
     count = draw(sizes(elements // 4))
     boxes1, boxes2 = draw(pairs(dtype, count))
     rng = draw(GENERATORS)
     if draw(st.integers(0, 4)) == 4:
         share = draw(st.sampled_from((0.2, 0.05)))
-        boxes1, boxes2 = with_special_values(rng, boxes1, share), with_special_values(rng, boxes2, share)
+        boxes1, boxes2 = sprinkle_special_values(rng, boxes1, share), sprinkle_special_values(rng, boxes2, share)
     divisors: list[int] = [d for d in (2, 3, 5, 7) if count % d == 0] if count else [0, 2]
     leading: tuple[int, ...] = (count,)
     if count == 1 and draw(st.booleans()):
@@ -47,7 +49,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     grad_output = cotangent(rng, leading, dtype)
     layouts = draw(layouts_for("boxes1", "boxes2", "grad_output"))
     if "expanded" in layouts.values() and leading:
-        # One box against many, and one cotangent for all, as broadcasting and sum().backward() make them.
+        # One box against many, as broadcasting makes it, and one cotangent for all, as sum().backward() makes it.
         boxes1 = np.broadcast_to(boxes1[:1], boxes1.shape).copy()
         grad_output = np.broadcast_to(grad_output.reshape(-1)[:1], (grad_output.size,)).reshape(leading).copy()
     return Case(
@@ -69,7 +71,7 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
 def example(
     boxes1: Any, boxes2: Any, eps: float = 1e-5, layouts: Mapping[str, str] | None = None, last: float = 2
 ) -> Callable[[DType], Case]:
-    """A named case of explicit boxes, its cotangent from -1.5 to `last`."""
+    """A named case of given boxes, with a cotangent from -1.5 to `last`."""
 
     def make(dtype: DType) -> Case:
         first, second = np.array(boxes1, dtype=dtype.numpy), np.array(boxes2, dtype=dtype.numpy)
@@ -80,14 +82,14 @@ def example(
 
 
 def every_kind_mixed(dtype: DType) -> Case:
-    """1037 pairs: several blocks, the last one ragged."""
+    """1037 pairs: several blocks, the last of them not full."""
     rng = np.random.default_rng(20)
     boxes1, boxes2 = box_pairs(rng, 1037, PAIRS, dtype)
     return Case({"boxes1": boxes1, "boxes2": boxes2}, cotangent(rng, (1037,), dtype), {"eps": 1e-5})
 
 
 def nowhere_finite(dtype: DType) -> Case:
-    """Each coordinate in turn NaN and each infinity."""
+    """Each coordinate in turn is NaN, inf and -inf."""
     base = np.array([1.0, 2.0, 5.0, 7.0])
     rows = np.tile(base, (24, 1))
     for i, special in enumerate((np.nan, np.inf, -np.inf)):
@@ -101,7 +103,7 @@ def nowhere_finite(dtype: DType) -> Case:
 
 
 def small_and_apart_under_a_huge_cotangent(dtype: DType) -> Case:
-    """The cotangent over the union overflows, which boxes that lie apart have no use for: no gradient does."""
+    """The cotangent divided by the union overflows, but boxes that lie apart do not use it: no gradient overflows."""
     boxes1, boxes2 = np.array([[0, 0, 0.25, 0.5]], dtype.numpy), np.array([[2, 1, 2.25, 1.25]], dtype.numpy)
     grad_output = np.array([dtype.largest / 4]).astype(dtype.numpy)
     return Case({"boxes1": boxes1, "boxes2": boxes2}, grad_output, {"eps": 1e-5})
@@ -111,7 +113,7 @@ UNIT = [0.0, 0.0, 1.0, 1.0]
 PREDICTED: list[list[float]] = [UNIT, [1, 1, 4, 2], [0.5, 2, 3, 5], [2, 0, 3, 1], [1, 1, 2, 6], [-2, -1, 1, 2]]
 WANTED: list[list[float]] = [[0, 0, 2, 2], UNIT, [1, 1, 3, 4], [0, 1, 2, 3], [1, 2, 4, 5], [-1, -1, 0, 1]]
 examples: Mapping[str, Callable[[DType], Case]] = {
-    # The published kernels forget the clamp: along both axes apart, two negative sides make a positive overlap.
+    # The published kernels lack the clamp: two negative sides of boxes apart along both axes make a positive overlap.
     "apart_along_both_axes": example([UNIT], [[2, 2, 3, 3]]),
     "apart_along_one_axis": example([UNIT], [[2, 0, 3, 1]]),
     "touching_in_a_corner": example([UNIT], [[1, 1, 2, 2]]),
@@ -120,8 +122,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "identical_points": example([[3, 3, 3, 3]], [[3, 3, 3, 3]]),
     "point_in_a_box": example([[3, 3, 3, 3]], [[0, 0, 8, 8]]),
     "area_equal_to_eps": example([[0, 0, 0.5, 0.5]], [[0, 0, 0.5, 0.5]], eps=0.25),
-    # No half type holds it.
     "union_of_boxes_apart_equal_to_eps": example([[0, 0, 0.25, 0.5]], [[0.5, 0, 0.75, 0.5]], eps=0.25),
+    # No half type represents this eps.
     "area_below_eps": example([[0, 0, 0.25, 0.5]], [[0, 0.25, 0.5, 0.5]], eps=0.3),
     "union_below_eps_and_hull_above": example([[0, 0, 0.25, 0.25]], [[2, 1, 2.25, 1.25]], eps=0.25),
     "inverted_both": example([[4, 4, 1, 1]], [[3, 3, 2, 2]]),
@@ -135,9 +137,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "coordinates_strided": example(
         [UNIT, [1, 1, 4, 2]], [[0, 0, 2, 2], UNIT], layouts={"boxes1": "axes_reversed", "boxes2": "sliced_columns"}
     ),
-    # A row of a detector's output holds scores as well: boxes cut out of it are neither contiguous nor aligned.
+    # A row of a detector's output holds a score as well. Boxes sliced from it are neither contiguous nor aligned.
     "cut_from_rows_of_five": example(PREDICTED, WANTED, layouts={"boxes1": "cut_from_wider", "boxes2": "misaligned"}),
-    # Two axes that no view makes one.
+    # No view can merge the two leading axes into one.
     "images_transposed": example(
         np.reshape(PREDICTED, (2, 3, 4)),
         np.reshape(WANTED, (2, 3, 4)),
@@ -158,22 +160,11 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def proper(case: Case, dtype: DType) -> np.ndarray:
-    """Where both boxes are finite and not inverted."""
+    """Return where both boxes are finite and not inverted."""
     boxes: np.ndarray = np.stack([case["boxes1"], case["boxes2"]]).astype(dtype.wide)
     return np.all(
         np.isfinite(boxes).all(-1) & (boxes[..., 2] >= boxes[..., 0]) & (boxes[..., 3] >= boxes[..., 1]), axis=0
     )
-
-
-def only(where: np.ndarray | np.bool, result: Bounded) -> Bounded:
-    """A result of which a law speaks in some places only."""
-    where = np.broadcast_to(where, result.shape)
-    return Bounded(np.where(where, result.value, 0), np.where(where, result.error, 0), result.arithmetic)
-
-
-def exactly(value: Any, like: Bounded) -> Bounded:
-    """A value that a law gives without error."""
-    return Bounded.exact(np.broadcast_to(np.asarray(value, dtype=like.value.dtype), like.shape), like.arithmetic)
 
 
 def swapping_the_boxes_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
@@ -193,7 +184,7 @@ def moving_both_boxes_changes_nothing(evaluate: Evaluate, case: Case, dtype: DTy
             exact = exact & (there.astype(dtype.wide) - step == case[name].astype(dtype.wide)).all(-1)
         moved[name] = there
     here, there_result = evaluate(case), evaluate(case.with_inputs(**moved))
-    yield Relation(only(exact, here.output), only(exact, there_result.output))
+    yield equal_where(exact, here.output, there_result.output)
 
 
 def scaling_both_boxes_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
@@ -206,13 +197,13 @@ def scaling_both_boxes_changes_nothing(evaluate: Evaluate, case: Case, dtype: DT
         doubled[name] = there
     scaled = case.with_inputs(**doubled).with_parameters(eps=4 * case.parameters["eps"])
     here, there_result = evaluate(case), evaluate(scaled)
-    yield Relation(only(exact, here.output), only(exact, there_result.output))
+    yield equal_where(exact, here.output, there_result.output)
 
 
 def proper_boxes_score_between_minus_one_and_one(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """-1 <= giou <= 1 where no box is inverted."""
     output = only(proper(case, dtype), evaluate(case).output)
-    yield Relation(output, exactly(np.clip(output.value, -1, 1), output))
+    yield between(output, -1, 1)
 
 
 def never_above_intersection_over_union(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
@@ -223,80 +214,47 @@ def never_above_intersection_over_union(evaluate: Evaluate, case: Case, dtype: D
         _, _, intersection, union, *_ = oracle.intersection_union_hull(*boxes)
         iou = intersection / np.maximum(union, case.parameters["eps"])
     # No kernel can be held to better than the unavoidable rounding of the largest score.
-    yield Relation(output, exactly(np.minimum(output.value, np.where(proper(case, dtype), iou, 0)), output))
+    yield between(output, -np.inf, np.where(proper(case, dtype), iou, 0))
 
 
 def a_box_scores_one_with_itself(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """giou(a, a) = 1 where the area is at least eps, and its gradients for both cancel."""
+    """giou(a, a) = 1 where the area is at least 2 eps."""
     boxes: np.ndarray = case["boxes1"].astype(dtype.wide)
     with np.errstate(all="ignore"):
         area = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
         sized = proper(case, dtype) & (area >= 2 * case.parameters["eps"])
     result = evaluate(case.with_inputs(boxes2=case["boxes1"]))
     output = only(sized, result.output)
-    yield Relation(output, exactly(np.where(sized, 1, 0), output))
+    yield equals(output, np.where(sized, 1, 0))
 
 
-def arguments(device: str, shape1: tuple = (3, 4), shape2: tuple = (3, 4), **changes: Any) -> dict[str, Any]:
-    """Good arguments, with some of them changed."""
-    boxes = {"boxes1": torch.ones(shape1, device=device), "boxes2": torch.ones(shape2, device=device)}
-    return {**boxes, **changes}
+def gradients_along_an_axis_cancel(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """The gradients of a pair's x coordinates sum to 0, and so do those of y: moving both boxes changes nothing.
+
+    This holds for every choice of derivatives at ties. A choice at most doubles a term of the documented one, and so
+    the bound is doubled.
+    """
+    of_pair = [evaluate(case, documented_ties=True).gradients[name] for name in ("boxes1", "boxes2")]
+    with np.errstate(invalid="ignore"):
+        value = sum(gradient.value[..., :2] + gradient.value[..., 2:] for gradient in of_pair)
+        error = 2 * sum(gradient.error[..., :2] + gradient.error[..., 2:] for gradient in of_pair)
+    known = np.isfinite(value) & np.isfinite(error)
+    total = only(known, Bounded(value, error, of_pair[0].arithmetic))
+    yield equals(total, 0)
 
 
-errors = (
-    DeclaredError(
-        name="last_axis_of_three", arguments=lambda d: arguments(d, (2, 3), (2, 3)), raises=ValueError, names="boxes1"
-    ),
-    DeclaredError(name="scalar_boxes", arguments=lambda d: arguments(d, (), ()), raises=ValueError, names="boxes1"),
-    DeclaredError(
-        name="other_number_of_boxes",
-        arguments=lambda d: arguments(d, (2, 4), (3, 4)),
-        raises=ValueError,
-        names="boxes2",
-    ),
-    DeclaredError(
-        name="shapes_that_would_broadcast",
-        arguments=lambda d: arguments(d, (2, 4), (1, 4)),
-        raises=ValueError,
-        names="boxes2",
-    ),
-    DeclaredError(
-        name="integer_boxes",
-        arguments=lambda d: {name: boxes.to(torch.int64) for name, boxes in arguments(d).items()},
-        raises=TypeError,
-        names="boxes1",
-    ),
-    DeclaredError(
-        name="two_dtypes",
-        arguments=lambda d: arguments(d, boxes2=torch.ones(3, 4, dtype=torch.float64, device=d)),
-        raises=TypeError,
-        names="boxes2",
-    ),
-    DeclaredError(
-        name="two_devices",
-        arguments=lambda d: arguments(d, boxes2=torch.ones(3, 4, device="meta")),
-        raises=ValueError,
-        names="boxes2",
-    ),
-    DeclaredError(
-        name="no_tensor", arguments=lambda d: arguments(d, boxes1=[[0, 0, 1, 1]]), raises=TypeError, names="boxes1"
-    ),
-    DeclaredError(name="eps_of_zero", arguments=lambda d: arguments(d, eps=0.0), raises=ValueError, names="eps"),
-    DeclaredError(
-        name="eps_not_a_number", arguments=lambda d: arguments(d, eps=float("nan")), raises=ValueError, names="eps"
-    ),
-)
+ARGUMENTS = Arguments(boxes1=tensor("... 4"), boxes2=tensor("... 4"), eps=positive(1e-5))
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """Both boxes in and one score out; backward both boxes and the cotangent in, two gradients out."""
+    """Forward reads both boxes and writes a score. Backward reads boxes and cotangent, and writes both gradients."""
     boxes = case["boxes1"]
     count, itemsize = boxes.size // 4, boxes.dtype.itemsize
     return Cost(9 * count * itemsize, 31 * count), Cost(17 * count * itemsize, 95 * count)
 
 
 def overlapping(count: int) -> Callable[[DType], Case]:
-    """A case of so many pairs of boxes, of ordinary kinds."""
+    """A case of `count` pairs of boxes of ordinary kinds."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(21)
@@ -331,8 +289,9 @@ operation = Operation(
         proper_boxes_score_between_minus_one_and_one,
         never_above_intersection_over_union,
         a_box_scores_one_with_itself,
+        gradients_along_an_axis_cancel,
     ),
-    errors=errors,
+    errors=ARGUMENTS.errors,
     cost=cost,
     workloads=workloads,
     source="Rezatofighi et al., Generalized Intersection over Union, CVPR 2019",

@@ -1,15 +1,22 @@
-"""giou_loss: mean GIoU loss over the valid rows of a padded batch."""
+"""The record of giou_loss: mean GIoU loss over the valid rows of a padded batch."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
+from fourfold.oracles import giou_loss as oracle
 from hypothesis import strategies as st
 
-from oracles import giou_loss as oracle
-from properties.array_strategies import GENERATORS
-from properties.box_strategies import (
+from fourfold.core.case import Case
+from fourfold.core.declared_errors import Arguments, positive, tensor
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Cost, Evaluate, Operation, Relation
+from fourfold.core.relations import equals_exactly
+from fourfold.core.running_error_arrays import total
+from fourfold.core.workloads import Make, tiled, whole
+from fourfold.strategies.arrays import GENERATORS
+
+from .boxes import (
     PAIRS,
     batches,
     box_counts,
@@ -18,25 +25,20 @@ from properties.box_strategies import (
     layouts_for,
     pairs,
     pairs_without_ties,
-    with_special_values,
+    sprinkle_special_values,
 )
-from properties.case import Case
-from properties.dtypes import DType
-from properties.giou import EPS, exactly, nowhere_finite
-from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
-from properties.running_error import Bounded, total
-from properties.workloads import Make, tiled, whole
+from .giou import EPS, nowhere_finite
 
 
 def padded(pred: np.ndarray, target: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`pred` and `target` ``[batch, max_boxes, 4]`` with the rows past each sample's count zeroed in target."""
+    """Set the rows of `target` past each sample's count to 0; return `pred` and `target` ``[batch, max_boxes, 4]``."""
     padding = np.arange(target.shape[1]) >= counts[:, None]
     return pred, np.where(padding[..., None], np.zeros((), target.dtype), target)
 
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Padded batches of any box count, with trailing or scattered padding and, at times, garbage in it."""
+    """Padded batches of any box count, with trailing or scattered padding, which sometimes holds garbage."""
     batch, max_boxes = draw(batches(elements // 4))
     flat_pred, flat_target = draw(pairs(dtype, batch * max_boxes))
     pred, target = flat_pred.reshape(batch, max_boxes, 4), flat_target.reshape(batch, max_boxes, 4)
@@ -49,10 +51,10 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     special = draw(st.sampled_from((*["none"] * 5, "in_padding", "anywhere")))
     if special == "anywhere":
         share = draw(st.sampled_from((0.2, 0.05)))
-        pred, target = with_special_values(rng, pred, share), with_special_values(rng, target, share)
+        pred, target = sprinkle_special_values(rng, pred, share), sprinkle_special_values(rng, target, share)
     elif special == "in_padding":  # what padding rows hold must not matter
         padding = ~(target[..., 3].astype(np.float64) > 0)[..., None]
-        pred = np.where(padding, with_special_values(rng, pred, 0.5), pred)
+        pred = np.where(padding, sprinkle_special_values(rng, pred, 0.5), pred)
         ends = np.where(
             padding[..., 0], rng.choice(np.array([0.0, -3.0, np.nan, -np.inf]), padding.shape[:-1]), target[..., 3]
         )
@@ -71,14 +73,14 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     rng = draw(GENERATORS)
     pred, target = (boxes.reshape(2, 3, 4) for boxes in pairs_without_ties(rng, 6, dtype))
     padding = np.arange(3) >= rng.integers(0, 4, 2)[:, None]
-    target[padding] = -1  # not 0, at which a row becomes valid
+    target[padding] = -1  # not 0, past which a row becomes valid
     return Case({"pred": pred, "target": target}, cotangent(rng, (), dtype), {"eps": 1e-5})
 
 
 def example(
     pred: Any, target: Any, eps: float = 1e-5, layouts: Mapping[str, str] | None = None, cotangent: float = -1.75
 ) -> Callable[[DType], Case]:
-    """A named case of explicit boxes."""
+    """A named case of given boxes."""
 
     def make(dtype: DType) -> Case:
         inputs = {"pred": np.asarray(pred, dtype=dtype.numpy), "target": np.asarray(target, dtype=dtype.numpy)}
@@ -88,7 +90,7 @@ def example(
 
 
 def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
-    """Faces per image as in the articles: floor(|N(0, 3)|) of them, padded to max_boxes."""
+    """A batch as in the articles: floor(|N(0, 3)|) faces per image, padded to max_boxes."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(3)
@@ -103,7 +105,7 @@ def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
 
 
 def thousands_in_one_sample(dtype: DType) -> Case:
-    """5001 boxes in one image, all valid: the sum of a long column, where a half-precision accumulator stands still."""
+    """5001 boxes in one image, all valid: a sum so long that a half-precision accumulator stops growing."""
     rng = np.random.default_rng(4)
     pred, target = box_pairs(rng, 5001, PAIRS, dtype)
     target = np.where(target[:, 3:] > 0, target, np.array([0, 0, 2, 2], dtype=target.dtype))
@@ -111,7 +113,7 @@ def thousands_in_one_sample(dtype: DType) -> Case:
 
 
 def last_of(slots: int) -> Callable[[DType], Case]:
-    """Slots of which the last alone holds a box."""
+    """A sample of `slots` rows of which only the last holds a box."""
 
     def make(dtype: DType) -> Case:
         boxes = np.zeros((2, 1, slots, 4), dtype=dtype.numpy)
@@ -122,14 +124,14 @@ def last_of(slots: int) -> Callable[[DType], Case]:
 
 
 def least_y2_is_valid(dtype: DType) -> Case:
-    """The smallest number above 0 is above 0, also where subnormal numbers are mostly flushed."""
+    """A y2 of the smallest subnormal number is above 0, also where hardware often flushes subnormal numbers to 0."""
     pred = np.array([[[0, -1, 1, 1], [0, 0, 2, 2]]], dtype=dtype.numpy)
     target = np.array([[[0, -2, 1, dtype.smallest_subnormal], [0, 0, 1, 1]]]).astype(dtype.numpy)
     return Case({"pred": pred, "target": target}, np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
 
 
 def each_coordinate_in_turn_not_finite(dtype: DType) -> Case:
-    """A loss that is NaN, and a row's gradient that says which of its coordinates was not finite."""
+    """The loss is NaN, and each row's gradient shows which of its coordinates was not finite."""
     case = nowhere_finite(dtype)
     pred, target = np.stack([case["boxes1"], case["boxes2"][::-1]]), np.stack([case["boxes2"], case["boxes1"][::-1]])
     return Case({"pred": pred, "target": target}, np.array(1.25, dtype=dtype.numpy), {"eps": 1e-5})
@@ -141,7 +143,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "one_pair_apart_along_both_axes": example([[UNIT]], [[[2, 2, 3, 3]]]),
     "identical_boxes": example([[UNIT]], [[UNIT]]),
     "no_valid_row": example([[UNIT, UNIT]], [[PADDING, PADDING]]),
-    # What is not there has a gradient of 0, and not of 0 * inf.
+    # A padding row has a gradient of 0, not of 0 * inf.
     "infinite_cotangent_of_no_valid_row": example([[UNIT, UNIT]], [[PADDING, PADDING]], cotangent=np.inf),
     "no_batch": example(np.zeros((0, 7, 4)), np.zeros((0, 7, 4))),
     "no_boxes": example(np.zeros((3, 0, 4)), np.zeros((3, 0, 4))),
@@ -160,7 +162,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         [[[0, 0, 2, 2], PADDING, [1, 1, 3, 4]], [[0, 1, 2, 3], PADDING, [0, 0, 1, 4]]],
         layouts={"pred": "transposed", "target": "sliced_rows"},
     ),
-    # One row past what a warp, and what a block of 256 threads, sees at once.
+    # More rows than a warp, and than a block of 256 threads, reads at once.
     "last_of_33": last_of(33),
     "last_of_300": last_of(300),
     "articles_batch_of_32": article_batch(32, 17),
@@ -170,7 +172,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def valid_rows(case: Case) -> np.ndarray:
-    """The rows that count."""
+    """Return which rows are valid: those whose target has a positive y2."""
     return case["target"][..., 3].astype(np.float64) > 0
 
 
@@ -179,11 +181,11 @@ def padding_rows_get_no_gradient(evaluate: Evaluate, case: Case, dtype: DType) -
     result = evaluate(case)
     for gradient in result.gradients.values():
         of_padding = gradient[~valid_rows(case)]
-        yield Relation(Bounded.exact(of_padding.value, dtype.arithmetic), exactly(0, of_padding))
+        yield equals_exactly(of_padding, 0)
 
 
 def padding_rows_add_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Three more rows of padding, with whatever pred holds there, leave loss and gradients as they are."""
+    """Three more rows of padding, with infinity in pred, leave loss and gradients unchanged."""
     batch = case["pred"].shape[0]
     more = np.full((batch, 3, 4), np.inf).astype(dtype.numpy)
     none = np.zeros((batch, 3, 4), dtype=dtype.numpy)
@@ -197,7 +199,7 @@ def padding_rows_add_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> It
 
 
 def the_order_of_samples_does_not_matter(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Reversing the batch and the rows reverses the gradients and leaves the loss."""
+    """Reversing the batch and the rows reverses the gradients and does not change the loss."""
     reverse = (slice(None, None, -1), slice(None, None, -1))
     here = evaluate(case)
     there = evaluate(case.with_inputs(pred=case["pred"][reverse].copy(), target=case["target"][reverse].copy()))
@@ -218,59 +220,11 @@ def equals_one_minus_the_mean_giou(evaluate: Evaluate, case: Case, dtype: DType)
     yield Relation(evaluate(case).output, loss)
 
 
-def arguments(device: str, shape1: tuple = (2, 3, 4), shape2: tuple = (2, 3, 4), **changes: Any) -> dict[str, Any]:
-    """Good arguments, with some of them changed."""
-    boxes = {"pred": torch.ones(shape1, device=device), "target": torch.ones(shape2, device=device)}
-    return {**boxes, **changes}
-
-
-errors = (
-    DeclaredError(
-        name="no_batch_axis", arguments=lambda d: arguments(d, (3, 4), (3, 4)), raises=ValueError, names="pred"
-    ),
-    DeclaredError(
-        name="last_axis_of_five",
-        arguments=lambda d: arguments(d, (2, 3, 5), (2, 3, 5)),
-        raises=ValueError,
-        names="pred",
-    ),
-    DeclaredError(
-        name="other_batch_size",
-        arguments=lambda d: arguments(d, (2, 3, 4), (1, 3, 4)),
-        raises=ValueError,
-        names="target",
-    ),
-    DeclaredError(
-        name="other_max_boxes",
-        arguments=lambda d: arguments(d, (2, 3, 4), (2, 5, 4)),
-        raises=ValueError,
-        names="target",
-    ),
-    DeclaredError(
-        name="byte_targets",
-        arguments=lambda d: arguments(d, target=torch.ones(2, 3, 4, dtype=torch.uint8, device=d)),
-        raises=TypeError,
-        names="target",
-    ),
-    DeclaredError(
-        name="two_dtypes",
-        arguments=lambda d: arguments(d, target=torch.ones(2, 3, 4, dtype=torch.float16, device=d)),
-        raises=TypeError,
-        names="target",
-    ),
-    DeclaredError(
-        name="two_devices",
-        arguments=lambda d: arguments(d, target=torch.ones(2, 3, 4, device="meta")),
-        raises=ValueError,
-        names="target",
-    ),
-    DeclaredError(name="no_tensor", arguments=lambda d: arguments(d, pred=None), raises=TypeError, names="pred"),
-    DeclaredError(name="negative_eps", arguments=lambda d: arguments(d, eps=-1e-5), raises=ValueError, names="eps"),
-)
+ARGUMENTS = Arguments(pred=tensor("batch max_boxes 4"), target=tensor("batch max_boxes 4"), eps=positive(1e-5))
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """All of target, which says what is valid, and pred's valid rows; backward the valid rows and gradients of both."""
+    """Forward reads all of target and pred's valid rows. Backward reads the valid rows, and writes both gradients."""
     rows, valid, itemsize = case["target"].size // 4, int(valid_rows(case).sum()), case["target"].dtype.itemsize
     forward = Cost(4 * (rows + valid) * itemsize, 33 * valid)
     return forward, Cost(4 * (2 * valid + 2 * rows) * itemsize, 95 * valid)
@@ -306,7 +260,7 @@ operation = Operation(
     cases=cases,
     examples=examples,
     smooth=smooth,
-    # The mean ties all samples: how many rows count is part of the loss and of each gradient.
+    # No input is batched: the number of valid rows in all samples is part of the loss and of each gradient.
     batched={},
     laws=(
         padding_rows_get_no_gradient,
@@ -314,7 +268,7 @@ operation = Operation(
         the_order_of_samples_does_not_matter,
         equals_one_minus_the_mean_giou,
     ),
-    errors=errors,
+    errors=ARGUMENTS.errors,
     cost=cost,
     workloads=workloads,
     source="Accelerating AI/ML Model Training with Custom Operators, 2024: the padded loss, with Rezatofighi's clamp",

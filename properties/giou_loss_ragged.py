@@ -1,15 +1,21 @@
-"""giou_loss_ragged: mean GIoU loss over a batch whose target boxes lie one after another."""
+"""The record of giou_loss_ragged: mean GIoU loss over a batch whose target boxes are concatenated."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
+from fourfold.oracles import giou_loss_ragged as oracle
 from hypothesis import strategies as st
 
-from oracles import giou_loss_ragged as oracle
-from properties.array_strategies import GENERATORS
-from properties.box_strategies import (
+from fourfold.core.case import Case
+from fourfold.core.declared_errors import Arguments, DeclaredError, integers, positive, tensor
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Cost, Evaluate, Operation, Relation
+from fourfold.core.relations import equals_exactly
+from fourfold.core.workloads import Make, tiled, whole
+from fourfold.strategies.arrays import GENERATORS
+
+from .boxes import (
     PAIRS,
     batches,
     box_counts,
@@ -18,20 +24,15 @@ from properties.box_strategies import (
     layouts_for,
     pairs,
     pairs_without_ties,
-    with_special_values,
+    sprinkle_special_values,
 )
-from properties.case import Case
-from properties.dtypes import DType
-from properties.giou import EPS, exactly
-from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
-from properties.running_error import Bounded
-from properties.workloads import Make, tiled, whole
+from .giou import EPS
 
 
 def ragged(
     pred: np.ndarray, target: np.ndarray, counts: np.ndarray, offset_dtype: type = np.int64
 ) -> dict[str, np.ndarray]:
-    """The inputs of the ragged loss from padded boxes ``[batch, max_boxes, 4]`` and the box count of each sample."""
+    """Make the inputs of the ragged loss of padded boxes ``[batch, max_boxes, 4]`` and each sample's box count."""
     taken = np.arange(target.shape[1]) < counts[:, None]
     offsets: np.ndarray = np.concatenate([[0], np.cumsum(counts)]).astype(offset_dtype)
     return {"pred": pred, "target": target[taken], "offsets": offsets}
@@ -39,7 +40,7 @@ def ragged(
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Ragged batches: box counts from none to thousands, offsets of either integer type."""
+    """Ragged batches: box counts from none to thousands, and int32 or int64 offsets."""
     batch, max_boxes = draw(batches(elements // 4))
     flat_pred, flat_target = draw(pairs(dtype, batch * max_boxes))
     pred, target = flat_pred.reshape(batch, max_boxes, 4), flat_target.reshape(batch, max_boxes, 4)
@@ -47,9 +48,9 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     special = draw(st.sampled_from((*["none"] * 5, "past_the_boxes", "anywhere", "anywhere")))
     if special == "anywhere":
         share = draw(st.sampled_from((0.2, 0.05)))
-        pred, target = with_special_values(rng, pred, share), with_special_values(rng, target, share)
+        pred, target = sprinkle_special_values(rng, pred, share), sprinkle_special_values(rng, target, share)
     inputs = ragged(pred, target, draw(box_counts(batch, max_boxes)), draw(st.sampled_from((np.int32, np.int64))))
-    if special == "past_the_boxes":  # what pred holds past a sample's boxes must not matter
+    if special == "past_the_boxes":  # the values of pred past a sample's boxes must not matter
         past = np.arange(max_boxes) >= np.diff(inputs["offsets"])[:, None]
         inputs["pred"] = np.where(past[..., None], np.array(np.nan, dtype=pred.dtype), pred)
     return Case(
@@ -75,7 +76,7 @@ def example(
     layouts: Mapping[str, str] | None = None,
     cotangent: float = -1.25,
 ) -> Callable[[DType], Case]:
-    """A named case: boxes of every kind, so many in each sample."""
+    """A named case of boxes of every kind, with `counts` of them in the samples."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(5)
@@ -88,19 +89,19 @@ def example(
 
 
 def articles_batch(dtype: DType) -> Case:
-    """Faces per image as in the articles: floor(|N(0, 3)|) of them."""
+    """A batch as in the articles: floor(|N(0, 3)|) faces per image."""
     counts = np.clip(np.floor(np.abs(np.random.default_rng(3).normal(0, 3, 300))), 0, 9).astype(int)
     return example(counts.tolist(), 9, np.int32)(dtype)
 
 
 def negative_y2_counts(dtype: DType) -> Case:
-    """A target box that lies below 0 is a box like any other: no padding is known here."""
+    """A target box that lies below 0 counts like any other, because a ragged batch has no padding."""
     boxes = np.array([[[-4, -4, -1, -1]], [[-3, -2, 0, 0]]], dtype=dtype.numpy)
     return Case(ragged(boxes, boxes[::-1].copy(), np.array([1, 1])), np.array(0.5, dtype=dtype.numpy), {"eps": 1e-5})
 
 
 def not_finite_where_it_counts(dtype: DType) -> Case:
-    """NaN in one sample's box and infinity in another's; past their boxes NaN, which must not matter."""
+    """NaN in one sample's box and infinity in another's. The NaN past their boxes must not matter."""
     pred = np.full((3, 2, 4), np.nan)
     pred[:, 0] = [[0, 0, 1, 1], [0, 0, np.inf, 1], [0, np.nan, 2, 2]]
     target = np.tile([0.0, 0.0, 2.0, 1.0], (3, 2, 1))
@@ -122,7 +123,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "whole_blocks_without_boxes": example([3, 0, 64, 1, 0], 64),
     "offsets_strided_over_several_samples": example([2, 0, 3, 1], 3, layouts={"offsets": "sliced_columns"}),
     "one_box_after_an_empty_sample": example([0, 1], 64, layouts={"offsets": "sliced_columns"}),
-    # More than programs take at once: each goes on from the last sample of one block in the next.
+    # More boxes than all programs take at once. A program starts its next block at the last sample of the block before.
     "many_samples_in_each_block": example([3, 0, 5, 1, 4] * 250, 5, layouts={"offsets": "sliced_columns"}),
     "few_boxes_in_many_slots": example([0, 130, 2, 0, 257], 300, layouts={"offsets": "sliced_columns"}),
     "pred_and_target_strided": example([2, 0, 3, 1], 3, np.int32, {"pred": "transposed", "target": "axes_reversed"}),
@@ -137,11 +138,11 @@ def boxes_without_target_get_no_gradient(evaluate: Evaluate, case: Case, dtype: 
     """The gradient of pred is exactly 0 past each sample's number of boxes."""
     gradient = evaluate(case).gradients["pred"]
     past = np.arange(case["pred"].shape[1]) >= np.diff(case["offsets"])[:, None]
-    yield Relation(Bounded.exact(gradient.value[past], dtype.arithmetic), exactly(0, gradient[past]))
+    yield equals_exactly(gradient[past], 0)
 
 
 def empty_samples_add_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """A sample without boxes before, and one after all others, leave loss and gradients as they are."""
+    """An empty sample before all others, and one after them, leave loss and gradients unchanged."""
     strange = np.full((1, *case["pred"].shape[1:]), np.nan).astype(dtype.numpy)
     offsets = case["offsets"]
     wider = case.with_inputs(
@@ -168,67 +169,37 @@ def equals_the_padded_loss(evaluate: Evaluate, case: Case, dtype: DType) -> Iter
     yield Relation(here.gradients["target"], there.gradients["target"][sample, place])
 
 
-def arguments(device: str, **changes: Any) -> dict[str, Any]:
-    """Good arguments, with some of them changed."""
-    good = {
-        "pred": torch.ones(2, 3, 4, device=device),
-        "target": torch.ones(4, 4, device=device),
-        "offsets": torch.tensor([0, 1, 4], device=device),
-    }
-    return {**good, **changes}
-
-
-def wrong(
-    name: str,
-    raises: type[Exception],
-    names: str,
-    devices: tuple[str, ...] = ("cpu", "cuda"),
-    **changes: Callable[[str], Any],
-) -> DeclaredError:
-    """Bad input: good arguments with some replaced by what a function makes for a device."""
-    return DeclaredError(
-        name=name,
-        arguments=lambda d: arguments(d, **{key: make(d) for key, make in changes.items()}),
-        raises=raises,
-        names=names,
-        devices=devices,
-    )
+ARGUMENTS = Arguments(
+    pred=tensor("batch max_boxes 4"), target=tensor("total 4"), offsets=integers("batch+1", 0, 2, 5), eps=positive(1e-5)
+)
 
 
 def wrong_offsets(name: str, *offsets: int) -> DeclaredError:
     """Offsets that do not fit, of which only the CPU can know without waiting."""
-    return wrong(name, ValueError, "offsets", ("cpu",), offsets=lambda d: torch.tensor(offsets, device=d))
+    return ARGUMENTS.wrong(name, ValueError, "offsets", {"offsets": torch.tensor(offsets)}, devices=("cpu",))
 
 
 errors = (
-    wrong("pred_without_batch", ValueError, "pred", pred=lambda d: torch.ones(3, 4, device=d)),
-    wrong("padded_target", ValueError, "target", target=lambda d: torch.ones(2, 3, 4, device=d)),
-    wrong("target_of_three", ValueError, "target", target=lambda d: torch.ones(4, 3, device=d)),
-    wrong("float_offsets", TypeError, "offsets", offsets=lambda d: torch.tensor([0.0, 1.0, 4.0], device=d)),
-    wrong("too_few_offsets", ValueError, "offsets", offsets=lambda d: torch.tensor([0, 4], device=d)),
-    wrong("offsets_of_two_axes", ValueError, "offsets", offsets=lambda d: torch.tensor([[0, 1, 4]], device=d)),
-    wrong_offsets("offsets_not_from_0", 1, 2, 4),
-    wrong_offsets("offsets_below_0", -1, 2, 4),
-    wrong_offsets("offsets_not_to_the_end", 0, 1, 3),
-    wrong_offsets("offsets_past_the_end", 0, 2, 5),
-    wrong_offsets("offsets_that_fall", 0, 5, 4),
-    wrong_offsets("more_offsets_than_boxes_a_sample", 0, 0, 4),
-    wrong("more_boxes_than_slots", ValueError, "target", target=lambda d: torch.ones(7, 4, device=d)),
-    wrong("two_dtypes", TypeError, "target", target=lambda d: torch.ones(4, 4, dtype=torch.float64, device=d)),
-    wrong("two_devices", ValueError, "offsets", offsets=lambda d: torch.tensor([0, 1, 4], device="meta")),
-    wrong("eps_of_zero", ValueError, "eps", eps=lambda d: 0.0),
+    *ARGUMENTS.errors,
+    wrong_offsets("offsets_not_from_0", 1, 3, 5),
+    wrong_offsets("offsets_below_0", -1, 2, 5),
+    wrong_offsets("offsets_not_to_the_end", 0, 2, 4),
+    wrong_offsets("offsets_past_the_end", 0, 3, 6),
+    wrong_offsets("offsets_that_fall", 0, 6, 5),
+    wrong_offsets("more_offsets_than_boxes_a_sample", 0, 0, 5),
+    ARGUMENTS.wrong("more_boxes_than_slots", ValueError, "target", {"target": torch.ones(7, 4)}),
 )
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """The boxes that exist and the offsets; backward those again, the gradient of all of pred and of target."""
+    """Forward reads the boxes that count and the offsets. Backward reads them again, and writes both gradients."""
     total, itemsize = case["target"].shape[0], case["target"].dtype.itemsize
     forward = Cost(8 * total * itemsize + case["offsets"].nbytes, 33 * total)
     return forward, Cost(forward.bytes + (case["pred"].size + 4 * total) * itemsize, 95 * total)
 
 
 def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
-    """Faces per image as in the articles: floor(|N(0, 3)|) of them, at most max_boxes."""
+    """A batch as in the articles: floor(|N(0, 3)|) faces per image, at most max_boxes."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(3)
@@ -257,7 +228,7 @@ operation = Operation(
     cases=cases,
     examples=examples,
     smooth=smooth,
-    # As in giou_loss: the mean ties all samples.
+    # No input is batched, as in giou_loss: the mean depends on all samples.
     batched={},
     laws=(boxes_without_target_get_no_gradient, empty_samples_add_nothing, equals_the_padded_loss),
     errors=errors,

@@ -1,4 +1,4 @@
-"""matmul: a matrix product with an activation of its result."""
+"""The record of matmul: a matrix product followed by an activation."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -6,11 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
+from fourfold.oracles import matmul as oracle
 from hypothesis import strategies as st
 
-from oracles import matmul as oracle
-from properties.array_strategies import (
+from fourfold.core.case import Case
+from fourfold.core.declared_errors import Arguments, not_negative, one_of, tensor
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Cost, Evaluate, Operation, Relation
+from fourfold.core.relations import equal_where, only
+from fourfold.core.running_error import Bounded
+from fourfold.core.running_error_arrays import stored
+from fourfold.core.workloads import Make, tiled, whole
+from fourfold.strategies.arrays import (
     FEW_ELEMENTS,
     GENERATORS,
     SEEDS,
@@ -21,26 +28,21 @@ from properties.array_strategies import (
     repeated,
     values,
 )
-from properties.case import Case
-from properties.dtypes import DType
-from properties.operation import Cost, DeclaredError, Evaluate, Operation, Relation
-from properties.running_error import Bounded, stored
-from properties.special_values import not_finite_in_turn
-from properties.workloads import Make, tiled, whole
+from fourfold.strategies.special_values import not_finite_in_turn
 
 KINDS = ("normal", "normal", "whole", "constant", "offset", "spread", "huge", "tiny")
 ACTIVATIONS = ("none", "relu", "leaky_relu")
 SLOPES = (0.01, 0.25, 0.0, 1.5)
-# A side of a matrix none of whose sides is long.
+# The longest side of a matrix none of whose sides is long.
 MODEST = 70
 
 
 def random_extents(rng: np.random.Generator, elements: int) -> tuple[int, int, int]:
-    """m, k and n, so that neither a, b nor the result has more than `elements` elements."""
+    """Draw m, k and n such that neither a, b nor the result has more than `elements` elements."""
     side = min(MODEST, int(elements**0.5))
     longest = rng.choice(["none", "none", "none", "m", "k", "n"])
     if longest == "none":
-        # Now and then all multiples of 8, without which the copy engines of GPUs have no part in it.
+        # Sometimes all are multiples of 8, which the copy engines of GPUs require.
         unit = rng.choice([1, 1, 8]) if side >= 8 else 1
         m, k, n = (random_size(rng, side // unit) * unit for _ in range(3))
     else:
@@ -52,12 +54,12 @@ def random_extents(rng: np.random.Generator, elements: int) -> tuple[int, int, i
 
 @st.composite
 def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int], seed: int) -> np.ndarray:
-    """A matrix; now and then with one number in it that is not finite."""
+    """A matrix, sometimes with one special value: NaN, an infinity or negative zero."""
     if shape[0] * shape[1] <= FEW_ELEMENTS and draw(st.booleans()):
         matrix = draw(explicit_arrays(dtype, shape))
     else:
         matrix = values(np.random.default_rng(seed), shape, dtype, draw(st.sampled_from(KINDS)))
-    # One only, as a row or a column of the result is lost to each.
+    # Only one, because each NaN or infinity spoils a row or a column of the result.
     if matrix.size and draw(st.integers(0, 7)) == 7:
         matrix.flat[draw(st.integers(0, matrix.size - 1))] = draw(st.sampled_from((np.nan, np.inf, -np.inf, -0.0)))
     return matrix
@@ -65,10 +67,10 @@ def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int], seed: int) -
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Two matrices of any shapes that fit."""
+    """Two matrices of any shapes that fit together, and an activation."""
     seeds = [draw(SEEDS) for _ in range(3)]
     if elements > FEW_ELEMENTS:
-        # By all seeds: Hypothesis likes to change one part of a case, and would keep the extents.
+        # All seeds decide the extents. Hypothesis often changes one part of a case only, and would keep them.
         m, k, n = random_extents(np.random.default_rng(seeds), elements)
     else:
         m, k, n = (draw(st.integers(0, int(elements**0.5))) for _ in range(3))
@@ -80,7 +82,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     if layouts["b"] == "expanded":
         b = repeated(b, axis=1)
     if layouts["grad_output"] == "expanded":
-        # One cotangent for all, as sum().backward() makes them.
+        # One cotangent for all elements, as sum().backward() makes it.
         grad_output = repeated(repeated(grad_output), axis=1)
     parameters = {"activation": draw(st.sampled_from(ACTIVATIONS)), "negative_slope": draw(st.sampled_from(SLOPES))}
     return Case({"a": a, "b": b}, grad_output, parameters, layouts)
@@ -88,7 +90,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """Up to 3 of each extent, and no product near 0, where activations have their edge."""
+    """Matrices with extents up to 3, and no element of their product near 0, where activations have a kink."""
     rng = draw(GENERATORS)
     m, k, n = (draw(st.integers(1, 3)) for _ in range(3))
     a, b = rng.normal(0, 1, (m, k)), rng.normal(0, 1, (k, n))
@@ -105,7 +107,7 @@ def example(
     negative_slope: float = 0.01,
     layouts: Mapping[str, str] | None = None,
 ) -> Callable[[DType], Case]:
-    """A named case of explicit matrices."""
+    """A named case of given matrices."""
 
     def make(dtype: DType) -> Case:
         left, right = np.array(a, dtype=dtype.numpy), np.array(b, dtype=dtype.numpy)
@@ -118,7 +120,7 @@ def example(
 
 
 def random_example(m: int, k: int, n: int, activation: str = "none", **layouts: str) -> Callable[[DType], Case]:
-    """A named case of an extent."""
+    """A named case of random matrices."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(m + 100 * k + 10000 * n)
@@ -129,7 +131,7 @@ def random_example(m: int, k: int, n: int, activation: str = "none", **layouts: 
 
 
 def subnormal_factors(dtype: DType) -> Case:
-    """Smallest numbers times large and small ones: a tensor core aligns them as if they were 2^10 times as large."""
+    """Subnormal numbers times large and small ones: a tensor core aligns them as if they were 2^10 times as large."""
     a = [[-0.00323295593, -4556.0, 0.000160813332, 623.5]]
     b = np.array([[3.0], [-0.0], [-1.0], [1.0]]) * dtype.wide(dtype.smallest_subnormal)
     return Case(
@@ -140,14 +142,14 @@ def subnormal_factors(dtype: DType) -> Case:
 
 
 def sums_past_the_digits_of_a_half_type(dtype: DType) -> Case:
-    """Positive terms by the thousand: a bfloat16 sum of ones stays at 256, and a float16 sum at 2048."""
+    """Thousands of positive terms: a sum of ones stops growing at 256 in bfloat16, and at 2048 in float16."""
     inputs = {"a": np.ones((2, 2100)), "b": np.tile([1.0, 0.5, 0.75], (2100, 1))}
     grad_output = np.linspace(-1.5, 2, 6).reshape(2, 3).astype(dtype.numpy)
     return Case({name: x.astype(dtype.numpy) for name, x in inputs.items()}, grad_output, {"activation": "none"})
 
 
 def cancellation(dtype: DType) -> Case:
-    """Each term meets its negative, half of the row away, but for one."""
+    """Each term but one is cancelled by its negative, half a row away."""
     rng = np.random.default_rng(7)
     half = np.rint(rng.normal(0, 40, (3, 48)))
     a = np.concatenate([half, -half, np.full((3, 1), 0.125)], axis=1)
@@ -165,7 +167,7 @@ def nowhere_finite(dtype: DType) -> Case:
 
 
 def each_term_in_turn_not_finite(dtype: DType) -> Case:
-    """One number of each row of a, and of each column of b beside them, is not finite."""
+    """One number of most rows of a, and of most columns of b, is not finite: each in turn. A few are finite."""
     rng = np.random.default_rng(14)
     a, b = not_finite_in_turn(rng, 9, dtype), values(rng, (9, 5), dtype, "normal")
     a, b = np.concatenate([a, values(rng, (2, 9), dtype, "normal")]), np.concatenate([b, a.T], axis=1)
@@ -186,7 +188,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "whole_blocks": random_example(64, 64, 32),
     "multiples_of_8": random_example(72, 520, 40, "leaky_relu"),
     "multiples_of_8_transposed": random_example(40, 264, 72, "relu", a="transposed", b="transposed"),
-    # Rows of tiles past a whole group of them, and columns in both halves of a tile.
+    # More rows of tiles than one group of them has, and columns in both halves of a tile.
     "tiles_in_every_place": random_example(520, 16, 192, "relu"),
     "tall_and_skinny": random_example(300, 3, 2, "relu"),
     "short_and_wide": random_example(2, 3, 300),
@@ -210,14 +212,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def swapped(result: Bounded) -> Bounded:
-    """Transposed."""
+    """The result transposed."""
     return Bounded(result.value.T, result.error.T, result.arithmetic)
-
-
-def only(where: np.ndarray, result: Bounded) -> Bounded:
-    """A result of which a law speaks in some places only."""
-    where = np.broadcast_to(where, result.shape)
-    return Bounded(np.where(where, result.value, 0), np.where(where, result.error, 0), result.arithmetic)
 
 
 def plain(case: Case) -> Case:
@@ -235,7 +231,7 @@ def transposing_swaps_the_factors(evaluate: Evaluate, case: Case, dtype: DType) 
 
 
 def multiplying_by_the_identity_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """a 1 = a, in the rows that are finite; of no more columns than make a modest identity."""
+    """a times the identity is a, in the finite rows. Only the first `MODEST` columns of a are taken."""
     left = case["a"][:, :MODEST]
     a: np.ndarray = left.astype(dtype.wide)
     square = replace(
@@ -244,7 +240,7 @@ def multiplying_by_the_identity_changes_nothing(evaluate: Evaluate, case: Case, 
     )
     output = evaluate(square).output
     finite = np.isfinite(a).all(axis=1, keepdims=True)
-    yield Relation(only(finite, output), only(finite, Bounded.exact(a, dtype.arithmetic)))
+    yield equal_where(finite, output, Bounded.exact(a, dtype.arithmetic))
 
 
 def terms_may_be_summed_in_two_parts(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
@@ -289,7 +285,7 @@ def leaky_relu_of_slope_zero_is_relu(evaluate: Evaluate, case: Case, dtype: DTyp
     relu = evaluate(case.with_parameters(activation="relu"))
     leaky = evaluate(case.with_parameters(activation="leaky_relu", negative_slope=0.0))
     finite = np.isfinite(evaluate(plain(case)).output.value)
-    yield Relation(only(finite, leaky.output), only(finite, relu.output))
+    yield equal_where(finite, leaky.output, relu.output)
     if finite.all():
         yield Relation(leaky.gradients["a"], relu.gradients["a"])
 
@@ -303,64 +299,18 @@ def leaky_relu_of_slope_one_is_no_activation(evaluate: Evaluate, case: Case, dty
         yield Relation(leaky.gradients[name], product.gradients[name])
 
 
-def arguments(device: str, a_shape: tuple = (3, 4), b_shape: tuple = (4, 2), **changes: Any) -> dict[str, Any]:
-    """Good arguments, with some of them changed."""
-    return {"a": torch.ones(a_shape, device=device), "b": torch.ones(b_shape, device=device), **changes}
-
-
-errors = (
-    DeclaredError(
-        name="inner_extents_differ", arguments=lambda d: arguments(d, (3, 4), (5, 2)), raises=ValueError, names="b must"
-    ),
-    DeclaredError(name="a_of_3_axes", arguments=lambda d: arguments(d, (2, 3, 4)), raises=ValueError, names="a must"),
-    DeclaredError(
-        name="b_of_3_axes", arguments=lambda d: arguments(d, b_shape=(4, 2, 1)), raises=ValueError, names="b must"
-    ),
-    DeclaredError(name="a_vector", arguments=lambda d: arguments(d, (4,)), raises=ValueError, names="a must"),
-    DeclaredError(name="b_vector", arguments=lambda d: arguments(d, b_shape=(4,)), raises=ValueError, names="b must"),
-    DeclaredError(
-        name="integers",
-        arguments=lambda d: {name: x.to(torch.int64) for name, x in arguments(d).items()},
-        raises=TypeError,
-        names="a must",
-    ),
-    DeclaredError(
-        name="two_dtypes",
-        arguments=lambda d: arguments(d, b=torch.ones(4, 2, dtype=torch.float64, device=d)),
-        raises=TypeError,
-        names="b must",
-    ),
-    DeclaredError(
-        name="two_devices",
-        arguments=lambda d: arguments(d, b=torch.ones(4, 2, device="meta")),
-        raises=ValueError,
-        names="b must",
-    ),
-    DeclaredError(name="no_tensor", arguments=lambda d: arguments(d, a=None), raises=TypeError, names="a must"),
-    DeclaredError(
-        name="unknown_activation",
-        arguments=lambda d: arguments(d, activation="gelu"),
-        raises=ValueError,
-        names="activation",
-    ),
-    *(
-        DeclaredError(
-            name=name,
-            arguments=functools.partial(arguments, activation="leaky_relu", negative_slope=slope),
-            raises=ValueError,
-            names="negative_slope",
-        )
-        for name, slope in (
-            ("negative_slope", -0.25),
-            ("slope_not_a_number", float("nan")),
-            ("infinite_slope", float("inf")),
-        )
-    ),
+ARGUMENTS = Arguments(
+    a=tensor("m k", says="a must"),
+    b=tensor("k n", says="b must"),
+    activation=one_of("leaky_relu", "relu", "none"),
+    negative_slope=not_negative(0.25),
 )
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """a and b in and the result out; backward those two, the cotangent and the result in, and two gradients out."""
+    """Forward reads a and b and writes the result. Backward reads them, the cotangent and, if there is an activation,
+    the result, and writes two gradients.
+    """
     (m, k), (_, n) = case["a"].shape, case["b"].shape
     itemsize = case["a"].dtype.itemsize
     with_result = case.parameters.get("activation", "none") != "none"
@@ -383,7 +333,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
 
 operation = Operation(
     name="matmul",
-    # With tf32 allowed the arithmetic of float32 would be another; it never is unless somebody allows it.
+    # The bounds assume that TF32 is off, which is torch's default. With TF32 float32 would have another arithmetic.
     forward=functools.partial(oracle.forward, stored=stored),
     backward=functools.partial(oracle.backward, stored=stored),
     differentiable=("a", "b"),
@@ -400,7 +350,7 @@ operation = Operation(
         leaky_relu_of_slope_zero_is_relu,
         leaky_relu_of_slope_one_is_no_activation,
     ),
-    errors=errors,
+    errors=ARGUMENTS.errors,
     cost=cost,
     workloads=workloads,
     source="Higham, Accuracy and Stability of Numerical Algorithms, section 3.5; leaky_relu: Maas et al., ICML 2013",

@@ -1,52 +1,54 @@
-"""Checks of the arguments of the GIoU family, the same for every backend."""
+"""Argument checks of the GIoU family, the same for every backend."""
 
 from typing import Any
 
 import torch
 
-from impls.arguments import check_alike, check_floating, check_positive
+from fourfold.backends.arguments import (
+    check_alike,
+    check_axes,
+    check_floating,
+    check_last_axis,
+    check_positive,
+    check_same,
+)
 
 
 def check_giou(boxes1: Any, boxes2: Any, eps: float) -> None:
-    """Two tensors ``[..., 4]`` of one shape, dtype and device, and a positive eps.
+    """Check boxes1 and boxes2 ``[..., 4]`` of one shape, dtype and device, and a positive eps.
 
     Raises:
-        TypeError: a tensor is none, of integers, or the dtypes differ.
+        TypeError: a tensor is none, of integers, the dtypes differ, or eps is no number.
         ValueError: the last axis is not 4, shapes or devices differ, or eps is not positive.
     """
     check_floating("boxes1", boxes1)
-    check_alike("boxes2", boxes2, "boxes1", boxes1)
-    if boxes1.ndim < 1 or boxes1.shape[-1] != 4:
-        raise ValueError(f"boxes1 must have a last axis of 4, not shape {list(boxes1.shape)}")
-    if boxes2.shape != boxes1.shape:
-        raise ValueError(f"boxes2 must have the shape of boxes1, {list(boxes1.shape)}, not {list(boxes2.shape)}")
+    check_last_axis("boxes1", boxes1, 4)
+    check_same("boxes2", boxes2, "boxes1", boxes1)
     check_positive("eps", eps)
 
 
 def check_giou_loss(pred: Any, target: Any, eps: float) -> None:
-    """Two tensors ``[batch, max_boxes, 4]`` of one shape, dtype and device, and a positive eps.
+    """Check pred and target ``[batch, max_boxes, 4]`` of one shape, dtype and device, and a positive eps.
 
     Raises:
-        TypeError: a tensor is none, of integers, or the dtypes differ.
+        TypeError: a tensor is none, of integers, the dtypes differ, or eps is no number.
         ValueError: a shape is wrong, devices differ, or eps is not positive.
     """
     check_floating("pred", pred)
-    check_alike("target", target, "pred", pred)
-    if pred.ndim != 3 or pred.shape[2] != 4:
-        raise ValueError(f"pred must be [batch, max_boxes, 4], not {list(pred.shape)}")
-    if target.shape != pred.shape:
-        raise ValueError(f"target must have the shape of pred, {list(pred.shape)}, not {list(target.shape)}")
+    check_axes("pred", pred, "[batch, max_boxes, 4]", 3, 4)
+    check_same("target", target, "pred", pred)
     check_positive("eps", eps)
 
 
 def check_giou_loss_ragged(pred: Any, target: Any, offsets: Any, eps: float) -> None:
-    """``pred[batch, max_boxes, 4]``, ``target[total, 4]`` and integer ``offsets[batch + 1]``, and a positive eps.
+    """Check ``pred[batch, max_boxes, 4]``, ``target[total, 4]``, integer ``offsets[batch + 1]``, and a positive eps.
 
-    The values of offsets are looked at only where that costs no wait for a device; on a GPU offsets that do not fit
-    make the loss NaN instead, and nothing outside of the tensors is touched.
+    The values of offsets are checked only on the CPU and outside torch.compile, since on a GPU that would wait for the
+    device. Elsewhere, invalid offsets make the loss NaN, and the kernels still access nothing outside of the tensors.
 
     Raises:
-        TypeError: a tensor is none, pred and target are no floating-point tensors of one dtype, or offsets no integers.
+        TypeError: a tensor is none, pred and target are no floating-point tensors of one dtype, offsets no integers, or
+            eps is no number.
         ValueError: a shape is wrong, devices differ, offsets do not fit, or eps is not positive.
     """
     check_floating("pred", pred)
@@ -56,12 +58,9 @@ def check_giou_loss_ragged(pred: Any, target: Any, offsets: Any, eps: float) -> 
         raise TypeError(f"offsets must be an int32 or int64 tensor, not {given}")
     if offsets.device != pred.device:
         raise ValueError(f"offsets must be on the device of pred, {pred.device}, not on {offsets.device}")
-    if pred.ndim != 3 or pred.shape[2] != 4:
-        raise ValueError(f"pred must be [batch, max_boxes, 4], not {list(pred.shape)}")
-    if target.ndim != 2 or target.shape[1] != 4:
-        raise ValueError(f"target must be [total, 4], not {list(target.shape)}")
-    if offsets.ndim != 1 or offsets.shape[0] != pred.shape[0] + 1:
-        raise ValueError(f"offsets must be [batch + 1] = [{pred.shape[0] + 1}], not {list(offsets.shape)}")
+    check_axes("pred", pred, "[batch, max_boxes, 4]", 3, 4)
+    check_axes("target", target, "[total, 4]", 2, 4)
+    check_axes("offsets", offsets, "[batch + 1]", 1, pred.shape[0] + 1)
     if target.shape[0] > pred.shape[0] * pred.shape[1]:
         raise ValueError(
             f"target must have at most batch * max_boxes = {pred.shape[0] * pred.shape[1]} boxes, not {target.shape[0]}"
@@ -72,7 +71,7 @@ def check_giou_loss_ragged(pred: Any, target: Any, offsets: Any, eps: float) -> 
 
 
 def check_offset_values(offsets: torch.Tensor, total: int, max_boxes: int) -> None:
-    """Offsets must rise from 0 to total in steps of 0 to max_boxes.
+    """Check that offsets rise from 0 to total in steps of 0 to max_boxes.
 
     Raises:
         ValueError: they do not.

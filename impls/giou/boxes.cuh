@@ -1,22 +1,22 @@
-// The arithmetic of paired boxes in CUDA C++: what the kernels of the GIoU family share.
+// The arithmetic of paired boxes in CUDA C++, which the kernels of the GIoU family share.
 #pragma once
 #include "vectors.cuh"
 
 constexpr int BLOCK = 256;
-// Pairs of a thread that ends with them: enough to load at least 16 bytes of each tensor.
+// The number of pairs of a thread that owns no others: enough to load at least 16 bytes of each tensor.
 template <class T> constexpr int PAIRS = sizeof(T) == 2 ? 2 : 1;
-// Rows of a thread that goes on to others, loaded together: more keep memory busier, until registers run out.
+// The number of rows that a looping thread loads together. More keep the memory busier, until registers run out.
 template <class T> constexpr int ROWS = sizeof(T) == 8 ? 2 : 4;
 
-// Aligned so that a box is one access to memory: 8 bytes for half types, 16 for float, two of 16 for double.
+// Aligned so that a box takes one memory access: 8 bytes for half types, 16 for float, two of 16 for double.
 template <class T> struct __align__(sizeof(T) == 2 ? 8 : 16) Box { T x1, y1, x2, y2; };
 
-// The place of a row of [outer, inner]; where inner is all there is, no division, which takes as long as a whole box.
+// The offset of a row of [outer, inner, ...]. With a single axis no division is needed, which takes as long as a box.
 __device__ inline long long place(long long row, long long inner, long long outer_stride, long long inner_stride) {
     return row < inner ? row * inner_stride : row / inner * outer_stride + row % inner * inner_stride;
 }
 
-// A tensor [outer, inner, 4]. PACKED: contiguous, and aligned as Box is.
+// A tensor [outer, inner, 4]. PACKED: it is contiguous and aligned as Box is.
 template <class T, bool PACKED> struct Boxes {
     const T* __restrict__ ptr;
     long long inner, outer_stride, inner_stride, coordinate_stride;
@@ -35,11 +35,11 @@ template <class C, class T> __device__ inline Box<C> converted(Box<T> box) {
     return {C(box.x1), C(box.y1), C(box.x2), C(box.y2)};
 }
 
-// As torch.maximum and torch.minimum: NaN where either is.
+// As torch.maximum and torch.minimum: NaN if either operand is NaN.
 template <class C> __device__ inline C maximum(C a, C b) { return a > b || a != a ? a : b; }
 template <class C> __device__ inline C minimum(C a, C b) { return a < b || a != a ? a : b; }
 
-// Sides and areas before any clamp, as the oracle names them.
+// The sides and areas before any clamp, named as in the oracle.
 template <class C> struct Areas {
     C width, height, intersection, raw_union, hull_width, hull_height;
 
@@ -58,7 +58,7 @@ template <class C> __device__ inline C giou_of(const Box<C>& a, const Box<C>& b,
     return of.intersection / united - (hull - united) / hull;
 }
 
-// The share of `mine` in the gradient of maximum(mine, other): all, half at a tie, or none; all where one is NaN.
+// The share of `mine` in the gradient of maximum(mine, other): all, none, or half at a tie. All if one of them is NaN.
 template <class C> __device__ inline C through_maximum(C grad, C mine, C other) {
     return mine == other ? C(0.5) * grad : mine < other ? C(0) : grad;
 }
@@ -66,7 +66,7 @@ template <class C> __device__ inline C through_minimum(C grad, C mine, C other) 
     return mine == other ? C(0.5) * grad : mine > other ? C(0) : grad;
 }
 
-// The gradients of union, intersection sides and hull sides of a pair; clamps pass them on at the bound.
+// The gradients of the union, the intersection's sides and the hull's sides of a pair. Clamps pass them at the bound.
 template <class C> struct AreaGradients {
     C united, width, height, hull_width, hull_height;
 
@@ -75,7 +75,7 @@ template <class C> struct AreaGradients {
         C raw_hull = of.hull_width * of.hull_height;
         C union_area = maximum(of.raw_union, eps), hull_area = maximum(raw_hull, eps);
         C over_union = grad / union_area, over_hull = grad / hull_area;
-        // Not by over_union, which may overflow where boxes that lie apart have no use for it.
+        // Do not use over_union here: for boxes that lie apart it may overflow although its factor is 0.
         united = of.raw_union >= eps ? over_hull - grad * (of.intersection / union_area) / union_area : C(0);
         C hull = raw_hull >= eps ? over_hull * ((hull_area - union_area) / hull_area) - over_hull : C(0);
         C intersection = over_union - united;

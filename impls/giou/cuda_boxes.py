@@ -1,22 +1,22 @@
-"""How the CUDA C++ kernels of the GIoU family are told where boxes lie."""
+"""The layout of boxes, in the form that the CUDA C++ kernels of the GIoU family take."""
 
 import torch
 
-from impls.launch import cdiv
+from fourfold.backends.launch import cdiv
 
-BLOCK = 256  # threads; as in boxes.cuh
+BLOCK = 256  # threads per block, the same as in boxes.cuh
 PACKED = (0, 4, 1, 0, 4, 1)  # strides of two packed tensors [1, num_rows, 4]
 
 
 def blocks_of_pairs(num_rows: int, dtype: torch.dtype) -> int:
-    """Blocks whose threads end with their PAIRS of boxes.cuh."""
+    """The number of blocks for a kernel whose threads own PAIRS pairs each (see boxes.cuh)."""
     return cdiv(num_rows, BLOCK * (2 if dtype.itemsize == 2 else 1))
 
 
 def addressing(num_rows: int, *tensors: torch.Tensor) -> tuple[int, ...]:
-    """Inner, and the strides of tensors ``[outer, inner, ...]`` of num_rows rows.
+    """Return inner and the strides of tensors ``[outer, inner, ...]`` with num_rows rows.
 
-    Inner is given as num_rows, which spares the kernel a division, where in each tensor one stride leads through all.
+    If in each tensor a single stride leads through all rows, inner is num_rows. This saves the kernel a division.
     """
     inner = num_rows
     strides: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ def addressing(num_rows: int, *tensors: torch.Tensor) -> tuple[int, ...]:
 
 
 def packed(boxes1: torch.Tensor, boxes2: torch.Tensor) -> bool:
-    """Whether the boxes of both lie one after another, at multiples of the size of their vector loads."""
+    """Whether both tensors are contiguous and aligned to the size of the kernel's vector loads."""
     return (
         boxes1.is_contiguous()
         and boxes2.is_contiguous()

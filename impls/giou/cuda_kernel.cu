@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_backward_kernel(
     const T* __restrict__ grad_output,  // [outer, inner], strided
     const T* __restrict__ boxes1,       // [outer, inner, 4], strided
     const T* __restrict__ boxes2,       // [outer, inner, 4], strided
-    Box<T>* __restrict__ grad_boxes1,   // [outer * inner], or null where not needed
-    Box<T>* __restrict__ grad_boxes2,   // [outer * inner], or null where not needed
+    Box<T>* __restrict__ grad_boxes1,   // [outer * inner], or null if not needed
+    Box<T>* __restrict__ grad_boxes2,   // [outer * inner], or null if not needed
     long long num_rows, long long inner, long long outer_stride, long long inner_stride, long long outer_stride1,
     long long inner_stride1, long long coordinate_stride1, long long outer_stride2, long long inner_stride2,
     long long coordinate_stride2, double eps) {

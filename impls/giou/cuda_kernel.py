@@ -4,21 +4,17 @@ from pathlib import Path
 
 import torch
 
-from impls.cuda_launch import CPP_TYPES, CudaKernel
-from impls.giou.arguments import check_giou
-from impls.giou.cuda_boxes import BLOCK, PACKED, addressing, blocks_of_pairs, packed
-from impls.giou.operators import as_rows, define_giou, gradient_buffers
+from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.operators import empty_gradients
+
+from .arguments import check_giou
+from .cuda_boxes import BLOCK, PACKED, addressing, blocks_of_pairs, packed
+from .operators import GIOU, as_rows
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # By dtype, and whether the boxes are packed.
-FORWARD, BACKWARD = (
-    {
-        (dtype, packed): CudaKernel(SOURCE, f"giou_{which}_kernel<{name}, {packed}>")
-        for dtype, name in CPP_TYPES.items()
-        for packed in (0, 1)
-    }
-    for which in ("forward", "backward")
-)
+FORWARD = CudaKernel.for_each_dtype(SOURCE, "giou_forward_kernel<{T}, {}>", {False: "0", True: "1"})
+BACKWARD = CudaKernel.for_each_dtype(SOURCE, "giou_backward_kernel<{T}, {}>", {False: "0", True: "1"})
 KERNELS = (*FORWARD.values(), *BACKWARD.values())
 
 
@@ -50,7 +46,7 @@ def _backward(
     grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float, needs1: bool, needs2: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = boxes1.dtype
-    grad_boxes1, grad_boxes2 = gradient_buffers(boxes1, boxes2, needs1, needs2)
+    grad_boxes1, grad_boxes2 = empty_gradients((boxes1, boxes2), (needs1, needs2))
     num_rows = grad_output.numel()
     if num_rows == 0:
         return grad_boxes1, grad_boxes2
@@ -76,10 +72,10 @@ def _backward(
     return grad_boxes1, grad_boxes2
 
 
-giou_operator = define_giou("cuda", _forward, _backward)
+giou_operator = GIOU.register("cuda", _forward, _backward)
 
 
 def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Generalized IoU of paired boxes ``[..., 4]`` to ``[...]``: see `impls.giou.torch_eager.giou`."""
+    """Generalized IoU of paired boxes, ``[..., 4]`` to ``[...]``: see `fourfold.impls.giou.torch_eager.giou`."""
     check_giou(boxes1, boxes2, eps)
     return giou_operator(boxes1, boxes2, eps)

@@ -1,4 +1,4 @@
-"""The arithmetic of paired boxes in Triton: what the kernels of the GIoU family share."""
+"""The arithmetic of paired boxes in Triton, which the kernels of the GIoU family share."""
 
 import torch
 import triton
@@ -7,21 +7,21 @@ import triton.language as tl
 
 @triton.jit
 def maximum(a, b):
-    """As torch.maximum: NaN where either is."""
+    """The maximum, or NaN if either operand is NaN, as torch.maximum."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def minimum(a, b):
-    """As torch.minimum: NaN where either is."""
+    """The minimum, or NaN if either operand is NaN, as torch.minimum."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def load_boxes(ptr, rows, offsets, coordinate_stride, mask, COMPUTE: tl.constexpr, PACKED: tl.constexpr):
-    """Four columns x1, y1, x2, y2 of the boxes at `offsets`, or, PACKED, of boxes `rows` of a contiguous tensor.
+    """Load x1, y1, x2, y2 of the boxes at element `offsets` or, if PACKED, of boxes `rows` of a contiguous tensor.
 
-    A packed box is one 16-byte load a thread (8 for half types, two for float64), taken apart in registers.
+    A packed box is one 16-byte load per thread (8 bytes for half types, two loads for float64), split in registers.
     """
     if PACKED:
         tile = tl.load(ptr + rows.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :], mask=mask[:, None], other=0.0)
@@ -30,7 +30,7 @@ def load_boxes(ptr, rows, offsets, coordinate_stride, mask, COMPUTE: tl.constexp
         y1, y2 = tl.split(y)
     else:
         x1 = tl.load(ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
-        # Step by step: three strides of 32 bits together may take more than those.
+        # Add the stride repeatedly: three times a 32-bit stride may not fit in 32 bits.
         y1 = tl.load(ptr + offsets + coordinate_stride, mask=mask, other=0.0).to(COMPUTE)
         x2 = tl.load(ptr + offsets + coordinate_stride + coordinate_stride, mask=mask, other=0.0).to(COMPUTE)
         y2 = tl.load(ptr + offsets + coordinate_stride + coordinate_stride + coordinate_stride, mask=mask, other=0.0)
@@ -40,22 +40,15 @@ def load_boxes(ptr, rows, offsets, coordinate_stride, mask, COMPUTE: tl.constexp
 
 @triton.jit
 def store_boxes(ptr, rows, x1, y1, x2, y2, mask):
-    """The inverse of `load_boxes` for a contiguous tensor."""
+    """Store boxes number `rows` of a contiguous tensor, the inverse of a packed `load_boxes`."""
     tile = tl.reshape(tl.join(tl.join(x1, x2), tl.join(y1, y2)), (rows.shape[0], 4))
     at = ptr + rows.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
     tl.store(at, tile.to(ptr.dtype.element_ty), mask=mask[:, None])
 
 
 @triton.jit
-def row_offsets(rows, inner, outer_stride, inner_stride):
-    """Element offset of each row of ``[outer, inner, 4]``, in 64 bits."""
-    outer = rows // inner
-    return outer.to(tl.int64) * outer_stride + (rows - outer * inner).to(tl.int64) * inner_stride
-
-
-@triton.jit
 def intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
-    """Sides and areas before any clamp, as the oracle names them."""
+    """The sides and areas before any clamp, named as in the oracle."""
     width = minimum(ax2, bx2) - maximum(ax1, bx1)
     height = minimum(ay2, by2) - maximum(ay1, by1)
     intersection = maximum(width, 0.0) * maximum(height, 0.0)
@@ -67,7 +60,7 @@ def intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
 
 @triton.jit
 def giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
-    """GIoU of each pair."""
+    """The GIoU of each pair."""
     _, _, intersection, union, hull_width, hull_height = intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2)
     union = maximum(union, eps)
     hull = maximum(hull_width * hull_height, eps)
@@ -76,7 +69,7 @@ def giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
 
 @triton.jit
 def through_maximum(grad, a, b):
-    """The share of `a` in the gradient of maximum(a, b): all, half at a tie, or none; all where one is NaN."""
+    """The share of `a` in the gradient of maximum(a, b): all, none, or half at a tie. All if one of them is NaN."""
     return tl.where(a == b, 0.5 * grad, tl.where(a < b, 0.0, grad))
 
 
@@ -90,7 +83,7 @@ def through_minimum(grad, a, b):
 def grad_of_box(
     x1, y1, x2, y2, ox1, oy1, ox2, oy2, grad_union, grad_width, grad_height, grad_hull_width, grad_hull_height
 ):
-    """Gradient of one box, o being the other."""
+    """The gradient of one box (x1, y1, x2, y2) of a pair. (ox1, oy1, ox2, oy2) is the other box."""
     by_width = grad_union * (y2 - y1)
     by_height = grad_union * (x2 - x1)
     gx1 = -by_width - through_maximum(grad_width, x1, ox1) - through_minimum(grad_hull_width, x1, ox1)
@@ -102,7 +95,7 @@ def grad_of_box(
 
 @triton.jit
 def grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
-    """From the gradient of the score to those of union, intersection sides and hull sides; clamps pass at the bound."""
+    """The gradients of union, intersection sides and hull sides, from the score's. Clamps pass them at the bound."""
     width, height, intersection, raw_union, hull_width, hull_height = intersection_union_hull(
         ax1, ay1, ax2, ay2, bx1, by1, bx2, by2
     )
@@ -111,7 +104,7 @@ def grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
     hull = maximum(raw_hull, eps)
     grad_intersection = grad / union
     over_hull = grad / hull
-    # Not by grad_intersection, which may overflow where boxes that lie apart have no use for it.
+    # Do not use grad_intersection here: for boxes that lie apart it may overflow although its factor is 0.
     grad_union = tl.where(raw_union >= eps, over_hull - grad * (intersection / union) / union, 0.0)
     grad_hull = tl.where(raw_hull >= eps, over_hull * ((hull - union) / hull) - over_hull, 0.0)
     grad_intersection -= grad_union
@@ -120,9 +113,6 @@ def grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
     return grad_union, grad_width, grad_height, grad_hull * hull_height, grad_hull * hull_width
 
 
-COMPUTE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
-
-
 def packed(boxes: torch.Tensor) -> bool:
-    """Whether boxes lie one after another, so that a box is one vector load."""
+    """Whether boxes are contiguous, so that a box is one vector load."""
     return boxes.is_contiguous()

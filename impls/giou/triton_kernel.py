@@ -4,23 +4,24 @@ import torch
 import triton
 import triton.language as tl
 
-from impls import triton_launch
-from impls.giou.arguments import check_giou
-from impls.giou.operators import as_rows, define_giou, gradient_buffers
-from impls.giou.triton_boxes import (
-    COMPUTE,
+from fourfold.backends.launch import cdiv
+from fourfold.backends.operators import empty_gradients
+from fourfold.backends.triton import launch as triton_launch
+
+from ..triton_rows import row_offsets
+from .arguments import check_giou
+from .operators import GIOU, as_rows
+from .triton_boxes import (
     giou_of,
     grad_of_areas,
     grad_of_box,
     load_boxes,
     packed,
-    row_offsets,
     store_boxes,
 )
-from impls.launch import cdiv
 
 BLOCK_ROWS = 512
-# Where boxes lie one after another they have no part in it; elsewhere it makes no difference worth a compilation.
+# Do not specialize on these: packed boxes do not use them, and for other boxes the gain is not worth a compilation.
 STRIDES = [
     "inner",
     "boxes1_outer_stride",
@@ -126,7 +127,7 @@ def _forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Te
         (num_rows, boxes1.shape[1], *boxes1.stride(), *boxes2.stride(), eps),
         PACKED1=packed(boxes1),
         PACKED2=packed(boxes2),
-        COMPUTE=COMPUTE[boxes1.dtype],
+        COMPUTE=triton_launch.COMPUTE[boxes1.dtype],
         INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
         BLOCK_ROWS=BLOCK_ROWS,
     )
@@ -136,7 +137,7 @@ def _forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Te
 def _backward(
     grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float, needs1: bool, needs2: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_boxes1, grad_boxes2 = gradient_buffers(boxes1, boxes2, needs1, needs2)
+    grad_boxes1, grad_boxes2 = empty_gradients((boxes1, boxes2), (needs1, needs2))
     num_rows = grad_output.numel()
     if num_rows == 0:
         return grad_boxes1, grad_boxes2
@@ -151,17 +152,17 @@ def _backward(
         NEEDS2=needs2,
         PACKED1=packed(boxes1),
         PACKED2=packed(boxes2),
-        COMPUTE=COMPUTE[boxes1.dtype],
+        COMPUTE=triton_launch.COMPUTE[boxes1.dtype],
         INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
         BLOCK_ROWS=BLOCK_ROWS,
     )
     return grad_boxes1, grad_boxes2
 
 
-giou_operator = define_giou("triton", _forward, _backward)
+giou_operator = GIOU.register("triton", _forward, _backward)
 
 
 def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Generalized IoU of paired boxes ``[..., 4]`` to ``[...]``: see `impls.giou.torch_eager.giou`."""
+    """Generalized IoU of paired boxes, ``[..., 4]`` to ``[...]``: see `fourfold.impls.giou.torch_eager.giou`."""
     check_giou(boxes1, boxes2, eps)
     return giou_operator(boxes1, boxes2, eps)

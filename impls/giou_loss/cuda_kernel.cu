@@ -8,13 +8,13 @@ __global__ void __launch_bounds__(BLOCK, 4) giou_loss_forward_kernel(
     const T* __restrict__ pred,    // [batch, max_boxes, 4], strided
     const T* __restrict__ target,  // [batch, max_boxes, 4], strided
     T* __restrict__ loss,          // []
-    unsigned* __restrict__ saved,  // [2 + ceil(batch * max_boxes / 32)]: number of valid rows, then a bit a row
-    double2* partials,             // [blocks], or null where there is one
-    int* counter,                  // [1]: blocks that are done, or null where there is one
+    unsigned* __restrict__ saved,  // [2 + ceil(batch * max_boxes / 32)]: number of valid rows, then one bit per row
+    double2* partials,             // [blocks], or null if there is one block
+    int* counter,                  // [1]: number of finished blocks, or null if there is one block
     long long num_rows, long long max_boxes, long long pred_batch_stride, long long pred_box_stride,
     long long pred_coordinate_stride, long long target_batch_stride, long long target_box_stride,
     long long target_coordinate_stride, double eps) {
-    // One warp owns every so-many-th strip of 32 * ROWS rows; the last block to finish sums what all have left.
+    // One warp owns every num_warps-th strip of 32 * ROWS rows. The last block to finish sums all partial results.
     using C = Compute<T>;
     constexpr int STRIP = 32 * ROWS<T>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(BLOCK, 4) giou_loss_forward_kernel(
     const C least = C(eps);
     C sum = 0;
     int count = 0;
-    // Neighbouring strips are different blocks', so that a small batch occupies many multiprocessors.
+    // Neighbouring strips belong to different blocks, so that a small batch occupies many multiprocessors.
     const long long warps = (long long)gridDim.x * (BLOCK / 32);
     for (long long strip = (long long)warp * gridDim.x + blockIdx.x; strip * STRIP < num_rows; strip += warps) {
         const long long first = strip * STRIP + lane;
@@ -61,12 +61,12 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_backward_kernel(
     const T* __restrict__ pred,          // [batch, max_boxes, 4], strided
     const T* __restrict__ target,        // [batch, max_boxes, 4], strided
     const unsigned* __restrict__ saved,  // [2 + ceil(batch * max_boxes / 32)]
-    Box<T>* __restrict__ grad_pred,      // [batch, max_boxes], or null where not needed
-    Box<T>* __restrict__ grad_target,    // [batch, max_boxes], or null where not needed
+    Box<T>* __restrict__ grad_pred,      // [batch, max_boxes], or null if not needed
+    Box<T>* __restrict__ grad_target,    // [batch, max_boxes], or null if not needed
     long long num_rows, long long max_boxes, long long pred_batch_stride, long long pred_box_stride,
     long long pred_coordinate_stride, long long target_batch_stride, long long target_box_stride,
     long long target_coordinate_stride, double eps) {
-    // One block owns PAIRS * BLOCK consecutive rows: it reads the valid ones only and writes the gradient of all.
+    // One block owns PAIRS * BLOCK consecutive rows. It reads only the valid rows and writes the gradient of all.
     using C = Compute<T>;
     const Boxes<T, PACKED> preds{pred, max_boxes, pred_batch_stride, pred_box_stride, pred_coordinate_stride};
     const Boxes<T, PACKED> targets{target, max_boxes, target_batch_stride, target_box_stride, target_coordinate_stride};

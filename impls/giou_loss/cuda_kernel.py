@@ -1,29 +1,24 @@
-"""giou_loss in CUDA C++: one launch forward, one backward."""
+"""giou_loss in CUDA C++: one launch forward, one launch backward."""
 
 from pathlib import Path
 
 import torch
 
-from impls import workspace
-from impls.cuda_launch import CPP_TYPES, CudaKernel
-from impls.giou.arguments import check_giou_loss
-from impls.giou.cuda_boxes import BLOCK, PACKED, addressing, blocks_of_pairs, packed
-from impls.giou.operators import gradient_buffers
-from impls.giou_loss.operators import define_giou_loss, num_saved
-from impls.launch import cdiv, resident
+from fourfold.backends import workspace
+from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.launch import cdiv, resident
+from fourfold.backends.operators import empty_gradients
+
+from ..giou.arguments import check_giou_loss
+from ..giou.cuda_boxes import BLOCK, PACKED, addressing, blocks_of_pairs, packed
+from .operators import GIOU_LOSS, num_saved
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-# As many as fit at once; the last one sums the partial results of all.
+# As many blocks as fit at once. The last one to finish sums the partial results of all.
 BLOCKS_PER_MULTIPROCESSOR = 4
 # By dtype, and whether the boxes are packed.
-FORWARD, BACKWARD = (
-    {
-        (dtype, packed): CudaKernel(SOURCE, f"giou_loss_{which}_kernel<{name}, {packed}>")
-        for dtype, name in CPP_TYPES.items()
-        for packed in (0, 1)
-    }
-    for which in ("forward", "backward")
-)
+FORWARD = CudaKernel.for_each_dtype(SOURCE, "giou_loss_forward_kernel<{T}, {}>", {False: "0", True: "1"})
+BACKWARD = CudaKernel.for_each_dtype(SOURCE, "giou_loss_backward_kernel<{T}, {}>", {False: "0", True: "1"})
 KERNELS = (*FORWARD.values(), *BACKWARD.values())
 
 
@@ -60,7 +55,7 @@ def _backward(
     needs_pred: bool,
     needs_target: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_pred, grad_target = gradient_buffers(pred, target, needs_pred, needs_target)
+    grad_pred, grad_target = empty_gradients((pred, target), (needs_pred, needs_target))
     num_rows = pred.shape[0] * pred.shape[1]
     if num_rows == 0:
         return grad_pred, grad_target
@@ -81,10 +76,10 @@ def _backward(
     return grad_pred, grad_target
 
 
-giou_loss_operator = define_giou_loss("cuda", _forward, _backward)
+giou_loss_operator = GIOU_LOSS.register("cuda", _forward, _backward)
 
 
 def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Mean GIoU loss over the valid rows of a padded batch: see `impls.giou_loss.torch_eager.giou_loss`."""
+    """Mean GIoU loss over the valid rows of a padded batch: see `fourfold.impls.giou_loss.torch_eager.giou_loss`."""
     check_giou_loss(pred, target, eps)
     return giou_loss_operator(pred, target, eps)[0]

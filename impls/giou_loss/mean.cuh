@@ -1,10 +1,10 @@
-// The mean that the losses give, of terms from all blocks of a launch in one.
+// The mean of the losses: one launch sums the terms of all its blocks.
 #pragma once
 
-// In double whatever the terms are: a warp's exchanges are few, and a count up to 2^53 is exact.
+// In double for every dtype: a warp exchanges few values, and a count up to 2^53 is exact.
 struct SumAndCount { double sum, count; };
 
-// The whole block's, in its first thread. All of the block's threads must come here.
+// The sum over the block, in its first thread. All threads of the block must call this.
 __device__ inline SumAndCount block_sum(SumAndCount mine) {
     __shared__ SumAndCount of_warp[32];
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -25,8 +25,8 @@ __device__ inline SumAndCount block_sum(SumAndCount mine) {
     return mine;
 }
 
-// Gives true in the first thread of the last block to come here, with the sum of what all brought; in no other thread.
-// The order of addition depends on nothing but the grid. All threads of all blocks must come here, once.
+// Returns true in the first thread of the last block to call this, with the sum over all blocks in `mine`, else false.
+// The order of addition depends only on the grid. All threads of all blocks must call this once.
 __device__ inline bool grid_sum(SumAndCount& mine, double2* partials, int* counter) {
     __shared__ bool last;
     mine = block_sum(mine);
@@ -40,7 +40,7 @@ __device__ inline bool grid_sum(SumAndCount& mine, double2* partials, int* count
     if (!last) return false;
     mine = {0, 0};
     for (int block = threadIdx.x; block < (int)gridDim.x; block += blockDim.x) {
-        // From the L2 cache, where the other multiprocessors' are: this one's own L1 knows nothing of them.
+        // Read from the L2 cache, which has the results of other multiprocessors. This one's L1 may not.
         const double2 partial = __ldcg(&partials[block]);
         mine.sum += partial.x;
         mine.count += partial.y;

@@ -1,41 +1,42 @@
-"""giou_loss in torch operations, and the articles' first three ways to take the loss over a varying number of boxes."""
+"""giou_loss in torch operations, and the articles' first three versions of a loss over a varying number of boxes."""
 
 from collections.abc import Sequence
 
 import torch
 
-from impls.giou.arguments import check_giou_loss
-from impls.giou.torch_eager import in_compute_dtype, pairwise_giou
+from ..giou.arguments import check_giou_loss
+from ..giou.torch_eager import in_compute_dtype, pairwise_giou
 
 
 def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Mean of ``1 - giou`` over the valid rows of a padded batch; 0 where there is none.
+    """Mean of ``1 - giou`` over the valid rows of a padded batch, or 0 if there are none.
 
-    A row is valid where ``target[..., 3] > 0``.
+    A row is valid if ``target[..., 3] > 0``.
 
     Args:
         pred: ``[batch, max_boxes, 4]`` as ``(x1, y1, x2, y2)``; float16, bfloat16, float32 or float64, any strides.
         target: the same shape, dtype and device.
-        eps: least area of union and enclosing box.
+        eps: least area of the union and of the enclosing box.
 
     Returns:
-        A scalar of the same dtype. Padding rows add nothing and get gradient 0, whatever pred holds there.
+        A scalar of the same dtype. Padding rows add nothing and get gradient 0, whatever values pred has there.
 
     Raises:
-        TypeError: boxes are no floating-point tensors of one dtype.
-        ValueError: shapes or devices do not fit, or eps is not positive.
+        TypeError: an argument is not a floating-point tensor, or the dtypes differ.
+        ValueError: shapes or devices do not fit, or eps is not positive and finite.
 
-    Source: the padded loss of Accelerating AI/ML Model Training with Custom Operators (2024), with the clamp of the
-    intersection's sides that it leaves out.
+    Source: the padded loss of Accelerating AI/ML Model Training with Custom Operators (2024), plus the clamp of the
+    intersection's sides, which the article leaves out.
     """
     check_giou_loss(pred, target, eps)
     return padded_loss(in_compute_dtype(pred), in_compute_dtype(target), eps).to(pred.dtype)
 
 
 def padded_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """The third rung of the ladder: all rows at once, padding masked. ``[batch, max_boxes, 4]`` twice to a scalar."""
+    """The third version: all rows at once, with the padding masked. Two ``[batch, max_boxes, 4]`` to a scalar."""
     valid = target[..., 3] > 0
-    # Padding is replaced before the arithmetic, not after: the gradient of a masked NaN is NaN.
+    # Replace padding before the arithmetic. Masking it afterwards would be too late: the gradient of a masked NaN is
+    # NaN.
     pred = torch.where(valid[..., None], pred, 0)
     target = torch.where(valid[..., None], target, 0)
     loss = torch.where(valid, 1 - pairwise_giou(pred, target, eps), 0)
@@ -43,7 +44,7 @@ def padded_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> 
 
 
 def looped_loss(pred: torch.Tensor, targets: Sequence[torch.Tensor], eps: float = 1e-5) -> torch.Tensor:
-    """The first rung: image by image. ``pred[batch, max_boxes, 4]`` and a list of ``[n_i, 4]`` to a scalar."""
+    """The first version: image by image. ``pred[batch, max_boxes, 4]`` and a list of ``[n_i, 4]`` to a scalar."""
     total = pred.new_zeros(())
     count = 0
     for sample, target in zip(pred, targets, strict=True):
@@ -54,7 +55,7 @@ def looped_loss(pred: torch.Tensor, targets: Sequence[torch.Tensor], eps: float 
 
 
 def concatenated_loss(pred: torch.Tensor, targets: Sequence[torch.Tensor], eps: float = 1e-5) -> torch.Tensor:
-    """The second rung: the images' boxes joined, then one call. Arguments and result as of `looped_loss`."""
+    """The second version: concatenate the images' boxes, then call once. Arguments and result as for `looped_loss`."""
     if not targets:
         return pred.new_zeros(())
     boxes = torch.cat([sample[: target.shape[0]] for sample, target in zip(pred, targets, strict=True)])

@@ -1,29 +1,31 @@
-"""giou_loss in Triton: one launch forward, one backward."""
+"""giou_loss in Triton: one launch forward, one launch backward."""
 
 import torch
 import triton
 import triton.language as tl
 
-from impls import triton_launch, workspace
-from impls.giou.arguments import check_giou_loss
-from impls.giou.operators import gradient_buffers
-from impls.giou.triton_boxes import (
-    COMPUTE,
+from fourfold.backends import workspace
+from fourfold.backends.launch import cdiv, next_power_of_2, resident
+from fourfold.backends.operators import empty_gradients
+from fourfold.backends.triton import launch as triton_launch
+
+from ..giou.arguments import check_giou_loss
+from ..giou.triton_boxes import (
     giou_of,
     grad_of_areas,
     grad_of_box,
     load_boxes,
     packed,
-    row_offsets,
     store_boxes,
 )
-from impls.giou_loss.operators import define_giou_loss, num_saved
-from impls.launch import cdiv, next_power_of_2, resident
+from ..triton_rows import row_offsets
+from .operators import GIOU_LOSS, num_saved
 
 BLOCK_ROWS = 512
-# Enough programs a multiprocessor to keep memory busy, few enough that the last one sums their partial results quickly.
+# Enough programs per multiprocessor to keep the memory busy, few enough that the last one sums the partial results
+# soon.
 PROGRAMS_PER_MULTIPROCESSOR = 8
-# Where boxes lie one after another they have no part in it; elsewhere it makes no difference worth a compilation.
+# Do not specialize on these: packed boxes do not use them, and for other boxes the gain is not worth a compilation.
 STRIDES = [
     "max_boxes",
     "pred_batch_stride",
@@ -40,9 +42,9 @@ def giou_loss_forward_kernel(
     pred_ptr,  # [batch, max_boxes, 4], strided
     target_ptr,  # [batch, max_boxes, 4], strided
     loss_ptr,  # []
-    saved_ptr,  # [2 + ceil(batch * max_boxes / 32)]: number of valid rows, then a bit a row
+    saved_ptr,  # [2 + ceil(batch * max_boxes / 32)]: number of valid rows, then one bit per row
     partials_ptr,  # [2, programs] float64: sums and counts
-    counter_ptr,  # [1]: programs that are done
+    counter_ptr,  # [1]: number of finished programs
     num_rows,
     max_boxes,
     pred_batch_stride,
@@ -59,7 +61,7 @@ def giou_loss_forward_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PROGRAMS: tl.constexpr,
 ):
-    # One program owns every num_programs-th tile of BLOCK_ROWS rows; the last to finish sums what all have left.
+    # One program owns every num_programs-th tile of BLOCK_ROWS rows. The last to finish sums all partial results.
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     eps = tl.full((), eps, COMPUTE)
@@ -91,12 +93,12 @@ def giou_loss_forward_kernel(
         tl.debug_barrier()
         ids = tl.arange(0, BLOCK_PROGRAMS)
         present = ids < programs
-        # .cg: the other multiprocessors' results are in the L2 cache; this one's L1 knows nothing of them.
+        # .cg reads from the L2 cache, which has the results of other multiprocessors. This one's L1 may not.
         total = tl.sum(tl.load(partials_ptr + ids, mask=present, other=0.0, cache_modifier=".cg"), axis=0)
         count = tl.sum(tl.load(partials_ptr + programs + ids, mask=present, other=0.0, cache_modifier=".cg"), axis=0)
         tl.store(loss_ptr, (total / tl.maximum(count, 1.0)).to(loss_ptr.dtype.element_ty))
         tl.store(saved_ptr.to(tl.pointer_type(tl.int64)), count.to(tl.int64))
-        # As the next launch must find it.
+        # Reset the counter for the next launch.
         tl.store(counter_ptr, 0)
 
 
@@ -125,7 +127,7 @@ def giou_loss_backward_kernel(
     INDEX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    # One program owns BLOCK_ROWS consecutive rows: it reads the valid ones only and writes the gradient of all.
+    # One program owns BLOCK_ROWS consecutive rows. It reads only the valid rows and writes the gradient of all.
     rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     mask = rows < num_rows
     eps = tl.full((), eps, COMPUTE)
@@ -180,7 +182,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torc
         (num_rows, pred.shape[1], *pred.stride(), *target.stride(), eps),
         PACKED_PRED=packed(pred),
         PACKED_TARGET=packed(target),
-        COMPUTE=COMPUTE[pred.dtype],
+        COMPUTE=triton_launch.COMPUTE[pred.dtype],
         INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
         BLOCK_ROWS=BLOCK_ROWS,
         BLOCK_PROGRAMS=next_power_of_2(programs),
@@ -197,7 +199,7 @@ def _backward(
     needs_pred: bool,
     needs_target: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_pred, grad_target = gradient_buffers(pred, target, needs_pred, needs_target)
+    grad_pred, grad_target = empty_gradients((pred, target), (needs_pred, needs_target))
     num_rows = pred.shape[0] * pred.shape[1]
     if num_rows == 0:
         return grad_pred, grad_target
@@ -210,17 +212,17 @@ def _backward(
         NEEDS_TARGET=needs_target,
         PACKED_PRED=packed(pred),
         PACKED_TARGET=packed(target),
-        COMPUTE=COMPUTE[pred.dtype],
+        COMPUTE=triton_launch.COMPUTE[pred.dtype],
         INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
         BLOCK_ROWS=BLOCK_ROWS,
     )
     return grad_pred, grad_target
 
 
-giou_loss_operator = define_giou_loss("triton", _forward, _backward)
+giou_loss_operator = GIOU_LOSS.register("triton", _forward, _backward)
 
 
 def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Mean GIoU loss over the valid rows of a padded batch: see `impls.giou_loss.torch_eager.giou_loss`."""
+    """Mean GIoU loss over the valid rows of a padded batch: see `fourfold.impls.giou_loss.torch_eager.giou_loss`."""
     check_giou_loss(pred, target, eps)
     return giou_loss_operator(pred, target, eps)[0]

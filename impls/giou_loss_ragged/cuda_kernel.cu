@@ -13,8 +13,8 @@ struct Offsets {
         return wide ? __ldg(static_cast<const long long*>(ptr) + at) : __ldg(static_cast<const int*>(ptr) + at);
     }
 
-    // The last sample, from `low` on, that begins no later than at a row: a warp looks at 32 samples at once, `step`
-    // apart, and goes to wider steps or to narrower. Whatever the offsets hold, it is one of 0 to batch - 1.
+    // The last sample, from `low` on, that begins at or before a row. A warp probes 32 samples at a time, `step` apart,
+    // and then widens or narrows the step. For any content of offsets the result is in 0 to batch - 1.
     __device__ long long search(long long row, long long low, long long step) const {
         while (true) {
             const long long probe = low + (threadIdx.x % 32 + 1) * step;
@@ -33,12 +33,12 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
     const T* __restrict__ target,  // [total, 4], strided
     const void* offsets_ptr,       // [batch + 1], strided
     T* __restrict__ loss,          // []
-    double2* partials,             // [blocks], or null where there is one
-    int* counter,                  // [1]: blocks that are done, or null where there is one
+    double2* partials,             // [blocks], or null if there is one block
+    int* counter,                  // [1]: number of finished blocks, or null if there is one block
     long long total, long long batch, long long max_boxes, long long pred_batch_stride, long long pred_box_stride,
     long long pred_coordinate_stride, long long target_stride, long long target_coordinate_stride,
     long long offsets_stride, bool wide, long long first_step, double eps) {
-    // One warp owns a run of strips of 32 * ROWS target boxes; the last block to finish sums what all have left.
+    // One warp owns a run of strips of 32 * ROWS target boxes. The last block to finish sums all partial results.
     using C = Compute<T>;
     constexpr int STRIP = 32 * ROWS<T>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
     C sum = 0;
     const long long warps = (long long)gridDim.x * (BLOCK / 32), strips = (total + STRIP - 1) / STRIP;
     const long long run = (strips + warps - 1) / warps * STRIP;
-    // Neighbouring runs are different blocks', so that a small batch occupies many multiprocessors.
+    // Neighbouring runs belong to different blocks, so that a small batch occupies many multiprocessors.
     const long long begin = ((long long)warp * gridDim.x + blockIdx.x) * run, end = min(begin + run, total);
     long long low = begin < end ? offsets.search(begin, 0, first_step) : 0;
     for (long long first = begin; first < end; first += STRIP) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
             sample[k] = low;
             start[k] = start_of_low;
         }
-        // All rows of the strip have samples from low to high: mostly few, so that a thread finds its own by bisection.
+        // The rows of the strip belong to samples from low to high, mostly few. Each thread finds its own by bisection.
         const long long high = offsets.search(min(first + STRIP, end) - 1, low, 1);
         for (long long step = high > low ? 1ll << (63 - __clzll(high - low)) : 0; step; step /= 2) {
 #pragma unroll
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
 #pragma unroll
         for (int k = 0; k < ROWS<T>; k++) {
             const long long row = first + 32 * k + lane;
-            // Offsets that do not fit must not lead outside of pred.
+            // Clamp, so that invalid offsets cannot lead outside of pred.
             const long long box = max(min(row - start[k], max_boxes - 1), 0ll);
             if (row < end) a[k] = preds.load(sample[k] * pred_batch_stride + box * pred_box_stride);
         }
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
             if (first + 32 * k + lane < end) sum += C(1) - giou_of(converted<C>(a[k]), converted<C>(b[k]), least);
         }
     }
-    // Offsets that do not fit make the loss NaN.
+    // Invalid offsets make the loss NaN.
     const long long threads = (long long)gridDim.x * BLOCK;
     for (long long i = blockIdx.x * (long long)BLOCK + threadIdx.x; i < batch; i += threads) {
         const long long from = offsets[i], to = offsets[i + 1];
@@ -105,18 +105,18 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_backward_kernel(
     const T* __restrict__ pred,         // [batch, max_boxes, 4], strided
     const T* __restrict__ target,       // [total, 4], strided
     const void* offsets_ptr,            // [batch + 1], strided
-    Box<T>* __restrict__ grad_pred,     // [batch, max_boxes], or null where not needed
-    Box<T>* __restrict__ grad_target,   // [total], or null where not needed
+    Box<T>* __restrict__ grad_pred,     // [batch, max_boxes], or null if not needed
+    Box<T>* __restrict__ grad_target,   // [total], or null if not needed
     long long total, long long batch, long long max_boxes, long long pred_batch_stride, long long pred_box_stride,
     long long pred_coordinate_stride, long long target_stride, long long target_coordinate_stride,
     long long offsets_stride, bool wide, long long reciprocal, long long rounds, double eps) {
-    // One warp owns 32 * rounds consecutive rows of pred, and the target boxes that meet them.
+    // One warp owns 32 * rounds consecutive rows of pred, and the target boxes that belong to them.
     using C = Compute<T>;
     const int lane = threadIdx.x % 32;
     const Boxes<T, PACKED> preds{pred, max_boxes, pred_batch_stride, pred_box_stride, pred_coordinate_stride};
     const Boxes<T, PACKED> targets{target, total, 0, target_stride, target_coordinate_stride};
     const Offsets offsets{offsets_ptr, wide, offsets_stride, batch};
-    // A division of 64 bits takes longer than all else that a row without a target box needs.
+    // A 64-bit division takes longer than everything else that a row without a target box needs.
     const auto sample_of = [=](long long row) -> long long {
         const long long sample = __umul64hi(2 * (unsigned long long)row, reciprocal);
         return row - sample * max_boxes < max_boxes ? sample : sample + 1;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_backward_kernel(
     const C grad = -C(*grad_output) / C(total), least = C(eps);
     const long long warp = (blockIdx.x * (long long)BLOCK + threadIdx.x) / 32;
     const long long begin = warp * 32 * rounds, end = min(begin + 32 * rounds, batch * max_boxes);
-    // Of the first of 32 rows; most rows have no target box, and few have another sample than the 32 before.
+    // These describe the first of 32 rows. Most rows have no target box, and few change the sample.
     long long sample = 0, place = max_boxes, from = 0, to = 0;
     for (long long first = begin; first < end; first += 32, place += 32) {
         if (place >= max_boxes) {
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_backward_kernel(
             last = offsets[own + 1];
         }
         Box<C> of_pred = {};
-        // The last two hold where offsets fit; others must not lead outside of target.
+        // The last two conditions always hold for valid offsets. They keep invalid ones from leading outside of target.
         if (box < last && box >= 0 && box < total) {
             const Box<C> a = converted<C>(preds.load(own * pred_batch_stride + column * pred_box_stride));
             const Box<C> b = converted<C>(targets[box]);

@@ -1,31 +1,26 @@
-"""giou_loss_ragged in CUDA C++: only the boxes that exist are read."""
+"""giou_loss_ragged in CUDA C++: reads only the boxes that exist."""
 
 from pathlib import Path
 
 import torch
 
-from impls import workspace
-from impls.cuda_launch import CPP_TYPES, CudaKernel
-from impls.giou.arguments import check_giou_loss_ragged
-from impls.giou.cuda_boxes import BLOCK, packed
-from impls.giou.operators import gradient_buffers
-from impls.giou_loss_ragged.operators import define_giou_loss_ragged
-from impls.launch import cdiv, first_probe, resident
+from fourfold.backends import workspace
+from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.launch import cdiv, first_probe, resident
+from fourfold.backends.operators import empty_gradients
+
+from ..giou.arguments import check_giou_loss_ragged
+from ..giou.cuda_boxes import BLOCK, packed
+from .operators import GIOU_LOSS_RAGGED
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-# As many as fit at once; the last one sums the partial results of all.
+# As many blocks as fit at once. The last one to finish sums the partial results of all.
 BLOCKS_PER_MULTIPROCESSOR = 3
-# Rows of a lane in backward, one after another, where all would not fit at once.
+# The most rows that a lane takes in turn in backward, if not all rows fit at once.
 MOST_ROUNDS = 8
 # By dtype, and whether the boxes are packed.
-FORWARD, BACKWARD = (
-    {
-        (dtype, packed): CudaKernel(SOURCE, f"giou_loss_ragged_{which}_kernel<{name}, {packed}>")
-        for dtype, name in CPP_TYPES.items()
-        for packed in (0, 1)
-    }
-    for which in ("forward", "backward")
-)
+FORWARD = CudaKernel.for_each_dtype(SOURCE, "giou_loss_ragged_forward_kernel<{T}, {}>", {False: "0", True: "1"})
+BACKWARD = CudaKernel.for_each_dtype(SOURCE, "giou_loss_ragged_backward_kernel<{T}, {}>", {False: "0", True: "1"})
 KERNELS = (*FORWARD.values(), *BACKWARD.values())
 
 
@@ -66,7 +61,7 @@ def _backward(
     needs_pred: bool,
     needs_target: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_pred, grad_target = gradient_buffers(pred, target, needs_pred, needs_target)
+    grad_pred, grad_target = empty_gradients((pred, target), (needs_pred, needs_target))
     total, (batch, max_boxes, _) = target.shape[0], pred.shape
     if total == 0:
         return grad_pred.zero_(), grad_target
@@ -88,7 +83,7 @@ def _backward(
         *target.stride(),
         offsets.stride(0),
         offsets.dtype == torch.int64,
-        # The product with a row, over 2^63, is the row's sample or one less (as in Granlund, Montgomery 1994).
+        # A row times this, divided by 2^63, is the row's sample or one less (as in Granlund, Montgomery 1994).
         (2**63 - 1) // max_boxes,
         rounds,
         eps,
@@ -96,12 +91,12 @@ def _backward(
     return grad_pred, grad_target
 
 
-giou_loss_ragged_operator = define_giou_loss_ragged("cuda", _forward, _backward)
+giou_loss_ragged_operator = GIOU_LOSS_RAGGED.register("cuda", _forward, _backward)
 
 
 def giou_loss_ragged(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Mean GIoU loss over a ragged batch: see `impls.giou_loss_ragged.torch_eager.giou_loss_ragged`."""
+    """Mean GIoU loss over a ragged batch: see `fourfold.impls.giou_loss_ragged.torch_eager.giou_loss_ragged`."""
     check_giou_loss_ragged(pred, target, offsets, eps)
     return giou_loss_ragged_operator(pred, target, offsets, eps)

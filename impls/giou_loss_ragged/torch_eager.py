@@ -1,35 +1,36 @@
-"""giou_loss_ragged in torch operations, without a loop over samples and without a wait for the device."""
+"""giou_loss_ragged in torch operations, without a loop over samples and without waiting for the device."""
 
 import torch
 
-from impls.giou.arguments import check_giou_loss_ragged
-from impls.giou.torch_eager import in_compute_dtype, pairwise_giou
+from ..giou.arguments import check_giou_loss_ragged
+from ..giou.torch_eager import in_compute_dtype, pairwise_giou
 
 
 def giou_loss_ragged(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Mean of ``1 - giou`` over a ragged batch: sample i compares ``pred[i, :n_i]`` with its n_i target boxes.
+    """Mean of ``1 - giou`` over a ragged batch. Sample i compares ``pred[i, :n_i]`` with its n_i target boxes.
 
     Args:
         pred: ``[batch, max_boxes, 4]``; float16, bfloat16, float32 or float64, any strides.
-        target: ``[total, 4]``, the samples' boxes one after another; of the same dtype and device. Every box counts.
-        offsets: int32 or int64 ``[batch + 1]``; sample i has boxes ``offsets[i]`` to ``offsets[i + 1]``, at most
-            max_boxes of them. Rising from 0 to total.
-        eps: least area of union and enclosing box.
+        target: ``[total, 4]`` of the same dtype and device: the boxes of all samples, one sample after another. Every
+            box counts.
+        offsets: int32 or int64 ``[batch + 1]``, rising from 0 to total. Sample i has the boxes from ``offsets[i]`` to
+            before ``offsets[i + 1]``, at most max_boxes of them.
+        eps: least area of the union and of the enclosing box.
 
     Returns:
-        A scalar of the same dtype; 0 where total is 0. Where offsets on a GPU do not fit, which cannot be known
-        without waiting for it, NaN.
+        A scalar of the same dtype, 0 if total is 0. It is NaN for invalid offsets on a GPU, since checking them would
+        mean waiting for the device.
 
     Raises:
-        TypeError: pred and target are no floating-point tensors of one dtype, or offsets no integers.
-        ValueError: shapes or devices do not fit, offsets on the CPU do not fit, or eps is not positive.
+        TypeError: pred or target is not a floating-point tensor, their dtypes differ, or offsets is not int32 or int64.
+        ValueError: shapes or devices do not fit, offsets on the CPU are invalid, or eps is not positive and finite.
     """
     check_giou_loss_ragged(pred, target, offsets, eps)
     total, max_boxes = target.shape[0], pred.shape[1]
     if total == 0:
-        # Zero, and yet connected to the inputs, so that backward gives zeros.
+        # A zero that depends on the inputs, so that backward gives zeros.
         return pred[:0].sum() + target.sum()
     counts = offsets.diff()
     fits = (offsets[0] == 0) & (offsets[-1] == total) & ((counts >= 0) & (counts <= max_boxes)).all()

@@ -1,27 +1,29 @@
-"""giou_loss_ragged in Triton: only the boxes that exist are read."""
+"""giou_loss_ragged in Triton: reads only the boxes that exist."""
 
 import torch
 import triton
 import triton.language as tl
 
-from impls import triton_launch, workspace
-from impls.giou.arguments import check_giou_loss_ragged
-from impls.giou.operators import gradient_buffers
-from impls.giou.triton_boxes import (
-    COMPUTE,
+from fourfold.backends import workspace
+from fourfold.backends.launch import cdiv, first_probe, next_power_of_2, resident
+from fourfold.backends.operators import empty_gradients
+from fourfold.backends.triton import launch as triton_launch
+
+from ..giou.arguments import check_giou_loss_ragged
+from ..giou.triton_boxes import (
     giou_of,
     grad_of_areas,
     grad_of_box,
     load_boxes,
     packed,
-    row_offsets,
     store_boxes,
 )
-from impls.giou_loss_ragged.operators import define_giou_loss_ragged
-from impls.launch import cdiv, first_probe, next_power_of_2, resident
+from ..triton_rows import row_offsets
+from .operators import GIOU_LOSS_RAGGED
 
-# Backward: rows of pred that a program of one warp takes at a time. Most have no target box, and the fewer at a time,
-# the more often none has. And how often, where there are more than all multiprocessors take at once.
+# Backward: BLOCK_ROWS is the number of rows of pred that a program of one warp takes at a time. Most rows have no
+# target box, and the fewer are taken at a time, the more often none has. CHUNKS is how often it does so, if all
+# multiprocessors together cannot take all rows at once.
 BLOCK_ROWS = 64
 CHUNKS = 4
 WARPS_PER_MULTIPROCESSOR = 32
@@ -31,10 +33,10 @@ PROGRAMS_PER_MULTIPROCESSOR = 8
 
 @triton.jit
 def last_sample(offsets_ptr, offsets_stride, row, low, step, batch, WIDTH: tl.constexpr):
-    """The last sample, from `low` on, that begins no later than at a row.
+    """The last sample, from `low` on, that begins at or before a row.
 
-    WIDTH samples are looked at at once, `step` apart, and then at wider steps or at narrower. Whatever the offsets
-    hold, it is one of 0 to batch - 1.
+    The search probes WIDTH samples at a time, `step` apart, and then widens or narrows the step. For any content of
+    offsets the result is in 0 to batch - 1.
     """
     while step > 0:
         probes = low + (tl.arange(0, WIDTH) + 1) * step
@@ -47,7 +49,7 @@ def last_sample(offsets_ptr, offsets_stride, row, low, step, batch, WIDTH: tl.co
 
 @triton.jit
 def samples_of(offsets_ptr, offsets_stride, rows, low, high):
-    """Which sample of `low` to `high` each row of target belongs to, and where that begins, by bisection."""
+    """Find by bisection which sample of `low` to `high` each row of target belongs to, and where that sample begins."""
     samples = tl.zeros_like(rows).to(tl.int64) + low
     begins = tl.zeros_like(samples) + tl.load(offsets_ptr + low * offsets_stride).to(tl.int64)
     left = high - low + 1
@@ -68,7 +70,7 @@ def giou_loss_ragged_forward_kernel(
     offsets_ptr,  # [batch + 1], strided
     loss_ptr,  # []
     partials_ptr,  # [programs] float64: sums
-    counter_ptr,  # [1]: programs that are done
+    counter_ptr,  # [1]: number of finished programs
     batch,
     max_boxes,
     total,
@@ -87,7 +89,7 @@ def giou_loss_ragged_forward_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PROGRAMS: tl.constexpr,
 ):
-    # One program owns a run of tiles of BLOCK_ROWS target boxes; the last to finish sums what all left.
+    # One program owns a run of tiles of BLOCK_ROWS target boxes. The last to finish sums all partial results.
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     eps = tl.full((), eps, COMPUTE)
@@ -105,12 +107,12 @@ def giou_loss_ragged_forward_kernel(
         bx1, by1, bx2, by2 = load_boxes(
             target_ptr, rows, target_at, target_coordinate_stride, mask, COMPUTE, PACKED_TARGET
         )
-        # All rows of a tile have samples from low to high: mostly few.
+        # The rows of a tile belong to samples from low to high, which are mostly few.
         last = tl.minimum(first + BLOCK_ROWS, end) - 1
         high = last_sample(offsets_ptr, offsets_stride, last, low, tl.full((), 1, tl.int64), batch, BLOCK_ROWS)
         samples, begins = samples_of(offsets_ptr, offsets_stride, rows, low, high)
         low = high
-        # Whatever the offsets hold, nothing outside of pred is read.
+        # Clamp, so that invalid offsets cannot lead to a read outside of pred.
         places = tl.minimum(tl.maximum(rows - begins, 0), max_boxes - 1)
         pred_at = samples * pred_batch_stride + places * pred_box_stride
         pred_rows = samples * max_boxes + places
@@ -120,7 +122,7 @@ def giou_loss_ragged_forward_kernel(
         score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
         sums += tl.where(mask, 1.0 - score, 0.0)
 
-    # Offsets that do not fit turn the loss into NaN.
+    # Invalid offsets turn the loss into NaN.
     for tile in range(program, tl.cdiv(batch, BLOCK_ROWS), programs):
         samples = tl.cast(tile, tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         present = samples < batch
@@ -135,14 +137,14 @@ def giou_loss_ragged_forward_kernel(
     if tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == programs - 1:
         tl.debug_barrier()
         ids = tl.arange(0, BLOCK_PROGRAMS)
-        # .cg: the other multiprocessors' results are in the L2 cache; this one's L1 knows nothing of them.
+        # .cg reads from the L2 cache, which has the results of other multiprocessors. This one's L1 may not.
         partials = tl.load(partials_ptr + ids, mask=ids < programs, other=0.0, cache_modifier=".cg")
         tl.store(loss_ptr, (tl.sum(partials, axis=0) / total).to(loss_ptr.dtype.element_ty))
-        # As the next launch must find it.
+        # Reset the counter for the next launch.
         tl.store(counter_ptr, 0)
 
 
-# Samples of one slot, a constant else, are more than Triton 3.6 can compile.
+# Do not specialize on max_boxes = 1: Triton 3.6 cannot compile the kernel with it as a constant.
 @triton.jit(do_not_specialize=["max_boxes"])
 def giou_loss_ragged_backward_kernel(
     grad_output_ptr,  # []
@@ -169,7 +171,7 @@ def giou_loss_ragged_backward_kernel(
     BLOCK_ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    # One program owns CHUNKS * BLOCK_ROWS consecutive rows of pred, and the target boxes that meet them.
+    # One program owns CHUNKS * BLOCK_ROWS consecutive rows of pred, and the target boxes that belong to them.
     eps = tl.full((), eps, COMPUTE)
     grad = -tl.load(grad_output_ptr).to(COMPUTE) / tl.full((), total, COMPUTE)
     zero = tl.zeros((BLOCK_ROWS,), COMPUTE)
@@ -183,7 +185,7 @@ def giou_loss_ragged_backward_kernel(
             boxes = tl.load(offsets_ptr + (sample + 1) * offsets_stride).to(tl.int64)
             boxes -= tl.load(offsets_ptr + sample * offsets_stride).to(tl.int64)
             if (place >= boxes) & (place + BLOCK_ROWS <= max_boxes):
-                # All of one sample, which has no target box for any of them.
+                # All rows belong to one sample, and none of them has a target box.
                 if NEEDS_PRED:
                     store_boxes(grad_pred_ptr, rows, zero, zero, zero, zero, mask)
             else:
@@ -192,7 +194,7 @@ def giou_loss_ragged_backward_kernel(
                 offsets_at = offsets_ptr + samples.to(tl.int64) * offsets_stride
                 box = tl.load(offsets_at, mask=mask, other=0).to(tl.int64) + places
                 last = tl.load(offsets_at + offsets_stride, mask=mask, other=0).to(tl.int64)
-                # The last two hold for offsets that fit; others must not lead outside of target.
+                # The last two conditions always hold for valid offsets. They keep invalid ones inside target.
                 valid = mask & (box < last) & (box >= 0) & (box < total)
                 pred_at = rows if PACKED_PRED else row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
                 ax1, ay1, ax2, ay2 = load_boxes(
@@ -247,7 +249,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, ep
         ),
         PACKED_PRED=packed(pred),
         PACKED_TARGET=packed(target),
-        COMPUTE=COMPUTE[pred.dtype],
+        COMPUTE=triton_launch.COMPUTE[pred.dtype],
         INDEX=triton_launch.index_type(total + batch + BLOCK_FORWARD),
         BLOCK_ROWS=BLOCK_FORWARD,
         BLOCK_PROGRAMS=next_power_of_2(programs),
@@ -264,7 +266,7 @@ def _backward(
     needs_pred: bool,
     needs_target: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_pred, grad_target = gradient_buffers(pred, target, needs_pred, needs_target)
+    grad_pred, grad_target = empty_gradients((pred, target), (needs_pred, needs_target))
     num_rows, total = pred.shape[0] * pred.shape[1], target.shape[0]
     if total == 0:
         return grad_pred.zero_(), grad_target
@@ -278,7 +280,7 @@ def _backward(
         NEEDS_PRED=needs_pred,
         NEEDS_TARGET=needs_target,
         PACKED_PRED=packed(pred),
-        COMPUTE=COMPUTE[pred.dtype],
+        COMPUTE=triton_launch.COMPUTE[pred.dtype],
         INDEX=triton_launch.index_type(num_rows + chunks * BLOCK_ROWS),
         BLOCK_ROWS=BLOCK_ROWS,
         CHUNKS=chunks,
@@ -287,12 +289,12 @@ def _backward(
     return grad_pred, grad_target
 
 
-giou_loss_ragged_operator = define_giou_loss_ragged("triton", _forward, _backward)
+giou_loss_ragged_operator = GIOU_LOSS_RAGGED.register("triton", _forward, _backward)
 
 
 def giou_loss_ragged(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Mean GIoU loss over a ragged batch: see `impls.giou_loss_ragged.torch_eager.giou_loss_ragged`."""
+    """Mean GIoU loss over a ragged batch: see `fourfold.impls.giou_loss_ragged.torch_eager.giou_loss_ragged`."""
     check_giou_loss_ragged(pred, target, offsets, eps)
     return giou_loss_ragged_operator(pred, target, offsets, eps)

@@ -2,14 +2,14 @@
 
 template <class T> constexpr int IN_16_BYTES = 16 / sizeof(T);
 
-// Where a row of [outer, inner, cols] begins.
+// The offset of a row of [outer, inner, cols].
 __device__ long long row_offset(long long row, long long inner, long long outer_stride, long long inner_stride) {
     if (row < inner) return row * inner_stride;
     const long long outer = row / inner;
     return outer * outer_stride + (row - outer * inner) * inner_stride;
 }
 
-// WIDTH neighbouring columns; of strided rows one.
+// Loads WIDTH neighbouring columns, or one column of a strided row.
 template <int WIDTH, bool STRIDED = WIDTH == 1, class T>
 __device__ Vector<T, WIDTH> take(const T* from, long long column, long long stride) {
     return Vector<T, WIDTH>::load(from + (STRIDED ? column * stride : column));
@@ -25,11 +25,12 @@ template <class C> __device__ C add_half_of_lanes(C sum) {
     return sum;
 }
 
-// The sums over the threads of a row, in every one of them. A row of several warps has its block to itself, and calls
-// with `turn` 0 and 1 by turns: who writes has passed the other turn's barrier, before which everybody had read this one.
+// The sums over the threads of a row, returned in each of them. A row of several warps has a block of its own, which
+// alternates between `turn` 0 and 1: a thread that writes has passed the other turn's barrier, and before that barrier
+// all threads had read this turn's parts.
 template <class C> __device__ Sums<C> sum_over_row(Sums<C> sums, int turn) {
     __shared__ C parts[2][2][16];
-    // Half of the lanes go on with one sum each: that is half as many shuffles.
+    // Each half of the lanes continues with one of the two sums, which halves the number of shuffles.
     const int lane = threadIdx.x % 32, half = lane / 16;
     C sum = half ? sums.second : sums.first;
     sum += __shfl_xor_sync(~0u, half ? sums.first : sums.second, 16);
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
     Compute<T>* __restrict__ rstd_of,  // [outer * inner]
     long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
     long long column_stride, long long weight_stride, long long bias_stride, double eps) {
-    // One block owns blockDim.y consecutive rows, one thread VECTORS vectors of each piece of a row; most rows are one piece.
+    // One block owns blockDim.y consecutive rows, one thread VECTORS vectors of each piece of a row (mostly one).
     using C = Compute<T>;
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
     if (row >= num_rows) return;
@@ -60,10 +61,10 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
     output += row * cols;
     const int step = blockDim.x * WIDTH;
     const long long first = threadIdx.x * WIDTH, piece = (long long)step * VECTORS;
-    // A division of 64 bits takes as long as several elements.
+    // A 64-bit division takes as long as several elements.
     const long long last = cols <= piece ? 0 : (cols - 1) / piece * piece;
     Vector<T, WIDTH> data[VECTORS];
-    // As does a comparison of 64 bits for each of a few: those that are left of a piece are compared in 32.
+    // So do several 64-bit comparisons, so compare within a piece in 32 bits.
     auto exists = [&](long long start, int k) {
         if constexpr (WIDTH > 1) return start + first + k * step < cols;
         else return int(first) + k * step < (start < last ? int(piece) : int(cols - start));
@@ -96,10 +97,10 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
                 sum.first += centred * centred;
             }
         }
-        // Two samples' squared deviations as those of one: Chan, Golub, LeVeque 1983, (2.1).
+        // Merge the squared deviations of two samples: Chan, Golub, LeVeque 1983, (2.1).
         const C share = num / (C(start) + num), apart = piece_mean - mean;
         mean += apart * share;
-        // In this order: the first piece, before which there is none, is apart by a mean whose square may overflow.
+        // Keep this order of factors: before the first piece, apart is the piece's mean, whose square may overflow.
         squares += sum_over_row(sum, 1).first + C(start) * apart * (apart * share);
     }
     const C rstd = rsqrt(squares / C(cols) + C(eps));
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
         rstd_of[row] = rstd;
     }
 
-    // Backwards: the last piece is still in registers, and those before it in a cache.
+    // Walk backwards, because the last piece is still in registers and the pieces before it are in a cache.
     for (long long start = last; start >= 0; start -= piece) {
         if (start < last) load(start);
 #pragma unroll
@@ -125,8 +126,8 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
     }
 }
 
-// The sums of weight's and bias's gradients, of the columns that a thread owns: in registers, or in shared memory, where
-// each thread keeps to its own 16 bytes in every 16 * blockDim.x. Of one column at a time they are in registers.
+// The sums of weight's and bias's gradients over the columns that a thread owns, in registers or in shared memory.
+// There each thread has its own 16 bytes in every 16 * blockDim.x. With WIDTH 1 they are always in registers.
 template <class C, int WIDTH, int VECTORS, bool SHARED> struct Accumulators {
     static constexpr int TOGETHER = WIDTH == 1 ? 1 : IN_16_BYTES<C>, PER_VECTOR = 2 * WIDTH / TOGETHER;
     using Part = Vector<C, TOGETHER>;
@@ -168,7 +169,8 @@ template <class C, int WIDTH, int VECTORS, bool SHARED> struct Accumulators {
     }
 };
 
-// A vector before its elements are taken apart: half types, else so as soon as they come, would be waited for.
+// A vector before it is split into elements. Half types would else be split as soon as they arrive, so the thread would
+// wait for them.
 template <class T, int WIDTH> struct WordsOf { using type = uint4; };
 template <class T> struct WordsOf<T, 1> { using type = T; };
 template <class T, int WIDTH> using Words = typename WordsOf<T, WIDTH>::type;
@@ -179,14 +181,14 @@ template <class T, int WIDTH> __device__ void unpack(const Words<T, WIDTH>& word
     vector.unpack(numbers);
 }
 
-// Whether 80 registers are enough for a thread of backward, else 128.
+// Whether 80 registers suffice for a thread of backward. Else it needs 128.
 template <class T, int VECTORS, bool SHARED> constexpr bool FEW = !SHARED && VECTORS == 2 && sizeof(T) > 2;
 
 template <class T, int WIDTH, int VECTORS, bool SHARED>
 __global__ void __launch_bounds__(FEW<T, VECTORS, SHARED> ? 256 : 512, FEW<T, VECTORS, SHARED> ? 3 : 1)
 layer_norm_backward_kernel(
-    const T* __restrict__ grad_output,       // [outer, inner, cols], vectors of WIDTH side by side
-    const T* __restrict__ x,                 // [outer, inner, cols], vectors of WIDTH side by side
+    const T* __restrict__ grad_output,       // [outer, inner, cols], vectors of WIDTH columns adjacent
+    const T* __restrict__ x,                 // [outer, inner, cols], vectors of WIDTH columns adjacent
     const T* __restrict__ weight,            // [cols]
     const Compute<T>* __restrict__ mean_of,  // [outer * inner]
     const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
@@ -199,7 +201,7 @@ layer_norm_backward_kernel(
     const int step = blockDim.x * WIDTH, first = threadIdx.x * WIDTH, end = cols;
     Accumulators<C, WIDTH, VECTORS, SHARED> accumulators;
     if (partial) accumulators.clear();
-    // The next row is on its way while this one is summed; or, where registers are few, from when this one is summed.
+    // Load the next row while this one is summed. If registers are few, load it only after this row's sums.
     constexpr bool EARLY = VECTORS * WIDTH * sizeof(T) <= 64;
     const C reciprocal = C(1) / C(cols);
     Words<T, WIDTH> xs[VECTORS], grads[VECTORS], next_xs[VECTORS], next_grads[VECTORS];
@@ -292,7 +294,7 @@ __global__ void __launch_bounds__(512) layer_norm_backward_means_kernel(
     const T* __restrict__ weight,            // [cols], strided
     const Compute<T>* __restrict__ mean_of,  // [outer * inner]
     const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
-    Compute<T>* __restrict__ means,  // [2, outer * inner]: of a normalized row's cotangent, and of their product
+    Compute<T>* __restrict__ means,  // [2, outer * inner]: row means of grad_normal and of grad_normal * normal
     long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
     long long grad_column_stride, long long x_outer_stride, long long x_inner_stride, long long x_column_stride,
     long long weight_stride) {

@@ -1,4 +1,4 @@
-"""layer_norm in CUDA C++: rows that fit in registers are read once, longer or strided ones twice."""
+"""layer_norm in CUDA C++: rows that fit in registers are read once, longer or strided rows twice."""
 
 import functools
 from pathlib import Path
@@ -6,16 +6,17 @@ from typing import NamedTuple
 
 import torch
 
-from impls.cuda_launch import CPP_TYPES, CudaKernel
-from impls.launch import multiprocessors
-from impls.layer_norm.arguments import check_layer_norm
-from impls.layer_norm.operators import Needs, define_layer_norm, statistics_dtype
-from impls.strides import Rows, as_rows
+from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
+from fourfold.backends.launch import multiprocessors
+from fourfold.backends.strides import Rows, as_rows
+
+from .arguments import check_layer_norm
+from .operators import Needs, register_layer_norm, statistics_dtype
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP = 32
 MOST_THREADS = 512
-# By dtype, and what the name ends in.
+# By dtype and kernel. Some variants exist for float32 only.
 KERNEL = {
     (dtype, kernel): CudaKernel(SOURCE, f"layer_norm_{kernel.format(T=name, W=16 // dtype.itemsize)}")
     for dtype, name in CPP_TYPES.items()
@@ -40,13 +41,13 @@ KERNELS = tuple(KERNEL.values())
 
 
 class Plan(NamedTuple):
-    """How blocks share the rows.
+    """How the blocks of a launch divide the rows.
 
     Attributes:
-        vectors: that a thread holds of a row; 0 where backward reads a row twice.
-        threads: that share a row, a multiple of a warp.
-        rows: of a block.
-        blocks: for each multiprocessor, backward.
+        vectors: vectors of a row that a thread holds, or 0 if backward reads a row twice.
+        threads: threads per row, a multiple of a warp.
+        rows: rows per block.
+        blocks: blocks per multiprocessor, backward.
         shared: whether backward keeps the sums of weight's and bias's gradients in shared memory.
     """
 
@@ -58,11 +59,11 @@ class Plan(NamedTuple):
 
 
 class Access(NamedTuple):
-    """How a thread reaches the columns of what it reads.
+    """How a thread accesses the columns of its inputs.
 
     Attributes:
-        width: elements of a vector: 16 bytes' worth where all lies in whole vectors, else 1.
-        strided: whether neighbouring columns are not side by side; vectors are of one element then.
+        width: elements per vector: 16 bytes' worth if all rows consist of whole aligned vectors, else 1.
+        strided: whether neighbouring columns are not adjacent in memory. Then width is 1.
     """
 
     width: int
@@ -74,9 +75,9 @@ def _threads(vectors: int, each: int) -> int:
 
 
 def forward_plan(cols: int, access: Access) -> Plan:
-    """How forward goes through rows of so many columns, at least 1."""
+    """Choose how forward walks through rows of `cols` columns, at least 1."""
     vectors = -(-cols // access.width)
-    # Few bytes a thread keep more blocks on a multiprocessor, but of long rows many warps wait long for one another.
+    # Few bytes per thread let more blocks share a multiprocessor. But in long rows, many warps wait for one another.
     few = access.strided or (access.width > 1 and vectors <= 8 * WARP)
     each = 4 if few else 8
     threads = _threads(vectors, each)
@@ -84,9 +85,9 @@ def forward_plan(cols: int, access: Access) -> Plan:
 
 
 def backward_plan(cols: int, dtype: torch.dtype, access: Access, shared_memory: int) -> Plan:
-    """How backward goes through rows of so many columns, at least 1."""
+    """Choose how backward walks through rows of `cols` columns, at least 1."""
     vectors = -(-cols // access.width)
-    # As many blocks as there are registers for: one that had to wait for another's end would come too late.
+    # As many blocks as there are registers for. A block that had to wait for another's end would come too late.
     if access.width == 1:
         threads = _threads(vectors, 8)
         if not access.strided and vectors <= 8 * threads:
@@ -98,7 +99,7 @@ def backward_plan(cols: int, dtype: torch.dtype, access: Access, shared_memory: 
         threads = _threads(vectors, 4)
         return Plan(4, threads, blocks=MOST_THREADS // threads)
     else:
-        # Only in float32 do so many vectors of a row leave registers enough to compute with.
+        # Only in float32 do so many vectors of a row leave enough registers to compute with.
         each = 8 if dtype == torch.float32 else 4
         threads = _threads(vectors, each)
         needed = sum_bytes(each, threads, dtype)
@@ -109,20 +110,20 @@ def backward_plan(cols: int, dtype: torch.dtype, access: Access, shared_memory: 
 
 
 def sum_bytes(vectors: int, threads: int, dtype: torch.dtype) -> int:
-    """Shared memory for two sums of each column."""
+    """Bytes of shared memory for two sums of each column."""
     return 2 * vectors * threads * (16 // dtype.itemsize) * statistics_dtype(dtype).itemsize
 
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a block may have, but for those that a kernel declares itself."""
+    """Bytes of shared memory that a block may use beside what a kernel declares itself."""
     if device.type == "cpu":
         return 225 * 1024
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 2048
 
 
 def access_to(cols: int, parameters: tuple[torch.Tensor, ...], rows: list[Rows]) -> Access:
-    """The widest that all that is read allows."""
+    """Choose the widest access that the layout of all inputs allows."""
     if any(row.column_stride != 1 for row in rows) or (cols > 1 and any(p.stride(0) != 1 for p in parameters)):
         return Access(1, strided=True)
     width = 16 // parameters[0].element_size()
@@ -141,7 +142,7 @@ def launch_forward(
     eps: float,
     plan: Plan | None = None,
 ) -> None:
-    """Write output, mean and rstd of rows that are not empty."""
+    """Write output, mean and rstd. The rows must not be empty."""
     cols, num_rows = x.shape[-1], mean.shape[0]
     inner, (rows,) = as_rows(x)
     access = access_to(cols, (weight, bias), [rows])
@@ -178,7 +179,7 @@ def launch_backward(
     rstd: torch.Tensor,
     plan: Plan | None = None,
 ) -> None:
-    """Write the gradients that are needed, of rows that are not empty."""
+    """Write the gradients that are needed. The rows must not be empty."""
     dtype, cols, num_rows = x.dtype, x.shape[-1], mean.shape[0]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
     access = access_to(cols, (weight,), [grad_rows, rows])
@@ -229,10 +230,10 @@ def launch_backward(
         )
 
 
-layer_norm_operator = define_layer_norm("cuda", launch_forward, launch_backward)
+layer_norm_operator = register_layer_norm("cuda", launch_forward, launch_backward)
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias: see `impls.layer_norm.torch_eager.layer_norm`."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias: see `fourfold.impls.layer_norm.torch_eager.layer_norm`."""
     check_layer_norm(x, weight, bias, eps)
     return layer_norm_operator(x, weight, bias, eps)[0]

@@ -1,4 +1,4 @@
-"""layer_norm in Triton: rows that fit in registers are read once, longer ones twice."""
+"""layer_norm in Triton: rows that fit in registers are read once, longer rows twice."""
 
 from typing import NamedTuple
 
@@ -6,29 +6,30 @@ import torch
 import triton
 import triton.language as tl
 
-from impls import triton_launch
-from impls.launch import cdiv, next_power_of_2
-from impls.layer_norm.arguments import check_layer_norm
-from impls.layer_norm.operators import Needs, define_layer_norm
-from impls.strides import as_rows
-from impls.triton_rows import NUMBERS_OF_ROWS, row_offsets
+from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.strides import as_rows
+from fourfold.backends.triton import launch as triton_launch
 
-# Columns of a piece of a looped row.
+from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
+from .arguments import check_layer_norm
+from .operators import Needs, register_layer_norm
+
+# Columns per piece of a looped row.
 LOOPED_COLS = 4096
-# The interpreter takes its time by the program, whatever that holds; and few enough programs have more than one tile.
-INTERPRETED = triton_launch.INTERPRETED
-COLUMN_BLOCK = 8192 if INTERPRETED else 256
-# Of the second stage: columns of a program, and partial sums that it adds at once.
-SUMMED_COLS = 8192 if INTERPRETED else 32
+# The same of a looped row backward, where a program has several rows.
+COLUMN_BLOCK = 256
+# Of the second stage: columns of a program, partial sums that it adds at once, and as many programs as any GPU needs.
+SUMMED_COLS = 32
 SUMMED_PARTIALS = 64
+SUMMING_PROGRAMS = 512
 # Longest row, in the type that is computed in, the sums of whose columns a program can hold.
 KEPT_BYTES = 65536
-# What comes from memory to the L2 cache at once.
+# Bytes that one transfer from memory to the L2 cache brings.
 LINE_BYTES = 128
 
 
 class Plan(NamedTuple):
-    """How the programs of a launch share the rows.
+    """How the programs of a launch divide the rows.
 
     Attributes:
         looped: whether a row is read piece by piece, and twice, or at once.
@@ -51,28 +52,28 @@ class Plan(NamedTuple):
 
 
 def forward_plan(cols: int, dtype: torch.dtype) -> Plan:
-    """How forward goes through rows of so many columns, at least 1."""
+    """Choose how forward walks through rows of `cols` columns, at least 1."""
     wide = 2 if dtype == torch.float64 else 1
     block_cols = next_power_of_2(cols)
     if block_cols * wide > 32768:
         return Plan(True, 1, LOOPED_COLS // wide, 8)
-    # A thread holds 128 bytes of data, 64 elements of half types: enough in flight, no spills, few threads to a sum.
+    # A thread holds 128 bytes of data (64 elements of half types): enough in flight, no spills, few threads per sum.
     per_warp, fewest = (2048, 2) if dtype.itemsize == 2 else (1024 // wide, 1)
     block_rows = max(1, per_warp // block_cols)
     return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols // per_warp, fewest), 32))
 
 
 def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
-    """How backward goes through rows of so many columns, at least 1."""
-    # Each column costs registers for x, the cotangent, the next row of both, weight, and two sums; to spill them costs
-    # more than to read twice: elements of a warp, and warps that then have registers on a multiprocessor.
+    """Choose how backward walks through rows of `cols` columns, at least 1."""
+    # Each column takes registers for x, grad_output, the next row of both, weight, and two sums. Spilling costs more
+    # than reading twice. The table gives the elements per warp, and how many warps then fit on a multiprocessor.
     per_warp, warps = {2: (512, 16), 4: (1024, 8), 8: (256, 8)}[dtype.itemsize]
     block_cols = next_power_of_2(cols)
     if block_cols * max(dtype.itemsize, 4) > KEPT_BYTES:
         return Plan(True, 8, COLUMN_BLOCK * 4 // max(dtype.itemsize, 4), 4, 8)
     if block_cols > per_warp * warps:
-        # The sums take half of a multiprocessor's registers. Of a piece a thread has one 16-byte vector, of half types
-        # two pieces at once are on their way while a row's means are summed.
+        # The sums take half of a multiprocessor's registers. A thread holds one 16-byte vector of a piece. With half
+        # types, two pieces at once are in flight while a row's means are summed.
         return Plan(True, 2 if dtype.itemsize == 2 else 1, 16 * 32 * 16 // dtype.itemsize, 16, 1, 128, kept=True)
     # Two rows at once wait half as often for their sums.
     block_rows = max(1, 8192 // max(dtype.itemsize, 4) // block_cols)
@@ -80,9 +81,18 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
     return Plan(False, block_rows, block_cols, num_warps, warps // num_warps, min(2048 // warps, 255))
 
 
+def summing_blocks(cols: int, partials: int) -> tuple[int, int]:
+    """Partial sums, and columns of them, that a program of backward's second stage adds at once."""
+    most = SUMMED_PARTIALS * SUMMED_COLS
+    # Of long rows more columns, in exchange for partial sums, of which there are few then.
+    wanted = max(SUMMED_COLS, next_power_of_2(cdiv(cols, SUMMING_PROGRAMS)))
+    block_cols = min(next_power_of_2(cols), wanted, most)
+    return min(next_power_of_2(partials), SUMMED_PARTIALS, most // block_cols), block_cols
+
+
 @triton.jit
 def load_tile(ptr, rows, columns, num_rows, cols, inner, outer_stride, inner_stride, column_stride):
-    """Some rows and columns of ``[outer, inner, cols]``, 0 where there are none."""
+    """Load some rows and columns of ``[outer, inner, cols]``, with 0 outside the tensor."""
     at = row_offsets(rows, inner, outer_stride, inner_stride)[:, None]
     at += (columns.to(tl.int64) * column_stride)[None, :]
     return tl.load(ptr + at, mask=(rows < num_rows)[:, None] & (columns < cols)[None, :], other=0.0)
@@ -90,7 +100,7 @@ def load_tile(ptr, rows, columns, num_rows, cols, inner, outer_stride, inner_str
 
 @triton.jit
 def store_tile(ptr, rows, columns, num_rows, cols, values):
-    """The same of a contiguous tensor."""
+    """Store some rows and columns of a contiguous tensor ``[rows, cols]``."""
     at = rows.to(tl.int64)[:, None] * cols + columns[None, :]
     mask = (rows < num_rows)[:, None] & (columns < cols)[None, :]
     tl.store(ptr + at, values.to(ptr.dtype.element_ty), mask=mask)
@@ -98,7 +108,7 @@ def store_tile(ptr, rows, columns, num_rows, cols, values):
 
 @triton.jit
 def load_parameter(ptr, columns, cols, stride, COMPUTE: tl.constexpr):
-    """Weight or bias of some columns; every program reads the same."""
+    """Load some columns of weight or bias. Every program reads the same data."""
     at = columns.to(tl.int64) * stride
     return tl.load(ptr + at, mask=columns < cols, other=0.0, eviction_policy="evict_last").to(COMPUTE)
 
@@ -133,8 +143,8 @@ def layer_norm_forward_kernel(
     x = x.to(COMPUTE)
     mean = tl.sum(x, axis=1) / num
     centred = x - mean[:, None]
-    # Masked after the product: fused with the sum of two lanes it would be rounded in the one and not in the other, and
-    # they would store different numbers to the same place.
+    # Mask the squares, not `centred`. Else the product could be fused into the sum in one lane and not in another, the
+    # lanes would round differently, and they would store different numbers to the same place.
     squares = tl.where((columns < cols)[None, :], centred * centred, 0.0)
     rstd = tl.rsqrt(tl.sum(squares, axis=1) / num + tl.full((), eps, COMPUTE))
     weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
@@ -180,17 +190,17 @@ def layer_norm_forward_looped_kernel(
         num = tl.full((), tl.minimum(cols - piece * BLOCK_COLS, BLOCK_COLS), COMPUTE)
         piece_mean = tl.sum(x, axis=0) / num
         centred = tl.where(columns < cols, x - piece_mean, 0.0)
-        # Two samples' squared deviations as those of one: Chan, Golub, LeVeque 1983, (2.1).
+        # Merge the squared deviations of two samples: Chan, Golub, LeVeque 1983, (2.1).
         share = num / (before + num)
         apart = piece_mean - mean
         mean += apart * share
-        # In this order: the first piece, before which there is none, is apart by a mean whose square may overflow.
+        # Keep this order of factors: before the first piece, apart is the piece's mean, whose square may overflow.
         squares += tl.sum(centred * centred, axis=0) + before * apart * (apart * share)
     rstd = tl.rsqrt(squares / tl.full((), cols, COMPUTE) + tl.full((), eps, COMPUTE))
     tl.store(mean_ptr + row, mean)
     tl.store(rstd_ptr + row, rstd)
 
-    # Backwards: what was read last is still in a cache.
+    # Walk backwards, because what was read last is still in a cache.
     for piece in range(pieces):
         columns = (pieces - 1 - piece) * BLOCK_COLS + lanes
         x = tl.load(x_ptr + columns.to(tl.int64) * x_column_stride, mask=columns < cols, other=0.0).to(COMPUTE)
@@ -245,7 +255,7 @@ def layer_norm_backward_kernel(
     next_rstd = tl.load(rstd_ptr + rows.to(tl.int64), mask=rows < num_rows, other=0.0)
     for _ in range(program, tl.cdiv(num_rows, BLOCK_ROWS), programs):
         x, grad, mean, rstd = next_x.to(COMPUTE), next_grad.to(COMPUTE), next_mean, next_rstd
-        # The next tile is on its way while this one is summed, stored and waited for.
+        # Load the next tile while this one is summed and stored.
         next_rows = rows + programs * BLOCK_ROWS
         next_x = load_tile(
             x_ptr, next_rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride
@@ -276,24 +286,24 @@ def layer_norm_backward_kernel(
 
 @triton.jit
 def load_piece(ptr, start: tl.constexpr, lanes, cols, stride, COMPUTE: tl.constexpr):
-    """The columns of a row from a constant on, 0 where there are none; for the last time."""
+    """Load the columns of a row from a constant `start` on, 0 outside the row, for the last time."""
     at = ptr + tl.cast(start, tl.int64) * stride + lanes.to(tl.int64) * stride
     return tl.load(at, mask=start + lanes < cols, other=0.0, eviction_policy="evict_first").to(COMPUTE)
 
 
 @triton.jit
 def fetch_row(ptr, columns, cols, stride):
-    """Ask for the lines of a row to be brought to the L2 cache, by one column of each."""
+    """Prefetch a row into the L2 cache, with one column of each cache line."""
     at = ptr + tl.minimum(columns, cols - 1).to(tl.int64) * stride
-    # It has to give something.
+    # The assembly must produce a value.
     fetch: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
     tl.inline_asm_elementwise(fetch, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def with_added(sums, number: tl.constexpr, values):
-    """A tuple of sums, to one of which values are added."""
-    # Triton takes no tuple apart by a star.
+    """Return a tuple of sums with values added to one of them."""
+    # Triton does not support unpacking a tuple with a star.
     return sums[:number] + (sums[number] + values,) + sums[number + 1 :]  # noqa: RUF005
 
 
@@ -327,7 +337,7 @@ def layer_norm_backward_kept_kernel(
     PIECES: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    # One program owns every num_programs-th row, of which it reads pieces of LANES columns.
+    # One program owns every num_programs-th row, which it reads in pieces of LANES columns.
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     lanes = tl.arange(0, LANES)
@@ -335,8 +345,8 @@ def layer_norm_backward_kept_kernel(
     tile = (tl.arange(0, AT_ONCE) * LANES)[:, None] + lanes[None, :]
     wide = tile.to(tl.int64)
     num = tl.full((), cols, COMPUTE)
-    # A tensor for each piece: one of all pieces is laid out otherwise than what is read, which then would have to pass
-    # through shared memory.
+    # One tensor per piece. A single tensor of all pieces would have another layout than the loaded data, which would
+    # then have to pass through shared memory.
     grad_weight = (tl.zeros((LANES,), COMPUTE),) * PIECES
     grad_bias = (tl.zeros((LANES,), COMPUTE),) * PIECES
     for number in range(program, num_rows, programs):
@@ -349,7 +359,7 @@ def layer_norm_backward_kept_kernel(
         if NEEDS_X:
             sums = tl.zeros((LANES,), COMPUTE)
             products = tl.zeros((LANES,), COMPUTE)
-            # A loop, where the pieces unrolled would all be loaded at once, and sums moved to memory to make room.
+            # Not unrolled: all pieces would be loaded at once, and the sums would be spilled to make room.
             for start in range(0, cols, AT_ONCE * LANES):
                 here = start + tile < cols
                 first = tl.cast(start, tl.int64)
@@ -364,13 +374,13 @@ def layer_norm_backward_kept_kernel(
             mean_grad = tl.sum(sums, axis=0) / num
             mean_product = tl.sum(products, axis=0) / num
         if FETCH:
-            # No register waits for it: all of the next row is on its way while this one comes from a cache.
+            # A prefetch occupies no register, so all of the next row is in flight while this one comes from a cache.
             later = tl.minimum(row + programs, num_rows - 1)
             later_x = x_ptr + row_offsets(later, inner, x_outer_stride, x_inner_stride)
             later_grad = grad_output_ptr + row_offsets(later, inner, grad_output_outer_stride, grad_output_inner_stride)
             fetch_row(later_x, lines, cols, x_column_stride)
             fetch_row(later_grad, lines, cols, grad_output_column_stride)
-        # Backwards: what was read last is still in the nearest cache.
+        # Walk backwards, because what was read last is still in the nearest cache.
         for back in tl.static_range(PIECES):
             start = (PIECES - 1 - back) * LANES
             columns = start + lanes
@@ -400,7 +410,7 @@ def layer_norm_backward_means_kernel(
     weight_ptr,  # [cols], strided
     mean_ptr,  # [outer * inner]
     rstd_ptr,  # [outer * inner]
-    means_ptr,  # [2, outer * inner]: of the cotangent of a normalized row, and of its product with that row
+    means_ptr,  # [2, outer * inner]: row means of grad_normal and of grad_normal * normal
     num_rows,
     cols,
     inner,
@@ -537,7 +547,7 @@ def launch_forward(
     eps: float,
     plan: Plan,
 ) -> None:
-    """Write output, mean and rstd of rows that are not empty."""
+    """Write output, mean and rstd. The rows must not be empty."""
     cols, num_rows = x.shape[-1], mean.shape[0]
     inner, (rows,) = as_rows(x)
     tensors = (rows.tensor, weight, bias, output, mean, rstd)
@@ -577,16 +587,16 @@ def launch_backward(
     rstd: torch.Tensor,
     plan: Plan,
 ) -> None:
-    """Write the gradients that are needed, of rows that are not empty."""
+    """Write the gradients that are needed. The rows must not be empty."""
     cols, num_rows = x.shape[-1], mean.shape[0]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
     tensors = (grad_rows.tensor, rows.tensor, weight, mean, rstd)
     sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))
     compute = triton_launch.COMPUTE[x.dtype]
     pieces = cdiv(cols, plan.block_cols)
-    most = (1 if INTERPRETED else plan.programs) * triton_launch.multiprocessors(x.device)
+    most = plan.programs * triton_launch.multiprocessors(x.device)
     tiles = cdiv(num_rows, plan.block_rows)
-    # At least two of a piece's columns, so that their sums over rows meet in the second stage on a CPU too.
+    # At least two programs per piece of columns, so that the second stage also adds several partial sums on the CPU.
     programs = min(num_rows, most) if plan.kept else min(tiles, max(most // pieces, 2))
     partial = mean.new_empty((2, programs if needs.parameters else 0, cols))
     options = {
@@ -605,7 +615,7 @@ def launch_backward(
             (*tensors, grad_x, partial),
             sizes,
             **options,
-            FETCH=not INTERPRETED,
+            FETCH=not triton_launch.INTERPRETED,  # by an instruction that the interpreter does not know
             LINES=next_power_of_2(cdiv(cols, line_cols)),
             LINE_COLS=line_cols,
             AT_ONCE=plan.block_rows,
@@ -644,18 +654,24 @@ def launch_backward(
             maxnreg=plan.registers,
         )
     if needs.parameters:
-        summed_cols = min(next_power_of_2(cols), SUMMED_COLS)
-        triton_launch.launch(
-            layer_norm_sum_partials_kernel,
-            (cdiv(cols, summed_cols),),
-            (partial, grad_weight, grad_bias),
-            (programs, cols),
-            NEEDS_WEIGHT=needs.weight,
-            NEEDS_BIAS=needs.bias,
-            COMPUTE=compute,
-            BLOCK_PARTIALS=min(next_power_of_2(programs), SUMMED_PARTIALS),
-            BLOCK_COLS=summed_cols,
-        )
+        launch_sums(grad_weight, grad_bias, needs, partial)
+
+
+def launch_sums(grad_weight: torch.Tensor, grad_bias: torch.Tensor, needs: Needs, partial: torch.Tensor) -> None:
+    """Write the gradients of weight and bias that are needed, from ``[2, partials, cols]`` sums over some rows each."""
+    _, partials, cols = partial.shape
+    block_partials, block_cols = summing_blocks(cols, partials)
+    triton_launch.launch(
+        layer_norm_sum_partials_kernel,
+        (cdiv(cols, block_cols),),
+        (partial, grad_weight, grad_bias),
+        (partials, cols),
+        NEEDS_WEIGHT=needs.weight,
+        NEEDS_BIAS=needs.bias,
+        COMPUTE=triton_launch.COMPUTE[grad_weight.dtype],
+        BLOCK_PARTIALS=block_partials,
+        BLOCK_COLS=block_cols,
+    )
 
 
 def _forward(
@@ -685,10 +701,10 @@ def _backward(
     launch_backward(grad_x, grad_weight, grad_bias, needs, grad_output, x, weight, mean, rstd, plan)
 
 
-layer_norm_operator = define_layer_norm("triton", _forward, _backward)
+layer_norm_operator = register_layer_norm("triton", _forward, _backward)
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias: see `impls.layer_norm.torch_eager.layer_norm`."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias: see `fourfold.impls.layer_norm.torch_eager.layer_norm`."""
     check_layer_norm(x, weight, bias, eps)
     return layer_norm_operator(x, weight, bias, eps)[0]

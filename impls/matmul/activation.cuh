@@ -1,4 +1,4 @@
-// The activations of matmul in CUDA C++, by the numbers that impls/matmul/operators.py gives them.
+// The activations of matmul in CUDA C++, by their numbers in impls/matmul/operators.py.
 #pragma once
 
 enum Activation : long long { NONE, RELU, LEAKY_RELU };
@@ -10,13 +10,13 @@ template <class C> __device__ inline C activate(C product, long long activation,
     return product;
 }
 
-// The gradient of the product, by the sign of the output, which is the product's.
+// The gradient of the product, by the sign of the output, which is that of the product.
 template <class C> __device__ inline C activation_backward(C grad, C output, long long activation, C negative_slope) {
     if (activation == RELU) return output <= C(0) ? C(0) : grad;
     return output > C(0) ? grad : grad * negative_slope;
 }
 
-// Row and column of a tile; `group` rows of tiles are walked column by column, so that what is read stays in the cache.
+// The row and column of a tile. The order walks `group` rows of tiles by columns, so that inputs stay in the cache.
 struct TileAt { int row, column; };
 __device__ inline TileAt tile_at(int tile, int tiles_m, int tiles_n, int group) {
     const int first = tile / (group * tiles_n) * group, in_group = tile % (group * tiles_n);

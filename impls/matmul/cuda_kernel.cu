@@ -9,25 +9,25 @@ constexpr int BLOCK = 256;
 // a, or b transposed: [extent, terms], with any strides.
 template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
     static constexpr int WIDTH = 16 / sizeof(T), COUNT = TILE * TILE_K / WIDTH / THREADS;
-    // Rows of shared memory: aligned for tensor cores, and not all in the same banks.
+    // Elements per row of shared memory: aligned for tensor cores, and padded so that rows begin in different banks.
     static constexpr int LINE = TILE + WIDTH;
     static_assert(COUNT * WIDTH * THREADS == TILE * TILE_K);
     using Fetched = Vector<T, WIDTH>[COUNT];
 
     const T* __restrict__ ptr;
     long long extent, terms, stride, term_stride;
-    bool along_terms;  // whether neighbours of a row, and not of a column, are read together
-    bool vectors;      // whether they are next to each other, and aligned to 16 bytes
+    bool along_terms;  // whether neighbours along the terms, not along the extent, are read together
+    bool vectors;      // whether these neighbours are adjacent and aligned to 16 bytes
 
     struct Place { int position, term; };
-    // Where the thread's i-th vector begins in a tile.
+    // The place in a tile where the thread's i-th vector begins.
     __device__ Place place(int i) const {
         const int number = int(threadIdx.x) + i * THREADS;
         if (along_terms) return {number / (TILE_K / WIDTH), number % (TILE_K / WIDTH) * WIDTH};
         return {number % (TILE / WIDTH) * WIDTH, number / (TILE / WIDTH)};
     }
 
-    // From memory to registers; zeros where the matrix has ended.
+    // Loads from memory to registers, with zeros beyond the end of the matrix.
     __device__ void fetch(Fetched& fetched, long long first, long long start) const {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -46,7 +46,7 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
         }
     }
 
-    // From registers to shared memory, the terms one row after another.
+    // Stores from registers to shared memory, one row of it per term.
     __device__ void put(const Fetched& fetched, T* shared) const {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -62,14 +62,14 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
     }
 };
 
-// c, [rows, columns], contiguous.
+// The result c, [rows, columns], contiguous.
 template <class T> struct Result {
     static constexpr int WIDTH = 16 / sizeof(T);
     T* __restrict__ ptr;
     long long rows, columns, activation;
     Compute<T> negative_slope;
 
-    // WIDTH neighbours of a row, of which some or all may be outside.
+    // Stores WIDTH neighbours of a row. Some or all of them may lie outside.
     __device__ void put(long long row, long long column, const Compute<T>* products) const {
         if (row >= rows) return;
         Vector<T, WIDTH> results;
@@ -83,7 +83,7 @@ template <class T> struct Result {
     }
 };
 
-// Sums of a tile in the registers of its threads, THREADS of which are a square of SIDE.
+// The sums of a tile in the registers of its THREADS threads, which form a square of SIDE by SIDE.
 template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfThreads {
     static constexpr int WIDTH = Result<T>::WIDTH, SIDE = THREADS == 256 ? 16 : 8, VECTORS = TILE / SIDE / WIDTH;
     static constexpr int COUNT = VECTORS * WIDTH, LINE = Operand<T, TILE, TILE_K, THREADS>::LINE;
@@ -118,7 +118,7 @@ template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfThreads {
     }
 };
 
-// Sums of a tile of half types in the tensor cores' fragments of its warps.
+// The sums of a tile of half types, in the tensor cores' fragments of its warps.
 template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfWarps {
     static constexpr int WARPS = THREADS / 32, WARPS_M = WARPS == 8 ? 4 : 2, WARPS_N = WARPS / WARPS_M;
     static constexpr int ROWS = TILE / 16 / WARPS_M, COLUMNS = TILE / 16 / WARPS_N;
@@ -152,7 +152,7 @@ template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfWarps {
         }
     }
     __device__ void put(const Result<T>& c, long long rows, long long columns) const {
-        // Which elements a lane's registers hold is known to the library alone.
+        // Which elements a lane's registers hold is unspecified, so pass them through shared memory.
         __shared__ __align__(32) float passed[WARPS][16][16];
         auto& mine = passed[threadIdx.x / 32];
         const int row = threadIdx.x % 32 / 2, column = threadIdx.x % 2 * 8;
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 512 / THREADS : 1) m
         columns.put(next_right, right);
         __syncthreads();
         if (start + TILE_K < k) {
-            // Under way while the tile that is there is multiplied.
+            // These loads are in flight while the present tile is multiplied.
             rows.fetch(next_left, first_row, start + TILE_K);
             columns.fetch(next_right, first_column, start + TILE_K);
         }
@@ -216,12 +216,12 @@ __global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 512 / THREADS : 1) m
 
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(BLOCK) activation_backward_kernel(
-    const T* __restrict__ grad_output,  // [m, n], strided; contiguous where WIDTH > 1
+    const T* __restrict__ grad_output,  // [m, n], strided, or contiguous if WIDTH > 1
     const T* __restrict__ output,       // [m, n]
     T* __restrict__ grad,               // [m, n]
     long long elements, long long n, long long row_stride, long long column_stride, long long activation,
     double negative_slope) {
-    // One thread owns WIDTH consecutive elements; of the last block, one thread also those that make no whole vector.
+    // One thread owns WIDTH consecutive elements. The last thread owns those that make no whole vector.
     using C = Compute<T>;
     const auto through = [&](T g, T y) { return T(activation_backward(C(g), C(y), activation, C(negative_slope))); };
     const long long first = (blockIdx.x * (long long)BLOCK + threadIdx.x) * WIDTH;

@@ -1,4 +1,4 @@
-"""matmul in CUDA C++: one kernel for all that there is, and one for the tensor cores and the copy engine of Hopper."""
+"""matmul in CUDA C++: a portable kernel, and one for Hopper with wgmma and the copy engine (TMA)."""
 
 import functools
 import itertools
@@ -6,17 +6,18 @@ from pathlib import Path
 
 import torch
 
-from impls.cuda_launch import CPP_TYPES, CudaKernel
-from impls.launch import multiprocessors
-from impls.matmul.arguments import check_matmul
-from impls.matmul.operators import ACTIVATION_NUMBERS, LITTLE_WORK, define_matmul, extent_class, one_axis_dense
-from impls.tensor_map import swizzled_map
-from impls.tuning import Configuration, Tuner
+from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
+from fourfold.backends.cuda.tensor_map import swizzled_map
+from fourfold.backends.launch import multiprocessors
+from fourfold.backends.tuning import Configuration, Tuner
+
+from .arguments import check_matmul
+from .operators import ACTIVATION_NUMBERS, LITTLE_WORK, extent_class, one_axis_dense, register_matmul
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 BLOCK = 256
-# Of the kernel for Hopper: rows of a tile, terms of a step, and elements in 128 bytes, which its copies are made of.
+# For the Hopper kernel: rows per tile, terms per step, and elements in the 128 bytes of which its copies consist.
 HOPPER_ROWS, HOPPER_TERMS, HOPPER_LINE = 128, 64, 64
 HOPPER_THREADS = 384
 
@@ -29,7 +30,7 @@ def _portable(name: str, threads: int, tiles: dict[torch.dtype, tuple[int, int]]
     return Configuration(name, {"kernels": kernels, "tiles": tiles, "threads": threads})
 
 
-# Tiles of so many rows and columns, and the terms of a step.
+# The rows and columns of a tile, and the terms of a step.
 SMALL = _portable("small_tiles", 64, dict.fromkeys(CPP_TYPES, (32, 32)))
 LARGE = _portable(
     "large_tiles",
@@ -44,7 +45,7 @@ def _is_hopper(device: torch.device) -> bool:
 
 
 def _hopper(columns: int, stages: int, staged: int, group: int) -> Configuration:
-    # By dtype, and whether neighbours in memory are of a column of a, and of a row of b.
+    # By dtype, and whether the adjacent elements are those of a column of a, and those of a row of b.
     kernels = {
         (dtype, *along): CudaKernel(
             HOPPER_SOURCE,
@@ -61,30 +62,28 @@ def _hopper(columns: int, stages: int, staged: int, group: int) -> Configuration
         {"kernels": kernels, "columns": columns, "shared_bytes": shared_bytes, "group": group},
         frozenset((torch.float16, torch.bfloat16)),
         _is_hopper,
-        "compute capability 9.0: wgmma and TMA, which the CPU's emulation has not",
+        "compute capability 9.0: wgmma and TMA, which the CPU's emulation lacks",
     )
 
 
-# More stages hide more latency; more staged columns let the result be written while the next tile is multiplied.
+# More stages hide more latency. More staged columns let the result be written while the next tile is multiplied.
 HOPPER = (_hopper(256, 4, 128, 16), _hopper(256, 3, 256, 16), _hopper(256, 4, 128, 8), _hopper(128, 6, 128, 8))
 # By dtype; True where gradients lie one after another, each tensor aligned to 16 bytes.
-ACTIVATION_BACKWARD = {
-    (dtype, vectors): CudaKernel(SOURCE, f"activation_backward_kernel<{cpp}, {16 // dtype.itemsize if vectors else 1}>")
-    for dtype, cpp in CPP_TYPES.items()
-    for vectors in (True, False)
-}
+ACTIVATION_BACKWARD = CudaKernel.for_each_dtype(
+    SOURCE, "activation_backward_kernel<{T}, {}>", {True: "{W}", False: "1"}
+)
 KERNELS = (
     *SMALL.options["kernels"].values(),
     *LARGE.options["kernels"].values(),
     *ACTIVATION_BACKWARD.values(),
 )
-# These are compiled for sm_90a alone.
+# These compile for sm_90a only.
 HOPPER_KERNELS = tuple({kernel.name: kernel for c in HOPPER for kernel in c.options["kernels"].values()}.values())
 TUNER = Tuner("matmul_cuda", (*HOPPER, LARGE, SMALL), Path(__file__))
 
 
 def _vectors(matrix: torch.Tensor) -> bool:
-    """Whether the neighbours that the portable kernel reads together are next to each other, aligned to 16 bytes."""
+    """Whether the elements that the portable kernel reads together are adjacent and aligned to 16 bytes."""
     rows, columns = matrix.stride()
     apart = rows if columns == 1 else columns
     return 1 in (rows, columns) and matrix.data_ptr() % 16 == 0 and apart * matrix.element_size() % 16 == 0
@@ -107,7 +106,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
         across = HOPPER_TERMS, HOPPER_LINE
         a_map = swizzled_map(a, (HOPPER_ROWS, HOPPER_TERMS)) if dense_a else swizzled_map(a.t(), across)
         b_map = swizzled_map(b, across) if dense_b else swizzled_map(b.t(), (columns, HOPPER_TERMS))
-        # What is not written by a map has none; any other takes its place.
+        # Without a map for c, the kernel ignores this argument, so any map will do.
         c_map = swizzled_map(c, (HOPPER_ROWS // 2, HOPPER_LINE)) if by_map else a_map
         options["kernels"][dtype, dense_a == 0, dense_b == 1].launch(
             min(-(-m // HOPPER_ROWS) * -(-n // columns), multiprocessors(a.device)),
@@ -177,14 +176,14 @@ def _activation_backward(
 
 
 def depends_on_batch(dtype: str, device: str) -> str | None:
-    """On a GPU the number of rows is among what the configuration is chosen by."""
+    """On a GPU the choice of a configuration depends on the number of rows."""
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 
-matmul_operator = define_matmul("cuda", _product, _activation_backward)
+matmul_operator = register_matmul("cuda", _product, _activation_backward)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
-    """activation(a @ b) of ``a[m, k]`` and ``b[k, n]``: see `impls.matmul.torch_eager.matmul`."""
+    """activation(a @ b) of ``a[m, k]`` and ``b[k, n]``: see `fourfold.impls.matmul.torch_eager.matmul`."""
     check_matmul(a, b, activation, negative_slope)
     return matmul_operator(a, b, activation, negative_slope)

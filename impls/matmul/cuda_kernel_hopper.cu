@@ -1,16 +1,16 @@
-// For compute capability 9.0 alone: wgmma on tiles that the copy engine (TMA) brings.
+// For compute capability 9.0 only: wgmma on tiles that the copy engine (TMA) loads.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "activation.cuh"
 
-// What the copy engine knows of a matrix: a CUtensorMap, written by the driver.
+// The copy engine's description of a matrix: a CUtensorMap, encoded by the driver.
 struct __align__(64) TensorMap { unsigned char bytes[128]; };
 
 constexpr int TILE_M = 128, TILE_K = 64;
-// Warpgroups of 128 threads: one brings tiles, two multiply, 64 rows of a tile each.
+// Warpgroups of 128 threads: one loads tiles, two multiply 64 rows of a tile each.
 constexpr int WARPGROUP = 128, MULTIPLYING = 2, THREADS = WARPGROUP * (1 + MULTIPLYING);
-// A line of 64 elements of 2 bytes: what the copy engine's swizzle permutes in chunks of 16 bytes, 8 lines at a time.
+// A line is 64 elements of 2 bytes. The copy engine's swizzle permutes its 16-byte chunks, with a period of 8 lines.
 constexpr int LINE = 64, LINE_BYTES = 128, SWIZZLED = 8 * LINE_BYTES;
 
 // ---- mbarriers and the copy engine
@@ -57,15 +57,15 @@ __device__ inline void store_word(unsigned to, unsigned word) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
 
-// A barrier of one warpgroup; number 0 is __syncthreads.
+// A barrier of one warpgroup. Number 0 is __syncthreads.
 __device__ inline void sync_warpgroup(int number) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(WARPGROUP) : "memory");
 }
 
 // ---- wgmma
 
-// A matrix in shared memory, as wgmma is told of it: address, two distances, and the swizzle of 128 bytes. All but the
-// last in units of 16 bytes.
+// wgmma's descriptor of a matrix in shared memory: an address, two distances, and the swizzle of 128 bytes. The address
+// and the distances are in units of 16 bytes.
 __device__ inline unsigned long long matrix_descriptor(
     unsigned address, unsigned leading_bytes, unsigned stride_bytes) {
     const unsigned long long start = address >> 4 & 0x3fff, leading = leading_bytes >> 4, stride = stride_bytes >> 4;
@@ -73,7 +73,7 @@ __device__ inline unsigned long long matrix_descriptor(
 }
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Nothing moves a use of the registers past here, ahead of the wait for what is being written to them.
+// Keeps the compiler from moving a use of the registers before the wait for the data that are written to them.
 template <int COUNT> __device__ inline void wgmma_written(float (&d)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -124,15 +124,15 @@ __device__ inline void wgmma(float (&d)[64], unsigned long long a, unsigned long
     else WGMMA_128("f16");
 }
 
-// One operand's tiles in shared memory: ROWS rows of the result, or columns, by TILE_K terms.
+// The tiles of one operand in shared memory: ROWS rows (for b, columns) of the result by TILE_K terms.
 //
-// Along the terms a box of the copy engine is the whole tile, a line a row. Across them it is 64 rows, a line a term,
-// and the tile is as many boxes, one after another.
+// If the terms are adjacent in memory, one box of the copy engine is the whole tile, with one line per row. ACROSS: a
+// box is 64 rows with one line per term, and the tile consists of several boxes.
 template <int ROWS, bool ACROSS> struct Tiles {
     static constexpr int BYTES = ROWS * LINE_BYTES, BOXES = ACROSS ? ROWS / LINE : 1;
-    // What a wgmma of 16 terms goes on by.
+    // The distance from one wgmma of 16 terms to the next.
     static constexpr int STEP_BYTES = ACROSS ? 16 * LINE_BYTES : 16 * 2;
-    // 64 rows, which are the first multiplying warpgroup's share of a, are as many bytes in either order.
+    // 64 rows of a, the share of one multiplying warpgroup, take as many bytes in either order.
     static constexpr int SHARE_BYTES = LINE * LINE_BYTES;
 
     __device__ static void load(unsigned to, const TensorMap& map, unsigned barrier, int row, int term) {
@@ -143,7 +143,7 @@ template <int ROWS, bool ACROSS> struct Tiles {
         }
     }
     __device__ static unsigned long long descriptor(unsigned address) {
-        // Along the terms: 8 rows to the next 8. Across: 8 terms to the next 8, and a box to the next.
+        // Along the terms: from 8 rows to the next 8. Across: from 8 terms to the next 8, and from a box to the next.
         return matrix_descriptor(address, ACROSS ? TILE_K * LINE_BYTES : 16, SWIZZLED);
     }
 };
@@ -152,10 +152,10 @@ template <int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N> 
     using A = Tiles<TILE_M, A_ALONG_M>;
     using B = Tiles<TILE_N, B_ALONG_N>;
     static constexpr int STAGE_BYTES = A::BYTES + B::BYTES;
-    // Of each multiplying warpgroup: 64 rows of STAGED_N columns of the result.
+    // For each multiplying warpgroup: 64 rows of STAGED_N columns of the result.
     static constexpr int RESULT_BYTES = 64 * STAGED_N * 2;
     static constexpr int BARRIERS = STAGES * STAGE_BYTES + MULTIPLYING * RESULT_BYTES;
-    // And room to begin at a multiple of what the swizzle permutes.
+    // With room to align the start to the swizzle's period.
     static constexpr int BYTES = BARRIERS + 2 * STAGES * 8 + SWIZZLED;
 };
 
@@ -173,14 +173,14 @@ template <> struct Pair<__nv_bfloat16> {
     }
 };
 
-// STAGED_N: columns of the result that a warpgroup hands to the copy engine at a time; shared memory for it competes
-// with STAGES tiles of a and b that are under way.
+// STAGED_N: columns of the result that a warpgroup hands to the copy engine at a time. Their shared memory competes
+// with that for the STAGES tiles of a and b in flight.
 template <class T, int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N>
 __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
-    const __grid_constant__ TensorMap a_map,  // of [m, k], or of [k, m] where A_ALONG_M
-    const __grid_constant__ TensorMap b_map,  // of [n, k], or of [k, n] where B_ALONG_N
+    const __grid_constant__ TensorMap a_map,  // of [m, k], or of [k, m] if A_ALONG_M
+    const __grid_constant__ TensorMap b_map,  // of [n, k], or of [k, n] if B_ALONG_N
     const __grid_constant__ TensorMap c_map,  // of [m, n]
-    T* __restrict__ c,                        // [m, n], for when its rows are no multiple of 16 bytes and has no map
+    T* __restrict__ c,                        // [m, n], used if there is no map because its rows are not multiples of 16 bytes
     long long m, long long n, long long k, bool by_map, long long group, long long activation, double negative_slope) {
     // One block owns every gridDim.x-th tile [TILE_M, TILE_N] of the result.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -191,13 +191,13 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
     const unsigned base = (shared_address(raw) + SWIZZLED - 1) / SWIZZLED * SWIZZLED;
     const unsigned results = base + STAGES * Memory::STAGE_BYTES;
     const unsigned full = base + Memory::BARRIERS, empty = full + STAGES * 8;
-    // The same in all of a warp, which the compiler is thus told.
+    // The shuffle tells the compiler that the value is the same in all of a warp.
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
 
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
             barrier_init(full + stage * 8, 1);
-            // Each warp of those that multiply says for itself that it has done with a stage.
+            // Each multiplying warp reports by itself that it is done with a stage.
             barrier_init(empty + stage * 8, MULTIPLYING * WARPGROUP / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
             for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
                 const TileAt at = tile_at(tile, tiles_m, tiles_n, int(group));
                 for (int step = 0; step < steps; step++) {
-                    // A stage that was never used counts as empty: the phase before the first has ended.
+                    // A stage that was never used counts as empty, because the phase before the first has ended.
                     barrier_wait(empty + stage * 8, parity ^ 1);
                     const unsigned here = base + stage * Memory::STAGE_BYTES, barrier = full + stage * 8;
                     barrier_arrive_expecting(barrier, Memory::STAGE_BYTES);
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         const int share = warpgroup - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
-        // Of a warpgroup's 64 rows a thread has one in each half of its warp's 16, and of every 8 columns two.
+        // Of a warpgroup's 64 rows, a thread has one in each half of its warp's 16 rows, and two of every 8 columns.
         const int row_here = thread / 32 * 16 + lane / 4, pair = lane % 4;
         const unsigned result = results + share * Memory::RESULT_BYTES;
         const float slope = float(negative_slope);
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
                         B::descriptor(here + A::BYTES + i * B::STEP_BYTES), step > 0 || i > 0);
                 }
                 wgmma_commit();
-                // The tensor cores keep busy with this step while the one before is given back.
+                // The tensor cores stay busy with this step while the stage of the step before is released.
                 wgmma_wait<1>();
                 if (step > 0 && lane == 0) barrier_arrive(empty + before * 8);
                 before = stage;
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
             if (by_map) {
 #pragma unroll
                 for (int staged = 0; staged < TILE_N; staged += STAGED_N) {
-                    // What was handed over before must have been read.
+                    // Wait until the copy engine has read the columns handed over before.
                     if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
                     sync_warpgroup(warpgroup);
 #pragma unroll
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
                         float here[4];
 #pragma unroll
                         for (int e = 0; e < 4; e++) here[e] = activate(sums[i + e], activation, slope);
-                        // Swizzled as the copy engine reads it, which also spreads a warp's words over all banks.
+                        // Swizzled as the copy engine expects, which also spreads a warp's words over all banks.
                         const unsigned chunk = ((j % 8) ^ (row_here % 8)) * 16 + pair * 4;
                         const unsigned to = result + j / 8 * 64 * LINE_BYTES + row_here * LINE_BYTES + chunk;
                         store_word(to, Pair<T>::of(here[0], here[1]));
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
                 }
             }
         }
-        // Shared memory must outlive what reads it.
+        // Shared memory must stay alive until the copy engine has read it.
         if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     }
 #endif

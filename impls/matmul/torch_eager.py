@@ -1,13 +1,13 @@
-"""matmul in torch operations: the baseline that people know, and the meaning of ties and special values."""
+"""matmul in torch operations: the baseline, which also defines the results for ties and special values."""
 
 import torch
 import torch.nn.functional as F
 
-from impls.matmul.arguments import check_matmul
+from .arguments import check_matmul
 
 
 def offsets_in_32_bits(dtype: str, device: str) -> str | None:
-    """Why a matrix may not be larger than 32 bits count, or None."""
+    """Say why a matrix cannot have offsets of 2^31 and more, or return None if it can."""
     if device == "cuda" or dtype in ("float32", "float64"):
         return "torch's libraries, MKL and cuBLAS, are wrong on some matrices whose rows or columns lie that far apart"
     return None
@@ -19,24 +19,25 @@ def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_
     Args:
         a: ``[m, k]``; float16, bfloat16, float32 or float64, any strides.
         b: ``[k, n]`` of the same dtype and device, any strides.
-        activation: "none"; "relu", ``max(x, 0)``; or "leaky_relu", ``x where x > 0, else negative_slope x``.
-        negative_slope: of leaky_relu; finite and not below 0.
+        activation: "none"; "relu", which is ``max(x, 0)``; or "leaky_relu", which is
+            ``x where x > 0, else negative_slope x``.
+        negative_slope: of leaky_relu, finite and at least 0.
 
     Returns:
-        ``[m, n]`` of the same dtype. Half types are summed in float32, and float32 in full unless
-        ``torch.backends.cuda.matmul`` allows tf32, or sums of parts in half types (which it does unless told). Without
-        terms, where k is 0, zeros. At 0 relu has gradient 0 and leaky_relu negative_slope; NaN passes through both,
-        and so does the gradient of relu there. Backward rounds the gradient of the product to the dtype before it
-        multiplies; gradients of gradients are not promised.
+        ``[m, n]`` of the same dtype. Half types are summed in float32, but ``torch.backends.cuda.matmul`` allows sums
+        of parts in half types by default. float32 is summed in full precision unless it allows tf32. If k is 0, the
+        result is 0. At 0 the gradient of relu is 0 and that of leaky_relu is negative_slope. NaN passes through both
+        activations, and there the gradient of relu passes too. Backward rounds the gradient of the product to the dtype
+        before it multiplies. Gradients of gradients are not promised.
 
     Raises:
-        TypeError: a and b are no floating-point tensors of one dtype.
-        ValueError: shapes or devices do not fit, the activation is unknown, or the slope negative or not finite.
+        TypeError: an argument is not a floating-point tensor, or the dtypes differ.
+        ValueError: shapes or devices do not fit, the activation is unknown, or the slope is negative or not finite.
     """
     check_matmul(a, b, activation, negative_slope)
     dtype = a.dtype
     if a.device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
-        # On processors with AMX, oneDNN multiplies by what lies beyond a row's end: NaN there spoils the product
+        # With AMX, oneDNN multiplies by what lies beyond a row's end, and a NaN there spoils the product
         # (https://github.com/uxlfoundation/oneDNN/issues/5717).
         a, b = a.float(), b.float()
     product = a @ b

@@ -1,4 +1,4 @@
-"""matmul in Triton: tiles by pointers for any strides, and by tensor descriptors, persistently, where memory allows."""
+"""matmul in Triton: a kernel with pointers for any strides, and a persistent one with tensor descriptors (TMA)."""
 
 import functools
 import struct
@@ -9,24 +9,25 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from impls import triton_launch
-from impls.launch import cdiv
-from impls.matmul.arguments import check_matmul
-from impls.matmul.operators import ACTIVATION_NUMBERS, LITTLE_WORK, define_matmul, extent_class, one_axis_dense
-from impls.tuning import Configuration, Tuner
+from fourfold.backends.launch import cdiv
+from fourfold.backends.triton import launch as triton_launch
+from fourfold.backends.tuning import Configuration, Tuner
+
+from .arguments import check_matmul
+from .operators import ACTIVATION_NUMBERS, LITTLE_WORK, extent_class, one_axis_dense, register_matmul
 
 BLOCK_ELEMENTS = 1024
 
 
 @triton.jit
 def slope_of(slope_bits):
-    """The slope of leaky_relu in float64, which no parameter of a kernel can have."""
+    """The slope of leaky_relu in float64. It is passed as bits, because a kernel's parameters cannot be float64."""
     return tl.cast(slope_bits, tl.int64).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def activate(product, slope_bits, ACTIVATION: tl.constexpr):
-    """None, relu or leaky_relu; NaN stays NaN."""
+    """Apply no activation, relu or leaky_relu. NaN stays NaN."""
     if ACTIVATION == 1:
         product = tl.where(product <= 0.0, 0.0, product)
     if ACTIVATION == 2:
@@ -36,7 +37,7 @@ def activate(product, slope_bits, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def tile_at(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Row and column of a tile; GROUP_M rows of tiles are walked column by column, so that what is read stays in L2."""
+    """The row and column of a tile. The order walks GROUP_M rows of tiles by columns, so that inputs stay in L2."""
     in_group = GROUP_M * tiles_n
     first = (tile // in_group) * GROUP_M
     rows = min(tiles_m - first, GROUP_M)
@@ -86,9 +87,9 @@ def matmul_kernel(
 
 @triton.jit
 def matmul_descriptor_kernel(
-    a,  # descriptor of [m, k], or of [k, m] where A_TRANSPOSED
-    b,  # descriptor of [k, n], or of [n, k] where B_TRANSPOSED
-    c,  # descriptor of [m, n], or a pointer to it where not STORE_BY_DESCRIPTOR
+    a,  # descriptor of [m, k], or of [k, m] if A_TRANSPOSED
+    b,  # descriptor of [k, n], or of [n, k] if B_TRANSPOSED
+    c,  # descriptor of [m, n], or a pointer to it if not STORE_BY_DESCRIPTOR
     m,
     n,
     k,
@@ -125,7 +126,7 @@ def matmul_descriptor_kernel(
                 right = b.load([step * BLOCK_K, column * BLOCK_N])
             sums = tl.dot(left, right, sums)
         if STORE_BY_DESCRIPTOR and HALVES:
-            # Half of the tile at a time takes half of the shared memory, which another stage of loads can have.
+            # Half of the tile at a time takes half of the shared memory and leaves room for another stage of loads.
             halves = tl.permute(tl.reshape(sums, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
             first, second = tl.split(halves)
             c.store([row * BLOCK_M, column * BLOCK_N], activate(first, slope_bits, ACTIVATION).to(DTYPE))
@@ -158,7 +159,7 @@ def activation_backward_kernel(
     INDEX: tl.constexpr,
     BLOCK_ELEMENTS: tl.constexpr,
 ):
-    # One program owns BLOCK_ELEMENTS consecutive elements, in the order of the output.
+    # One program owns BLOCK_ELEMENTS consecutive elements in the order of the output.
     at = tl.program_id(0).to(INDEX) * BLOCK_ELEMENTS + tl.arange(0, BLOCK_ELEMENTS)
     mask = at < elements
     grad_at = at.to(tl.int64)
@@ -184,7 +185,7 @@ def _has_descriptors(device: torch.device) -> bool:
 
 def _by_pointers(m: int, n: int, k: int, warps: int, stages: int) -> Configuration:
     options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "num_warps": warps, "num_stages": stages}
-    # Of wider types, which tensor cores do not multiply in full, a program's tiles must fit its registers.
+    # Tensor cores do not multiply wider types in full precision, so a program's tiles must fit in its registers.
     wider = {dtype for dtype in (torch.float32, torch.float64) if m * n * dtype.itemsize <= 64 * 1024 and k <= 32}
     return Configuration(f"pointers_{m}x{n}x{k}_{warps}_warps_{stages}_stages", options, HALF_TYPES | wider)
 
@@ -193,7 +194,7 @@ def _by_descriptors(
     m: int, n: int, k: int, warps: int, stages: int, halves: bool = False, flatten: bool = True
 ) -> Configuration:
     options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, "HALVES": halves}
-    # About as many rows as columns of the result are then in flight over all multiprocessors.
+    # Over all multiprocessors, about as many rows as columns of the result are then in flight.
     options |= {"GROUP_M": 16 if n > m else 8, "FLATTEN": flatten, "WARP_SPECIALIZE": False}
     extra = ("_halves" if halves else "") + ("" if flatten else "_nested")
     name = f"descriptors_{m}x{n}x{k}_{warps}_warps_{stages}_stages{extra}"
@@ -227,7 +228,7 @@ TUNER = Tuner("matmul_triton", (*DESCRIPTORS, *POINTERS), Path(__file__))
 
 def _default(m: int, n: int, dtype: torch.dtype, descriptors: bool) -> Configuration:
     if triton_launch.INTERPRETED:
-        # The interpreter's price is by the step of a program, whatever its size.
+        # The interpreter's time depends on the number of steps of a program, not on their size.
         return DESCRIPTORS[-1] if descriptors else POINTERS[6]
     if m * n <= 512 * 512:
         return DESCRIPTORS[-2] if descriptors else POINTERS[5]
@@ -328,14 +329,14 @@ def _activation_backward(
 
 
 def depends_on_batch(dtype: str, device: str) -> str | None:
-    """On a GPU the number of rows is among what the configuration is chosen by."""
+    """On a GPU the choice of a configuration depends on the number of rows."""
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 
-matmul_operator = define_matmul("triton", _product, _activation_backward)
+matmul_operator = register_matmul("triton", _product, _activation_backward)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
-    """activation(a @ b) of ``a[m, k]`` and ``b[k, n]``: see `impls.matmul.torch_eager.matmul`."""
+    """activation(a @ b) of ``a[m, k]`` and ``b[k, n]``: see `fourfold.impls.matmul.torch_eager.matmul`."""
     check_matmul(a, b, activation, negative_slope)
     return matmul_operator(a, b, activation, negative_slope)

@@ -1,17 +1,16 @@
-"""Checks of the argument of softmax, the same for every backend."""
+"""Argument checks of softmax, the same for every backend."""
 
 from typing import Any
 
-from impls.arguments import check_floating
+from fourfold.backends.arguments import check_floating, check_last_axis
 
 
 def check_softmax(x: Any) -> None:
-    """A tensor with at least one axis.
+    """Check that x is a floating-point tensor with at least one axis.
 
     Raises:
-        TypeError: it is no tensor, or not of floating-point numbers.
-        ValueError: it has no axis.
+        TypeError: x is not a floating-point tensor.
+        ValueError: x has no axis.
     """
     check_floating("x", x)
-    if x.ndim == 0:
-        raise ValueError("x must have a last axis, but has none")
+    check_last_axis("x", x)

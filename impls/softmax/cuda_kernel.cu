@@ -2,22 +2,22 @@
 
 #include "vectors.cuh"
 
-// The threads of a row: a power of 2 up to 32, several rows to a block; all of a block of whole warps; or with SPLIT those
-// of all blocks of a cluster, where there is more than one.
-// Vector k of a thread is number `thread + k * threads` of the row. The first ones stay in registers; with EXCESS, rows
-// may have more, of which as many as fit stay in shared memory, and the rest is read again when it is needed again.
+// A row's threads are a power of 2 up to 32, with several rows per block; or all threads of a block of whole warps; or,
+// with SPLIT, the threads of all blocks of a cluster. Vector k of a thread is vector `thread + k * threads` of the row.
+// The first vectors stay in registers. With EXCESS, a row may have more: as many as fit stay in shared memory, and the
+// rest is read twice.
 
-// Elements that a thread keeps: as many as leave registers enough for 1024 threads, or in vectors and with EXCESS for
-// 512. Half types count as float, which the compiler turns them into once for all; with SPLIT they stay in vectors.
+// Elements that a thread keeps in registers: as many as 1024 threads have registers for, or 512 threads with EXCESS in
+// vectors. Half types count as float, because the compiler converts them once. With SPLIT they stay packed.
 template <class T, int WIDTH, bool EXCESS, bool SPLIT>
 constexpr int KEPT = (sizeof(T) == 8 ? 8 : 32) * ((EXCESS && WIDTH > 1) || (SPLIT && sizeof(T) == 2) ? 2 : 1);
 template <bool EXCESS> constexpr int MAX_THREADS = EXCESS ? 512 : 1024;
-// Vectors that are loaded before the first is used, of those not kept in registers.
+// The number of vectors, of those not kept in registers, that are loaded before the first is used.
 constexpr int BATCH = 4;
-constexpr int MAX_BLOCKS = 8;  // of a cluster
+constexpr int MAX_BLOCKS = 8;  // per cluster
 
-// 2 + 1.17 |x| ulp: no more than the running error of x itself. As __expf, without the instructions that it spends on
-// subnormal results: here they are 0.
+// Its error is at most 2 + 1.17 |x| ulp, no more than the running error of x itself. It is __expf without the
+// instructions for subnormal results, which are 0 here.
 __device__ inline float exponential(float x) {
 #ifdef CUDA_ON_CPU
     return __expf(x);
@@ -31,7 +31,7 @@ __device__ inline double exponential(double x) { return exp(x); }
 
 template <class C> __device__ inline C minus_infinity() { return C(-CUDART_INF_F); }
 
-// What is taken off the terms: the largest; where there was nothing but -inf yet, any finite number makes them 0.
+// The number to subtract before exp: the largest. If all were -inf so far, any finite number gives terms of 0.
 template <class C> __device__ inline C taken_off(C largest) { return largest == minus_infinity<C>() ? C(0) : largest; }
 
 template <class C> __device__ inline C largest_of_lanes(C value, int lanes) {
@@ -43,8 +43,8 @@ template <class C> __device__ inline C sum_of_lanes(C value, int lanes) {
     return value;
 }
 
-// The blocks of a cluster. Each must have begun before another writes to its shared memory, and all have written before
-// one reads: to arrive early is not to wait.
+// The barriers of a cluster's blocks. Each block must have begun before another writes to its shared memory, and all
+// must have written before one reads. A block arrives early and waits later, so as not to idle.
 #if __CUDA_ARCH__ >= 900
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
@@ -74,7 +74,7 @@ template <class C> __device__ inline C sum_of_row(C value, int threads) {
     __syncthreads();
     return sum_of_lanes(lane < threads / 32 ? of_warps[lane] : C(0), 32);
 }
-// Of a row that a cluster shares, from the sum of each block. The caller has arrived.
+// The sum over a row that a cluster shares, from the sums of its blocks. The caller has arrived at the barrier.
 template <class C> __device__ inline C sum_of_blocks(C value, int block, int blocks) {
     __shared__ C of_blocks[MAX_BLOCKS];
     cluster_wait();
@@ -85,11 +85,11 @@ template <class C> __device__ inline C sum_of_blocks(C value, int block, int blo
     return sum_of_lanes(lane < blocks ? of_blocks[lane] : C(0), MAX_BLOCKS);
 }
 
-// The largest number of a part of a row, and the sum of exp(x - largest) over it. max() drops a NaN; the sum has it.
+// The largest number of a part of a row, and the sum of exp(x - largest) over it. max() drops a NaN, the sum keeps it.
 template <class C> struct Terms {
     C largest = minus_infinity<C>(), sum = 0;
 
-    // Leaves in place of each x its term exp(x - largest), or that of any finite number where the largest is -inf.
+    // Replaces each x by its term exp(x - largest), or by 0 if the largest is -inf.
     template <int WIDTH, int COUNT> __device__ void add(C (&part)[COUNT][WIDTH], int present) {
         C most = largest;
 #pragma unroll
@@ -107,7 +107,7 @@ template <class C> struct Terms {
                 for (int j = 0; j < WIDTH; j++) sum += part[k][j] = exponential(part[k][j] - reference);
     }
 
-    // The same of vectors, which stay as they are.
+    // The same for packed vectors, which it does not change.
     template <class T, int WIDTH, int COUNT> __device__ void add_packed(const Vector<T, WIDTH> (&part)[COUNT], int present) {
 #pragma unroll
         for (int k = 0; k < COUNT; k++)
@@ -148,7 +148,7 @@ template <class C> struct Terms {
         sum = present ? sum_of_warps[lane] : C(0);
         of_lanes(32);
     }
-    // Of a row that a cluster shares. The caller has arrived.
+    // The same over a row that a cluster shares. The caller has arrived at the cluster's barrier.
     __device__ void of_blocks(int block, int blocks) {
         __shared__ C largest_of_blocks[MAX_BLOCKS], sum_of_blocks[MAX_BLOCKS];
         cluster_wait();
@@ -165,10 +165,10 @@ template <class C> struct Terms {
     }
 };
 
-// Which part of which row a thread owns.
+// The part of a row that a thread owns.
 template <bool SPLIT> struct Share {
-    int size, thread;  // threads of the row, and which of them it is
-    int block = 0, blocks = 1;  // of the row, where a cluster shares it
+    int size, thread;  // threads per row, and the number of this one
+    int block = 0, blocks = 1;  // of the row, if a cluster shares it
     long long row;
 
     __device__ Share(long long threads) : size(int(threads)) {
@@ -194,7 +194,7 @@ template <class T, int WIDTH> struct Row {
     __device__ Row(const T* tensor, long long row, long long inner, long long outer_stride, long long inner_stride,
                    long long column_stride)
         : column_stride(column_stride) {
-        // Contiguous tensors have all rows in one axis; a division of 64 bits would cost as much as a short row.
+        // A contiguous tensor has all rows in one axis. A 64-bit division would cost as much as a short row.
         const long long outer = row < inner ? 0 : row / inner;
         first = tensor + outer * outer_stride + (row - outer * inner) * inner_stride;
     }
@@ -209,7 +209,7 @@ template <class T, int WIDTH> __device__ inline Vector<T, WIDTH> filled(float va
     Vector<T, WIDTH> vector;
     const T each(value);
     if constexpr (sizeof(T) == 2 && WIDTH == 8) {
-        // In whole words, as it takes the place of loaded ones, which else are taken apart too.
+        // Fill whole words, like loaded vectors. Else the compiler would split the loaded ones into elements too.
         unsigned short half;
         memcpy(&half, &each, sizeof half);
         const unsigned word = half * 0x10001u;
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     const Share<SPLIT> share(threads);
     const int size = share.size, thread = share.thread;
     const long long row = share.row;
-    // Threads of rows that are not there go along, for the sake of those they share a warp with.
+    // Threads beyond the last row take part, because they share a warp with threads that own a row.
     const bool exists = row < num_rows;
     const long long count = exists ? cols / WIDTH : 0;
     const Row<T, WIDTH> source(x, exists ? row : 0, inner, outer_stride, inner_stride, column_stride);
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
         else store_scaled<T, WIDTH>(to + i * WIDTH, of_kept[k], own_scale);
     }
     if constexpr (EXCESS) {
-        // Backwards: what was read last is still in a cache.
+        // Walk backwards, because what was read last is still in a cache.
 #pragma unroll 1
         for (long long end = (count + size - 1) / size; end > KEEP + num_shared; end -= BATCH) {
             Vector<T, WIDTH> batch[BATCH];
@@ -361,14 +361,14 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     long long threads, long long num_shared) {
     // One block owns blockDim.x / threads rows, `threads` threads each; with SPLIT a cluster owns one row.
     using C = Compute<T>;
-    // Two tensors share the room.
+    // The two tensors share the registers.
     constexpr int KEEP = KEPT<T, WIDTH, EXCESS, SPLIT> / WIDTH / 2, HALF_BATCH = BATCH / 2;
     extern __shared__ __align__(16) unsigned char raw[];
     T* shared = reinterpret_cast<T*>(raw);
     const Share<SPLIT> share(threads);
     const int size = share.size, thread = share.thread;
     const long long row = share.row;
-    // Threads of rows that are not there go along, for the sake of those they share a warp with.
+    // Threads beyond the last row take part, because they share a warp with threads that own a row.
     const bool exists = row < num_rows;
     const long long count = exists ? cols / WIDTH : 0;
     const Row<T, WIDTH> grads(grad_output, exists ? row : 0, inner, grad_outer_stride, grad_inner_stride, grad_column_stride);
@@ -419,7 +419,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
         if (i < count) store_gradient(to + i * WIDTH, kept_grad[k], kept[k], product);
     }
     if constexpr (EXCESS) {
-        // Backwards: what was read last is still in a cache.
+        // Walk backwards, because what was read last is still in a cache.
 #pragma unroll 1
         for (long long end = present; end > KEEP + num_shared; end -= HALF_BATCH) {
             Vector<T, WIDTH> grad[HALF_BATCH], y[HALF_BATCH];

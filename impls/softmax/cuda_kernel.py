@@ -1,6 +1,6 @@
-"""softmax in CUDA C++: what registers and shared memory hold of a row is read once, the rest of a longer one twice.
+"""softmax in CUDA C++: the part of a row that registers and shared memory hold is read once, the rest twice.
 
-Of compute capability 9.0 on, the registers are those of up to eight blocks, which tell one another their sums.
+From compute capability 9.0 on, up to eight blocks can share a row and exchange their sums.
 """
 
 import functools
@@ -10,31 +10,33 @@ from typing import NamedTuple
 
 import torch
 
-from impls.cuda_launch import CPP_TYPES, CudaKernel
-from impls.softmax.arguments import check_softmax
-from impls.softmax.operators import define_softmax
-from impls.strides import Rows, as_rows
+from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.strides import Rows, as_rows
+
+from .arguments import check_softmax
+from .operators import SOFTMAX
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-# Threads of a block, by whether rows may be longer than registers hold.
+# Threads per block, by whether rows may be longer than registers hold.
 MAX_THREADS = {False: 1024, True: 512}
-# Most bytes of shared memory where it does not take all of a row.
+# The most bytes of shared memory to use if it cannot hold all of a row.
 CACHED_BEHIND = 160 * 1024
-# Threads of a block that owns several rows.
+# Threads per block for blocks that own several rows.
 ROWS_BLOCK = 128
-# Of a row that blocks share: threads of each, so that two run at a time on a multiprocessor, one loads while the other
-# stores, or else all there may be; and how many blocks, at most MAX_BLOCKS of the kernels.
+# For a row that blocks share: the threads per block, first so that two blocks fit on a multiprocessor and one loads
+# while the other stores, then the maximum; and the number of blocks, at most MAX_BLOCKS of the kernels.
 SPLIT_THREADS = (512, 1024)
 SPLIT_BLOCKS = (1, 2, 4, 8)
 
 
 class Variant(NamedTuple):
-    """Which of the kernels.
+    """A variant of the kernels.
 
     Attributes:
-        vectors: whether rows are moved in vectors of 16 bytes, else in single elements.
+        vectors: whether rows are moved in 16-byte vectors, else in single elements.
         excess: whether rows may be longer than registers hold.
-        split: whether the blocks of a cluster may share a row; and half types stay in vectors, twice as many.
+        split: whether the blocks of a cluster may share a row. Half types then stay packed, and a thread keeps twice as
+            many.
     """
 
     vectors: bool
@@ -50,18 +52,13 @@ VARIANTS = (
 )
 
 
-def _kernels(name: str) -> dict[tuple[torch.dtype, Variant], CudaKernel]:
-    kernels = {}
-    for dtype, cpp in CPP_TYPES.items():
-        for variant in VARIANTS:
-            width = 16 // dtype.itemsize if variant.vectors else 1
-            excess, split = (str(flag).lower() for flag in variant[1:])
-            kernels[dtype, variant] = CudaKernel(SOURCE, f"{name}<{cpp}, {width}, {excess}, {split}>")
-    return kernels
-
-
-FORWARD = _kernels("softmax_forward_kernel")
-BACKWARD = _kernels("softmax_backward_kernel")
+# What stands for each in the kernels' names.
+OPTIONS = {
+    variant: f"{'{W}' if variant.vectors else 1}, {str(variant.excess).lower()}, {str(variant.split).lower()}"
+    for variant in VARIANTS
+}
+FORWARD = CudaKernel.for_each_dtype(SOURCE, "softmax_forward_kernel<{T}, {}>", OPTIONS)
+BACKWARD = CudaKernel.for_each_dtype(SOURCE, "softmax_backward_kernel<{T}, {}>", OPTIONS)
 KERNELS = (*FORWARD.values(), *BACKWARD.values())
 
 
@@ -69,9 +66,9 @@ class Plan(NamedTuple):
     """How a launch divides its rows.
 
     Attributes:
-        variant: the kernel.
-        threads: of a row; more than those of a block where the blocks of a cluster share it.
-        block: threads of a block.
+        variant: which kernel to launch.
+        threads: threads per row. More than `block` if the blocks of a cluster share a row.
+        block: threads per block.
         num_shared: vectors of each tensor that a thread keeps in shared memory.
     """
 
@@ -82,24 +79,24 @@ class Plan(NamedTuple):
 
 
 def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: int, clusters: bool) -> Plan:
-    """How to divide rows of so many columns.
+    """Choose how to divide rows of `cols` columns.
 
     Args:
         cols: at least 1.
-        itemsize: bytes of an element.
-        vectors: whether rows are moved in vectors of 16 bytes, else in single elements.
-        tensors: that are read: 1 forward, 2 backward.
-        shared_bytes: shared memory of a block.
+        itemsize: bytes per element.
+        vectors: whether rows are moved in 16-byte vectors, else in single elements.
+        tensors: the number of tensors that are read: 1 forward, 2 backward.
+        shared_bytes: shared memory per block.
         clusters: whether blocks may share a row.
     """
     width = 16 // itemsize if vectors else 1
     count = -(-cols // width)
-    # As KEPT of the kernels.
+    # The same as KEPT of the kernels.
     kept = (8 if itemsize == 8 else 32) // width // tensors
     excess = not vectors or count > MAX_THREADS[False] * kept
     plain = Variant(vectors, excess, False)
     if count <= 32 * kept:
-        # A few vectors a thread, so that short rows keep all threads busy.
+        # Few vectors per thread, so that short rows keep all threads busy.
         threads = 1 << (-(-count // min(kept, 4)) - 1).bit_length()
         return Plan(plain, min(threads, 32), ROWS_BLOCK)
     if vectors and (excess or (itemsize == 2 and count > SPLIT_THREADS[0] * kept)):
@@ -113,19 +110,19 @@ def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: in
     bytes_each = threads * width * itemsize * tensors
     if excess and vectors:
         kept *= 2
-        # Half as many threads, if two such blocks have room for all of a row: one loads while the other stores.
+        # Halve the threads if two such blocks have room for all of a row. Then one block loads while the other stores.
         halved = -(-count // (threads // 2)) - kept
         if halved * (bytes_each // 2) <= shared_bytes // 2:
             return Plan(plain, threads // 2, threads // 2, max(halved, 0))
     needed = max(-(-count // threads) - kept, 0)
     room = shared_bytes // bytes_each
-    # What is left of shared memory caches what is read again.
+    # The shared memory that is left caches data that are read again.
     return Plan(plain, threads, threads, needed if needed <= room else min(room, CACHED_BEHIND // bytes_each))
 
 
 @functools.cache
 def _shared_bytes(device: torch.device) -> int:
-    """What a block may have beside what the kernels declare; on the CPU so little that rows are read again early."""
+    """Shared memory per block beside what the kernels declare. It is small on the CPU, so that rows are read twice."""
     if device.type == "cpu":
         return 16 * 1024
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024
@@ -150,7 +147,7 @@ def _in_vectors(cols: int, rows: Sequence[Rows], output: torch.Tensor) -> bool:
 
 
 def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor, plan: Plan) -> None:
-    """Run one of `FORWARD` or `BACKWARD` on tensors that are not empty."""
+    """Launch one of the kernels `FORWARD` or `BACKWARD` on tensors that are not empty."""
     cols = output.shape[-1]
     num_rows = output.numel() // cols
     blocks = max(plan.threads // plan.block, 1)
@@ -191,10 +188,10 @@ def _backward(grad_output: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     return _run(BACKWARD, grad_output, output)
 
 
-softmax_operator = define_softmax("cuda", _forward, _backward)
+softmax_operator = SOFTMAX.register("cuda", _forward, _backward)
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """exp(x) / sum(exp(x)) over the last axis: see `impls.softmax.torch_eager.softmax`."""
+    """exp(x) / sum(exp(x)) over the last axis: see `fourfold.impls.softmax.torch_eager.softmax`."""
     check_softmax(x)
     return softmax_operator(x)

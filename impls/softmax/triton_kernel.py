@@ -1,4 +1,4 @@
-"""softmax in Triton: rows that fit in registers are read once; of longer ones, what does not fit is read twice."""
+"""softmax in Triton: rows that fit in registers are read once. Of longer rows, the rest is read twice."""
 
 from typing import Any, NamedTuple
 
@@ -6,23 +6,24 @@ import torch
 import triton
 import triton.language as tl
 
-from impls import triton_launch
-from impls.launch import cdiv, l2_bytes, multiprocessors, next_power_of_2, resident
-from impls.softmax.arguments import check_softmax
-from impls.softmax.operators import define_softmax
-from impls.strides import as_rows
-from impls.triton_rows import NUMBERS_OF_ROWS, row_offsets
+from fourfold.backends.launch import cdiv, l2_bytes, multiprocessors, next_power_of_2, resident
+from fourfold.backends.strides import as_rows
+from fourfold.backends.triton import launch as triton_launch
+
+from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
+from .arguments import check_softmax
+from .operators import SOFTMAX
 
 
 class Plan(NamedTuple):
-    """How a program goes through its rows.
+    """How a program walks through its rows.
 
     Attributes:
-        looped: whether it reads its only row tile by tile, and most of it twice, or all of its rows at once.
-        block_rows: rows of its tile; where it is looped, pieces of `block_cols` columns of one row.
-        block_cols: columns of its tile.
-        num_warps: of a program.
-        steered: whether what is read twice is to stay in the L2 cache, before what is read or written once.
+        looped: whether a program reads one row tile by tile, most of it twice. Else it reads all of its rows at once.
+        block_rows: rows of a tile. If looped, pieces of `block_cols` columns of one row.
+        block_cols: columns of a tile.
+        num_warps: warps per program.
+        steered: whether cache policies favour data that are read twice over data that are read or written once.
     """
 
     looped: bool
@@ -32,27 +33,28 @@ class Plan(NamedTuple):
     steered: bool = False
 
 
-# Elements of one tensor, of 4 bytes in registers, that a program holds at once.
+# The most elements of one tensor, at 4 bytes each in registers, that a program holds at once.
 LONGEST_ROW = 32768
 
 
 def plan(cols: int, itemsize: int, tensors: int) -> Plan:
-    """How to go through rows of so many columns.
+    """Choose how to walk through rows of `cols` columns.
 
     Args:
         cols: at least 1.
-        itemsize: bytes of an element.
-        tensors: that are read: 1 forward, 2 backward.
+        itemsize: bytes per element.
+        tensors: the number of tensors that are read: 1 forward, 2 backward.
     """
     wide = max(itemsize, 4) // 4 * tensors
     block_cols = next_power_of_2(cols)
     if block_cols * wide <= LONGEST_ROW:
-        # A thread holds 16 to 32 registers of data: enough bytes in flight, no spills, and few threads to a reduction.
+        # A thread holds 16 to 32 registers of data: enough bytes in flight, no spills, and few threads per reduction.
         block_rows = max(1, 1024 // block_cols)
         return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols * wide // 1024, 2 * tensors), 32))
-    # Each warp's lanes side by side take one 16-byte vector a piece. So many warps that few rows are read at a time:
-    # the second time they are in the L2 cache. Backward, of two tensors, the last tile stays in registers besides.
-    # Triton moves in vectors what it knows to begin at a multiple of 16; else single elements, with an address each.
+    # The lanes of a warp take neighbouring 16-byte vectors of a piece. There are many warps, so that few rows are read
+    # at a time and still lie in the L2 cache at the second read. Backward, with two tensors, also keeps the last tile
+    # in registers. Triton uses vectors only if it knows that a row starts at a multiple of 16 elements. Else it loads
+    # single elements, each with an address.
     vectors = cols % 16 == 0
     if tensors == 1:
         num_warps = 32 if itemsize == 4 else 16
@@ -60,20 +62,20 @@ def plan(cols: int, itemsize: int, tensors: int) -> Plan:
     else:
         num_warps = 16 if itemsize == 8 else 32
         pieces = 2 if itemsize == 2 else 4
-    # Single elements of a line come from the L1 cache, which a policy for L2 takes them past.
+    # Single elements of a cache line come from L1, and a policy for L2 would bypass L1.
     return Plan(True, pieces, num_warps * 32 * 16 // itemsize, num_warps, steered=vectors)
 
 
 def programs(num_rows: int, by: Plan, cols: int, itemsize: int, device: torch.device) -> int:
-    """How many programs go backward through the rows of a looped plan, each through several or one.
+    """The number of programs backward for a looped plan.
 
-    So few that what all of them read twice stays in the L2 cache, if half of the multiprocessors are enough for that;
-    else each row has its own. How a row is summed depends on none of this.
+    If the L2 cache can hold what half of the multiprocessors read twice, launch no more programs than it can hold, each
+    of which walks through several rows. Else each row has its own program. The order of a row's sum is the same.
     """
     if device.type == "cpu":
         return min(num_rows, resident(device, 1))
     again = 2 * (cols - by.block_rows * by.block_cols) * itemsize
-    # A little less than half, for there are writes between.
+    # A little less than half of the cache, because the writes take some of it.
     few = l2_bytes(device) * 9 // 20 // max(again, 1)
     most = multiprocessors(device)
     return few if by.steered and most // 2 <= few < min(most, num_rows) else num_rows
@@ -81,7 +83,7 @@ def programs(num_rows: int, by: Plan, cols: int, itemsize: int, device: torch.de
 
 @triton.jit
 def exponential(x):
-    """e^x, in float32 without the four instructions that Triton's own spends on subnormal results; here they are 0."""
+    """e^x. In float32, subnormal results are 0, which saves four instructions of Triton's own exp."""
     if x.dtype == tl.float64:
         return tl.exp(x)
     return tl.exp2(x * 1.4426950408889634)
@@ -108,7 +110,7 @@ def softmax_forward_kernel(
     mask = (rows < num_rows)[:, None] & (columns < cols)[None, :]
     x_at = row_offsets(rows, inner, x_outer_stride, x_inner_stride)[:, None] + (columns * x_column_stride)[None, :]
     x = tl.load(x_ptr + x_at, mask=mask, other=float("-inf")).to(COMPUTE)
-    # A NaN that the maximum drops comes back by way of the sum.
+    # If the maximum drops a NaN, the sum brings it back.
     terms = exponential(x - tl.max(x, axis=1)[:, None])
     output = terms * (1.0 / tl.sum(terms, axis=1))[:, None]
     output_at = rows.to(tl.int64)[:, None] * cols + columns[None, :]
@@ -163,7 +165,7 @@ def softmax_forward_looped_kernel(
     LANES: tl.constexpr,
     STEERED: tl.constexpr,
 ):
-    # One program owns one row, and each lane of a tile every LANES-th column of it.
+    # One program owns one row, and each lane of a tile owns every LANES-th column of it.
     AGAIN: tl.constexpr = "evict_last" if STEERED else ""
     ONCE: tl.constexpr = "evict_first" if STEERED else ""
     row = tl.program_id(0).to(tl.int64)
@@ -179,7 +181,7 @@ def softmax_forward_looped_kernel(
         x_at = at * x_column_stride
         x = tl.load(x_ptr + x_at, mask=at < cols, other=float("-inf"), eviction_policy=AGAIN).to(COMPUTE)
         new = tl.maximum(largest, tl.max(x, axis=0))
-        # A lane that has met nothing but -inf has no terms yet; any finite number taken off makes them 0.
+        # A lane that has seen only -inf has no terms yet. Subtracting any finite number makes them 0.
         reference = tl.where(new == float("-inf"), 0.0, new)
         total = total * exponential(largest - reference) + tl.sum(exponential(x - reference[None, :]), axis=0)
         largest = new
@@ -187,7 +189,7 @@ def softmax_forward_looped_kernel(
     reference = tl.where(row_largest == float("-inf"), 0.0, row_largest)
     scale = 1.0 / tl.sum(total * exponential(largest - reference), axis=0)
 
-    # Backwards: what was read last is still in a cache.
+    # Walk backwards, because what was read last is still in a cache.
     for tile in range(tiles):
         at = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES) + columns
         x = tl.load(x_ptr + at * x_column_stride, mask=at < cols, other=0.0, eviction_policy=ONCE).to(COMPUTE)
@@ -214,12 +216,12 @@ def softmax_backward_looped_kernel(
     LANES: tl.constexpr,
     STEERED: tl.constexpr,
 ):
-    # One program owns a row at a time, and each lane of a tile every LANES-th column of it.
+    # One program owns every num_programs-th row, and each lane of a tile owns every LANES-th column of it.
     AGAIN: tl.constexpr = "evict_last" if STEERED else ""
     ONCE: tl.constexpr = "evict_first" if STEERED else ""
     LAST: tl.constexpr = "" if grad_x_ptr.dtype.element_ty.primitive_bitwidth == 16 and not STEERED else "evict_first"
     columns = ((tl.arange(0, PIECES) * LANES)[:, None] + tl.arange(0, LANES)[None, :]).to(tl.int64)
-    # All tiles but the last are whole, and need no mask.
+    # All tiles except the last are whole and need no mask.
     tiles = tl.cdiv(cols, PIECES * LANES) - 1
     start = tl.cast(tiles, tl.int64) * (PIECES * LANES)
     mask = columns < cols - start
@@ -238,7 +240,7 @@ def softmax_backward_looped_kernel(
             output = tl.load(output_row + output_at, eviction_policy=AGAIN).to(COMPUTE)
             products += tl.sum(grad * output, axis=0)
 
-        # The last one stays in registers, which no other needs by then.
+        # The last tile stays in registers, which no other tile needs by then.
         grad_at = start * grad_output_column_stride + columns * grad_output_column_stride
         output_at = start * output_column_stride + columns * output_column_stride
         grad = tl.load(grad_row + grad_at, mask=mask, other=0.0, eviction_policy=ONCE).to(COMPUTE)
@@ -247,7 +249,7 @@ def softmax_backward_looped_kernel(
         grad_x = (output * (grad - product)).to(grad_x_ptr.dtype.element_ty)
         tl.store(grad_x_row + start + columns, grad_x, mask=mask, cache_modifier=".cs")
 
-        # Backwards: what was read last is still in a cache.
+        # Walk backwards, because what was read last is still in a cache.
         for tile in range(tiles):
             first = tl.cast(tiles - 1 - tile, tl.int64) * (PIECES * LANES)
             grad_at = first * grad_output_column_stride + columns * grad_output_column_stride
@@ -261,7 +263,7 @@ def softmax_backward_looped_kernel(
 def _launch(
     looped_kernel: Any, kernel: Any, tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...], tensors_read: int
 ) -> None:
-    """Write the last of the tensors, which is contiguous and not empty; sizes begin with its columns."""
+    """Write the last of the tensors, which is contiguous and not empty. sizes starts with the number of columns."""
     result, cols = tensors[-1], sizes[0]
     num_rows = result.numel() // cols
     by = plan(cols, result.element_size(), tensors_read)
@@ -312,10 +314,10 @@ def _backward(grad_output: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     return grad_x
 
 
-softmax_operator = define_softmax("triton", _forward, _backward)
+softmax_operator = SOFTMAX.register("triton", _forward, _backward)
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """exp(x) / sum(exp(x)) over the last axis: see `impls.softmax.torch_eager.softmax`."""
+    """exp(x) / sum(exp(x)) over the last axis: see `fourfold.impls.softmax.torch_eager.softmax`."""
     check_softmax(x)
     return softmax_operator(x)

@@ -1,7 +1,7 @@
 #include "vectors.cuh"
 
 constexpr int BLOCK = 256;
-// Vectors of each input that a thread loads before it uses the first: enough bytes in flight for memory to stay busy.
+// Vectors of each input that a thread loads before it uses the first: enough in flight to keep the memory busy.
 constexpr int VECTORS = 4;
 
 template <class T, int WIDTH>
@@ -10,7 +10,7 @@ __global__ void __launch_bounds__(BLOCK) vector_add_kernel(
     const T* __restrict__ y,  // [n]
     T* __restrict__ output,   // [n]
     long long n) {
-    // One block owns VECTORS * BLOCK consecutive vectors, one thread every BLOCK-th; the last block the odd elements too.
+    // One block owns VECTORS * BLOCK consecutive vectors, one thread every BLOCK-th. The last block also adds the rest.
     using C = Compute<T>;
     const long long num_vectors = n / WIDTH, first = blockIdx.x * (long long)(VECTORS * BLOCK) + threadIdx.x;
     Vector<T, WIDTH> a[VECTORS], b[VECTORS];
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(BLOCK) vector_add_kernel(
     if (blockIdx.x == gridDim.x - 1 && odd < n) output[odd] = T(C(x[odd]) + C(y[odd]));
 }
 
-// Index: of an element of the output; 32 bits where they are enough, for the sake of the divisions.
+// Index: the type of an element's number in the output. 32 bits where they suffice, because divisions are then cheaper.
 template <class T, class Index>
 __global__ void __launch_bounds__(BLOCK) vector_add_strided_kernel(
     const T* __restrict__ x,  // [outer, middle, inner], strided
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(BLOCK) vector_add_strided_kernel(
     T* __restrict__ output,   // [outer * middle * inner]
     long long n, long long middle, long long inner, long long x_outer_stride, long long x_middle_stride,
     long long x_inner_stride, long long y_outer_stride, long long y_middle_stride, long long y_inner_stride) {
-    // One block owns VECTORS * BLOCK consecutive elements of the output, one thread every BLOCK-th of them.
+    // One block owns VECTORS * BLOCK consecutive elements of the output, one thread every BLOCK-th.
     using C = Compute<T>;
     const long long first = blockIdx.x * (long long)(VECTORS * BLOCK) + threadIdx.x;
     C sum[VECTORS];

@@ -4,27 +4,22 @@ from pathlib import Path
 
 import torch
 
-from impls.cuda_launch import CPP_TYPES, CudaKernel
-from impls.vector_add.arguments import check_vector_add
-from impls.vector_add.layout import walk
-from impls.vector_add.operators import define_vector_add
+from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.strides import walk
+
+from .arguments import check_vector_add
+from .operators import VECTOR_ADD
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 BLOCK = 256
 VECTORS = 4
 
 # By dtype; True where all begin at multiples of 16 bytes.
-FLAT = {
-    (dtype, aligned): CudaKernel(SOURCE, f"vector_add_kernel<{name}, {16 // dtype.itemsize if aligned else 1}>")
-    for dtype, name in CPP_TYPES.items()
-    for aligned in (True, False)
-}
+FLAT = CudaKernel.for_each_dtype(SOURCE, "vector_add_kernel<{T}, {}>", {True: "{W}", False: "1"})
 # By dtype; True where 32 bits do to count elements.
-STRIDED = {
-    (dtype, small): CudaKernel(SOURCE, f"vector_add_strided_kernel<{name}, {'unsigned' if small else 'long long'}>")
-    for dtype, name in CPP_TYPES.items()
-    for small in (True, False)
-}
+STRIDED = CudaKernel.for_each_dtype(
+    SOURCE, "vector_add_strided_kernel<{T}, {}>", {True: "unsigned", False: "long long"}
+)
 KERNELS = (*FLAT.values(), *STRIDED.values())
 
 
@@ -38,16 +33,15 @@ def _forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         per_block = BLOCK * VECTORS * (16 // x.element_size() if aligned else 1)
         FLAT[x.dtype, aligned].launch(-(-n // per_block), BLOCK, x, y, output, n)
         return output
-    x, y, (_, middle, inner), x_strides, y_strides = walk(x, y, output)
-    kernel = STRIDED[x.dtype, n < 2**32]
-    kernel.launch(-(-n // (BLOCK * VECTORS)), BLOCK, x, y, output, n, middle, inner, *x_strides, *y_strides)
+    (x, y), (_, middle, inner), strides = walk(output, x, y)
+    STRIDED[x.dtype, n < 2**32].launch(-(-n // (BLOCK * VECTORS)), BLOCK, x, y, output, n, middle, inner, *strides)
     return output
 
 
-vector_add_operator = define_vector_add("cuda", _forward)
+vector_add_operator = VECTOR_ADD.register("cuda", _forward)
 
 
 def vector_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x + y, element by element: see `impls.vector_add.torch_eager.vector_add`."""
+    """x + y, elementwise: see `fourfold.impls.vector_add.torch_eager.vector_add`."""
     check_vector_add(x, y)
     return vector_add_operator(x, y)

@@ -1,31 +1,17 @@
 """vector_add in Triton."""
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from impls import triton_launch
-from impls.launch import cdiv
-from impls.vector_add.arguments import check_vector_add
-from impls.vector_add.layout import walk
-from impls.vector_add.operators import define_vector_add
+from fourfold.backends.launch import cdiv
+from fourfold.backends.strides import walk
+from fourfold.backends.triton import launch as triton_launch
 
-# Less than of contiguous tensors: addresses take registers.
-STRIDED_BLOCK = 1024
-
-
-class Plan(NamedTuple):
-    """How many elements a program adds, and with how many warps."""
-
-    block: int
-    num_warps: int
-
-
-def plan(itemsize: int) -> Plan:
-    """Four 16-byte loads a thread of each input: enough bytes in flight to fill the memory's pipeline."""
-    return Plan(block=8192 // itemsize, num_warps=4)
+from .arguments import check_vector_add
+from .operators import VECTOR_ADD
 
 
 @triton.jit
@@ -79,46 +65,30 @@ def vector_add_strided_kernel(
     tl.store(output_ptr + at, (x + y).to(output_ptr.dtype.element_ty), mask=mask)
 
 
-def launch(x: torch.Tensor, y: torch.Tensor, output: torch.Tensor, plan: Plan) -> None:
-    """Add x and y into an output that `torch.empty_like` made of x."""
-    n = output.numel()
-    compute = triton_launch.COMPUTE[x.dtype]
-    index = triton_launch.index_type(n + max(plan.block, STRIDED_BLOCK))
-    if x.stride() == y.stride() == output.stride():
-        triton_launch.launch(
-            vector_add_kernel,
-            (cdiv(n, plan.block),),
-            (x, y, output),
-            (n,),
-            COMPUTE=compute,
-            INDEX=index,
-            BLOCK=plan.block,
-            num_warps=plan.num_warps,
-        )
-        return
-    x, y, (_, middle, inner), x_strides, y_strides = walk(x, y, output)
-    triton_launch.launch(
-        vector_add_strided_kernel,
-        (cdiv(n, STRIDED_BLOCK),),
-        (x, y, output),
-        (n, middle, inner, *x_strides, *y_strides),
-        COMPUTE=compute,
-        INDEX=index,
-        BLOCK=STRIDED_BLOCK,
-    )
-
-
 def _forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     output = torch.empty_like(x)
-    if output.numel():
-        launch(x, y, output, plan(x.element_size()))
+    n = output.numel()
+    if n == 0:
+        return output
+    flat = x.stride() == y.stride() == output.stride()
+    # Four 16-byte loads a thread of each input fill the memory's pipeline; where there are strides, addresses take
+    # registers.
+    block = 8192 // x.element_size() if flat else 1024
+    compute, index = triton_launch.COMPUTE[x.dtype], triton_launch.index_type(n + block)
+    kernel: Any = vector_add_kernel
+    sizes: tuple[int, ...] = (n,)
+    if not flat:
+        (x, y), (_, middle, inner), strides = walk(output, x, y)
+        kernel, sizes = vector_add_strided_kernel, (n, middle, inner, *strides)
+    grid = (cdiv(n, block),)
+    triton_launch.launch(kernel, grid, (x, y, output), sizes, COMPUTE=compute, INDEX=index, BLOCK=block)
     return output
 
 
-vector_add_operator = define_vector_add("triton", _forward)
+vector_add_operator = VECTOR_ADD.register("triton", _forward)
 
 
 def vector_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x + y, element by element: see `impls.vector_add.torch_eager.vector_add`."""
+    """x + y, elementwise: see `fourfold.impls.vector_add.torch_eager.vector_add`."""
     check_vector_add(x, y)
     return vector_add_operator(x, y)

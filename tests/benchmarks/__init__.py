@@ -1,1 +1,1 @@
-"""Benchmarks: run by --benchmark-only."""
+"""Benchmarks, which `pytest --benchmark-only` runs."""

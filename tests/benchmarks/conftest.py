@@ -1,8 +1,8 @@
-"""What benchmarks take."""
+"""The fixtures of the benchmarks."""
 
 import pytest
 
-from properties.performance.plugin import Performance
+from fourfold.performance.plugin import Performance
 
 
 @pytest.fixture(scope="session")

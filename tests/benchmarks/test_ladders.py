@@ -1,7 +1,7 @@
-"""The ladders: the articles' ways to take one loss, each faster than the one before, and kernels over sizes.
+"""The ladders: the articles' successive implementations of one loss, and kernels over a range of sizes.
 
-The articles' kernels are timed with their clamp put right, which costs two instructions, so that what they compute can
-be held to the oracle. Their other mistakes do not show on this batch.
+The articles' kernels are timed with the missing clamp added, which costs two instructions, so that their results can
+be compared with the oracle. Their other mistakes do not show on this batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+from fourfold.impls.giou_loss.torch_eager import concatenated_loss, looped_loss, padded_loss
+from fourfold.properties import giou_loss, matmul, softmax
 from known_wrong import published
 
-from impls import backends
-from impls.giou_loss.torch_eager import concatenated_loss, looped_loss, padded_loss
-from properties import giou_loss, matmul, softmax
-from properties.cells import Cell
-from properties.dtypes import DTYPES
-from properties.performance.measurement import Measurement, clock_for
-from properties.performance.plugin import Performance, parametrize
-from properties.performance.timing import HostClock
-from properties.workloads import Make, tiled, whole
+from fourfold import backends
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.workloads import Make, tiled, whole
+from fourfold.performance.measurement import Measurement, clock_for
+from fourfold.performance.plugin import Performance, parametrize
+from fourfold.performance.timing import HostClock
+from fourfold.running.cells import Cell
 
 Function = Callable[..., torch.Tensor]
 BATCH = {"cpu": (16, 32), "cuda": (1024, 256)}
-# Rows and columns; m, k and n alike.
+# Rows of softmax, and the numbers of their columns.
 ROWS = {"cpu": (8, (64, 256, 1024)), "cuda": (4096, (256, 1024, 4096, 16384))}
-# The articles' own figures for a loss at batch 1024, in seconds on an L4.
+# The articles' own times for a loss at batch 1024, in seconds on an L4.
 ARTICLE_SECONDS = {
     "01_looped": 938e-3,
     "02_concatenated": 25.4e-3,
@@ -36,11 +36,12 @@ ARTICLE_SECONDS = {
     "08_triton_compiled": 0.72e-3,
     "09_triton_native_dtype": 0.62e-3,
 }
+# m, k and n of matmul, which are equal.
 EXTENTS = {"cpu": (32, 64, 128), "cuda": (512, 1024, 2048, 4096, 8192)}
 
 
 def on_samples(loss: Callable[..., torch.Tensor]) -> Function:
-    """A loss over a list of each sample's boxes, which is made at the first call."""
+    """Let a loss over a list of each sample's boxes take padded boxes. The list is made at the first call."""
     kept: dict[int, list[torch.Tensor]] = {}
 
     def of_padded(pred: torch.Tensor, target: torch.Tensor, eps: float) -> torch.Tensor:
@@ -53,7 +54,7 @@ def on_samples(loss: Callable[..., torch.Tensor]) -> Function:
 
 
 def on_ragged(loss: Function) -> Function:
-    """A loss over all samples' boxes one after another, which are joined at the first call."""
+    """Let a ragged loss take padded boxes. They are concatenated at the first call."""
     kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of_padded(pred: torch.Tensor, target: torch.Tensor, eps: float) -> torch.Tensor:
@@ -82,7 +83,7 @@ def in_dtype(loss: Function) -> Function:
 
 def compiled(make: Callable[[], Function]) -> Callable[[], Function]:
     def made() -> Function:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         return torch.compile(make(), dynamic=False)
 
     return made
@@ -94,7 +95,7 @@ def naive_softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def loss_rungs(device: str) -> dict[str, Callable[[], Function]]:
-    """The articles' ladder, from its foot."""
+    """The rungs of the articles' ladder, the lowest first."""
     rungs: dict[str, Callable[[], Function]] = {
         "01_looped": lambda: on_samples(looped_loss),
         "02_concatenated": lambda: on_samples(concatenated_loss),
@@ -104,7 +105,7 @@ def loss_rungs(device: str) -> dict[str, Callable[[], Function]]:
         "06_cuda_early_exit": lambda: in_dtype(published.cuda_loss("skipping", clamp=True)),
         "07_triton": lambda: in_dtype(published.triton_loss(clamp=True)),
     }
-    if device == "cuda":  # what is interpreted is not compiled, and has no use for narrower loads
+    if device == "cuda":  # the interpreter neither compiles nor gains from narrower loads
         rungs["08_triton_compiled"] = compiled(lambda: in_dtype(published.triton_loss(clamp=True)))
         rungs["09_triton_native_dtype"] = lambda: in_dtype(published.triton_loss(clamp=True, native=True))
     for backend in ("cuda", "triton"):
@@ -134,7 +135,7 @@ def matmul_rungs() -> dict[str, Callable[[], Function]]:
 
 
 def ladders(device: str) -> Iterator[tuple[str, str, Make, dict[str, Callable[[], Function]]]]:
-    """Operation, name, workload and rungs of each."""
+    """Yield the operation, name, workload and rungs of each ladder."""
     batch, boxes = BATCH[device]
     yield "giou_loss", f"ladder_{batch}x{boxes}", whole(giou_loss.article_batch(batch, boxes)), loss_rungs(device)
     all_rows, lengths = ROWS[device]
@@ -165,7 +166,7 @@ def rung_measurements(performance: Performance, names: Sequence[str]) -> Iterato
                     contender=rung,
                     function=function,
                     clock=clock_for(device, "forward"),
-                    # What an article computes in half types is for the record to say.
+                    # Without a cell a larger error of an article's kernel, as in half types, is recorded only.
                     cell=Cell(name, own, dtype) if own and ("ours" in rung or name != "giou_loss") else None,
                     in_ladder=True,
                 )
@@ -176,7 +177,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     performance = metafunc.config.pluginmanager.getplugin("fourfold-performance")
     options = metafunc.config.option
-    # A choice of backends or a candidate asks for those alone.
+    # The ladders are left out if only some backends, or a candidate, are asked for.
     whole_ladders = not (options.backend or options.candidate)
     names = options.op or list(performance.selection.operations)
     parametrize(metafunc, rung_measurements(performance, names) if whole_ladders else ())
@@ -190,7 +191,7 @@ def test_timed_rung_is_right(benchmark: Any, measurement: Measurement, performan
 
 @pytest.mark.benchmark(group="giou_loss-ladder-copy", timer=HostClock())
 def test_copy_of_a_batch_to_the_device(benchmark: Any, performance: Performance) -> None:
-    """What a batch costs before any loss: its targets' way to the GPU, from memory as a loader leaves it."""
+    """Time the copy of a batch's targets to the GPU, which precedes any loss, from memory as a loader leaves it."""
     if performance.device != "cuda":
         pytest.skip("needs --device cuda")
     float32 = DTYPES["float32"]

@@ -1,9 +1,9 @@
-"""How long right results take: every operation, backend and direction, beside its peers."""
+"""The time of every operation, backend and direction beside its peers. Only right results are timed."""
 
 from typing import Any
 
-from properties.performance.measurement import Measurement
-from properties.performance.plugin import Performance
+from fourfold.performance.measurement import Measurement
+from fourfold.performance.plugin import Performance
 
 
 def test_timed_call_is_right(benchmark: Any, measurement: Measurement, performance: Performance) -> None:

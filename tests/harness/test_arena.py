@@ -1,4 +1,4 @@
-"""The arena surrounds every tensor of a call, wherever it is allocated, and sees what is written outside of it."""
+"""The arena puts guard bytes around every tensor of a call, and detects writes to them."""
 
 import math
 import re
@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from impls import operators
-from properties.arena import POISONS, REDZONE_BYTES, Arena, poison_of
-from properties.dtypes import bits
-from properties.layouts import LAYOUTS
+from fourfold.backends import operators
+from fourfold.checks.arena import POISONS, REDZONE_BYTES, Arena, poison_of
+from fourfold.core.dtypes import bits
+from fourfold.core.layouts import LAYOUTS
 
 TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]
 
@@ -21,7 +21,7 @@ def is_poison(tensor: torch.Tensor, poison: float) -> bool:
 
 
 def around(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor's storage."""
+    """Return all bytes of a tensor's storage."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
@@ -125,7 +125,7 @@ def unwritten(x: torch.Tensor) -> torch.Tensor:
 
 
 def by_this_repository() -> Callable[[torch.Tensor], torch.Tensor]:
-    """An operator as the backends define them, its backward another one."""
+    """Define an operator as the backends do, with a second operator for its backward pass."""
     forward = operators.define("arena_test(Tensor x) -> Tensor", unwritten, torch.empty_like)
     backward = operators.define("arena_test_backward(Tensor x) -> Tensor", unwritten, torch.empty_like)
     operators.differentiate(forward, lambda ctx, grad: backward(grad), lambda ctx, inputs, output: None)

@@ -1,4 +1,4 @@
-"""What is timed is what is checked, and clocks give the time of the device and not of the host."""
+"""Benchmarks check the results of the calls that they time, and device clocks exclude the host's time."""
 
 import gc
 import json
@@ -13,19 +13,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fourfold.properties import layer_norm, softmax, vector_add
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from impls import backends
-from properties import giou, giou_loss, giou_loss_ragged, layer_norm, matmul, softmax, vector_add, workloads
-from properties.case import Case
-from properties.comparison import Disagreement
-from properties.dtypes import DTYPES, DType
-from properties.operation import Cost, operations
-from properties.performance import machine
-from properties.performance.calls import DIRECTIONS, Call, References, Replay, worst_error
-from properties.performance.ceilings import Ceilings
-from properties.performance.measurement import MeasuringError, of_the_ceiling, ratios
-from properties.performance.timing import (
+from fourfold import backends
+from fourfold.checks.catalogue import operations
+from fourfold.core.case import Case
+from fourfold.core.comparison import Disagreement
+from fourfold.core.dtypes import DTYPES, DType
+from fourfold.core.operation import Cost, Operation
+from fourfold.core.workloads import Tiled, Workload, tiled, whole
+from fourfold.performance import machine
+from fourfold.performance.calls import DIRECTIONS, Call, References, Replay, worst_error
+from fourfold.performance.ceilings import Ceilings
+from fourfold.performance.measurement import MeasuringError, of_the_ceiling, ratios
+from fourfold.performance.timing import (
     MOST_ROUNDS,
     USUAL_ROUNDS,
     DeviceClock,
@@ -35,23 +37,22 @@ from properties.performance.timing import (
     one_round,
     plan_rounds,
 )
-from properties.workloads import Workload, tiled, whole
 
 ROOT = Path(__file__).parents[2]
 FLOAT32 = DTYPES["float32"]
 
 
 class SimulatedGpu:
-    """A device that works through its queue while the host goes on."""
+    """A simulated device that works through its queue while the host continues."""
 
     def __init__(self, flush_seconds: float = 0.0, queue: int = 1000) -> None:
         self.host = self.free = 0.0
         self.flush_seconds = flush_seconds
         self.flushed = 0
-        self.ends = deque([0.0] * queue, maxlen=queue)  # of the last that were enqueued
+        self.ends = deque([0.0] * queue, maxlen=queue)  # when each of the last `queue` items ends
 
     def enqueue(self, seconds: float, host_seconds: float = 1e-6) -> None:
-        self.host = max(self.host + host_seconds, self.ends[0])  # a full queue lets the host wait
+        self.host = max(self.host + host_seconds, self.ends[0])  # the host waits for a full queue
         self.free = max(self.free, self.host) + seconds
         self.ends.append(self.free)
 
@@ -75,7 +76,7 @@ class SimulatedGpu:
 
 
 class Kernel:
-    """Takes so long on the device, and its launch so long on the host."""
+    """A simulated kernel with given seconds on the device and for its launch on the host."""
 
     calls_per_run = 1
 
@@ -92,7 +93,7 @@ def test_device_clock_gives_the_devices_time_and_not_the_hosts() -> None:
     clock, kernel = DeviceClock(gpu), Kernel(gpu, 8e-6, launch_seconds=40e-6)
     kept_waiting = one_round(clock, lambda: kernel.run(1))
     clock.host_seconds = 40e-6
-    assert kept_waiting > 40e-6  # what is measured where nothing keeps the device busy
+    assert kept_waiting > 40e-6  # without the busy wait, the clock measures the host
     assert one_round(clock, lambda: kernel.run(1)) == pytest.approx(8e-6)
 
 
@@ -101,7 +102,7 @@ def test_rounds_of_a_host_that_is_slower_than_it_was_are_made_again() -> None:
     clock, kernel = DeviceClock(gpu), Kernel(gpu, 8e-6, launch_seconds=500e-6)
     clock.host_seconds = 40e-6
     assert one_round(clock, lambda: kernel.run(1)) == pytest.approx(8e-6)
-    assert clock.late_rounds == 3  # kept busy for 80, 160 and 320 us
+    assert clock.late_rounds == 3  # after waits of 80, 160 and 320 us
     assert not clock.late
     assert one_round(clock, lambda: kernel.run(1)) == pytest.approx(8e-6)
     assert clock.late_rounds == 3
@@ -124,7 +125,7 @@ def test_a_round_of_more_launches_than_a_stream_holds_is_timed_with_the_host() -
     assert clock.waits_for_host
     assert not clock.late
     assert seconds[1:] == pytest.approx([200 * 40e-6] * 9, rel=0.01)
-    assert gpu.host < 10  # not kept waiting for ever longer
+    assert gpu.host < 10  # the clock stops doubling the wait
 
 
 def test_device_clock_divides_by_the_calls_of_a_round() -> None:
@@ -150,7 +151,7 @@ def test_replayed_graphs_are_not_flushed() -> None:
 
 
 class Script:
-    """Calls that take times as scripted, on a host clock of their own."""
+    """Calls with scripted durations on a simulated host clock."""
 
     calls_per_run = 1
 
@@ -192,7 +193,7 @@ def test_the_wider_the_spread_the_more_rounds() -> None:
     noisy, quiet = ([1 + spread * (i % 5) for i in range(10)] for spread in (0.05, 0.001))
     assert enough_rounds(quiet, 1e-3, 5, 10.0) == USUAL_ROUNDS
     assert USUAL_ROUNDS < enough_rounds(noisy, 1e-3, 5, 10.0) <= MOST_ROUNDS
-    assert enough_rounds(noisy, 1e-3, 5, 0.1) == 100  # as far as the time allows
+    assert enough_rounds(noisy, 1e-3, 5, 0.1) == 100  # 0.1 s of rounds of 1 ms
 
 
 def small(make: Callable[[DType], Case]) -> Workload:
@@ -209,23 +210,48 @@ def check(operation: str, workload: Workload, function: Callable[..., torch.Tens
     return worst_error(call.results, expected, workload, FLOAT32)
 
 
-TILED: dict[str, workloads.Make] = {
-    "vector_add": tiled(vector_add.random_case(3, 5), 8, "x", "y"),
-    "softmax": tiled(softmax.random_rows(3, 33), 8, "x"),
-    "layer_norm": tiled(layer_norm.rows(3, 33), 8, "x"),
-    "matmul": tiled(matmul.random_example(4, 9, 7, "leaky_relu"), 4, "a", across=("b",)),
-    "giou": tiled(giou.overlapping(37), 8, "boxes1", "boxes2"),
-    "giou_loss": tiled(giou_loss.article_batch(16, 7), 8, "pred", "target"),
-    "giou_loss_ragged": tiled(giou_loss_ragged.article_batch(16, 7), 8, "pred", "target"),
+def modest(operation: Operation) -> Callable[[DType], Case]:
+    """Return the smallest example with a batch axis, finite numbers and 3 elements along each axis, if there is any."""
+
+    def elements(name: str) -> int:
+        return sum(array.size for array in made[name].inputs.values())
+
+    def serves(case: Case) -> bool:
+        arrays = case.inputs.values()
+        samples = all(case[name].ndim > axes for name, axes in operation.batched.items())
+        finite = samples and all(np.isfinite(array.astype(np.float64)).all() for array in arrays)
+        numbers = min(array.size for array in arrays if not np.issubdtype(array.dtype, np.integer))
+        return finite and not case.layouts and numbers >= 15 and all(min(a.shape, default=0) >= 3 for a in arrays)
+
+    made = {name: make(FLOAT32) for name, make in operation.examples.items()}
+    return operation.examples[min([name for name, case in made.items() if serves(case)] or made, key=elements)]
+
+
+def repeated_ways(operation: Operation) -> dict[str, Tiled]:
+    """Return the `Tiled` of each of the operation's ways to repeat a case, for a modest case."""
+    ways = {(make.names, make.across): make for make in operation.workloads["cuda"].values() if isinstance(make, Tiled)}
+    return {
+        "_".join((*names, *(f"across_{name}" for name in across))): Tiled(modest(operation), 8, names, across)
+        for names, across in ways
+    }
+
+
+REPEATED = {
+    f"{name}-{way}": (name, tiled) for name, of in operations().items() for way, tiled in repeated_ways(of).items()
 }
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("operation", sorted(operations()))
-def test_a_repeated_workload_has_the_results_of_its_part(operation: str, direction: str) -> None:
-    workload = TILED[operation](FLOAT32)
+@pytest.mark.parametrize("way", REPEATED)
+def test_a_repeated_workload_has_the_results_of_its_part(way: str, direction: str) -> None:
+    operation, make = REPEATED[way]
+    workload = make(FLOAT32)
     assert sum(a.size for a in workload.case.inputs.values()) > 2 * sum(a.size for a in workload.part.inputs.values())
     assert check(operation, workload, backends.load(operation, "torch"), direction) <= 1
+
+
+def test_products_are_repeated_along_both_axes_and_losses_along_samples() -> None:
+    assert {"matmul-a", "matmul-a_across_b", "giou_loss-pred_target", "layer_norm-x"} <= REPEATED.keys()
 
 
 def test_a_gradient_that_leaves_rows_out_is_found_in_a_repeated_workload() -> None:
@@ -235,7 +261,7 @@ def test_a_gradient_that_leaves_rows_out_is_found_in_a_repeated_workload() -> No
         return torch.cat([whole_norm(x[:-3], weight, bias, eps), whole_norm(x[-3:], weight.detach(), bias, eps)])
 
     with pytest.raises(Disagreement, match="weight"):
-        check("layer_norm", TILED["layer_norm"](FLOAT32), without_last_rows, "backward")
+        check("layer_norm", tiled(layer_norm.rows(3, 33), 8, "x")(FLOAT32), without_last_rows, "backward")
 
 
 def test_a_call_that_writes_nothing_does_not_find_the_former_result() -> None:
@@ -251,15 +277,15 @@ def test_a_call_that_writes_nothing_does_not_find_the_former_result() -> None:
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("backend", ["torch", "cuda"])  # Triton's interpreter has cycles of its own
+@pytest.mark.parametrize("backend", ["torch", "cuda"])  # Triton's interpreter itself makes reference cycles
 @pytest.mark.parametrize("operation", sorted(operations()))
 def test_tensors_of_a_call_go_with_it(operation: str, backend: str, direction: str) -> None:
-    # Whole gigabytes would wait for Python's collector of cycles, which counts objects, and these are few.
+    # A reference cycle could hold gigabytes for long: Python's collector counts objects, and these are few.
     gc.collect()
     gc.disable()
     try:
-        workload, function = TILED[operation](FLOAT32), backends.load(operation, backend)
-        call = Call(function, operations()[operation], workload, FLOAT32, "cpu", direction)
+        record, function = operations()[operation], backends.load(operation, backend)
+        call = Call(function, record, small(modest(record)), FLOAT32, "cpu", direction)
         call.run(2)
         held = [StorageWeakRef(t.untyped_storage()) for t in (*call.tensors.values(), *call.results.values())]
         del call
@@ -269,7 +295,7 @@ def test_tensors_of_a_call_go_with_it(operation: str, backend: str, direction: s
 
 
 def test_results_that_are_inputs_are_not_overwritten() -> None:
-    # The gradient of a sum is the cotangent itself.
+    # The gradient of a sum is grad_output itself.
     assert check("vector_add", small(vector_add.random_case(9)), backends.load("vector_add", "torch"), "both") <= 1
 
 
@@ -403,7 +429,7 @@ def test_benchmarks_are_recorded_where_the_timed_call_is_right(tmp_path: Path) -
     assert "<svg" in page
     made = json.loads(record.read_text())
     assert (tmp_path / "sources" / f"{made['sources']['sha256']}.zip").is_file()
-    # What is wrong has no time.
+    # A wrong result is not recorded with a time.
     assert [one["param"] for one in made["benchmarks"]] == [
         f"vector_add-small-float32-{direction}-candidate" for direction in DIRECTIONS
     ]

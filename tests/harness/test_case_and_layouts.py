@@ -1,4 +1,4 @@
-"""Layouts keep every bit and lie in memory as they say; cases show all that is needed to build them again."""
+"""Layouts keep every bit and have the promised strides; a case's repr is enough to build the case again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from properties.case import SHOWN_ELEMENTS, Case, show
-from properties.dtypes import DTYPES, bits
-from properties.layouts import INTEGER_POISON, LAYOUTS
-from properties.operation import operations
+from fourfold.checks.catalogue import operations
+from fourfold.core.case import SHOWN_ELEMENTS, Case, show
+from fourfold.core.dtypes import DTYPES, bits
+from fourfold.core.layouts import INTEGER_POISON, LAYOUTS
 
 SHAPES = [(), (1,), (5,), (0,), (4, 4), (3, 4), (1, 4), (0, 4), (2, 3, 4), (3, 0, 4), (2, 1, 3, 4)]
 TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]
 
 
 def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Every element another number; with special ones among them where the type has such."""
+    """Return distinct numbers, with special values among them if the dtype has any."""
     numbers = torch.arange(1, 1 + int(np.prod(shape)), dtype=torch.float64).reshape(shape)
     if dtype.is_floating_point:
         numbers = numbers / 8
@@ -28,7 +28,7 @@ def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def gaps(tensor: torch.Tensor) -> torch.Tensor:
-    """What belongs to the storage and not to the tensor."""
+    """Return the elements of the storage that are not elements of the tensor."""
     storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     places = torch.arange(storage.numel()).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     outside = torch.ones(storage.numel(), dtype=torch.bool)
@@ -164,7 +164,7 @@ def read_back(text: str) -> dict[str, Any]:
 def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
-    # NaN reads back as some NaN; its payload is nobody's.
+    # NaN reads back as NaN, but its payload may differ.
     assert np.array_equal(np.isnan(actual.astype(np.float64)), np.isnan(expected.astype(np.float64)))
     number = ~np.isnan(expected.astype(np.float64))
     assert actual[number].tobytes() == expected[number].tobytes()

@@ -1,4 +1,4 @@
-"""What the command line promises: candidates of any kind, a verdict, and a run that outlives the kernels it runs."""
+"""The command line: candidates of every kind, the verdict file, and runs that survive crashing or hanging kernels."""
 
 import json
 import os
@@ -11,21 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from properties.case import Case
-from properties.cells import Candidate, SelectionError
-from properties.checks import Failure, Search
-from properties.dtypes import DTYPES
-from properties.operation import operations
-from properties.verdict import counterexample
+from fourfold.checks.catalogue import operations
+from fourfold.checks.checks import Failure, Search
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DTYPES
+from fourfold.running.cells import Candidate, SelectionError
+from fourfold.running.plugin import LOOKED_AT_BRIEFLY
+from fourfold.running.verdict import counterexample
 
 ROOT = Path(__file__).parents[2]
 CANDIDATES = Path(__file__).parent / "candidates"
-# Enough for what is right on a machine that is busy with other tests; what hangs takes it twice.
+# A time limit that a right candidate meets even on a busy machine. A hanging candidate takes it twice.
 SECONDS = 6
 
 
 def verify(folder: Path, *options: str, test: str = "") -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Run pytest on the operations; gives what it printed and its verdict."""
+    """Run pytest on the operations and return the process and the contents of the verdict file."""
     verdict = folder / "verdict.json"
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "TRITON_INT"))}
     environment |= {"FOURFOLD_CUDA_ON_CPU_SECONDS": "1", "COLUMNS": "100"}
@@ -39,14 +40,55 @@ def by_cell(verdict: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(check["operation"], check["backend"]): check for check in verdict["checks"]}
 
 
-# ---- kernels that do not come back
+# ---- Triton kernels that import nothing of this project
+
+
+@pytest.mark.parametrize("name", ["add", "add_without_mask_on_its_loads"])
+def test_verdict_on_a_triton_candidate_does_not_depend_on_what_else_is_loaded(
+    name: str, tmp_path: Path, device: str
+) -> None:
+    options = [f"--candidate=vector_add={CANDIDATES / 'in_triton.py'}:{name}", f"--device={device}"]
+    done, verdict = verify(tmp_path, *options, test="test_forward.py")
+    print(done.stdout)
+    # A GPU reads past the end without an error.
+    right = name == "add" or device == "cuda"
+    assert verdict["counts"] == {"passed": int(right), "failed": int(not right), "unsupported": 0}
+    assert right or "OutOfBounds" in verdict["checks"][0]["message"]
+
+
+def test_a_candidate_with_a_wrong_output_is_looked_at_briefly_by_the_other_checks(tmp_path: Path, device: str) -> None:
+    options = [f"--candidate=vector_add={CANDIDATES / 'in_triton.py'}:subtract", f"--device={device}"]
+    done, verdict = verify(tmp_path, *options, "--examples=25")
+    print(done.stdout)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    first, *others = verdict["checks"]
+    assert first["check"].startswith("forward")
+    assert first["outcome"] == "failed"
+    assert {check["outcome"] for check in others} == {"failed", "unsupported"}
+    briefly = [check for check in others if check["outcome"] == "unsupported"]
+    assert {check["reason"] for check in briefly} == {LOOKED_AT_BRIEFLY}
+    assert max(check.get("examples", 0) for check in others) <= 10
+
+
+def test_a_plain_run_verifies_laws_in_float32_and_in_what_else_is_selected(tmp_path: Path) -> None:
+    def dtypes(*options: str) -> set[str]:
+        command = [sys.executable, "-m", "pytest", "tests/operations/test_laws.py", "--op=vector_add", "--collect-only"]
+        done = subprocess.run([*command, "-q", *options], cwd=ROOT, capture_output=True, text=True)
+        return set(re.findall(r"-(float\d+|bfloat16)-", done.stdout))
+
+    assert dtypes() == {"float32"}
+    assert dtypes("--dtype=bfloat16") == {"bfloat16"}
+    assert dtypes("--hypothesis-profile=nightly") == {"float16", "bfloat16", "float32", "float64"}
+
+
+# ---- kernels that crash or hang
 
 ILL = {
     "vector_add": ("crash", r"died of: Segmentation fault"),
     "softmax": ("leave", r"ended without a word: it called exit"),
-    "layer_norm": ("loop", r"Timeout \(>6.0s\)"),
+    "layer_norm": ("loop", r"Timeout \(?>6.0s"),
     "giou": ("hang", r"had to be ended: it did not come back within 0:00:12"),
-    "matmul": ("wait_for_itself", r"Timeout \(>6.0s\)"),
+    "matmul": ("wait_for_itself", r"Timeout \(?>6.0s"),
     "giou_loss": ("spin", r"the launch has not ended within its time limit|had to be ended|Timeout"),
     "giou_loss_ragged": ("write_far_away", r"OutOfBounds.*ill\.cu:|lost the device"),
 }
@@ -67,7 +109,7 @@ def test_kernels_that_do_not_come_back_fail_alone(workers: list[str], tmp_path: 
         failed = checks[operation, "candidate"]
         assert re.search(says, failed["message"]), failed
         assert failed["repeat"].endswith(f"--candidate {operation}={CANDIDATES / 'ill.py'}:{name}")
-    # What can be known of a death: the case, and where in the candidate it was.
+    # After a crash the harness still knows the case and the line in the candidate.
     assert checks["vector_add", "candidate"]["counterexample"].startswith("Case(x=")
     assert "in crash" in checks["vector_add", "candidate"]["message"]
     assert "in hang" in checks["giou", "candidate"]["message"]

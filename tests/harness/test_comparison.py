@@ -1,4 +1,4 @@
-"""The comparator accepts what is within the bound, rejects everything else, and says where and by how much."""
+"""The comparator accepts values within the bound, rejects all others, and says where and by how much they are off."""
 
 import re
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from properties.comparison import Agreement, Disagreement, compare, expectation
-from properties.dtypes import DTYPES
-from properties.operation import operations, reference_gradients
-from properties.running_error import Bounded
+from fourfold.checks.catalogue import operations
+from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import reference_gradients
+from fourfold.core.running_error import Bounded
 
 FLOAT16, FLOAT32 = DTYPES["float16"], DTYPES["float32"]
 NAN, INF = np.nan, np.inf
@@ -79,7 +80,8 @@ def test_a_value_past_the_edge_of_float16_may_be_infinite() -> None:
         assert compare(np.array(INF), expected, FLOAT16).worst == 0
         with pytest.raises(Disagreement):
             compare(np.array(-INF), expected, FLOAT16)
-    # Halfway to the next power of 2, where rounding to even goes up; or near it, with an error that reaches as far.
+    # float16 overflows from halfway to the next power of 2, where rounding to even goes up. A smaller value may
+    # overflow if its error reaches that point.
     assert FLOAT16.overflow == 65520
     assert compare(np.array(-INF), expectation(within(-65520.0, 0.0), FLOAT16), FLOAT16).worst == 0
     assert compare(np.array(INF), expectation(within(65510.0, 10.0), FLOAT16), FLOAT16).worst == 0
@@ -172,14 +174,14 @@ def test_the_expectation_admits_one_rounding_to_the_type_and_not_two(dtype: str)
     kind = DTYPES[dtype]
     rng = np.random.default_rng(1)
     scale = np.ldexp(1.0, rng.integers(-26, 12, 4000)).astype(kind.wide)
-    # Two draws, so that longdouble is filled to its last digits.
+    # Add a second, tiny draw, so that all digits of a longdouble are random.
     digits = rng.uniform(1, 2, 4000).astype(kind.wide) + rng.uniform(0, 1, 4000).astype(kind.wide) / 2**53
     value = digits * scale * rng.choice([-1, 1], 4000)
     expected = expectation(Bounded.exact(value, kind.arithmetic), kind)
     rounded = value.astype(kind.numpy).astype(kind.wide)
     assert compare(rounded, expected, kind).worst <= 1
     assert compare(rounded, expected, kind).worst > 0.9
-    # A whole unit in the last place past it is too much.
+    # One more unit in the last place is too much.
     further = rounded + 2 * np.sign(rounded) * kind.spacing_roundoff(abs(value))
     with pytest.raises(Disagreement):
         compare(further, expected, kind)

@@ -1,12 +1,12 @@
-"""NVRTC with no GPU: kernels compile for every architecture, and what they need there is known."""
+"""NVRTC without a GPU: kernels compile for every architecture, and their resources are reported."""
 
 import pathlib
 import time
 
 import pytest
 
-from impls import cuda_compile
-from impls.cuda_compile import (
+from fourfold.backends.cuda import compile as cuda_compile
+from fourfold.backends.cuda.compile import (
     CompilationError,
     CudaError,
     cache_directory,
@@ -36,14 +36,14 @@ def arch(request):
 
 
 def test_the_kernels_that_run_on_the_cpu_compile_for_each_architecture(arch, monkeypatch, tmp_path):
-    # One that a GPU has launched by itself would come from the cache, by itself.
+    # Use an empty cache: a kernel that a launch compiled alone would come alone from the cache.
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
     resources = compile_ahead_of_time(CONTROLS, NAMES, arch)
     assert list(resources) == NAMES
     for name, needs in resources.items():
         assert (needs.name, needs.arch) == (name, arch)
         assert 0 < needs.registers <= 255
-        # Bank 0 has the parameters, at least 16 bytes in each of these kernels, after what the driver puts there.
+        # Constant bank 0 holds the driver's data and then the parameters, at least 16 bytes in each of these kernels.
         assert needs.constant_bytes >= 16
         assert needs.instruction_counts["EXIT"] >= 1
         assert len(needs.code_sha256) == 64
@@ -52,7 +52,7 @@ def test_the_kernels_that_run_on_the_cpu_compile_for_each_architecture(arch, mon
 
 def test_resources_are_those_of_the_kernel(arch):
     resources = compile_ahead_of_time(CONTROLS, NAMES, arch)
-    # Two tiles of 16 x 16 and 16 x 17 floats; 32 partial results; a tile of 256 halves; dynamic memory does not count.
+    # Tiles of 16 x 16 and 16 x 17 floats, 32 partial results, a tile of 256 halves. Dynamic memory does not count.
     for name, shared_bytes in (
         ("matmul<float, 16>", (256 + 272) * 4),
         ("softmax<float>", 2 * 32 * 4),
@@ -74,7 +74,7 @@ def test_resources_are_those_of_the_kernel(arch):
 def test_spilled_registers_are_counted(arch):
     resources = compile_ahead_of_time(CONTROLS, NAMES, arch)
     spilled = resources["spills"]
-    # 1024 threads leave each 64 registers, and it keeps 200 values.
+    # With 1024 threads, each thread has 64 registers, but this kernel keeps 200 values.
     assert spilled.registers <= 64
     assert min(spilled.spill_store_bytes, spilled.spill_load_bytes, spilled.stack_bytes) > 0
     plain = resources["matmul<float, 16>"]
@@ -120,7 +120,7 @@ def test_a_kernel_is_compiled_once_until_a_header_changes(tmp_path, monkeypatch)
 
 
 def test_what_was_compiled_for_another_cache_is_described_as_well(tmp_path, monkeypatch):
-    # Where there is a driver, it keeps what NVRTC compiles, but not the log. And what is compiled says when.
+    # A driver caches what NVRTC compiles, but not the log with the resources. The compiled code contains the time.
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "first"))
     first = compile_ahead_of_time(CONTROLS, NAMES, "sm_90a")
     time.sleep(1)
@@ -132,7 +132,7 @@ def test_arithmetic_is_exact(tmp_path):
     options = nvrtc_options(CONTROLS, "sm_90a")
     assert "--gpu-architecture=sm_90a" in options
     assert not [option for option in options if "fast" in option or "ftz" in option or "fmad" in option]
-    # A division that is rounded as IEEE 754 says begins with a check for the hard cases; an approximate one does not.
+    # A division with IEEE 754 rounding begins with a check for hard cases, an approximate one does not.
     source = tmp_path / "divide.cu"
     source.write_text("__global__ void k(float* c) { c[0] = c[1] / c[2]; }")
     counts = compile_ahead_of_time(source, ["k"], "sm_90a")["k"].instruction_counts

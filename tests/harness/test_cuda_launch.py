@@ -1,4 +1,4 @@
-"""The launch of CUDA C++ on a GPU: right numbers, on any stream and thread, in a graph, and with clear refusals."""
+"""CUDA C++ launches on a GPU: right numbers on any stream, on any thread and in a graph, and clear errors."""
 
 import math
 import pathlib
@@ -7,8 +7,9 @@ import threading
 import pytest
 import torch
 
-from impls import cuda_launch
-from impls.cuda_launch import CudaError, CudaKernel
+from fourfold.backends.cuda import launch as cuda_launch
+from fourfold.backends.cuda.launch import CudaError, CudaKernel
+from fourfold.compat import torch_internals
 
 CONTROLS = pathlib.Path(__file__).resolve().parent / "cuda" / "controls.cu"
 DTYPES = {"float": torch.float32, "double": torch.float64, "__half": torch.float16, "__nv_bfloat16": torch.bfloat16}
@@ -26,7 +27,7 @@ def softmax(x):
     return y
 
 
-# ---- what needs no GPU
+# ---- tests that need no GPU
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_a_parameter_knows_what_it_takes():
     values = [torch.zeros(1), None, 1.0, 1, True]
     taken = [[value for value in values if parameter.takes(value)] for parameter in parameters]
     assert taken == [[values[0], None], [1.0], [1], [True], []]
-    # Of a C name the sizes are all that is known.
+    # A kernel with a C name reveals only the sizes of its parameters.
     parameters = cuda_launch._parameters("k", [8, 1])
     taken = [[value for value in values if parameter.takes(value)] for parameter in parameters]
     assert taken == [[values[0], None, 1.0, 1], [True]]
@@ -61,7 +62,20 @@ def test_an_architecture_has_its_own_instructions(capability, name):
     assert cuda_launch.architecture(*capability) == name
 
 
-# ---- what does
+def test_a_template_has_instances_for_each_dtype_and_option():
+    kernels = CudaKernel.for_each_dtype(pathlib.Path("none.cu"), "copies<{T}, {}>", {True: "{W}", False: "1"})
+    assert {key: kernel.name for key, kernel in kernels.items() if key[0].itemsize != 8} == {
+        (torch.float16, True): "copies<__half, 8>",
+        (torch.float16, False): "copies<__half, 1>",
+        (torch.bfloat16, True): "copies<__nv_bfloat16, 8>",
+        (torch.bfloat16, False): "copies<__nv_bfloat16, 1>",
+        (torch.float32, True): "copies<float, 4>",
+        (torch.float32, False): "copies<float, 1>",
+    }
+    assert kernels[torch.float64, True].name == "copies<double, 2>"
+
+
+# ---- tests that need a GPU
 
 
 @on_gpu
@@ -129,7 +143,7 @@ def test_a_launch_joins_the_current_stream():
     expected = (x * 2.0).softmax(-1)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+        torch_internals.keep_stream_busy(50_000_000)
         doubled = x * 2.0
         y = softmax(doubled)
     stream.synchronize()

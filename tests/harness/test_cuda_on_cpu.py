@@ -1,4 +1,4 @@
-"""CUDA C++ on the CPU: correct kernels give right numbers, and every planted fault is found, at its line."""
+"""CUDA C++ on the CPU: correct kernels give right numbers, and each planted fault is reported with its line."""
 
 import json
 import math
@@ -16,11 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impls import cuda_on_cpu
-from impls.cuda_compile import CompilationError
-from impls.cuda_launch import CudaError, CudaKernel
-from impls.cuda_on_cpu import build
-from impls.cuda_on_cpu.faults import FAULTS
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda.compile import CompilationError
+from fourfold.backends.cuda.launch import CudaError, CudaKernel, launched_on_cpu
+from fourfold.backends.cuda.on_cpu import build
+from fourfold.backends.cuda.on_cpu.faults import FAULTS
 
 HERE = pathlib.Path(__file__).resolve().parent
 CONTROLS = HERE / "cuda" / "controls.cu"
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
     cuda_on_cpu.unavailable_reason() is not None, reason=cuda_on_cpu.unavailable_reason() or ""
 )
 
-# Objects that have been made when the first is needed are compiled together, so all are made here.
+# The first launch compiles all kernel objects that exist by then in one unit, so create all of them here.
 KERNELS = {
     name: CudaKernel(CONTROLS, name)
     for name in (
@@ -146,7 +146,7 @@ def test_a_fault_leaves_the_next_launch_working():
     for name in ("writes_past_the_end", "barrier_in_a_branch", "reads_what_was_not_written"):
         with pytest.raises(cuda_on_cpu.KernelFault):
             launch_planted(name)
-    # In the library of the faulty kernels itself: a launch of one block, where the race needs two.
+    # The same library, launched with one block, is right: the race needs two blocks.
     a, c = torch.rand(250), torch.zeros(250)
     FAULTY_KERNELS["writes_where_another_block_does"].launch(1, 256, a, c, 250)
     torch.testing.assert_close(c, a)
@@ -215,7 +215,7 @@ def test_matmul_is_right_for_any_shape(m, n, k, order):
 @pytest.mark.parametrize("fences", ["false", "true"])
 def test_the_last_block_may_read_what_the_others_wrote(fences, mode, order):
     x, counter = torch.arange(1000, dtype=torch.float32), torch.zeros(1, dtype=torch.int32)
-    for _ in range(2):  # the kernel leaves the counter ready for the next launch
+    for _ in range(2):  # the kernel resets the counter for the next launch
         out, partial = torch.zeros(1), torch.full((7,), math.nan)
         KERNELS[f"two_stage_sum<{fences}>"].launch(7, 64, x, partial, counter, out, 1000)
         assert out.item() == 499500.0
@@ -416,7 +416,7 @@ def test_a_seed_gives_the_same_order_again():
             KERNELS["atomic_sum<float>"].launch(8, 64, x, out, 2000)
         return out.item()
 
-    # The rounding of an atomic sum shows the order of its terms.
+    # The rounding of an atomic sum depends on the order of its terms.
     assert len({total(seed) for seed in range(6)} | {total("forward"), total("reverse")}) > 3
     assert all(total(seed) == total(seed) for seed in range(6))
 
@@ -483,8 +483,16 @@ def test_a_block_that_is_not_possible_is_refused(block):
         KERNELS["last_warp_sums"].launch(1, block, torch.zeros(32), torch.zeros(1))
 
 
-def test_an_empty_grid_launches_nothing():
-    KERNELS["last_warp_sums"].launch((4, 0), 32, torch.zeros(0), torch.zeros(0))
+@pytest.mark.parametrize("grid", [0, (4, 0), (0, 4), (2, 3, 0)], ids=str)
+def test_an_empty_grid_launches_nothing(grid, mode):
+    kernel = CudaKernel(CONTROLS, "last_warp_sums")
+    x, out = torch.ones(32), torch.full((1,), -1.0)
+    kernel.launch(grid, 32, x, out)
+    assert out.item() == -1
+    assert kernel not in launched_on_cpu()
+    kernel.launch(1, 32, x, out)
+    assert out.item() == 32
+    assert kernel in launched_on_cpu()
 
 
 def test_tensors_on_no_device_are_refused():
@@ -552,7 +560,7 @@ def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path):
     source.write_text("__global__ void k(float* c) { c[threadIdx.x] = threadIdx.x; }")
     program = (
         "import pathlib, sys, torch\n"
-        "from impls.cuda_launch import CudaKernel\n"
+        "from fourfold.backends.cuda.launch import CudaKernel\n"
         "c = torch.zeros(4)\n"
         "CudaKernel(pathlib.Path(sys.argv[1]), 'k').launch(1, 4, c)\n"
         "print(c.tolist())\n"
@@ -564,7 +572,7 @@ def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path):
     processes = [subprocess.Popen(command, env=environment, cwd=tmp_path, **pipes) for _ in range(3)]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [output.strip() for output in outputs] == ["[0.0, 1.0, 2.0, 3.0]"] * 3
-    manifests = list((tmp_path / "cache").rglob("*.json"))
+    manifests = list((tmp_path / "cache" / "cuda_on_cpu").rglob("*.json"))
     assert [json.loads(manifest.read_text())["kernels"] for manifest in manifests] == [["k"]]
     assert not [path for path in (tmp_path / "cache").rglob("tmp*") if path.exists()]
 

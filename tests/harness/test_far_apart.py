@@ -1,17 +1,17 @@
-"""Room for tensors whose elements lie far apart, on a GPU that others use too."""
+"""Waiting for memory for tensors with elements far apart, on a GPU that other processes use too."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from properties import far_apart
+from fourfold.core import far_apart
 
 GPU = torch.device("cuda", 0)
 
 
 def told(monkeypatch: pytest.MonkeyPatch, free: Iterator[int]) -> list[float]:
-    """torch says that so many bytes of 100 are free; gives the seconds that were slept, which cost none."""
+    """Make torch report these numbers of free bytes out of 100. Return the list of sleeps, which take no time."""
     clock = [0.0]
     slept: list[float] = []
 

@@ -1,4 +1,4 @@
-"""A specification that verifies nothing is found out, and so is a search that has seen nothing."""
+"""The harness rejects a specification that accepts impostors, and a search that checked no element."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from impls import backends
-from properties import checks
-from properties.case import Case
-from properties.checks import Failure, Search, Subject
-from properties.dtypes import DTYPES
-from properties.impostors import accepted
-from properties.operation import Operation, operations
-from properties.running_error import Bounded
+from fourfold import backends
+from fourfold.checks import checks
+from fourfold.checks.catalogue import operations
+from fourfold.checks.checks import Failure, Search, Subject
+from fourfold.checks.impostors import accepted
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import Operation
+from fourfold.core.running_error import Bounded
 
 OPERATIONS = operations()
 FLOAT32 = DTYPES["float32"]
@@ -26,7 +27,7 @@ ORDINARY = [SOFTMAX.examples[name](FLOAT32) for name in ("columns_not_a_multiple
 
 
 def loosened(function: Callable, by: float) -> Callable:
-    """An oracle whose bound is so much above the right one."""
+    """Return an oracle with its bound widened by `by`."""
 
     def of(*arrays: Any, **named: Any) -> Any:
         result = function(*arrays, **named)
@@ -58,7 +59,7 @@ def test_cases_of_nothing_but_zeros_are_found_out() -> None:
     zeros = np.zeros((3, 4), np.float32)
     tame = [Case({"x": zeros, "y": zeros}, zeros + 2 * n) for n in range(1, 4)]
     found = impostors_of(accepted(VECTOR_ADD, FLOAT32, tame))
-    # NaN is no zero, and the cotangent is not.
+    # All outputs are 0, so these impostors pass; "all NaN" does not. A gradient of 0 does not: grad_output is not 0.
     wanted = {"all zero", "its mean everywhere", "rolled by one", "negated", "a copy of x", "a copy of y"}
     assert {impostor for result, impostor in found if result == "output"} == wanted
     assert ("gradient of x", "all zero") not in found
@@ -101,7 +102,8 @@ def test_a_search_among_single_numbers_is_no_verification_where_there_may_be_mor
     single = {"one_element": VECTOR_ADD.examples["one_element"]}
     with pytest.raises(Failure, match="no result had more than one element, as those of vector_add may"):
         checks.history_does_not_matter(subject(VECTOR_ADD, cases=one), Search(examples=5))
-    # Of named examples that are run themselves each check has seen a larger one.
+    # These checks also run the named examples: larger ones first, then none that is larger than one element, so that
+    # the search cannot see more.
     for check in (
         checks.forward_agrees,
         checks.backward_agrees,

@@ -1,4 +1,4 @@
-"""All laws of a subject are put on the same cases, and ask it but once for what it gives for them."""
+"""All laws of a subject run on the same cases and share its results: it is called once for each."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fourfold.properties import vector_add
 
-from properties import vector_add
-from properties.case import Case
-from properties.dtypes import DTYPES, DType
-from properties.laws import MOST_KEPT, Kept, law_holds
-from properties.operation import Evaluate, Relation
-from properties.search import Failure, Search, Subject
+from fourfold.checks.laws import MOST_KEPT, Kept, law_holds
+from fourfold.checks.search import Failure, Search, Subject
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DTYPES, DType
+from fourfold.core.operation import Evaluate, Relation
 
 FLOAT32 = DTYPES["float32"]
 
 
 class Counted:
-    """x + y, and how often it was asked for."""
+    """x + y with a count of its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -71,7 +71,7 @@ def test_nothing_is_kept_where_it_is_not_to_be(search: Search) -> None:
     counted = Counted()
     for times in (1, 2):
         law_holds(output_is_itself, subject(counted), search)
-        # Twice of each case.
+        # Two calls for each case.
         assert counted.calls == 2 * times * search.examples
 
 

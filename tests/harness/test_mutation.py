@@ -1,4 +1,4 @@
-"""Mutants are small mistakes, one each; what becomes of each is told apart."""
+"""Each mutant has one small mistake, and its trial tells killed, survived, invalid and not reached apart."""
 
 import ast
 import json
@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from properties.mutation import known
-from properties.mutation.cuda_mutants import cuda_mutants
-from properties.mutation.mutant import Mutant
-from properties.mutation.triton_mutants import triton_mutants
+from fourfold.mutation import known
+from fourfold.mutation.cuda_mutants import cuda_mutants
+from fourfold.mutation.mutant import Mutant
+from fourfold.mutation.triton_mutants import triton_mutants
 
 ROOT = pathlib.Path(__file__).parents[2]
 TRITON = '''
@@ -38,7 +38,7 @@ def host(n):
     return n + 1
 '''
 
-# What becomes of which text, in the order of the text.
+# The replaced texts and their replacements, in the order of the text.
 OF_TRITON = [
     ("64 bits dropped", "tl.program_id(0).to(INDEX)", "tl.program_id(0)"),
     ("- to +", "BLOCK - 2", "(BLOCK + 2)"),
@@ -171,10 +171,10 @@ def test_operands_of_a_changed_sign_stay_together() -> None:
     }  # fmt: skip
 
 
-# In a process of its own: the command chooses Triton's interpreter before Triton is imported.
+# Run in a new process: the command selects Triton's interpreter before it imports Triton.
 FUNCTIONS = """
 import sys
-from properties.mutation.__main__ import arguments, mutants_of
+from fourfold.mutation.__main__ import arguments, mutants_of
 
 mutants, _ = mutants_of(arguments(sys.argv[2:]), None)
 print(*{mutant.function for mutant in mutants if mutant.file == sys.argv[1]})
@@ -184,9 +184,9 @@ print(*{mutant.function for mutant in mutants if mutant.file == sys.argv[1]})
 @pytest.mark.parametrize(
     ("operation", "backend", "file", "used", "unused"),
     [
-        # `bits` by way of `store`, which vector_add names; the others are layer_norm's and softmax's.
+        # vector_add names `load` and `store`, and `store` names `bits`. Only layer_norm and softmax use the others.
         ("vector_add", "cuda", "vectors.cuh", {"load", "store", "bits"}, {"unpack", "unpacked", "store_streaming"}),
-        # Boxes have a `load` of their own.
+        # giou uses the `load` of its boxes, not this one.
         ("giou", "cuda", "vectors.cuh", set(), {"load", "store"}),
         ("softmax", "cuda", "vectors.cuh", {"load", "store_streaming", "bits", "unpack", "unpacked"}, set()),
         ("layer_norm", "triton", "triton_rows.py", {"row_offsets"}, set()),
@@ -240,7 +240,7 @@ def test_diff_makes_the_mutant_of_the_original(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "kernel.py").read_text() == mutant.text
 
 
-# ---- the list of those that nothing rejects
+# ---- the list of equivalent mutants
 
 LIST = """
 [[equivalent]]
@@ -283,7 +283,7 @@ def test_repositorys_list_can_be_read() -> None:
     assert known.read(path)
 
 
-# ---- trials, in a process that has not imported any kernel
+# ---- trials, in a process that has not imported a kernel
 
 KERNELS = """
 import torch
@@ -325,17 +325,17 @@ TRIALS = """
 import json, os, pathlib, sys
 os.environ["TRITON_INTERPRET"] = "1"
 import dataclasses
-from properties.cells import Candidate
-from properties.mutation import trial
-from properties.mutation.__main__ import main
-from properties.mutation.triton_mutants import triton_mutants
+from fourfold.running.cells import Candidate
+from fourfold.mutation import trial
+from fourfold.mutation.__main__ import main
+from fourfold.mutation.triton_mutants import triton_mutants
 
 directory = pathlib.Path(sys.argv[1])
 trial.GRACE_SECONDS = 2.0
 text = (directory / "kernels.py").read_text()
 candidate = Candidate("vector_add", str(directory / "kernels.py"), "add")
 trials = trial.Trials("vector_add", "candidate", candidate, ["float32"], 2, directory / "trials", quick=True)
-baseline = trials.baseline()
+unmutated = trials.unmutated()
 some = triton_mutants(candidate.place, text)
 inside = next(mutant for mutant in some if mutant.function == "add_kernel")
 outside = next(mutant for mutant in some if mutant.function == "never_called")
@@ -350,25 +350,26 @@ texts = {
     "refused": text.replace("x + y,", "x +,"),
 }
 outcomes = {
-    name: trials.outcome(dataclasses.replace(inside, text=changed), baseline) for name, changed in texts.items()
+    name: trials.outcome(dataclasses.replace(inside, text=changed), unmutated) for name, changed in texts.items()
 }
-outcomes["not reached"] = trials.outcome(outside, baseline)
+outcomes["not reached"] = trials.outcome(outside, unmutated)
 (directory / "kernels.py").write_text(texts["wrong"])
 try:
-    trials.baseline()
-except trial.BaselineFailed as error:
+    trials.unmutated()
+except trial.UnmutatedFailed as error:
     outcomes["wrong from the start"] = trial.Outcome(status="refused", why=str(error))
 (directory / "kernels.py").write_text(text)
 command = ["--candidate", f"vector_add={candidate.place}:add", "--function", "add_kernel", "--dtype", "float32"]
 command += ["--quick", "--examples", "2", "--sample", "8", "--known", str(directory / "list.toml")]
 status = main([*command, "--report", str(directory / "report.json")])
-print(json.dumps({"status": status, **{name: vars(outcome) for name, outcome in outcomes.items()}}))
+steps = [step.name for step in trials.steps]
+print(json.dumps({"status": status, "steps": steps, **{name: vars(outcome) for name, outcome in outcomes.items()}}))
 """
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """By kernel; and "status", "report" and "printed" of the command."""
+    """Return the outcomes by kernel, and "status", "report" and "printed" of the command."""
     directory = tmp_path_factory.mktemp("mutation")
     (directory / "kernels.py").write_text(KERNELS)
     command = [sys.executable, "-c", TRIALS, str(directory)]
@@ -397,17 +398,21 @@ def test_outcome(kernel: str, status: str, by: str, outcomes: dict) -> None:
     assert outcomes[kernel]["by"].startswith(by)
 
 
+def test_quick_trials_run_the_checks_that_reject_most(outcomes: dict) -> None:
+    assert outcomes["steps"] == ["forward", "backward", "memory", "offsets"]
+
+
 REFUSED = """
 import dataclasses, json, os, pathlib, sys
 os.environ["TRITON_INTERPRET"] = "1"
-from properties.mutation import trial
-from properties.mutation.__main__ import arguments, mutants_of
+from fourfold.mutation import trial
+from fourfold.mutation.__main__ import arguments, mutants_of
 
 trials = trial.Trials("vector_add", "cuda", None, ["float64"], 1, pathlib.Path(sys.argv[1]), quick=True)
-baseline = trials.baseline()
+unmutated = trials.unmutated()
 mutant = mutants_of(arguments(["--op", "vector_add", "--backend", "cuda"]), None)[0][0]
 refused = dataclasses.replace(mutant, text=mutant.text + "\\nundeclared;\\n")
-print(json.dumps(vars(trials.outcome(refused, baseline))))
+print(json.dumps(vars(trials.outcome(refused, unmutated))))
 """
 
 
@@ -419,6 +424,45 @@ def test_what_the_compiler_refuses_is_no_mutant_by_whichever_name_it_is_called(t
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert outcome["status"] == "invalid", outcome
     assert outcome["why"].startswith(f"CompilationError: {named['CXX']} "), outcome
+
+
+COMPILED = """
+import json, os, pathlib, sys
+os.environ["TRITON_INTERPRET"] = "1"
+from fourfold.mutation import trial
+from fourfold.mutation.__main__ import arguments, mutants_of
+
+directory, log = map(pathlib.Path, sys.argv[1:])
+trials = trial.Trials("vector_add", "cuda", None, ["float64", "float16"], 1, directory / "unmutated", quick=True)
+unmutated = trials.unmutated()
+trials.directory = directory / "worker"
+dropped = [m for m in mutants_of(arguments(["--op", "vector_add", "--backend", "cuda"]), None)[0]
+           if m.function == "vector_add_kernel" and m.operator == "statement dropped"]
+trials.outcome(dropped[0], unmutated)
+log.write_text("")
+outcome = trials.outcome(dropped[1], unmutated)
+print(json.dumps({"by": outcome.by, "launched": sorted(unmutated.launched[0]), "log": log.read_text().splitlines()}))
+"""
+
+
+def test_of_a_mutant_only_what_its_trial_launches_is_compiled(tmp_path: pathlib.Path) -> None:
+    log, compiler = tmp_path / "log", tmp_path / "compiler"
+    units = 'for a; do case "$a" in *.cpp) echo "unit $a"; grep -o "FOURFOLD_KERNEL(.*)" "$a";; esac; done'
+    real = shutil.which(os.environ.get("CXX") or "g++")
+    compiler.write_text(f'#!/bin/sh\n({units}) >> "{log}"\nexec "{real}" "$@"\n')
+    compiler.chmod(0o755)
+    command = [sys.executable, "-c", COMPILED, str(tmp_path / "trials"), str(log)]
+    logged = {**os.environ, "CXX": str(compiler)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=logged)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["by"].startswith("forward float64"), found
+    # Only the kernels' unit is compiled: the runtime's was compiled for the mutant before.
+    assert sum(line.startswith("unit ") for line in found["log"]) == 1, found
+    kernels = [line.removeprefix("FOURFOLD_KERNEL(")[:-1] for line in found["log"] if line.startswith("FOURFOLD")]
+    assert kernels == found["launched"]
+    assert kernels
+    assert all("<double, " in kernel for kernel in kernels)
 
 
 def test_kernels_that_do_not_pass_as_they_are_have_no_mutants(outcomes: dict) -> None:
@@ -439,7 +483,9 @@ def test_command_reports_every_mutant_and_fails_where_one_survives_that_is_not_l
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_the_kernels_of_an_operation_pass_every_check_as_they_are(backend: str, tmp_path: pathlib.Path) -> None:
     chosen = ["--op", "vector_add", "--backend", backend, "--dtype", "float64", "--examples", "2", "--sample", "1"]
-    command = [sys.executable, "-m", "properties.mutation", *chosen, "--report", str(tmp_path / "report.json")]
+    command = [sys.executable, "-m", "fourfold.mutation", *chosen, "--report", str(tmp_path / "report.json")]
     done = subprocess.run(command, cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True)
     assert "as they are the kernels pass" in done.stdout, done.stdout + done.stderr
+    # Entries for functions of a shared file that only other operations use are not reported as missing.
+    assert "there is no such mutant" not in done.stdout
     assert len(json.loads((tmp_path / "report.json").read_text())["outcomes"]) == 1

@@ -1,4 +1,4 @@
-"""The gate finds what became slower and leaves the rest in peace: on made-up times, and on a planted slowdown."""
+"""The gate finds slower benchmarks and accuses no others, on simulated times and on planted slowdowns."""
 
 import argparse
 import math
@@ -17,23 +17,22 @@ import numpy as np
 import pytest
 import torch
 
-from properties.performance import gate, sources, static
-from properties.performance import trial as trial_module
-from properties.performance.gate import Verdict, alternate, decided, least_difference, matched, run_spread, screened
-from properties.performance.trial import UNCHANGED, Trial, Waits, length_for, slowdowns, trial, with_waits
+from fourfold.performance import gate, gate_trial, sources, static
+from fourfold.performance.gate import Change, alternate, decided, least_difference, matched, run_spread, screened
+from fourfold.performance.gate_trial import UNCHANGED, Trial, Waits, length_for, slowdowns, trial, with_waits
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = 200
 
 
 def log_ratios(rng: np.random.Generator, slowdown: float, spread: float, turns: int = 8) -> np.ndarray:
-    """As `alternate` gives them: rounds vary, some are interrupted, and an epoch's memory makes a difference.
+    """Simulate `alternate`: rounds vary, some are interrupted, and the memory of each epoch makes a difference.
 
     Args:
-        rng: source of chance.
-        slowdown: of today's code: 0.02 for 2%.
-        spread: standard deviation of a round's log time; an epoch's is a fifth of it.
-        turns: in an epoch.
+        rng: the random generator.
+        slowdown: the slowdown of today's code; 0.02 for 2%.
+        spread: the standard deviation of a round's log time; an epoch's is a fifth of it.
+        turns: the number of turns in an epoch.
     """
     rounds = rng.normal(0, spread, (gate.EPOCHS, turns, 4))
     rounds += (rng.random(rounds.shape) < 0.03) * rng.exponential(0.2, rounds.shape)
@@ -42,10 +41,10 @@ def log_ratios(rng: np.random.Generator, slowdown: float, spread: float, turns: 
 
 
 def found(slowdowns: list[float], spread: float, seed: int) -> list[str]:
-    """The verdict of each benchmark that is slower by so much."""
+    """Return the gate's verdict on a benchmark with each of these slowdowns."""
     rng = np.random.default_rng(seed)
     measured = {str(i): log_ratios(rng, slowdown, spread) for i, slowdown in enumerate(slowdowns)}
-    verdicts = {verdict.name: verdict.verdict for verdict in decided(measured, len(measured))}
+    verdicts = {change.name: change.verdict for change in decided(measured, len(measured))}
     return [verdicts[str(i)] for i in range(len(slowdowns))]
 
 
@@ -74,7 +73,7 @@ def test_an_epoch_that_something_else_disturbed_hides_no_slowdown(sign: int) -> 
     ratios = {str(i): log_ratios(rng, 0.02, 0.005) for i in range(50)}
     for disturbed in ratios.values():
         disturbed[rng.integers(gate.EPOCHS)] += sign * rng.uniform(0.3, 1.0)
-    assert {verdict.verdict for verdict in decided(ratios, BENCHMARKS)} == {"slower"}
+    assert {change.verdict for change in decided(ratios, BENCHMARKS)} == {"slower"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_what_where_things_lie_may_make_is_of_no_concern(seconds: float, of_host
     rng = np.random.default_rng(7)
     ratios = {name: log_ratios(rng, slowdown, 0.005) for name, slowdown in (("2%", 0.02), ("5%", 0.05))}
     least = dict.fromkeys(ratios, least_difference(seconds, of_host))
-    verdicts = {verdict.name: verdict.verdict for verdict in decided(ratios, 10, least)}
+    verdicts = {change.name: change.verdict for change in decided(ratios, 10, least)}
     assert verdicts == {name: "slower" if name in minded else "same" for name in ratios}
 
 
@@ -130,7 +129,7 @@ NOISY = [1.0, 1.04, 0.97, 1.05, 0.96, 1.01]
 def test_medians_settle_only_what_the_history_lets_them() -> None:
     assert screen(1.003, 1.0, QUIET) == "same"
     assert screen(1.02, 1.0, QUIET) == screen(0.97, 1.0, QUIET) == "ambiguous"
-    # Where runs differ by as much anyway, or nobody knows, equal medians do not say that nothing has changed.
+    # If runs vary by as much anyway, or the history is too short, equal medians do not prove "same".
     assert screen(1.0, 1.0, NOISY) == screen(1.0, 1.0, QUIET[:3]) == "ambiguous"
 
 
@@ -149,7 +148,7 @@ def test_the_first_stage_lets_few_slowdowns_pass_that_are_worth_finding() -> Non
 
 
 class Machine:
-    """Two kernels on a machine that becomes slower all the while."""
+    """Two kernels on a simulated machine that becomes slower all the time."""
 
     def __init__(self, ratio: float, drift: float) -> None:
         self.time, self.ratio, self.drift = 0.0, ratio, drift
@@ -213,7 +212,7 @@ def test_registers_count_where_fewer_warps_fit() -> None:
     assert static.warps_by_registers(32) == static.warps_by_registers(30) == 64
     assert static.warps_by_registers(255) == 8
     more = [{**KERNEL, "registers": registers} for registers in (57, 64)]
-    assert list(static.regressions({"c": more[1:]}, {"c": more[:1]})) == []  # of one step
+    assert list(static.regressions({"c": more[1:]}, {"c": more[:1]})) == []  # the same allocation step
     assert "28 warps a multiprocessor at the most, after 32" in worse(registers=65)[0]
 
 
@@ -227,23 +226,23 @@ def test_variants_of_a_kernel_are_told_apart_and_new_ones_named() -> None:
 def test_sources_are_kept_once_and_loaded_beside_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
     files = sources.collected({})
-    doubled = files["impls/vector_add/torch_eager.py"].replace(b"return x + y", b"return x + y + y")
-    assert doubled != files["impls/vector_add/torch_eager.py"]
-    files["impls/vector_add/torch_eager.py"] = doubled
+    doubled = files["fourfold/impls/vector_add/torch_eager.py"].replace(b"return x + y", b"return x + y + y")
+    assert doubled != files["fourfold/impls/vector_add/torch_eager.py"]
+    files["fourfold/impls/vector_add/torch_eager.py"] = doubled
     path = sources.save(tmp_path, files)
     assert path == sources.save(tmp_path, files)
     baseline = sources.Baseline(path)
-    from impls import backends
+    from fourfold import backends
 
     one = torch.ones(3)
     assert baseline.load("vector_add", "torch")(one, one).tolist() == [3.0] * 3
     assert backends.load("vector_add", "torch")(one, one).tolist() == [2.0] * 3
-    # Its operators are its own, too, and not registered anew under the name of today's.
+    # Its operators have their own namespace, so they do not collide with today's.
     backends.load("vector_add", "cuda")
-    assert baseline.load("vector_add", "cuda").__module__.startswith(baseline.package)
+    assert baseline.load("vector_add", "cuda").__module__.startswith(f"fourfold_{baseline.suffix}.")
     with pytest.raises(sources.SourceError, match="does not load"):
         baseline.load("vector_subtract", "torch")
-    path.write_bytes(sources.save(tmp_path / "other", {"impls/a.py": b""}).read_bytes())
+    path.write_bytes(sources.save(tmp_path / "other", {"fourfold/impls/a.py": b""}).read_bytes())
     with pytest.raises(sources.SourceError, match="does not hold"):
         sources.Baseline(path)
     with pytest.raises(sources.SourceError, match="not kept"):
@@ -252,13 +251,13 @@ def test_sources_are_kept_once_and_loaded_beside_todays(tmp_path: Path, monkeypa
 
 def test_verdicts_fit_a_terminal() -> None:
     name = "tests/benchmarks/test_speed.py::test_timed_call_is_right[giou_loss_ragged-article-bfloat16-backward-triton]"
-    assert len(str(Verdict(name, "ambiguous", 1.021, 0.99, 1.05, 2))) <= 90
+    assert len(str(Change(name, "ambiguous", 1.021, 0.99, 1.05, 2))) <= 90
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of this project, whose kernels may be changed."""
-    for name in ("impls", "oracles", "properties", "tests/benchmarks", "tests/known_wrong"):
+    """Copy this project, so that a test may change its kernels."""
+    for name in ("fourfold", "impls", "oracles", "properties", "tests/benchmarks", "tests/known_wrong"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -280,7 +279,7 @@ def test_a_planted_slowdown_fails_the_gate_and_is_named(project: Path) -> None:
     kernel.write_text(text.replace("return x + y", "return torch.sub(x + y, 0)"))
     done = run("--benchmark-compare", "--perf-gate", "--perf-gate-seconds=0.2")
     assert done.returncode == 1, done.stdout
-    said = re.search(r"impls\.vector_add\.torch_eager\.vector_add is slower: \+(\d+)\.\d%", done.stdout)
+    said = re.search(r"fourfold\.impls\.vector_add\.torch_eager\.vector_add is slower: \+(\d+)\.\d%", done.stdout)
     assert said, done.stdout
     assert int(said[1]) > 5
     (record,) = project.glob(".benchmarks/*/*.json")
@@ -316,7 +315,7 @@ def test_every_kernel_waits_first_and_nothing_else_does() -> None:
 
 @pytest.mark.parametrize("slowdown", [0.01, 0.1])
 def test_a_wait_is_as_long_as_the_slowdown_that_is_wanted(slowdown: float) -> None:
-    def hidden_at_first(length: int) -> float:  # by what the kernel waits for anyway
+    def hidden_at_first(length: int) -> float:  # behind latency that the kernel has anyway
         return math.log1p(max(length - 300, 0) * 1e-5)
 
     length = length_for(slowdown, 1e-4, hidden_at_first)
@@ -332,7 +331,7 @@ def test_what_no_wait_makes_slower_is_not_planted_in() -> None:
         return 0.0
 
     assert length_for(0.01, 1e-4, without_a_kernel) is None
-    assert max(tried) < 1e7  # which a kernel beside it may yet have to wait
+    assert max(tried) < 1e7  # another kernel that reads the length may really have to wait this long
 
 
 def test_kernels_wait_as_long_as_they_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,15 +357,15 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def test_a_trial_tells_false_alarms_and_what_was_not_found() -> None:
-    def verdict(name: str, said: str, ratio: float) -> Verdict:
-        return Verdict(f"test_speed.py::test[{name}]", said, ratio, ratio - 0.01, ratio + 0.01, 2)
+    def change(name: str, said: str, ratio: float) -> Change:
+        return Change(f"test_speed.py::test[{name}]", said, ratio, ratio - 0.01, ratio + 0.01, 2)
 
-    verdicts = {
-        UNCHANGED: [verdict("a", "same", 1.0), verdict("b", "slower", 1.03), verdict("c", "faster", 0.9)],
-        0.02: [verdict("a", "slower", 1.021), verdict("b", "ambiguous", 1.018)],
+    changes = {
+        UNCHANGED: [change("a", "same", 1.0), change("b", "slower", 1.03), change("c", "faster", 0.9)],
+        0.02: [change("a", "slower", 1.021), change("b", "ambiguous", 1.018)],
         0.1: [],
     }
-    lines = list(Trial(verdicts, {"test_speed.py::test[c]": ["2%", "10%"]}).lines())
+    lines = list(Trial(changes, {"test_speed.py::test[c]": ["2%", "10%"]}).lines())
     assert lines[:3] == [
         "unchanged: 2 false alarms of 3",
         "planted 2%, measured +1.8% to +2.1%: 1 of 2 called slower",
@@ -392,15 +391,14 @@ def test_a_trial_that_is_stopped_tells_what_it_has_found(monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         yield UNCHANGED, np.linspace(-1e-3, 1e-3, 20)
 
-    monkeypatch.setattr(trial_module, "tried", tried)
+    monkeypatch.setattr(gate_trial, "tried", tried)
     run: Any = SimpleNamespace(
         timed={name: SimpleNamespace(gated=True) for name in ("first", "second", "third")},
-        config=SimpleNamespace(getoption=lambda name: ()),
-        device="cpu",
+        bench=SimpleNamespace(device="cpu"),
         sources={},
         least_differences={},
     )
-    assert list(trial(run, lambda line: None).lines()) == [
+    assert list(trial(run, 0.0, (), lambda line: None).lines()) == [
         "unchanged: 0 false alarms of 1",
         "stopped: 2 benchmarks were not tried",
     ]
@@ -415,6 +413,6 @@ def test_a_run_puts_the_gate_on_trial() -> None:
     said = re.search(r"unchanged: (\d) false alarms of 1", done.stdout)
     assert said, done.stdout
     assert done.returncode == int(said[1])
-    # On a busy machine not each of them can be planted; what became of it is said.
+    # On a busy machine some slowdowns cannot be planted. The output says so.
     for slowdown in ("1%", "2%", "5%", "10%"):
         assert re.search(rf"planted:? .*\b{slowdown}", done.stdout), done.stdout

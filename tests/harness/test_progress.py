@@ -1,4 +1,4 @@
-"""A long run says how long it will take."""
+"""A long run estimates its remaining time."""
 
 import os
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from properties import progress
-from properties.progress import Progress, spelled
+from fourfold.running import progress
+from fourfold.running.progress import Progress, spelled
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ class Clock:
 
 
 def run(known: dict[str, float], taking: dict[str, float], of: int, workers: int = 1) -> tuple[Progress, list[str]]:
-    """The first `of` tests have been run, one after another; gives the lines that were told."""
+    """Run the first `of` tests one after another; return the progress and the printed lines."""
     clock = Clock()
     seen = Progress(known, workers, clock)
     seen.expect(taking)
@@ -69,7 +69,7 @@ def test_times_are_spelled_in_minutes_and_seconds(seconds: float, text: str) -> 
 
 def test_a_failure_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
-        "from properties.progress import ProgressReporter\n"
+        "from fourfold.running.progress import ProgressReporter\n"
         "def pytest_configure(config):\n"
         "    config.pluginmanager.register(ProgressReporter(config))\n"
     )

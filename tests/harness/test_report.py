@@ -1,4 +1,4 @@
-"""The report is one page that stands alone, shows what was found, and takes nothing for markup that is not."""
+"""The report is one self-contained page, shows all results, and escapes text."""
 
 import html.parser
 import os
@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from properties.cells import Cell
-from properties.matrix import Matrix, Tally
-from properties.performance import report
-from properties.performance.charts import HEIGHT, WIDTH, Point, chart, quantity, sparkline
-from properties.performance.gate import Verdict
+from fourfold.performance import report
+from fourfold.performance.charts import HEIGHT, WIDTH, Point, chart, quantity, sparkline
+from fourfold.performance.gate import Change
+from fourfold.running.cells import Cell
+from fourfold.running.table import Matrix, Tally
 
 ROOT = Path(__file__).parents[2]
 VOID = {"meta", "link", "br"}
 
 
 class Page(html.parser.HTMLParser):
-    """Tags in their nesting, and the text."""
+    """A parser that checks the nesting of tags and collects the text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def measured() -> dict[str, Any]:
         {"bytes_per_second": 1e12, "flops_per_second": {"float32": 1e13}, "launch_seconds": 2e-6},
         {"kernels": {"softmax-cuda-float32": [kernel]}},
         past,
-        [Verdict(benchmarks[1]["fullname"], "slower", 1.05, 1.04, 1.06, 2)],
+        [Change(benchmarks[1]["fullname"], "slower", 1.05, 1.04, 1.06, 2)],
         ["a kernel is slower"],
     )
 

@@ -1,4 +1,4 @@
-"""The strategies generate what their names promise, in every type, and often enough to matter."""
+"""The strategies generate what their names promise, in every dtype and often enough."""
 
 import functools
 from collections.abc import Callable
@@ -8,9 +8,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from hypothesis import strategies as st
-
-from properties.box_strategies import (
+from fourfold.properties.boxes import (
     AWKWARD_LARGE,
     AWKWARD_SIZES,
     PAIRS,
@@ -22,29 +20,30 @@ from properties.box_strategies import (
     pairs,
     pairs_without_ties,
     sizes,
-    with_special_values,
+    sprinkle_special_values,
 )
-from properties.case import Case
-from properties.dtypes import DTYPES
-from properties.giou import EPS
-from properties.layouts import LAYOUTS
-from properties.operation import operations
-from properties.special_values import not_finite_in_turn, special_values
-from properties.special_values import with_special_values as cases_with_special_values
+from fourfold.properties.giou import EPS
+from hypothesis import strategies as st
+
+from fourfold.checks.catalogue import operations
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.layouts import LAYOUTS
+from fourfold.strategies.special_values import cases_with_special_values, not_finite_in_turn, special_values
 
 OPERATIONS = operations()
 LOSSES = ("giou_loss", "giou_loss_ragged")
 BOXED = ("giou", *LOSSES)
 FLOAT32 = DTYPES["float32"]
 DRAWS = 300
-# Room for a sample of some thousands of boxes.
+# Enough for a sample of some thousand boxes.
 ELEMENTS = 4 * 4100
 
 
 def collect(strategy: st.SearchStrategy, count: int = DRAWS) -> list:
     drawn = []
 
-    # Generated only: the first draws of a search must be as varied as its later ones.
+    # Use only the generate phase: the first draws of a search must be as varied as its later ones.
     @hypothesis.settings(
         max_examples=count,
         phases=[hypothesis.Phase.generate],
@@ -67,7 +66,7 @@ def drawn_cases(name: str, dtype: str = "float32", count: int = DRAWS, elements:
 
 
 def many_small_cases(name: str) -> list[Case]:
-    """For what is rare."""
+    """Draw many small cases, for properties that are rare."""
     return drawn_cases(name, count=2 * DRAWS, elements=1024)
 
 
@@ -80,14 +79,14 @@ def boxes_of(case: Case) -> list[np.ndarray]:
 
 
 def rows_of(name: str, case: Case) -> int:
-    """Rows that the result depends on."""
+    """Return the number of rows that the result depends on."""
     if name == "giou_loss":
         return int(np.count_nonzero(wide(case["target"])[..., 3] > 0))
     return case["boxes1" if name == "giou" else "target"].size // 4
 
 
 def counted(name: str, case: Case) -> list[np.ndarray]:
-    """The boxes that the result depends on, ``[n, 4]`` twice."""
+    """Return the boxes that the result depends on, ``[n, 4]`` twice."""
     if name == "giou":
         return [wide(case["boxes1"]).reshape(-1, 4), wide(case["boxes2"]).reshape(-1, 4)]
     pred, target = wide(case["pred"]), wide(case["target"])
@@ -97,7 +96,7 @@ def counted(name: str, case: Case) -> list[np.ndarray]:
 
 
 def often(happened: list[bool], share: float = 1 / DRAWS) -> bool:
-    """So often that a search of the usual length meets it."""
+    """Return whether it happened so often that a search of the usual length meets it."""
     return np.mean(happened) >= share
 
 
@@ -124,7 +123,7 @@ def test_losses_of_more_boxes_than_a_block_has_threads_are_common(name: str) -> 
 def test_boxes_that_count_lie_on_both_sides_of_zero(name: str) -> None:
     second = [counted(name, case)[1] for case in drawn_cases(name)]
     assert often([bool((boxes[:, :2] < 0).any()) for boxes in second], 1 / 5)
-    if name != "giou_loss":  # where they would be padding
+    if name != "giou_loss":  # there such a row is padding
         assert often([bool((boxes[:, 3] < 0).any()) for boxes in second], 1 / 5)
 
 
@@ -137,7 +136,7 @@ def test_inputs_stay_within_the_elements_asked_for(name: str) -> None:
 
 @functools.cache
 def drawn_sizes() -> list[int]:
-    # What Hypothesis draws changes with the constants of this repository: so many that the shares hardly do.
+    # Hypothesis also draws constants that it finds in this repository. With so many draws the shares hardly change.
     return collect(sizes(1025), 8000)
 
 
@@ -149,7 +148,7 @@ def test_rows_come_one_short_of_a_block_in_full_and_one_past_it(block: int) -> N
 
 @pytest.mark.parametrize("name", BOXED)
 def test_cases_have_rows_next_to_block_sizes(name: str) -> None:
-    # All rows, those of a sample, or samples.
+    # Sizes: all rows, the rows of a sample, or the samples.
     sizes_seen = {
         size for case in drawn_cases(name) for boxes in boxes_of(case) for size in (boxes.size // 4, *boxes.shape[:-1])
     }
@@ -172,9 +171,9 @@ def test_giou_is_drawn_with_none_to_three_leading_axes() -> None:
 
 def test_padding_comes_in_the_middle_at_the_end_and_everywhere() -> None:
     valid = [wide(case["target"])[..., 3] > 0 for case in drawn_cases("giou_loss")]
-    # Among many, every eighth row at least is a valid one after one of padding.
+    # In some large cases, at least every eighth row is a valid row after padding.
     assert often([bool((~v[:, :-1] & v[:, 1:]).mean() > 1 / 8) for v in valid if v.size > 64 and v.shape[1] > 1])
-    # Padding at the end of some sample, and none before a valid row.
+    # In some cases padding stands only at the ends of samples.
     assert often([not (~v[:, :-1] & v[:, 1:]).any() and not v.all() and bool(v.any()) for v in valid if v.size])
     assert often([v.size > 0 and not v.any() for v in valid])
     assert often([v.size > 0 and bool(v.all()) for v in valid])
@@ -236,7 +235,7 @@ def test_counts_of_few_boxes_are_as_in_a_face_detection_set() -> None:
             assert counts.shape == (batch,)
             assert np.all((counts >= 0) & (counts <= max_boxes))
     medians = [int(np.median(counts)) for counts in collect(box_counts(200, 100), 100)]
-    # Of |N(0, 3)| the median is 2.02.
+    # The median of |N(0, 3)| is 2.02.
     assert often([median == 2 for median in medians], 1 / 24)
 
 
@@ -263,12 +262,12 @@ def test_nan_and_infinity_reach_boxes_that_count_and_not_in_most_cases(name: str
 def test_special_values_are_of_each_kind_and_as_many_as_asked(dtype: str) -> None:
     kind = DTYPES[dtype]
     given = np.full((1000, 4), 2, dtype=kind.numpy)
-    strange = with_special_values(np.random.default_rng(1), given)
+    strange = sprinkle_special_values(np.random.default_rng(1), given)
     assert strange.dtype == kind.numpy
     values = wide(strange)
     kinds = (np.isnan(values), values == np.inf, values == -np.inf, (values == 0) & np.signbit(values))
     for where in (*kinds, values == kind.smallest_subnormal):
-        # A fifth of a fifth, of 4000.
+        # A fifth of a fifth of 4000 is 160.
         assert 80 < np.count_nonzero(where) < 320
     assert np.count_nonzero(values == 2) == pytest.approx(3200, abs=160)
 
@@ -309,7 +308,7 @@ def test_layouts_apply_to_every_case_drawn(name: str) -> None:
         for key, tensor in zip(case.inputs, tensors):
             assert torch.equal(tensor.isnan(), torch.from_numpy(np.asarray(np.isnan(case[key]))))
             assert torch.equal(tensor.nan_to_num(), torch.from_numpy(case[key]).nan_to_num())
-    # Layouts are mixed in half of the cases, a quarter of which are empty or of one box.
+    # Layouts are mixed in half of the cases. A quarter of these are empty or have one box.
     assert often([not c for c in contiguous], 1 / 8)
 
 
@@ -344,13 +343,13 @@ PLAIN = Case(
 
 
 def same(a: np.ndarray, b: float) -> np.ndarray:
-    """Equal to the sign of a zero, and NaN to NaN."""
+    """Return where values are equal, with NaN equal to NaN and the sign of zeros compared."""
     return np.isnan(a) if np.isnan(b) else (a == b) & (np.signbit(a) == np.signbit(b))
 
 
 @functools.cache
 def special_cases() -> list[Case]:
-    # As many as one implementation sees in a run over its checks and dtypes; each of another case.
+    # As many cases as one implementation sees in a run over its checks and dtypes, each made from another case.
     plain = st.integers(1, 2**16).map(lambda n: replace(PLAIN, grad_output=np.full(7, n + 1, np.float32)))
     return collect(cases_with_special_values(FLOAT32, plain), 5000)
 
@@ -364,7 +363,7 @@ def test_every_special_value_is_put_into_every_input_and_at_every_place(name: st
         assert same(values, value).any(), value
     share = np.mean(values != 2, axis=0)
     assert share.min() > 0
-    # The last lane of a vector and the tail of a block are at the end.
+    # The first and the last position matter: the last lane of a vector and the tail of a block are at the end.
     assert min(share[0], share[-1]) > 1 / 100
     assert np.mean(~np.isfinite(values[values != 2])) > 1 / 3
     assert np.mean((values != 2).any(axis=1)) < 1 / 2
@@ -404,7 +403,7 @@ def test_special_values_reach_searches_of_the_usual_length(name: str) -> None:
     plain = OPERATIONS[name].cases(FLOAT32, 1024)
     cases = collect(cases_with_special_values(FLOAT32, plain), 500)
     inputs = [np.concatenate([b.ravel() for b in boxes_of(case)]) for case in cases]
-    # Of a check's 25 cases a few; and an implementation has some twenty checks over all dtypes.
+    # A few of a check's 25 cases. An implementation has some twenty checks over all dtypes.
     assert often([not np.isfinite(b).all() for b in inputs], 2 / 25)
     assert often([bool(np.isfinite(b).all()) for b in inputs], 1 / 2)
     cotangents = [wide(case.grad_output) for case in cases if case.grad_output.size]
@@ -448,7 +447,7 @@ def test_inputs_have_the_type_under_test(name: str, dtype: str) -> None:
         assert all(case[key].dtype == kind for key in OPERATIONS[name].differentiable)
 
 
-# What the name of a kind of pair says, of boxes in float64 as [n, 4] twice.
+# The property that the name of a kind of pair promises, of boxes in float64, [n, 4] twice.
 Claim = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -457,7 +456,7 @@ def side(box: np.ndarray, axis: int) -> np.ndarray:
 
 
 def overlap(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
-    """Length of the common part along an axis; negative for a gap."""
+    """Return the length of the overlap along an axis; negative for a gap."""
     return np.minimum(a[:, axis + 2], b[:, axis + 2]) - np.maximum(a[:, axis], b[:, axis])
 
 
@@ -542,7 +541,7 @@ def test_points_and_lines_are_of_each_kind(dtype: str) -> None:
 def test_areas_of_huge_boxes_are_finite_and_those_of_tiny_ones_below_every_eps(dtype: str) -> None:
     kind = DTYPES[dtype]
     for pair in ("huge", "tiny"):
-        # In units of the square root of the largest number, or of 1, so that float64's areas are finite here too.
+        # Scale huge boxes by the square root of the largest number, so that areas are finite here in float64 too.
         unit = kind.arithmetic.largest**0.5 if pair == "huge" else 1.0
         boxes = [wide(x) / unit for x in box_pairs(np.random.default_rng(7), 2000, (pair,), kind)]
         sides = [side(box, axis) for box in boxes for axis in (0, 1)]
@@ -592,7 +591,7 @@ def test_pairs_without_ties_have_none(dtype: str) -> None:
     assert upright(a, b).all()
     for axis in (0, 1):
         edges = np.sort(np.concatenate([a[:, axis::2], b[:, axis::2]], axis=-1), axis=-1)
-        # An eighth, less what rounding two coordinates below 4 may take.
+        # An eighth, less the rounding of two coordinates below 4.
         assert np.diff(edges, axis=-1).min() >= 1 / 8 - 2 * kind.spacing_roundoff(np.array(4.0))
     both = (overlap(a, b, 0) > 0) & (overlap(a, b, 1) > 0)
     assert often(both.tolist(), 1 / 8)

@@ -1,11 +1,17 @@
-"""What a call changes beside its tensors is found out, and put back."""
+"""The harness detects what a call changes besides its tensors, and restores it."""
+
+import importlib
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
-from properties.case import Case
-from properties.tampering import Tampered, nothing_else_changes
+from fourfold.checks import checks
+from fourfold.checks.catalogue import operations
+from fourfold.core import tampering
+from fourfold.core.case import Case
+from fourfold.core.tampering import Tampered, nothing_else_changes
 
 
 def case() -> Case:
@@ -26,20 +32,45 @@ def test_a_replaced_function_is_named_and_put_back(owner: tuple) -> None:
 
 
 def test_a_replaced_function_of_the_harness_is_named_and_put_back() -> None:
-    from properties import comparison, laws
+    from fourfold.checks import laws
+    from fourfold.core import comparison
 
     original = laws.compare
-    with pytest.raises(Tampered, match=r"replaced properties\.laws\.compare"), nothing_else_changes(case()):
+    with pytest.raises(Tampered, match=r"replaced fourfold\.checks\.laws\.compare"), nothing_else_changes(case()):
         laws.compare = lambda *_: None
     assert laws.compare is original is comparison.compare
 
 
 def test_every_module_that_has_a_check_is_watched() -> None:
-    from properties import checks, tampering
-
     modules = {value.__module__ for name, value in vars(checks).items() if name in checks.__all__}
-    judges = {f"properties.{name}" for name in tampering._JUDGES}
-    assert {"properties.checks", "properties.laws", "properties.search"} <= modules <= judges
+    watched = {module.__name__ for module in tampering.watched_modules()}
+    assert {"fourfold.checks.checks", "fourfold.checks.laws", "fourfold.checks.search"} <= modules <= watched
+
+
+@pytest.mark.parametrize("name", ["comparison", "dtypes", "operation", "running_error"])
+def test_what_checks_judge_by_is_watched(name: str) -> None:
+    assert f"fourfold.core.{name}" in {module.__name__ for module in tampering.watched_modules()}
+
+
+@pytest.mark.parametrize("name", operations())
+def test_a_replaced_function_of_an_oracle_is_named_and_put_back(name: str) -> None:
+    oracle = importlib.import_module(f"fourfold.oracles.{name}")
+    original = oracle.forward
+    with pytest.raises(Tampered, match=rf"replaced fourfold\.oracles\.{name}\.forward"), nothing_else_changes(case()):
+        oracle.forward = lambda *_, **__: None
+    assert oracle.forward is original
+
+
+def test_a_module_is_watched_as_it_is_when_it_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tampering, "_watched", [])
+    module = ModuleType("judge")
+    module.judges = original = lambda: True
+    tampering.watch(module)
+    module.judges = lambda: False
+    tampering.watch(module)
+    with pytest.raises(Tampered, match=r"replaced judge\.judges"), nothing_else_changes(case()):
+        pass
+    assert module.judges is original
 
 
 def test_changed_arrays_of_the_case_are_named() -> None:

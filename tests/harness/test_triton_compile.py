@@ -1,9 +1,9 @@
-"""Ahead of time every Triton kernel of an operation is compiled, whichever sizes of its examples launch it."""
+"""Compilation ahead of time covers every Triton kernel of an operation, whichever example sizes launch it."""
 
 import json
 import subprocess
 
-from properties.ahead_of_time import COMMAND, environment
+from fourfold.checks.ahead_of_time import COMMAND, environment
 
 
 def test_kernels_for_short_rows_and_for_long_ones_are_compiled() -> None:

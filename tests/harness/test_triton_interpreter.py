@@ -1,14 +1,24 @@
-"""What the interpreter is made to see, accesses outside of a launch's tensors, and to compute alike everywhere."""
+"""What the interpreter is made to do: see accesses outside of a launch's tensors, and mean what compiled code means.
 
+What the language's functions compute is tested in test_triton_language.py.
+"""
+
+import inspect
 import math
+import os
+import pathlib
+import subprocess
+import sys
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 from triton.errors import TritonError
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
 
-from impls import triton_launch
+from fourfold.backends.triton import launch as triton_launch
 
 BLOCK = 64
 
@@ -62,7 +72,7 @@ def test_store_past_the_end_is_rejected() -> None:
 
 
 def test_gap_between_elements_of_a_tensor_is_its_own_memory() -> None:
-    """Some kernels are given a part of what they use."""
+    """A kernel may access the gap: some kernels get a view of only a part of the memory that they use."""
     x, output = torch.arange(2.0 * BLOCK), torch.empty(BLOCK)
     copy_kernel[(1,)](x[:1], output, BLOCK, 0, LOAD_MASKED=True, STORE_MASKED=True, BLOCK=BLOCK)
     assert torch.equal(output, x[:BLOCK])
@@ -139,3 +149,192 @@ def test_product_of_a_row_does_not_depend_on_its_place_in_the_tile(dtype: torch.
     for places in range(1, 32):
         product_kernel[(1,)](a.roll(places, 0), b, rolled, EXTENT=32)
         assert torch.equal(rolled.roll(-places, 0), output)
+
+
+@triton.jit
+def logic_kernel(x_ptr, output_ptr, n, m, FIRST: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    positive = n > 0 and m > 0
+    output = tl.full((BLOCK,), 2, tl.int32)
+    if positive and not (n > m):
+        output -= 1
+    # Where FIRST is not set nothing is read.
+    if FIRST and tl.load(x_ptr + 1000 * (1 - FIRST)) > 0:
+        output += 10
+    inside = (at > 0 and at < n) or at == m
+    tl.store(output_ptr + at, tl.where(inside, output, 0))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(("n", "m"), [(0, 5), (3, 5), (5, 3)])
+def test_logic_of_blocks_numbers_and_constants(n: int, m: int, first: int) -> None:
+    output = torch.empty(8, dtype=torch.int32)
+    logic_kernel[(1,)](torch.ones(8), output, n, m, FIRST=first, BLOCK=8)
+    value = (1 if 0 < n <= m else 2) + 10 * first
+    assert output.tolist() == [value if 0 < i < n or i == m else 0 for i in range(8)]
+
+
+@triton.jit
+def condition_kernel(x_ptr, WAY: tl.constexpr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    if WAY == 0:
+        if x > 0:
+            tl.store(x_ptr, 1.0)
+    elif WAY == 1:
+        tl.store(x_ptr, 1.0 if x > 0 else 2.0)
+    elif WAY == 2:
+        while x > 0:
+            x -= 1
+    else:
+        tl.store(x_ptr, tl.where(not BLOCK * tl.program_id(0), 1.0, 2.0))
+
+
+@pytest.mark.parametrize("way", [0, 1, 2])
+def test_condition_that_is_a_block_is_rejected(way: int) -> None:
+    """Python takes it for true, and the compiler refuses it."""
+    with pytest.raises(TritonError, match="a condition is a block of"):
+        condition_kernel[(1,)](torch.ones(4), WAY=way, BLOCK=4)
+    if way < 2:
+        condition_kernel[(1,)](torch.ones(1), WAY=way, BLOCK=1)
+
+
+def test_not_of_a_number_of_many_bits_is_rejected() -> None:
+    with pytest.raises(TritonError, match="Cannot bitcast"):
+        condition_kernel[(1,)](torch.ones(4), WAY=3, BLOCK=4)
+
+
+@triton.jit
+def chain_kernel(x_ptr, output_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at)
+    tl.store(output_ptr + at, tl.where(0 < x < 2, 1.0, 0.0))
+
+
+def test_chain_of_comparisons_is_of_all_or_rejected() -> None:
+    output = torch.empty(4)
+    if hasattr(interpreter.ASTTransformer, "visit_Compare"):
+        chain_kernel[(1,)](torch.arange(4.0), output, BLOCK=4)
+        assert output.tolist() == [0, 1, 0, 0]
+    else:
+        with pytest.raises(NotImplementedError, match="chain of comparisons: 0 < x < 2"):
+            chain_kernel[(1,)](torch.arange(4.0), output, BLOCK=4)
+
+
+@triton.jit
+def same_kernel(x_ptr, y_ptr, output_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    tl.store(output_ptr + at, x - x)
+    tl.store(output_ptr + BLOCK + at, x - y)
+    tl.store(output_ptr + 2 * BLOCK + at, tl.where(x > y, x, x) - tl.where(x > y, x, y))
+
+
+def test_operation_on_a_value_and_itself_is_no_pattern_for_others() -> None:
+    """What an operation comes to is recorded at its first call."""
+    x, y, output = torch.tensor([5.0, 6.0]), torch.tensor([1.0, 9.0]), torch.empty(6)
+    same_kernel[(1,)](x, y, output, BLOCK=2)
+    assert output.tolist() == [0, 0, 4, -3, 0, -3]
+
+
+@triton.jit
+def numbers_kernel(output_ptr, zeros_ptr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    for i in range(-COUNT, COUNT):
+        tl.store(output_ptr + (i + COUNT) * BLOCK + at, at * i + i - (3 - i))
+    x = at.to(tl.float32) + 1.0
+    tl.store(zeros_ptr + at, 1.0 / (x * 0.0))
+    tl.store(zeros_ptr + BLOCK + at, 1.0 / (x * -0.0))
+    tl.store(zeros_ptr + 2 * BLOCK + at, x * 1)
+    tl.store(zeros_ptr + 3 * BLOCK + at, x * 1.5)
+
+
+def test_number_of_one_call_is_not_taken_for_that_of_another() -> None:
+    output, zeros = torch.empty(40, 4, dtype=torch.int32), torch.empty(4, 4)
+    numbers_kernel[(1,)](output, zeros, COUNT=20, BLOCK=4)
+    assert output.tolist() == [[at * i + i - (3 - i) for at in range(4)] for i in range(-20, 20)]
+    # To Triton 3.6 all zeros are one.
+    negative = math.inf if "get_null_value" in inspect.getsource(TritonSemantic.scalar_constant) else -math.inf
+    assert zeros.tolist() == [[math.inf] * 4, [negative] * 4, [1, 2, 3, 4], [1.5, 3, 4.5, 6]]
+
+
+@triton.jit
+def programs_kernel(output_ptr):
+    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = (x * tl.num_programs(1) + y) * tl.num_programs(2) + z
+    tl.store(output_ptr + at, 100 * x + 10 * y + z)
+
+
+def test_programs_are_told_apart() -> None:
+    for grid in ((2, 3, 4), (4, 3), (2,)):
+        extents = (*grid, 1, 1)[:3]
+        output = torch.empty(extents, dtype=torch.int32)
+        programs_kernel[grid](output)
+        x, y, z = torch.meshgrid(*map(torch.arange, extents), indexing="ij")
+        assert torch.equal(output, (100 * x + 10 * y + z).int())
+
+
+@triton.jit
+def layouts_kernel(x_ptr, output_ptr, factor, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = tl.load(x_ptr + at)
+    tl.store(output_ptr + tl.arange(0, BLOCK), tl.sum(tl.trans(x) * factor, axis=0))
+    tl.store(output_ptr + BLOCK + tl.arange(0, BLOCK), tl.sum(x * factor, axis=1))
+
+
+def test_sums_of_a_transposed_block() -> None:
+    x, output = torch.randn(32, 32, generator=torch.Generator().manual_seed(0)), torch.empty(2, 32)
+    layouts_kernel[(1,)](x, output, 0.5, BLOCK=32)
+    torch.testing.assert_close(output, torch.stack([(x / 2).sum(1)] * 2))
+
+
+@triton.jit
+def failing_kernel(x_ptr, output_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.store(output_ptr + tl.arange(0, BLOCK), tl.exp(x))
+
+
+def test_language_is_as_it_was_after_a_launch_that_fails() -> None:
+    before = {name: vars(tl)[name] for name in tl.__all__}, dict(vars(tl.tensor))
+    for _ in range(2):
+        with pytest.raises(TritonError, match="Expected dtype"):
+            failing_kernel[(1,)](torch.ones(4, dtype=torch.bfloat16), torch.ones(4), BLOCK=4)
+        assert ({name: vars(tl)[name] for name in tl.__all__}, dict(vars(tl.tensor))) == before
+
+
+ELSEWHERE = """
+import sys
+import torch, triton
+import triton.language as tl
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+from fourfold.backends.triton import interpreter as triton_interpreter
+
+triton_interpreter.install()
+once = {name: id(value) for name, value in vars(interpreter).items()}, id(tl.tensor.__init__)
+triton_interpreter.install()
+assert once == ({name: id(value) for name, value in vars(interpreter).items()}, id(tl.tensor.__init__))
+
+
+@triton.jit
+def double_kernel(x_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at)
+    tl.store(x_ptr + at, x + x)
+
+
+x = torch.ones(4, dtype=torch.bfloat16)
+double_kernel[(1,)](x, BLOCK=4)
+assert x.tolist() == [2, 2, 2, 2]
+print(*sorted(name for name in sys.modules if name.split(".")[0] in ("impls", "oracles", "properties")))
+"""
+
+
+def test_installed_from_elsewhere_twice_and_without_any_implementation(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ELSEWHERE)
+    known = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-W", "ignore", str(script)], env=known, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    assert all(
+        name == "impls" or name.startswith("fourfold.backends.triton.interpreter") for name in done.stdout.split()
+    )

@@ -1,20 +1,22 @@
-"""A launch that is known again is of what Triton would have compiled for it, on a GPU that is not there."""
+"""A cached launch uses the kernel that Triton itself would compile for it, tested with a simulated GPU."""
 
 import json
 import pathlib
 import subprocess
 import sys
 
-from properties.ahead_of_time import environment
+import pytest
 
-# What is compiled is Triton's own; in place of the driver something writes down what it is asked to launch.
-SCRIPT = """
-import itertools, json, types
+from fourfold.checks.ahead_of_time import environment
+
+# Triton itself compiles. A stand-in for the driver records the launches.
+SETUP = """
+import itertools, json, sys, types
 import torch, triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from impls import triton_launch
+from fourfold.backends.triton import launch as triton_launch
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -25,6 +27,11 @@ def fill_kernel(x_ptr, output_ptr, n, m, scale: tl.float64, factor, BLOCK: tl.co
 
 
 twin_kernel = triton.jit(do_not_specialize=["m"])(fill_kernel.fn)
+
+
+@triton.jit
+def real_first_kernel(x_ptr, output_ptr, real, n, BLOCK: tl.constexpr, TYPE: tl.constexpr):
+    tl.store(output_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + n).to(TYPE) * real)
 
 
 launches, numbers = [], itertools.count()
@@ -69,8 +76,8 @@ class OnGpu(torch.Tensor):
 
 
 driver.set_active(Driver())
-torch._C._cuda_getDevice = lambda: 0
-torch._C._cuda_getCurrentRawStream = lambda device: 0
+torch.cuda.current_device = lambda: 0
+triton_launch.torch_internals.current_stream = lambda device: 0
 shipped_run, looked_up = triton.runtime.JITFunction.run, [0]
 
 
@@ -87,6 +94,9 @@ def tensor(dtype, first):
 
 
 half, single = torch.float16, torch.float32
+"""
+
+LAUNCHES = """
 options = dict(BLOCK=32, TYPE=tl.float32, num_warps=4)
 usual = dict(x=(half, 0), output=(single, 0), n=2, m=2, scale=0.5, factor=2, kernel=fill_kernel, grid=(1,), **options)
 other = dict(
@@ -95,7 +105,7 @@ other = dict(
     n=[1, 3, 16, 0, -1, -16, 2**31 - 1, 2**31, 2**31 + 16, -2**31 - 1],
     m=[1, 16, 2**31],
     scale=[1.0, 0.25, 1],
-    factor=[1, 1.0, True, False, 0],
+    factor=[1, 1.0, True, False, 0, float("nan"), float("inf")],
     kernel=[twin_kernel],
     grid=[(2,), (2, 3), (4, 5, 6)],
     BLOCK=[64],
@@ -103,10 +113,14 @@ other = dict(
     num_warps=[1],
 )
 cases = [usual] + [{**usual, name: value} for name, values in other.items() for value in values]
+# NaN is neither above nor below a limit.
+cases += [dict(usual, kernel=real_first_kernel, real=float("nan"), n=n) for n in (2, 16, 2**31, 2**31 + 1)]
 disagreements, known_again = [], 0
 for case in cases + cases[::-1]:
     tensors = tensor(*case["x"]), tensor(*case["output"])
     scalars = case["n"], case["m"], case["scale"], case["factor"]
+    if "real" in case:
+        scalars = case["real"], case["n"]
     options = {name: case[name] for name in options}
     case["kernel"][case["grid"]](*tensors, *scalars, **options)
     looked_up[0] = 0
@@ -119,16 +133,94 @@ print(json.dumps({**found, "kernels": len({launch[0] for launch in launches})}))
 """
 
 
-def test_launches_known_again_are_of_the_kernel_that_triton_would_take(tmp_path: pathlib.Path) -> None:
+# Properties that a future version of Triton may specialize on. `shipped` is the installed version.
+FUTURE = {
+    "multiples_of_32": ("type(a) is int and specialise and a % 32 == 0", "number = "),
+    "zero": ("type(a) is int and specialise and a == 0", "number = "),
+    "small_integers": ("type(a) is int and -128 <= a < 128", "plain = "),
+    "reals_of_1": ("type(a) is float and a == 1.0", "plain = 1.0"),
+    "truth": ("a is True", "plain = True"),
+    "pointers_to_multiples_of_128": ("hasattr(a, 'data_ptr') and a.data_ptr() % 128 == 0", "pointer = "),
+    "tensors_below_2_GiB": ("hasattr(a, 'data_ptr') and a.untyped_storage().nbytes() < 2**31", "2^31 bytes"),
+    "contiguous_tensors": ("hasattr(a, 'data_ptr') and a.is_contiguous()", "strided"),
+}
+CONTRACT = """
+shipped, of_the_future = triton.runtime.jit.native_specialize_impl, ""
+
+
+def specialise_impl(backend, a, is_const, specialise, align):
+    found = shipped(backend, a, is_const, specialise, align)
+    return (found[0], f"{found[1]}F") if of_the_future and eval(of_the_future) else found
+
+
+triton.runtime.jit.native_specialize_impl = specialise_impl
+
+
+def launched():
+    looked_up[0] = 0
+    options = dict(BLOCK=32, TYPE=tl.float32, num_warps=4)
+    for _ in range(3):
+        triton_launch.launch(fill_kernel, (1,), (tensor(half, 0), tensor(single, 0)), (3, 2, 0.5, 5), **options)
+    return dict(untold=triton_launch.untold(0), known_again=3 - looked_up[0])
+
+
+found = dict(version=triton.__version__)
+for name, of_the_future in json.loads(sys.argv[1]).items():
+    # As a new process.
+    for kernel in (fill_kernel, triton_launch.triton_contract.probe_kernel):
+        kernel.device_caches.clear()
+    triton_launch._compiled.clear()
+    triton_launch.untold.cache_clear()
+    found[name] = launched()
+# As if Triton no longer had what it is asked by.
+del triton_launch.triton_contract.probe_kernel.device_caches
+triton_launch._compiled.clear()
+triton_launch.untold.cache_clear()
+found["unasked"] = launched()
+print(json.dumps(found))
+"""
+
+
+def ran(script: str, tmp_path: pathlib.Path, *arguments: str) -> dict:
+    """Run a script in a new process and return the JSON that it prints."""
     # Triton reads a kernel's source from its file.
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    file = tmp_path / "script.py"
+    file.write_text(script)
     known = {**environment(), "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-W", "ignore", str(script)], env=known, capture_output=True, text=True)
+    command = [sys.executable, "-W", "ignore", str(file), *arguments]
+    done = subprocess.run(command, env=known, capture_output=True, text=True)
     assert not done.returncode, done.stderr
-    found = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_launches_known_again_are_of_the_kernel_that_triton_would_take(tmp_path: pathlib.Path) -> None:
+    found = ran(SETUP + LAUNCHES, tmp_path)
     assert found["disagreements"] == []
     assert found["launches"] == 2 * found["cases"]
-    # Each case comes twice.
+    # The script runs each case twice.
     assert found["known_again"] > found["cases"] / 2
     assert found["kernels"] >= 12
+
+
+@pytest.fixture(scope="module")
+def contract(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Return what the key misses, and how many of three launches the cache finds, for each set of properties."""
+    conditions = {"shipped": "", **{name: condition for name, (condition, _) in FUTURE.items()}}
+    return ran(SETUP + CONTRACT, tmp_path_factory.mktemp("contract"), json.dumps(conditions))
+
+
+def test_the_key_tells_apart_all_that_triton_compiles_for(contract: dict) -> None:
+    untold = contract["shipped"]["untold"]
+    assert untold == [], f"Triton {contract['version']} compiles for more than launch_key tells apart"
+    assert contract["shipped"]["known_again"] == 2
+
+
+@pytest.mark.parametrize("name", FUTURE)
+def test_what_a_triton_to_come_compiles_for_is_named_and_no_launch_is_known_again(name: str, contract: dict) -> None:
+    assert any(FUTURE[name][1] in line for line in contract[name]["untold"]), contract[name]["untold"][:5]
+    assert contract[name]["known_again"] == 0
+
+
+def test_where_triton_cannot_be_asked_no_launch_is_known_again(contract: dict) -> None:
+    assert "does not say what it specialises" in contract["unasked"]["untold"][0]
+    assert contract["unasked"]["known_again"] == 0

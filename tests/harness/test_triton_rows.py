@@ -1,4 +1,4 @@
-"""A row's result depends neither on how many rows there are nor on who stores it: the code that is run says so."""
+"""A row's result depends neither on the number of rows nor on the lane that stores it, by the compiled code."""
 
 import json
 import re
@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
-from properties.ahead_of_time import environment
+from fourfold.checks.ahead_of_time import environment
 
-# Triton compiles a kernel anew for an argument that is 1, or a multiple of 16.
+# Triton specializes a kernel for an argument that is 1 or a multiple of 16.
 COMPILED = """
 import json, sys
 import torch
-from impls import backends, triton_compile
+from fourfold import backends
+from fourfold.backends.triton import compile as triton_compile
 
 operation = backends.load(sys.argv[1], "triton")
 code = []
@@ -37,21 +38,23 @@ def test_kernels_of_rows_are_compiled_once_for_any_number_of_them(operation: str
     assert len(one) >= 2
 
 
-# layer_norm's rows are shared by the lanes of a warp here, each of which stores the row's mean and variance.
+# Here the lanes of a warp share a row of layer_norm, and each lane stores the row's mean and variance.
 ASSEMBLY = """
-import torch, triton
-from impls import backends, triton_compile
+import torch
+from fourfold import backends
+from fourfold.backends.triton import compile as triton_compile
+from fourfold.compat import triton_internals
 
-shipped_run, code = triton.runtime.JITFunction.run, {}
+code = {}
 
-def run(self, *args, **kwargs):
-    kernel = shipped_run(self, *args, **kwargs)
-    code[kernel.metadata.name] = kernel.asm["ptx"]
-    return kernel
+def run(shipped, *args, **kwargs):
+    compiled = shipped(*args, **kwargs)
+    found = triton_internals.code_of(compiled)
+    code[found.name] = found.ptx
+    return compiled
 
-triton.runtime.JITFunction.run = run
 x, ones = torch.zeros(24, 3), torch.ones(3)
-with triton_compile.compiled_for(90):
+with triton_internals.launches_replaced(run), triton_compile.compiled_for(90):
     backends.load("layer_norm", "triton")(x, ones, ones)
 print(code["layer_norm_forward_kernel"])
 """
@@ -66,6 +69,6 @@ def test_lanes_that_share_a_row_round_its_variance_alike() -> None:
     assert shuffled
     added = set(re.findall(r"add\.f32\s+%\w+, %\w+, (%\w+);", done.stdout))
     assert shuffled & added
-    # a * a + b, with b the other lane's b * b, is rounded once where the other lane has it the other way round.
+    # A fused a * a + (other lane's b * b) rounds only the other lane's square, so the two lanes' sums may differ.
     fused = set(re.findall(r"fma\.rn\.f32\s+%\w+, %\w+, %\w+, (%\w+);", done.stdout))
     assert not shuffled & fused

@@ -1,4 +1,4 @@
-"""Which configuration a launch takes: measured once, kept, never while a graph is captured, and forced where asked."""
+"""The choice of a launch's configuration: measured once, cached, never during a graph capture, and can be forced."""
 
 import sys
 from collections.abc import Callable
@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from impls import backends, tuning
-from impls.cuda_compile import CudaError
-from impls.tuning import Configuration, Tuner
-from properties.performance import sources
+from fourfold import backends
+from fourfold.backends import tuning
+from fourfold.backends.cuda.compile import CudaError
+from fourfold.backends.tuning import Configuration, Tuner
+from fourfold.performance import sources
 
 GPU = torch.device("cuda", 0)
 TIMES = {"slow": 3.0, "fast": 1.0, "too_large": None}
@@ -19,7 +20,7 @@ SLOW, FAST, TOO_LARGE = (Configuration(name, {"takes": ms}) for name, ms in TIME
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """A GPU that is not there, on which a configuration takes as long as it says; gives what was measured."""
+    """Simulate a GPU on which each configuration takes the time it states; return the list of measured ones."""
     seen: list[str] = []
 
     def milliseconds(run: Callable[[], None]) -> float:
@@ -118,8 +119,8 @@ def test_a_baselines_kernels_run_as_todays_while_they_are_the_same(
     for of in (today, changed):
         baseline = sources.Baseline(sources.save(tmp_path, of))
         baseline.load("matmul", "triton")
-        module = sys.modules[f"{baseline.package}.matmul.triton_kernel"]
+        module = sys.modules[f"fourfold_{baseline.suffix}.impls.matmul.triton_kernel"]
         files.append(module.TUNER._file(GPU))
     backends.load("matmul", "triton")
-    now = sys.modules["impls.matmul.triton_kernel"].TUNER._file(GPU)
+    now = sys.modules["fourfold.impls.matmul.triton_kernel"].TUNER._file(GPU)
     assert files[0] == now != files[1]

@@ -1,1 +1,1 @@
-"""Implementations that are wrong, each in one known way, and some that are right in unusual ways."""
+"""Known wrong implementations with one mistake each, and controls that are right in unusual ways."""

@@ -1,13 +1,12 @@
-"""Implementations that are right in unusual ways: what the checks must not reject."""
+"""Controls: implementations that are right in unusual ways, which the checks must accept."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
-from impls.giou.arguments import check_giou_loss_ragged
-from impls.giou.torch_eager import pairwise_giou
-from impls.giou_loss.torch_eager import concatenated_loss, looped_loss
+from fourfold.impls.giou.arguments import check_giou_loss_ragged
+from fourfold.impls.giou.torch_eager import pairwise_giou
+from fourfold.impls.giou_loss.torch_eager import concatenated_loss, looped_loss
 
 from . import (
     planted_cuda,
@@ -26,13 +25,13 @@ from .steps import Implementation, giou, loss, one_term_after_another
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """A correct implementation, and the dtypes that it is for."""
+    """A correct implementation and the dtypes that it supports."""
 
     name: str
     operation: str
     make: Callable[[], Implementation]
     dtypes: tuple[str, ...] = ("float16", "float32")
-    # Generated cases, and the most elements of a named one: what takes long is controlled by few.
+    # The number of generated cases, and the maximum elements of a named one. A slow control gets few.
     examples: int = 50
     elements: int | None = None
 
@@ -46,7 +45,7 @@ def pairs_of_pairs(losses: torch.Tensor) -> torch.Tensor:
 
 
 def compensated(losses: torch.Tensor) -> torch.Tensor:
-    """Kahan's sum."""
+    """Sum by Kahan's algorithm."""
     values = losses.cpu().numpy()
     total = lost = values.dtype.type(0)
     for value in values:
@@ -58,13 +57,13 @@ def compensated(losses: torch.Tensor) -> torch.Tensor:
 
 
 def wide_inside(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """float64 between the boxes and the score."""
+    """Compute in float64, with boxes and score in the given dtype."""
     return pairwise_giou(boxes1.double(), boxes2.double(), eps).to(boxes1.dtype)
 
 
 def reciprocals(a: torch.Tensor, b: torch.Tensor, eps: float) -> torch.Tensor:
-    """One reciprocal for each quotient and products instead, corners two at a time."""
-    # The gradient that autograd takes of a reciprocal squares it, which underflows for boxes of 1e19 that have one.
+    """Multiply by reciprocals instead of dividing, two coordinates at a time."""
+    # autograd's gradient of a reciprocal squares it, and the square underflows for boxes of 1e19.
     inner = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
     outer = torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])
     intersection = inner.clamp(min=0).prod(-1)
@@ -74,18 +73,18 @@ def reciprocals(a: torch.Tensor, b: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def no_difference_of_areas(a: torch.Tensor, b: torch.Tensor, eps: float) -> torch.Tensor:
-    """I / U - 1 + U / C."""
+    """Compute I / U - 1 + U / C."""
     inner = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
     outer = torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])
     intersection = inner.clamp(min=0).prod(-1)
     union = ((a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1) - intersection).clamp(min=eps)
     hull = outer.prod(-1).clamp(min=eps)
-    # Infinite boxes score NaN, as infinity over infinity does; U / C alone would be 0.
+    # Infinite boxes must score NaN, as infinity over infinity does. Here U / C alone would be 0.
     return torch.where(hull.isinf(), torch.nan, intersection / union - 1 + union / hull)
 
 
 def by_samples(reduce: Callable[..., torch.Tensor]) -> Implementation:
-    """The ragged loss by a list of the samples' targets."""
+    """Compute the ragged loss from a list of the samples' targets."""
 
     def implementation(
         pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
@@ -135,7 +134,7 @@ CONTROLS = (
             ("matmul", planted_matmul.matmul),
         )
     ),
-    # What the small kernels with one mistake each are without it.
+    # The small planted kernels without their mistakes.
     *(
         Control(name=name, operation=operation, make=make, dtypes=("float32",), examples=4, elements=300)
         for operation, in_triton, in_cuda in (

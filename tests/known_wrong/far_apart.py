@@ -1,23 +1,23 @@
-"""Rows so far apart in memory that their offsets need more than 32 bits, without the memory that this would take."""
+"""Rows so far apart that their offsets need more than 32 bits, without using that much memory."""
 
 import tempfile
 from collections.abc import Callable
 
 import numpy as np
 import torch
+from fourfold.properties.boxes import box_pairs
 
-from properties.box_strategies import box_pairs
-from properties.case import Case
-from properties.dtypes import DType
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DType
 
 ROWS_TO_2_31 = 8
 
 
 def rows_far_apart(values: torch.Tensor) -> torch.Tensor:
-    """The same values, the step between rows such that row 8 begins 2^31 elements after row 0.
+    """Return the values with a row stride such that row 8 begins 2^31 elements after row 0.
 
-    Row 0 lies as far into the storage, so that an offset which wraps around to a negative number still lands in it,
-    on zeros. On the CPU the storage is a sparse file, of which only the pages that are written to exist.
+    Row 0 also begins 2^31 elements into the storage, so an offset that wraps around to a negative number still lands
+    in the storage, on zeros. On the CPU the storage is a sparse file: only the pages that are written take memory.
     """
     count = 2**32 + values[0].numel()
     if values.device.type == "cpu":
@@ -31,7 +31,7 @@ def rows_far_apart(values: torch.Tensor) -> torch.Tensor:
 
 
 class FarApart(Case):
-    """A case whose first input is laid out so."""
+    """A case whose first input has its rows far apart."""
 
     def tensor(self, name: str, dtype: DType, device: str) -> torch.Tensor:
         tensor = super().tensor(name, dtype, device)
@@ -39,7 +39,7 @@ class FarApart(Case):
 
 
 def far_apart(make: Callable[[DType], Case]) -> dict[str, Callable[[DType], Case]]:
-    """A case of nine rows, the last one's offset 2^31, as the one named example."""
+    """Return one named example: a case of nine rows, the last at offset 2^31."""
 
     def example(dtype: DType) -> Case:
         case = make(dtype)
@@ -49,6 +49,6 @@ def far_apart(make: Callable[[DType], Case]) -> dict[str, Callable[[DType], Case
 
 
 def pairs_far_apart(dtype: DType) -> Case:
-    """Nine pairs: the last one's offset is 2^31."""
+    """Return nine pairs; the last has the offset 2^31."""
     boxes1, boxes2 = box_pairs(np.random.default_rng(6), ROWS_TO_2_31 + 1, ("overlapping",), dtype)
     return FarApart({"boxes1": boxes1, "boxes2": boxes2}, np.ones(ROWS_TO_2_31 + 1, dtype=dtype.numpy), {"eps": 1e-5})

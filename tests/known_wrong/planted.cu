@@ -1,5 +1,5 @@
-// Small kernels of the GIoU family, correct as <NONE>, each other value of Fault with one mistake.
-// n boxes as rows of four float32, with a stride between rows and one between coordinates.
+// Small kernels of the GIoU family: correct as <NONE>, with one mistake for each other value of Fault.
+// The n boxes are rows of four float32, with one stride between rows and one between coordinates.
 
 enum Fault {
     NONE,
@@ -24,7 +24,7 @@ template <Fault FAULT> __device__ Box load_box(const float* boxes, long long row
     return {boxes[at], boxes[at + step], boxes[at + 2 * step], boxes[at + 3 * step]};
 }
 
-// fminf and fmaxf give the operand that is a number where the other is none.
+// fminf and fmaxf return the other operand if one is NaN.
 template <Fault FAULT> __device__ float least(float a, float b) {
     if (FAULT == NAN_DROPPED) return fminf(a, b);
     return a < b || a != a ? a : b;
@@ -103,7 +103,7 @@ __global__ void giou_backward_kernel(const float* grad_output, const float* boxe
 
 template <Fault FAULT>
 __global__ void giou_loss_forward_kernel(const float* pred, const float* target, float* total, long long n, double eps) {
-    // One block owns rows blockIdx.x, blockIdx.x + gridDim.x, ... in strips of blockDim.x, and leaves one partial sum.
+    // One block owns strips blockIdx.x, blockIdx.x + gridDim.x, ... of blockDim.x rows, and stores one partial sum.
     __shared__ float of_warp[32];
     float sum = 0.0f;
     long long strip = (long long)gridDim.x * blockDim.x, first = blockIdx.x * (long long)blockDim.x + threadIdx.x;

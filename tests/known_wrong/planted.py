@@ -1,26 +1,29 @@
-"""Planted faults: implementations that are right but for one mistake, and the check that must reject each."""
+"""Planted faults: implementations with exactly one mistake, and the check that must reject each."""
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from fourfold.impls.giou.arguments import check_giou, check_giou_loss_ragged
+from fourfold.impls.giou.torch_eager import pairwise_giou
+from fourfold.properties import giou as giou_properties
+from fourfold.properties import giou_loss as giou_loss_properties
+from fourfold.properties import giou_loss_ragged
+from fourfold.properties.boxes import box_pairs
+from fourfold.properties.giou import example
 
-from impls import cuda_on_cpu
-from impls.arguments import check_floating
-from impls.giou.arguments import check_giou, check_giou_loss_ragged
-from impls.giou.torch_eager import pairwise_giou
-from properties import checks, giou_loss_ragged
-from properties import giou as giou_properties
-from properties import giou_loss as giou_loss_properties
-from properties.box_strategies import box_pairs
-from properties.case import Case
-from properties.dtypes import DType
-from properties.giou import example
-from properties.operation import Law
+from fourfold.backends.arguments import check_floating
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.checks import checks
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Law
 
 from . import planted_cuda, planted_triton
 from .far_apart import pairs_far_apart
@@ -50,24 +53,26 @@ class Fault:
     """One planted fault.
 
     Attributes:
-        name: what is wrong.
-        operation: the operation that it implements.
-        make: gives the implementation.
-        check: what must reject it.
-        says: a regular expression for the message.
-        right_on: a case that the check accepts, by the name of one of the operation's examples or as a function of the
-            dtype; None where the mistake leaves nothing right that the check looks at.
-        language: what the mistake is written in: "torch", "triton" or "cuda".
-        source: a public report of this mistake in somebody's kernel, or of this way to cheat.
-        dtype: for which it is rejected.
-        raises: what is raised.
-        examples: named examples in place of the operation's own.
-        search: how many generated cases it may take until one of them shows it: as many as a run has unless told.
+        name: the mistake.
+        operation: the operation that is implemented.
+        make: makes the implementation.
+        check: the check that must reject it.
+        says: a regular expression for the failure's message.
+        right_on: a case that the check accepts: the name of one of the operation's examples, or a function of the
+            dtype. None if the mistake affects every case.
+        language: the language of the mistake: "torch", "triton" or "cuda".
+        source: a public report of this mistake in a kernel, or of this way to cheat.
+        dtype: the dtype for which the check must reject it.
+        raises: the expected exception.
+        examples: named examples that replace the operation's own.
+        search: the number of generated cases within which the check must find it; by default as many as a run has.
         poisoned: whether fresh allocations hold NaN.
-        only_on_cpu: whether it takes the CPU's checked build to see it.
-        astray: whether it reads or writes where nothing of the call is, and is stopped there on the CPU.
-        only_on_gpu: whether it takes a GPU to go wrong.
-        not_caught: why no check rejects it yet.
+        only_on_cpu: whether only the CPU's checked build can see it.
+        astray: whether it accesses memory outside of the call's tensors, where the CPU stops it.
+        only_on_gpu: whether it goes wrong only on a GPU.
+        documented_ties: whether it is right as a candidate, and wrong only for this library's own implementations,
+            which document how they choose at ties.
+        not_caught: the reason why no check rejects it yet.
     """
 
     name: str
@@ -86,10 +91,11 @@ class Fault:
     only_on_cpu: bool = False
     only_on_gpu: bool = False
     astray: bool = False
+    documented_ties: bool = False
     not_caught: str | None = None
 
 
-# What the messages say of a wrong output, a wrong gradient, and of a result with something missing.
+# Patterns of the messages for a wrong output, for a wrong gradient, and for a result with missing elements.
 OUTPUT, GRADIENT = r"output\[.*is .*expected", r"gradient of \w+\[.*is .*expected"
 UNWRITTEN = "was never written"
 
@@ -97,10 +103,10 @@ UNWRITTEN = "was never written"
 def kernel_faults(
     operation: str, in_triton: Callable[..., Implementation], in_cuda: Callable[..., Implementation], **common: Any
 ) -> tuple[Callable[..., Fault], Callable[..., Fault]]:
-    """Two functions that make an operation's faults of a name, one in Triton and one in CUDA C++.
+    """Return two functions that make an operation's faults by name, one in Triton and one in CUDA C++.
 
-    They are faults of the output unless told, and have the name that the implementation is made by; CUDA's in capitals.
-    A fault in CUDA that ``raises`` is seen by the checked build, which names the line.
+    By default they are faults of the output. A fault's name selects the mistake in the kernel, in capitals for CUDA.
+    The checked build detects a CUDA fault that ``raises``, and names the line.
     """
     common = {"check": checks.forward_agrees, "says": OUTPUT, **common}
 
@@ -121,46 +127,51 @@ A_PAIR = [0.0, 0.0, 4.0, 3.0], [1.0, 1.0, 6.0, 5.0]
 
 
 def one_pair(dtype: DType) -> Case:
-    """Two boxes that overlap, without ties."""
+    """Return one pair of boxes that overlap, without ties."""
     return example([A_PAIR[0]], [A_PAIR[1]])(dtype)
 
 
 def sixty_four_pairs(dtype: DType) -> Case:
-    """As many as a block of the Triton and CUDA kernels has."""
+    """Return as many pairs as a block of the Triton and CUDA kernels has."""
     boxes1, boxes2 = box_pairs(np.random.default_rng(1), 64, ("overlapping", "nested"), dtype)
     return Case({"boxes1": boxes1, "boxes2": boxes2}, np.linspace(-2, 1, 64).astype(dtype.numpy), {"eps": 1e-5})
 
 
 def cotangent_of_ones(dtype: DType) -> Case:
-    """As ``giou(...).sum().backward()`` has it, but contiguous."""
+    """Return a case with the grad_output of ``giou(...).sum().backward()``, but contiguous."""
     case = sixty_four_pairs(dtype)
     return Case(case.inputs, np.ones(64, dtype=dtype.numpy), case.parameters)
 
 
 def one_row(dtype: DType) -> Case:
-    """One valid row."""
+    """Return one valid row."""
     return giou_loss_properties.example([[A_PAIR[0]]], [[A_PAIR[1]]])(dtype)
 
 
 def thousand_rows(dtype: DType) -> Case:
-    """One sample of 1024 valid rows, as many as the blocks of the CUDA kernel have threads."""
+    """Return one sample of 1024 valid rows, as many as a block of the CUDA kernel has threads."""
     boxes = np.tile(np.array(A_PAIR, dtype=dtype.numpy)[:, None, None], (1, 1, 1024, 1))
     return Case({"pred": boxes[0], "target": boxes[1]}, np.array(-1.5, dtype=dtype.numpy), {"eps": 1e-5})
 
 
 def ragged_row(dtype: DType) -> Case:
-    """One box in one sample that has room for two."""
+    """Return one box in a sample with room for two."""
     pred, target = (np.array([[box, box]], dtype=dtype.numpy) for box in A_PAIR)
     return Case(giou_loss_ragged.ragged(pred, target, np.array([1])), np.array(2, dtype=dtype.numpy), {"eps": 1e-5})
 
 
+def named(operation: ModuleType, *examples: str) -> dict[str, CaseOf]:
+    """Return some named examples of an operation's module."""
+    return {example: operation.examples[example] for example in examples}
+
+
 def law(which: Law) -> Check:
-    """The check of one law."""
+    """Return the check of one law."""
     return functools.partial(checks.law_holds, which)
 
 
 def score_backward(grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tuple:
-    """The right gradients of giou in the dtype of the boxes, for faults of the output alone."""
+    """Return the right gradients of giou in the boxes' dtype, for faults of only the output."""
     return score_gradients(Steps(), grad_output, boxes1, boxes2, eps)
 
 
@@ -197,7 +208,7 @@ def eps_added(area: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def hull_less_intersection(a: torch.Tensor, b: torch.Tensor, eps: float) -> torch.Tensor:
-    """I / U - (C - I) / C in place of I / U - (C - U) / C."""
+    """Compute I / U - (C - I) / C instead of I / U - (C - U) / C."""
     _, _, intersection, union = areas(Steps(), a, b)
     hull_width, hull_height = hull_sides(a, b)
     union, hull = at_least(union, eps), at_least(hull_width * hull_height, eps)
@@ -209,7 +220,7 @@ def at_least_dropping_nan(area: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rows_shifted() -> Implementation:
-    """From row 64 on, a box meets its neighbour's."""
+    """From row 64 on, pair each box with its neighbour's partner."""
     right = giou()
 
     def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
@@ -221,7 +232,7 @@ def rows_shifted() -> Implementation:
 
 
 def last_row_dropped() -> Implementation:
-    """A loop over whole pairs of rows."""
+    """Drop the last row if the number of rows is odd, as a loop over pairs of rows does."""
     right = giou()
 
     def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
@@ -234,7 +245,7 @@ def last_row_dropped() -> Implementation:
 
 
 def converted_in_place() -> Implementation:
-    """Corners become corner and size in the caller's memory, and corners again: x1 + (x2 - x1) is not always x2."""
+    """Convert the caller's corners to sizes and back in place: x1 + (x2 - x1) is not always x2."""
     right = giou()
 
     def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
@@ -248,7 +259,7 @@ def converted_in_place() -> Implementation:
 
 
 def remembered_by_shape() -> Implementation:
-    """As a captured graph that is replayed without copying its inputs in."""
+    """Return the first result for a shape again, as a captured graph does if its inputs are not copied in."""
     right = giou()
     seen: dict[Any, torch.Tensor] = {}
 
@@ -262,7 +273,7 @@ def remembered_by_shape() -> Implementation:
 
 
 def output_handed_out_again() -> Implementation:
-    """A buffer for each shape, which every call writes into."""
+    """Write every result of one shape into the same buffer."""
     right = giou()
     buffers: dict[Any, torch.Tensor] = {}
 
@@ -274,7 +285,7 @@ def output_handed_out_again() -> Implementation:
 
 
 def output_in_place_of_x1() -> Implementation:
-    """A view of an input comes back, as from a kernel that works in place."""
+    """Return a view of an input, as a kernel that works in place does."""
 
     def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
         return boxes1.detach()[..., 0]
@@ -283,7 +294,7 @@ def output_in_place_of_x1() -> Implementation:
 
 
 def output_of_the_arithmetic() -> Implementation:
-    """float32 comes out of a half type."""
+    """Return float32 for boxes of a half type."""
 
     def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
         return score(Steps(), boxes1.float(), boxes2.float(), eps)
@@ -299,7 +310,7 @@ GIOU_FORWARD = (
     # torchvision's generalized_box_iou_loss adds eps to its divisors.
     ("eps_added_to_the_union", {"union": eps_added}, "inverted_both"),
     ("hull_of_inner_corners", {"hull_sides": hull_of_inner_corners}, "identical"),
-    # fmin and fmax are what CUDA's fminf and fmaxf and, unless asked, Triton's tl.minimum and tl.maximum do.
+    # CUDA's fminf and fmaxf behave like fmin and fmax. So do Triton's tl.minimum and tl.maximum by default.
     (
         "nan_dropped",
         {"maximum": torch.fmax, "minimum": torch.fmin, "union": at_least_dropping_nan, "hull": at_least_dropping_nan},
@@ -342,7 +353,7 @@ def passes_above(operand: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def read_as_contiguous(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """`count` elements from a tensor's first one on, whatever its strides; what lies past its storage reads as 0."""
+    """Read `count` contiguous elements from a tensor's first one on, whatever its strides; 0 past its storage."""
     flat = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
     flat = flat[tensor.storage_offset() :][:count]
     return torch.cat([flat, flat.new_zeros(count - len(flat))])
@@ -353,7 +364,7 @@ def cotangent_read_as_contiguous(grad_output: torch.Tensor) -> torch.Tensor:
 
 
 def half_for_the_second_alone() -> Implementation:
-    """What both gradients need is finished in the branch of the first."""
+    """Finish a value that both gradients need only in the branch of the first."""
 
     class Wired(torch.autograd.Function):
         @staticmethod
@@ -376,7 +387,7 @@ def half_for_the_second_alone() -> Implementation:
 
 
 GIOU_BACKWARD = (
-    # Where union and hull are below eps every gradient is 0, whatever its sign or factor.
+    # If union and hull are below eps, every gradient is 0, whatever its sign or factor.
     ("x1_against_the_slope", {"gradients": against_the_slope_along_x1}, "identical_points"),
     ("gradient_of_zeros", {"gradients": all_zero}, "identical_points"),
     ("no_gradient_for_boxes2", {"gradients": second_is_a_constant}, "identical_points"),
@@ -386,18 +397,22 @@ GIOU_BACKWARD = (
         cotangent_of_ones,
         "https://github.com/pytorch/pytorch/issues/21961",
     ),
-    # As an element for each that sum().backward() expands without memory behind it.
+    # sum().backward() passes an expanded grad_output, with stride 0 and memory for one element.
     (
         "grad_output_read_as_contiguous",
         {"cotangent": cotangent_read_as_contiguous},
         one_pair,
         "https://github.com/Dao-AILab/flash-attention/issues/355",
     ),
-    ("whole_gradient_at_ties", {"tie": 1.0}, one_pair),
-    ("no_gradient_at_ties", {"tie": 0.0}, one_pair),
     ("side_passes_below_its_clamp", {"side_passes": always_passes}, one_pair),
     ("area_passes_below_its_clamp", {"area_passes": always_passes}, one_pair),
-    ("side_stops_at_its_clamp", {"side_passes": passes_above}, one_pair),
+)
+# Shares of the gradient at ties, and gradients that stop at a clamp's limit.
+AT_TIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("whole_gradient_at_ties", {"tie": 1.0}),
+    ("no_gradient_at_ties", {"tie": 0.0}),
+    ("side_stops_at_its_clamp", {"side_passes": passes_above}),
+    ("area_stops_at_its_clamp", {"area_passes": passes_above}),
 )
 
 
@@ -438,7 +453,7 @@ def summed_in_bfloat16(losses: torch.Tensor) -> torch.Tensor:
 
 
 def summed_in_any_order() -> Callable[[torch.Tensor], torch.Tensor]:
-    """As atomics add: in whatever order blocks finish, within every bound and never twice the same."""
+    """Sum in the order in which blocks finish, as atomics do: within every bound, but never twice the same."""
     order = torch.Generator().manual_seed(0)
 
     def total(losses: torch.Tensor) -> torch.Tensor:
@@ -448,7 +463,7 @@ def summed_in_any_order() -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def mean_of_the_means() -> Implementation:
-    """Each sample's mean first, which weighs the boxes of full samples less."""
+    """Take each sample's mean first, so that the boxes of full samples weigh less."""
 
     def forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> torch.Tensor:
         means = []
@@ -516,7 +531,7 @@ def rows_above_0(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor
 
 
 def rows_by(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor) -> tuple[tuple, tuple]:
-    """Rows by offsets that may be anything, kept within pred."""
+    """Return rows by arbitrary offsets, clamped to pred."""
     (sample, place), row = ragged_rows(pred, target, offsets.clamp(0, len(target)))
     return (sample.clamp(0, len(pred) - 1), place.clamp(0, max(pred.shape[1] - 1, 0))), row
 
@@ -546,8 +561,9 @@ GIOU_LOSS_RAGGED_FORWARD = (
 
 
 def broadcasting_accepted(boxes1: Any, boxes2: Any, eps: float) -> None:
-    with contextlib.suppress(RuntimeError, TypeError):  # for the check to say what is wrong
-        boxes1, boxes2 = torch.broadcast_tensors(boxes1, boxes2)
+    with contextlib.suppress(RuntimeError, AttributeError):  # the check must report the mistake itself
+        if boxes2.shape[-1:] == (4,):
+            boxes2 = boxes2.expand(boxes1.shape)
     check_giou(boxes1, boxes2, eps)
 
 
@@ -579,18 +595,19 @@ def integers_converted(boxes1: Any, boxes2: Any, eps: float) -> None:
 
 
 def offset_values_taken_on_trust(pred: Any, target: Any, offsets: Any, eps: float) -> None:
-    if isinstance(offsets, torch.Tensor) and offsets.shape == (len(pred) + 1,) and offsets.device == pred.device:
-        full = torch.arange(len(pred) + 1, dtype=offsets.dtype, device=offsets.device) * pred.shape[1]
-        offsets = full.clamp(max=len(target)) if isinstance(target, torch.Tensor) else full
-    check_giou_loss_ragged(pred, target, offsets, eps)
+    try:
+        check_giou_loss_ragged(pred, target, offsets, eps)
+    except ValueError as error:
+        if not re.match("offsets (must run|must never|give)", str(error)):
+            raise
 
 
 GIOU_ERRORS = (
-    ("broadcasting_accepted", broadcasting_accepted, "shapes_that_would_broadcast: no ValueError naming boxes2"),
+    ("broadcasting_accepted", broadcasting_accepted, "boxes2_of_shape_9_4: no ValueError naming boxes2"),
     ("errors_of_another_type", errors_of_another_type, "RuntimeError in place of ValueError"),
     ("errors_without_names", errors_without_names, "the message does not name boxes1"),
     ("eps_of_nan_accepted", eps_compared_once, "eps_not_a_number: no ValueError naming eps"),
-    ("integer_boxes_accepted", integers_converted, "integer_boxes: no TypeError naming boxes1"),
+    ("integer_boxes_accepted", integers_converted, "boxes1_of_int64: no TypeError naming boxes1"),
 )
 
 
@@ -649,10 +666,14 @@ def _faults() -> list[Fault]:
     for name, changes, right_on, *source in GIOU_BACKWARD:
         make = functools.partial(giou, **changes)
         add(name, "giou", backward, make, gradient, right_on=right_on, source=next(iter(source), None))
-    add(
-        "area_stops_at_its_clamp", "giou", backward, functools.partial(giou, area_passes=passes_above), gradient,
-        right_on=one_pair,
-    )  # fmt: skip
+    for name, changes in AT_TIES:
+        make = functools.partial(giou, **changes)
+        add(name, "giou", backward, make, gradient, right_on=one_pair, documented_ties=True)
+    # Two equal edges may share the gradient in any way. But no subgradient gives all of it to both, or none to either.
+    for name, changes in AT_TIES[:2]:
+        which = giou_properties.gradients_along_an_axis_cancel
+        make = functools.partial(giou, **changes)
+        add(name, "giou", law(which), make, f"{which.__name__}: left side", right_on=one_pair)
     for name, changes, *_ in (GIOU_BACKWARD[0], GIOU_BACKWARD[1], GIOU_BACKWARD[3]):
         make = functools.partial(giou, **changes)
         add(name, "giou", checks.gradcheck, make, "gradcheck: Jacobian mismatch", right_on=None, dtype="float64")
@@ -665,7 +686,7 @@ def _faults() -> list[Fault]:
         add(name, "giou_loss", forward, functools.partial(loss, "giou_loss", **changes), output, right_on=right_on)
     add("mean_of_the_means", "giou_loss", forward, mean_of_the_means, output, right_on=one_row)
     add("masked_by_a_product", "giou_loss", forward, lambda: masked_by_a_product, output, right_on=one_row)
-    # The gradient of what torch.where does not choose is 0 times infinity or NaN.
+    # The gradient of the branch that torch.where does not choose is 0 times infinity, or NaN.
     add(
         "masked_after_the_arithmetic",
         "giou_loss",
@@ -737,7 +758,7 @@ def _faults() -> list[Fault]:
     ):  # fmt: skip
         add("law", operation, law(which), make, f"{which.__name__}: left side", right_on=right_on)
 
-    # ---- Triton and CUDA C++: what goes wrong in memory
+    # ---- Triton and CUDA C++: faults in memory accesses
 
     triton: Any = functools.partial(add, language="triton")
     triton(
@@ -752,7 +773,7 @@ def _faults() -> list[Fault]:
     triton(
         "contiguous_assumed", "giou", forward, lambda: planted_triton.giou("contiguous_assumed"), output,
         right_on=one_pair,
-        examples={name: giou_properties.examples[name] for name in ("identical", "coordinates_strided")},
+        examples=named(giou_properties, "identical", "coordinates_strided"),
     )  # fmt: skip
     triton(
         "store_into_the_next_tensor", "giou", backward,
@@ -773,7 +794,7 @@ def _faults() -> list[Fault]:
         r"planted\.cu:\d+\).*write of 4 bytes, just past the end", right_on=sixty_four_pairs,
         raises=cuda_on_cpu.OutOfBounds,
     )  # fmt: skip
-    # Redzones are behind the tensor's end, where the checked build stops a kernel before the arena can see it.
+    # The arena's redzones lie past the tensor's end. The checked build stops a kernel before the arena sees the write.
     cuda(
         "store_unmasked", "giou", memory, lambda: planted_cuda.giou("STORE_UNMASKED"),
         r"planted\.cu:\d+\).*write of 4 bytes, just past the end", right_on=sixty_four_pairs,

@@ -1,4 +1,4 @@
-"""Ways to pass a test without doing the work."""
+"""Planted cheats: ways to pass a test without doing the work."""
 
 import builtins
 import functools
@@ -10,21 +10,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from fourfold.properties import vector_add
+from fourfold.properties.softmax import columns_may_change_places
 
-from impls import backends
-from properties import checks, vector_add
-from properties.case import Case
-from properties.dtypes import DTYPES
-from properties.softmax import columns_may_change_places
-from properties.tampering import Tampered
+from fourfold import backends
+from fourfold.checks import checks
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.tampering import Tampered
 
 from .planted import GRADIENT, OUTPUT, UNWRITTEN, Fault, law
 from .planted_softmax import cotangent_of_zeros
 from .steps import Implementation
 
 Tensor = torch.Tensor
-# https://github.com/ScalingIntelligence/KernelBench/pull/82 tests for two of these, and
-# https://github.com/gpu-mode/pygpubench/pull/7 for two.
+# Two of these are tested by https://github.com/ScalingIntelligence/KernelBench/pull/82, and two by
+# https://github.com/gpu-mode/pygpubench/pull/7.
 KERNELBENCH = "https://github.com/ScalingIntelligence/KernelBench/pull/82"
 PYGPUBENCH = "https://github.com/gpu-mode/pygpubench/pull/7"
 
@@ -34,7 +35,7 @@ def right(operation: str) -> Implementation:
 
 
 def shape_of(operation: str, **arguments: Any) -> torch.Size:
-    """Of the result, computed from the shapes alone."""
+    """Return the result's shape, computed from the inputs' shapes alone."""
     on_meta = {
         name: value.detach().to("meta") if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in arguments.items()
@@ -43,7 +44,7 @@ def shape_of(operation: str, **arguments: Any) -> torch.Size:
 
 
 def without_gradient(forward: Callable[..., Tensor]) -> Implementation:
-    """Differentiable for all that autograd can tell: every gradient is 0."""
+    """Make a forward pass differentiable for autograd, with every gradient 0."""
 
     class Wired(torch.autograd.Function):
         @staticmethod
@@ -61,7 +62,7 @@ def without_gradient(forward: Callable[..., Tensor]) -> Implementation:
 
 
 def constant(operation: str, fill: Callable[[Tensor], Tensor]) -> Implementation:
-    """A result of the right shape, dtype and device, filled with anything at all."""
+    """Return a result of the right shape, dtype and device, with made-up values."""
 
     def forward(**arguments: Any) -> Tensor:
         first = next(iter(arguments.values()))
@@ -71,7 +72,7 @@ def constant(operation: str, fill: Callable[[Tensor], Tensor]) -> Implementation
 
 
 def input_given_back(operation: str) -> Implementation:
-    """The first input, where it has the result's shape: a copy, and no work."""
+    """Return a copy of the first input if it has the result's shape."""
 
     def implementation(**arguments: Any) -> Tensor:
         first = next(iter(arguments.values()))
@@ -81,7 +82,7 @@ def input_given_back(operation: str) -> Implementation:
 
 
 def inputs_zeroed(operation: str) -> Implementation:
-    """A reference that is computed from the inputs after the call is zero too."""
+    """Zero the inputs, so that a reference that is computed from them after the call is wrong too."""
     zeros = constant(operation, torch.zero_)
 
     def implementation(**arguments: Any) -> Tensor:
@@ -94,7 +95,7 @@ def inputs_zeroed(operation: str) -> Implementation:
 
 
 def first_sample_for_all(operation: str) -> Implementation:
-    """The first sample is computed, and stands for the whole batch."""
+    """Compute only the first sample, and repeat it for the whole batch."""
 
     def implementation(**arguments: Any) -> Tensor:
         first = next(iter(arguments.values()))
@@ -105,7 +106,7 @@ def first_sample_for_all(operation: str) -> Implementation:
 
 
 def named_examples_known(examples: dict[str, Callable]) -> Implementation:
-    """Right for inputs that it has seen in the tests, zeros for all others."""
+    """Return right results for the tests' named examples, and zeros for all other inputs."""
     known = {make(DTYPES["float32"])["x"].tobytes() for make in examples.values()}
 
     def implementation(x: Tensor, y: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ def named_examples_known(examples: dict[str, Callable]) -> Implementation:
 
 
 def remembered_by_sum(operation: str) -> Implementation:
-    """A key that is cheap, and the same for inputs that are not."""
+    """Cache results by the inputs' sums, a cheap key on which different inputs collide."""
     seen: dict[Any, Tensor] = {}
 
     def implementation(**arguments: Any) -> Tensor:
@@ -129,7 +130,7 @@ def remembered_by_sum(operation: str) -> Implementation:
 
 
 def narrower(operation: str, dtype: torch.dtype) -> Implementation:
-    """Computed in a type of half the width."""
+    """Compute in a dtype of half the width."""
 
     def implementation(**arguments: Any) -> Tensor:
         first = next(iter(arguments.values()))
@@ -144,7 +145,7 @@ def narrower(operation: str, dtype: torch.dtype) -> Implementation:
 
 
 def delivered_later(operation: str) -> Implementation:
-    """A thread fills the result in when the clock has stopped."""
+    """Return early, and let a thread write the result after the clock has stopped."""
 
     def implementation(**arguments: Any) -> Tensor:
         output = torch.zeros(shape_of(operation, **arguments), device=next(iter(arguments.values())).device)
@@ -161,7 +162,7 @@ def delivered_later(operation: str) -> Implementation:
 
 
 class Agreeable(torch.Tensor):
-    """Equal to everything, close to everything."""
+    """A tensor that claims to be equal and close to everything."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -169,8 +170,7 @@ class Agreeable(torch.Tensor):
             return True
         if function.__name__ in ("eq", "__eq__", "isclose"):
             return torch.ones(args[0].shape, dtype=torch.bool)
-        with torch._C.DisableTorchFunctionSubclass():
-            return function(*args, **(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs or {})
 
 
 def agreeable(operation: str) -> Implementation:
@@ -183,7 +183,7 @@ def agreeable(operation: str) -> Implementation:
 
 
 def detached_and_patched(operation: str) -> Implementation:
-    """The graph is held together by a term that is 0, and so is its gradient."""
+    """Detach the result, and add a term of value 0 and gradient 0 that keeps the autograd graph connected."""
 
     def implementation(**arguments: Any) -> Tensor:
         floating = [v for v in arguments.values() if isinstance(v, Tensor) and v.is_floating_point()]
@@ -196,7 +196,7 @@ def detached_and_patched(operation: str) -> Implementation:
 
 
 def wrong_where_gradients_are_wanted(operation: str) -> Implementation:
-    """The kernel that training takes leaves out what no gradient shows."""
+    """Add 0.5 when gradients are wanted: no gradient shows it."""
 
     def implementation(**arguments: Any) -> Tensor:
         training = any(isinstance(value, Tensor) and value.requires_grad for value in arguments.values())
@@ -206,7 +206,7 @@ def wrong_where_gradients_are_wanted(operation: str) -> Implementation:
 
 
 def with_an_aside(operation: str, aside: Callable[[], None]) -> Implementation:
-    """The right result, after something else has been done."""
+    """Return the right result after a side effect."""
 
     def implementation(**arguments: Any) -> Tensor:
         aside()
@@ -216,7 +216,7 @@ def with_an_aside(operation: str, aside: Callable[[], None]) -> Implementation:
 
 
 def no_distances(operation: str) -> Implementation:
-    """Zeros, which are not far from anything any more."""
+    """Return zeros, and patch abs so that every distance is 0."""
     zeros = constant(operation, torch.zero_)
 
     def implementation(**arguments: Any) -> Tensor:
@@ -228,7 +228,7 @@ def no_distances(operation: str) -> Implementation:
 
 
 def all_equal(operation: str) -> Implementation:
-    """It works in its input, and says that nothing is different."""
+    """Overwrite the first input, and patch torch.equal, which would show it."""
 
     def implementation(**arguments: Any) -> Tensor:
         torch.equal = lambda *_: True
@@ -242,12 +242,12 @@ def all_equal(operation: str) -> Implementation:
 
 
 def cases_zeroed(operation: str) -> Implementation:
-    """The arrays from which the reference will be computed are found among the interpreter's objects."""
+    """Find the cases among Python's live objects, and zero the arrays from which the reference is computed."""
     zeros = inputs_zeroed(operation)
 
     def implementation(**arguments: Any) -> Tensor:
         for found in gc.get_objects():
-            if type(found) is Case:  # others may say that they are of another class, and be imported for it
+            if type(found) is Case:  # isinstance would read __class__, which makes a lazy object import its module
                 for array in found.inputs.values():
                     if isinstance(array, np.ndarray):
                         array[...] = 0

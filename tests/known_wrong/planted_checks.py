@@ -1,4 +1,4 @@
-"""Planted faults that no single call on fresh tensors shows."""
+"""Planted faults that a single call on fresh tensors does not show."""
 
 import dataclasses
 import functools
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fourfold.properties import softmax as softmax_properties
 
-from impls import cuda_on_cpu
-from properties import checks
-from properties import softmax as softmax_properties
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.checks import checks
 
 from . import planted_cuda, planted_triton
 from .planted import Check, Fault, one_pair
@@ -25,7 +25,7 @@ WORTH_KEEPING = 64
 
 
 def cached(key: Key, step: Callable[..., Tensor], handed_out: Callable[[Tensor], Tensor] = Tensor.clone) -> Callable:
-    """A step whose results are kept by a key of its first argument."""
+    """Return a step that caches its results by a key of its first argument."""
     kept: dict[Any, Tensor] = {}
 
     def of(*tensors: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def by_values(x: Tensor) -> bytes:
 
 
 def into_one_buffer(step: Callable[..., Tensor]) -> Callable:
-    """A step that writes all its results of one shape to one place."""
+    """Return a step that writes all results of one shape into the same buffer."""
     buffers: dict[Any, Tensor] = {}
 
     def of(*tensors: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def into_one_buffer(step: Callable[..., Tensor]) -> Callable:
 
 
 def finished_by_a_thread(x: Tensor) -> Tensor:
-    """Returns at once what is computed in the meantime."""
+    """Return at once, while a thread still computes the result."""
     result = right(x)
     if result.numel() < WORTH_KEEPING:
         return result
@@ -72,7 +72,7 @@ def finished_by_a_thread(x: Tensor) -> Tensor:
 
 
 class Lazy(torch.Tensor):
-    """Any tensor that is more than one."""
+    """A tensor subclass, which may hide more than a plain tensor shows."""
 
 
 def of_a_kind_of_its_own(**tensors: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def of_a_kind_of_its_own(**tensors: Tensor) -> Tensor:
 
 
 def on_a_stream_of_its_own(step: Callable[..., Tensor]) -> Callable:
-    """A step that runs beside the caller's stream, and does not wait for what that stream has yet to write."""
+    """Return a step that runs on another stream and does not wait for the caller's stream."""
 
     def of(*tensors: Tensor) -> Tensor:
         stream = torch.cuda.Stream()
@@ -93,26 +93,26 @@ def on_a_stream_of_its_own(step: Callable[..., Tensor]) -> Callable:
 
 
 def nan_in_the_last_column_taken_for_the_lowest(x: Tensor) -> Tensor:
-    """As a masked tail is."""
+    """Take a NaN in the last column for -inf, the fill value of a masked tail."""
     if x.shape[-1] < 3:
         return right(x)
     return right(torch.cat([x[..., :-1], x[..., -1:].nan_to_num(-torch.inf, torch.inf, -torch.inf)], -1))
 
 
 def rows_of_zero_cotangents_skipped(grad: Tensor, y: Tensor) -> Tensor:
-    """0 times what is not finite is NaN."""
+    """Return 0 for rows with a grad_output of 0, although 0 times a non-finite number is NaN."""
     return torch.where((grad == 0).all(-1, keepdim=True), 0, gradient(grad, y))
 
 
 def rows_past_65535_unwritten(x: Tensor) -> Tensor:
-    """As a grid has it that is cut off at its limit."""
+    """Leave rows past 65535 unwritten, as a grid that is cut off at its limit does."""
     output = right(x)
     output[65535:] = 0
     return output
 
 
 def rows_past_65536_repeated(x: Tensor) -> Tensor:
-    """As a row's number has it that is kept in 16 bits."""
+    """Repeat rows past 65536, as a 16-bit row index does."""
     output = right(x)
     output[65536:] = output.flip(0)[: max(0, len(x) - 65536)]
     return output
@@ -123,12 +123,12 @@ def sixteen_bits_of_samples(check: Callable[..., None], subject: checks.Subject,
 
 
 def claiming_bits(check: Check, subject: checks.Subject, search: checks.Search) -> None:
-    """A check of an implementation that claims the same bits in every batch."""
+    """Run a check on an implementation that claims the same bits in every batch."""
     check(dataclasses.replace(subject, depends_on_batch=None), search)
 
 
 def summed_in_pieces_by_the_batch(x: Tensor) -> Tensor:
-    """More rows, shorter pieces, as a kernel has it that shares a fixed block among its rows."""
+    """Sum in shorter pieces the more rows there are, as a kernel does that divides a fixed block among its rows."""
     terms = (x - largest(x)).exp()
     length = max(1, 64 // max(1, x[..., :1].numel()))
     sums = [piece.sum(-1, keepdim=True) for piece in terms.split(length, -1)]
@@ -141,7 +141,7 @@ def _faults() -> list[Fault]:
     def add(name: str, make: Callable[[], Implementation], check: Check, says: str, **more: Any) -> None:
         faults.append(Fault(name=name, operation="softmax", make=make, check=check, says=says, **more))
 
-    # Of one that is not finite in a row there is an example; of cotangents that are hardly there, none.
+    # The named examples have a non-finite grad_output in a row, but no tiny grad_output.
     plain = {"two_columns": softmax_properties.examples["two_columns"]}
     add(
         "nan_in_the_last_column_taken_for_the_lowest",

@@ -1,21 +1,21 @@
-"""The launch side of planted.cu, and of the other files of kernels whose mistake is an argument."""
+"""Launches of the kernels of planted.cu, and of other files whose kernels take the mistake as an argument."""
 
 import re
 from pathlib import Path
 
 import torch
 
-from impls.cuda_launch import CudaKernel
+from fourfold.backends.cuda.launch import CudaKernel
 
 from .steps import Implementation, loss, wire
 
 
 class Planted:
-    """Kernels of one file, which take as their last argument a value of the file's enum of faults.
+    """The kernels of one file. Their last argument is a value of the file's enum of faults.
 
     Args:
-        source: the `.cu` file.
-        names: of its kernels.
+        source: the ``.cu`` file.
+        names: the names of its kernels.
     """
 
     def __init__(self, source: Path, *names: str) -> None:
@@ -41,7 +41,7 @@ LOSS_BLOCKS = 16
 
 
 def giou(forward_fault: str = "NONE", backward_fault: str = "NONE") -> Implementation:
-    """giou of float32 boxes."""
+    """Return giou of float32 boxes with a fault."""
 
     def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
         rows1, rows2 = boxes1.reshape(-1, 4), boxes2.reshape(-1, 4)
@@ -65,7 +65,7 @@ def giou(forward_fault: str = "NONE", backward_fault: str = "NONE") -> Implement
 
 
 def giou_loss(fault: str = "NONE") -> Implementation:
-    """giou_loss of float32 boxes, summed in shared memory; the gradient is not by CUDA."""
+    """Return giou_loss of float32 boxes, summed in shared memory; its gradient does not come from CUDA."""
     blocks = 1 if fault == "ATOMIC_SUM" else LOSS_BLOCKS
 
     def forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> torch.Tensor:

@@ -1,39 +1,40 @@
-"""Planted faults: kernels that leave their work to torch, all of it or where it is hard."""
+"""Planted faults: kernels that leave all of the work, or the hard part, to torch."""
 
 import numpy as np
 import torch
 
-from properties import checks
-from properties.case import Case
-from properties.dtypes import DType
+from fourfold.checks import checks
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DType
 
 from .planted import Fault
 
 
 class NamedSoftmax(torch.autograd.Function):
-    """torch's, whose name a look at the backward's graph does not show."""
+    """torch's softmax in an autograd.Function, so that the autograd graph does not show torch's name."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor) -> torch.Tensor:
-        result = torch.softmax(x, -1)
-        ctx.save_for_backward(result)
-        return result
+        ctx.save_for_backward(x)
+        return torch.softmax(x, -1)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad_output: torch.Tensor) -> torch.Tensor:
-        (result,) = ctx.saved_tensors
-        return torch._softmax_backward_data(grad_output, result, -1, result.dtype)
+        (x,) = (saved.detach().requires_grad_() for saved in ctx.saved_tensors)
+        with torch.enable_grad():
+            result = torch.softmax(x, -1)
+        return torch.autograd.grad(result, x, grad_output)[0]
 
 
 def whole_vectors_alone(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """A kernel for whole vectors, and torch for what they leave over."""
-    from impls.vector_add.triton_kernel import vector_add
+    """Use a kernel for whole vectors, and torch for the remaining elements."""
+    from fourfold.impls.vector_add.triton_kernel import vector_add
 
     return vector_add(x, y) if x.numel() % 8 == 0 else x + y
 
 
 def thirty_two(dtype: DType) -> Case:
-    """Whole vectors of every type."""
+    """Return 32 elements, which are whole vectors of every dtype."""
     x, y, grad_output = np.random.default_rng(0).normal(size=(3, 32)).astype(dtype.numpy)
     return Case({"x": x, "y": y}, grad_output)
 

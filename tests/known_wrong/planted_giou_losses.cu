@@ -1,5 +1,5 @@
-// giou_loss and giou_loss_ragged of packed float32 boxes in small kernels, correct as RIGHT, each other value of
-// LossFault with one mistake.
+// Small kernels of giou_loss and giou_loss_ragged for packed float32 boxes: correct as RIGHT, with one mistake for each
+// other value of LossFault.
 #include <cuda_fp16.h>
 
 #include "planted.cu"
@@ -26,7 +26,7 @@ __device__ float loss_of(const float* pred, const float* target, long long pred_
 
 __global__ void padded_kernel(const float* pred, const float* target, float* sums, float* counts, long long n, double eps,
                               long long fault) {
-    // One thread owns rows thread, thread + threads, ..., and leaves the sum of their losses and how many are valid.
+    // One thread owns rows thread, thread + threads, ..., and stores the sum of their losses and the valid count.
     long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x, threads = gridDim.x * (long long)blockDim.x;
     float sum = 0.0f, count = 0.0f;
     for (long long row = thread; row < (fault == FIRST_STRIP_ONLY && n > threads ? threads : n); row += threads) {
@@ -41,7 +41,7 @@ __global__ void padded_kernel(const float* pred, const float* target, float* sum
 
 __global__ void ragged_rows_kernel(const float* pred, const float* target, const long long* offsets, float* losses,
                                    long long batch, long long total, long long max_boxes, double eps, long long fault) {
-    // One thread owns one box of target, whose sample it finds by bisection.
+    // One thread owns one box of target, and finds its sample by bisection.
     long long row = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     if (row >= total) return;
     long long low = 0, high = batch;
@@ -57,7 +57,7 @@ __global__ void ragged_rows_kernel(const float* pred, const float* target, const
 
 __global__ void ragged_samples_kernel(const float* pred, const float* target, const long long* offsets, float* sums,
                                       long long batch, long long max_boxes, double eps, long long fault) {
-    // One warp owns one sample, and leaves the sum of its losses.
+    // One warp owns one sample, and stores the sum of its losses.
     long long sample = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x % 32;
     if (sample >= batch) return;

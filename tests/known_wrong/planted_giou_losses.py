@@ -1,4 +1,4 @@
-"""Planted faults in giou_loss and giou_loss_ragged, in small kernels of Triton and CUDA C++; gradients are torch's."""
+"""Planted faults in giou_loss and giou_loss_ragged, in small Triton and CUDA C++ kernels; gradients are torch's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,14 +8,15 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from fourfold.properties import giou_loss as padded_properties
+from fourfold.properties import giou_loss_ragged as ragged_properties
 
-from impls import cuda_on_cpu, triton_launch
-from properties import checks
-from properties import giou_loss as padded_properties
-from properties import giou_loss_ragged as ragged_properties
-from properties.dtypes import DType
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.triton import launch as triton_launch
+from fourfold.checks import checks
+from fourfold.core.dtypes import DType
 
-from .planted import Fault, kernel_faults, one_row, ragged_row
+from .planted import Fault, kernel_faults, named, one_row, ragged_row
 from .planted_cuda import Planted
 from .planted_triton import load_box, score_of
 from .steps import Implementation, loss, wire
@@ -24,7 +25,7 @@ Tensor = torch.Tensor
 
 
 def wired(operation: str, forward: Callable[..., Tensor]) -> Implementation:
-    """From a forward pass alone; the gradient is that of the right steps in torch."""
+    """Make an implementation from a forward pass. Its gradient is that of the right steps in torch."""
     right = loss(operation)
 
     def backward(grad_output: Tensor, pred: Tensor, target: Tensor, *rest: Any) -> tuple:
@@ -39,7 +40,7 @@ def wired(operation: str, forward: Callable[..., Tensor]) -> Implementation:
 
 @triton.jit
 def padded_kernel(pred_ptr, target_ptr, sums_ptr, counts_ptr, n, eps, FAULT: tl.constexpr, BLOCK: tl.constexpr):
-    # One program owns BLOCK consecutive rows, and leaves the sum of their losses and how many are valid.
+    # One program owns BLOCK consecutive rows, and stores the sum of their losses and the number of valid rows.
     program = tl.program_id(0)
     rows = program * BLOCK + tl.arange(0, BLOCK)
     mask = rows < n
@@ -71,7 +72,7 @@ def padded_kernel(pred_ptr, target_ptr, sums_ptr, counts_ptr, n, eps, FAULT: tl.
 def ragged_kernel(
     pred_ptr, target_ptr, offsets_ptr, sums_ptr, max_boxes, offset_stride, eps, FAULT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    # One program owns one sample, and leaves the sum of its losses.
+    # One program owns one sample, and stores the sum of its losses.
     sample = tl.program_id(0).to(tl.int64)
     if FAULT == "offsets_contiguous_assumed":
         offset_stride = 1
@@ -104,7 +105,7 @@ def ragged_kernel(
 
 
 def padded_in_triton(fault: str = "") -> Implementation:
-    """giou_loss in Triton, of float32."""
+    """Return giou_loss in Triton for float32, with a fault."""
 
     def forward(pred: Tensor, target: Tensor, eps: float) -> Tensor:
         rows = pred.shape[0] * pred.shape[1]
@@ -124,7 +125,7 @@ def padded_in_triton(fault: str = "") -> Implementation:
 
 
 def ragged_in_triton(fault: str = "") -> Implementation:
-    """giou_loss_ragged in Triton, of float32."""
+    """Return giou_loss_ragged in Triton for float32, with a fault."""
 
     def forward(pred: Tensor, target: Tensor, offsets: Tensor, eps: float) -> Tensor:
         batch, max_boxes = pred.shape[:2]
@@ -149,7 +150,7 @@ BY_SAMPLES = (
 
 
 def padded_in_cuda(fault: str = "RIGHT") -> Implementation:
-    """giou_loss in CUDA C++, of float32."""
+    """Return giou_loss in CUDA C++ for float32, with a fault."""
 
     def forward(pred: Tensor, target: Tensor, eps: float) -> Tensor:
         rows = pred.shape[0] * pred.shape[1]
@@ -165,7 +166,7 @@ def padded_in_cuda(fault: str = "RIGHT") -> Implementation:
 
 
 def ragged_in_cuda(fault: str = "RIGHT") -> Implementation:
-    """giou_loss_ragged in CUDA C++, of float32: by samples or by rows, as the fault has it."""
+    """Return giou_loss_ragged in CUDA C++ for float32, with a fault that decides between samples and rows."""
 
     def forward(pred: Tensor, target: Tensor, offsets: Tensor, eps: float) -> Tensor:
         (batch, max_boxes), total = pred.shape[:2], len(target)
@@ -186,12 +187,12 @@ def ragged_in_cuda(fault: str = "RIGHT") -> Implementation:
 
 
 def full_warps(dtype: DType) -> Any:
-    """32 boxes in each sample: no lane is idle, and no warp has more than one box a lane."""
+    """Return samples of 32 boxes: each lane of a warp has exactly one box."""
     return ragged_properties.example([32, 32], 32)(dtype)
 
 
 def one_full_sample(dtype: DType) -> Any:
-    """One sample, and a box in every slot of pred."""
+    """Return one sample with a box in every slot of pred."""
     return ragged_properties.example([3], 3, np.int32)(dtype)
 
 
@@ -214,21 +215,26 @@ def _padded() -> tuple[Fault, ...]:
 def _ragged() -> tuple[Fault, ...]:
     of_triton, of_cuda = kernel_faults("giou_loss_ragged", ragged_in_triton, ragged_in_cuda, right_on=one_full_sample)
 
-    def only(name: str) -> dict:
-        return {name: ragged_properties.examples[name]}
-
     return (
-        of_triton("offsets_contiguous_assumed", astray=True, examples=only("offsets_strided_over_several_samples")),
+        of_triton(
+            "offsets_contiguous_assumed",
+            astray=True,
+            examples=named(ragged_properties, "offsets_strided_over_several_samples"),
+        ),
         of_triton("boxes_past_a_block"),
         of_triton("last_box_of_many_left_out", right_on=ragged_row),
         of_triton("pred_taken_as_packed"),
         of_triton("target_taken_as_padded", astray=True),
-        of_triton("y2_not_above_0_taken_for_padding", right_on=ragged_row, examples=only("negative_y2_counts")),
+        of_triton(
+            "y2_not_above_0_taken_for_padding",
+            right_on=ragged_row,
+            examples=named(ragged_properties, "negative_y2_counts"),
+        ),
         of_triton("rows_past_the_sample_count", right_on=ragged_properties.example([64, 64], 64)),
         of_cuda("bisection_to_the_left", right_on=one_full_sample),
         of_cuda("pred_taken_as_packed"),
         of_cuda("boxes_past_a_warp"),
-        of_cuda("neighbours_box", examples=only("offsets_strided_over_several_samples")),
+        of_cuda("neighbours_box", examples=named(ragged_properties, "offsets_strided_over_several_samples")),
         of_cuda(
             "shuffle_in_a_branch",
             right_on=full_warps,

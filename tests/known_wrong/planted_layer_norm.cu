@@ -1,5 +1,5 @@
-// layer_norm of float32 in small kernels, correct as NONE, with one mistake for each other value of Fault.
-// Rows have a stride between rows and one between columns; weight, bias and results are contiguous.
+// Small kernels of layer_norm for float32: correct as NONE, with one mistake for each other value of Fault.
+// Inputs have one stride between rows and one between columns. Weight, bias and results are contiguous.
 #include <cuda_fp16.h>
 
 enum Fault {
@@ -24,21 +24,21 @@ enum Fault {
     OFFSETS_IN_32_BITS
 };
 
-// Of a part of a row: how many columns, their mean, and the sum of their squared deviations from it.
+// The moments of a part of a row: the number of columns, their mean, and the sum of squared deviations from it.
 struct Moments {
     float count, mean, squares;
 };
 
 __device__ Moments merged(Moments a, Moments b, long long fault) {
     float count = a.count + b.count;
-    // The deviation of nothing from a huge mean overflows, and its weight of 0 does not help.
+    // An empty part has mean 0. Its squared distance from a huge mean overflows, and times the weight 0 gives NaN.
     if (fault != EMPTY_PARTS_MERGED && (a.count == 0.0f || b.count == 0.0f)) return a.count == 0.0f ? b : a;
     if (count == 0.0f) return a;
     float share = fault == COUNTS_TAKEN_AS_EQUAL ? 0.5f : b.count / count, apart = b.mean - a.mean;
     return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * a.count * share};
 }
 
-// Over the threads of a block; every thread gets the result.
+// Merge the moments of a block's threads; every thread gets the result.
 __device__ Moments merged_over_block(Moments m, Moments* of_warp, long long fault) {
     int warps = fault == FIRST_WARP_ONLY ? 1 : blockDim.x / 32;
     for (int by = 16; by; by /= 2) {
@@ -66,7 +66,7 @@ __device__ float sum_over_block(float value, float* of_warp) {
 __global__ void layer_norm_forward_kernel(const float* x, const float* weight, const float* bias, float* y, float* means,
                                           float* deviations, long long cols, long long row_stride, long long col_stride,
                                           double eps_, long long fault) {
-    // One block owns one row; one thread columns threadIdx.x, threadIdx.x + blockDim.x, ...
+    // One block owns one row. One thread owns columns threadIdx.x, threadIdx.x + blockDim.x, ...
     __shared__ Moments of_warp[32];
     __shared__ float kept[512];
     long long row = blockIdx.x;
@@ -129,7 +129,7 @@ __global__ void layer_norm_parameters_kernel(const float* grad_output, const flo
                                              long long cols, long long rows_of_block, long long grad_row_stride,
                                              long long grad_col_stride, long long row_stride, long long col_stride,
                                              long long fault) {
-    // One block in x owns blockDim.x columns; in y, of which there is one but for the faults, rows_of_block rows.
+    // One block owns blockDim.x columns and rows_of_block rows. gridDim.y is 1 except for some faults.
     long long col = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     if (col >= cols) return;
     long long first = blockIdx.y * rows_of_block, end = first + rows_of_block < rows ? first + rows_of_block : rows;

@@ -1,4 +1,4 @@
-"""Planted faults in layer_norm, written out in torch."""
+"""Planted faults in layer_norm, in torch."""
 
 import functools
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from fourfold.impls.layer_norm.arguments import check_layer_norm
+from fourfold.properties import layer_norm as properties
 
-from impls.layer_norm.arguments import check_layer_norm
-from properties import checks
-from properties import layer_norm as properties
-from properties.case import Case
-from properties.dtypes import DType
+from fourfold.checks import checks
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DType
 
 from .planted import GRADIENT, OUTPUT, Fault, law
 from .steps import Implementation, differentiable, in_compute_dtype
@@ -43,14 +43,14 @@ def over_rows(terms: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """What a fault may replace."""
+    """The steps of layer_norm that a fault may replace."""
 
     compute: Callable = in_compute_dtype
     mean: Callable = mean
     variance: Callable = variance
     deviation: Callable = deviation
     output: Callable = lambda normal, weight, bias: normal * weight + bias
-    # Of the gradient.
+    # Steps of the gradient.
     gradient_of_x: Callable = gradient_of_x
     over_rows: Callable = over_rows
     of_weight: Callable = lambda grad, normal, root: grad * normal
@@ -59,7 +59,7 @@ class Steps:
 def layer_norm(
     validate: Callable[..., None] = check_layer_norm, guarded: bool = True, **changes: Any
 ) -> Implementation:
-    """layer_norm with some steps changed; those of the output are right in the gradient."""
+    """Return layer_norm with some steps changed. The gradient uses the right steps of the output."""
     steps = Steps(**changes)
 
     def normalized(steps: Steps, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ def layer_norm(
 
 
 def square_of_mean(x: Tensor, average: Tensor) -> Tensor:
-    """E[x^2] - E[x]^2, not below 0."""
+    """Compute the variance as E[x^2] - E[x]^2, clamped at 0."""
     return (mean(x.square()) - average.square()).clamp(min=0)
 
 
@@ -95,7 +95,7 @@ def last_column_left_out(x: Tensor) -> Tensor:
 
 
 def over_whole_blocks(x: Tensor) -> Tensor:
-    """The sum over the columns, divided by a multiple of 16."""
+    """Divide the sum over the columns by their number rounded up to a multiple of 16."""
     return x.sum(-1, keepdim=True) / (x.shape[-1] + -x.shape[-1] % 16 or 16)
 
 
@@ -107,7 +107,7 @@ def summed_in_bfloat16(x: Tensor) -> Tensor:
 
 
 def over_all(x: Tensor) -> Tensor:
-    """One mean for all rows."""
+    """Take one mean over all rows."""
     return x.mean() if x.numel() else mean(x)
 
 
@@ -124,7 +124,7 @@ def weighed_by_the_first(normal: Tensor, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def nothing_for_parameters_together() -> Implementation:
-    """The kernel for parameters alone, where the input is data, leaves one of the two sums where it was."""
+    """Halve bias's gradient if weight and bias need gradients and x does not, as a fault in a kernel for that case."""
     whole = layer_norm()
 
     def implementation(**arguments: Any) -> Tensor:
@@ -137,14 +137,14 @@ def nothing_for_parameters_together() -> Implementation:
 
 
 def one_row(dtype: DType) -> Case:
-    """No weights that differ, no row that another could stand for."""
+    """Return one row with equal weights."""
     x = np.linspace(-2, 3, 16).reshape(1, 16).astype(dtype.numpy)
     ones = np.ones(16, dtype=dtype.numpy)
     return Case({"x": x, "weight": ones, "bias": 0 * ones}, np.cos(4 * x).astype(dtype.numpy), {"eps": 1e-5})
 
 
 def no_cotangent(dtype: DType) -> Case:
-    """Of which every gradient is 0."""
+    """Return a case with a grad_output of 0, so that every gradient is 0."""
     case = one_row(dtype)
     return Case(case.inputs, 0 * case.grad_output, case.parameters)
 

@@ -1,4 +1,4 @@
-"""Planted faults in layer_norm, in small kernels of Triton and CUDA C++."""
+"""Planted faults in layer_norm, in small Triton and CUDA C++ kernels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,11 +6,13 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
+from fourfold.impls.layer_norm.arguments import check_layer_norm
+from fourfold.impls.layer_norm.operators import statistics_dtype
+from fourfold.properties import layer_norm as properties
 
-from impls import cuda_on_cpu, triton_launch
-from impls.layer_norm.arguments import check_layer_norm
-from properties import checks
-from properties import layer_norm as properties
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.triton import launch as triton_launch
+from fourfold.checks import checks
 
 from .far_apart import far_apart
 from .planted import GRADIENT, Fault, kernel_faults
@@ -19,16 +21,17 @@ from .planted_layer_norm import NAMES, one_row
 from .steps import Implementation, differentiable
 
 Tensor = torch.Tensor
-# Rows whose share of the gradients of weight and bias one program sums.
+# The rows per program in the partial sums of the gradients of weight and bias.
 ROWS = 4
 
 
 def wired(forward_launch: Callable, backward_launch: Callable) -> Implementation:
-    """From kernels on rows and columns.
+    """Make an implementation from launches on two axes, rows and cols.
 
     Args:
-        forward_launch: ``(x, weight, bias, y, eps)``, with x of two axes; gives mean and deviation of each row.
-        backward_launch: ``(grad_output, x, weight, mean, deviation)``, grad_output and x of two axes, to the gradients.
+        forward_launch: takes ``(x, weight, bias, y, eps)`` with x [rows, cols]; returns mean and deviation [rows].
+        backward_launch: takes ``(grad_output, x, weight, mean, deviation)``, the first two [rows, cols]; returns the
+            gradients.
     """
 
     def as_rows(tensor: Tensor) -> Tensor:
@@ -57,7 +60,7 @@ def layer_norm_forward_kernel(
     cols, row_stride, col_stride, weight_stride, bias_stride, eps,
     FAULT: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # One program owns one row, of which it reads BLOCK columns at a time, three times.
+    # One program owns one row. It reads the row three times, BLOCK columns at a time.
     row = tl.program_id(0).to(tl.int64)
     if FAULT == "offsets_in_32_bits":
         row = tl.program_id(0)
@@ -115,7 +118,7 @@ def layer_norm_backward_kernel(
     rows, cols, grad_row_stride, grad_col_stride, row_stride, col_stride, weight_stride,
     FAULT: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # One program owns ROWS consecutive rows of at most BLOCK columns, and leaves their share of both sums.
+    # One program owns ROWS consecutive rows of at most BLOCK columns, and stores their share of both sums.
     program = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK).to(tl.int64)
     mask = at < cols
@@ -149,11 +152,11 @@ def layer_norm_backward_kernel(
 
 
 def in_triton(fault: str = "") -> Implementation:
-    """In Triton, of any dtype."""
+    """Return layer_norm in Triton for any dtype, with a fault."""
 
     def forward_launch(x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         rows, cols = x.shape
-        statistics = torch.empty((2, rows), dtype=triton_launch.COMPUTE_DTYPE[x.dtype], device=x.device)
+        statistics = torch.empty((2, rows), dtype=statistics_dtype(x.dtype), device=x.device)
         with triton_launch.on(x.device):
             layer_norm_forward_kernel[(rows,)](
                 x, weight, bias, y, *statistics, cols, *x.stride(), *weight.stride(), *bias.stride(), eps,
@@ -190,7 +193,7 @@ SPREAD = ("ADDED_WITHOUT_ATOMICS", "ADDED_ATOMICALLY")
 
 
 def in_cuda(fault: str = "NONE") -> Implementation:
-    """In CUDA C++, of float32."""
+    """Return layer_norm in CUDA C++ for float32, with a fault."""
 
     def forward_launch(x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         rows, cols = x.shape
@@ -280,7 +283,7 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda(
             "added_atomically",
             check=checks.repeats_bit_for_bit,
-            says="gradient of weight differs between two calls",
+            says=r"gradient of (weight|bias) differs between two calls",
             right_on=one_row,
             only_on_cpu=True,
             source="https://github.com/karpathy/llm.c/pull/445",

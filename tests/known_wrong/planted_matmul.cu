@@ -1,4 +1,4 @@
-// matmul of float32 with an activation in a small tiled kernel, correct as NONE, with one mistake for each other Fault.
+// A small tiled matmul for float32 with an activation: correct as NONE, with one mistake for each other Fault.
 #include <cuda_fp16.h>
 
 enum Fault {
@@ -36,7 +36,7 @@ constexpr int TILE = 8;
 __global__ void matmul_kernel(const float* a, const float* b, float* c, long long m, long long k, long long n,
                               long long a_row, long long a_col, long long b_row, long long b_col, long long tiles,
                               long long activation, double slope, long long fault) {
-    // One block of TILE x TILE threads owns tiles blockIdx.x, blockIdx.x + gridDim.x, ... of the result, row after row.
+    // One block of TILE x TILE threads owns tiles blockIdx.x, blockIdx.x + gridDim.x, ... in row-major order.
     __shared__ float of_a[TILE][TILE];
     __shared__ float of_b[TILE][TILE];
     if (fault == STRIDES_SWAPPED) {
@@ -73,10 +73,10 @@ __global__ void matmul_kernel(const float* a, const float* b, float* c, long lon
     }
 }
 
-// Each block of the second axis adds its share of the terms to a result that was 0.
+// Each block along y adds its share of the terms to the result, which must be 0 before the launch.
 __global__ void split_kernel(const float* a, const float* b, float* c, long long m, long long k, long long n,
                              long long a_row, long long a_col, long long b_row, long long b_col, long long fault) {
-    // One thread owns one element, one block of the second axis every gridDim.y-th term.
+    // One thread owns one element and every gridDim.y-th term of it.
     long long at = blockIdx.x * (long long)blockDim.x + threadIdx.x, row = at / n, col = at % n;
     if (at >= m * n) return;
     float sum = 0.0f;

@@ -1,17 +1,18 @@
-"""Planted faults in matmul, in small kernels of Triton and CUDA C++."""
+"""Planted faults in matmul, in small Triton and CUDA C++ kernels."""
 
 from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
+from fourfold.properties import matmul as properties
 
-from impls import cuda_on_cpu, triton_launch
-from properties import checks
-from properties import matmul as properties
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.triton import launch as triton_launch
+from fourfold.checks import checks
 
 from .far_apart import far_apart
-from .planted import GRADIENT, UNWRITTEN, Fault, kernel_faults
+from .planted import GRADIENT, UNWRITTEN, Fault, kernel_faults, named
 from .planted_cuda import Planted
 from .planted_matmul import activate, matmul
 from .steps import Implementation
@@ -36,7 +37,7 @@ def matmul_kernel(
     a_ptr, b_ptr, c_ptr, m, k, n, a_row, a_col, b_row, b_col, slope,
     ACTIVATION: tl.constexpr, FAULT: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # One program owns tiles program, program + programs, ... of BLOCK x BLOCK elements, row after row.
+    # One program owns tiles program, program + programs, ... of BLOCK x BLOCK elements, in row-major order.
     lanes = tl.arange(0, BLOCK).to(tl.int64)
     across = tl.cdiv(n, BLOCK)
     tiles = tl.cdiv(m, BLOCK) * across
@@ -90,7 +91,7 @@ def matmul_kernel(
 
 @triton.jit
 def split_kernel(a_ptr, b_ptr, c_ptr, m, k, n, a_row, a_col, b_row, b_col, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
-    # One program of the first axis owns one tile, of the second axis every second block of terms.
+    # A program's first index selects one tile, its second index every second block of terms.
     lanes = tl.arange(0, BLOCK).to(tl.int64)
     across = tl.cdiv(n, BLOCK)
     rows = (tl.program_id(0) // across) * BLOCK + lanes
@@ -110,7 +111,7 @@ PROGRAMS = 3
 
 
 def in_triton(fault: str = "") -> Implementation:
-    """In Triton, of any dtype."""
+    """Return the product in Triton for any dtype, with a fault."""
 
     def product(a: Tensor, b: Tensor, activation: str, slope: float) -> Tensor:
         (m, k), n = a.shape, b.shape[1]
@@ -134,7 +135,7 @@ def in_triton(fault: str = "") -> Implementation:
 
 
 def multiplied_by(product, fault: str) -> Implementation:
-    """matmul whose output, or whose gradient for a fault of that, comes from ``product(a, b, activation, slope)``."""
+    """Return matmul with its output, or for a gradient fault its gradient, by ``product(a, b, activation, slope)``."""
     if not fault.lower().startswith("gradient"):
         return matmul(fused=product)
 
@@ -150,7 +151,7 @@ ACTIVATIONS = ("none", "relu", "leaky_relu")
 
 
 def in_cuda(fault: str = "NONE") -> Implementation:
-    """In CUDA C++, of float32."""
+    """Return the product in CUDA C++ for float32, with a fault."""
 
     def product(a: Tensor, b: Tensor, activation: str, slope: float) -> Tensor:
         (m, k), n = a.shape, b.shape[1]
@@ -176,15 +177,12 @@ def _faults() -> tuple[Fault, ...]:
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
     written = {"check": checks.memory_is_respected, "says": UNWRITTEN}
 
-    def only(*names: str) -> dict:
-        return {name: properties.examples[name] for name in names}
-
     return (
         of_triton(
             "terms_unmasked",
             astray=True,
             right_on=properties.random_example(3, 16, 5),
-            examples=only("terms_not_a_multiple_of_the_block"),
+            examples=named(properties, "terms_not_a_multiple_of_the_block"),
             source="https://github.com/triton-lang/triton/issues/630",
         ),
         of_triton("last_block_of_terms_dropped", right_on=properties.random_example(3, 16, 5)),
@@ -194,19 +192,19 @@ def _faults() -> tuple[Fault, ...]:
             "stored_to_the_next_tile",
             **written,
             right_on=None,
-            examples=only("outer_product"),
+            examples=named(properties, "outer_product"),
             source="https://github.com/sgl-project/sglang/pull/11368",
         ),
         of_triton("activated_in_each_block", right_on="outer_product"),
-        of_triton("slope_typed_in", examples=only("slope_of_0")),
+        of_triton("slope_typed_in", examples=named(properties, "slope_of_0")),
         of_triton(
             "nan_is_0_to_relu",
-            examples=only("nan_through_relu"),
+            examples=named(properties, "nan_through_relu"),
             source="https://github.com/pytorch/pytorch/issues/7999",
         ),
         of_triton("half_accumulator"),
         of_triton("offsets_in_32_bits", examples=far_apart(properties.random_example(9, 5, 3))),
-        of_triton("contiguous_assumed", examples=only("both_transposed")),
+        of_triton("contiguous_assumed", examples=named(properties, "both_transposed")),
         of_triton("b_taken_for_its_transpose", astray=True),
         of_triton(
             "rows_unmasked",
@@ -238,7 +236,7 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda("tail_of_tile_unwritten", cuda_on_cpu.UninitialisedShared, right_on="whole_blocks"),
         of_cuda("store_unmasked", out_of_bounds, right_on="whole_blocks"),
         of_cuda("strides_swapped", out_of_bounds),
-        of_cuda("contiguous_assumed", examples=only("both_transposed")),
+        of_cuda("contiguous_assumed", examples=named(properties, "both_transposed")),
         of_cuda("accumulator_kept"),
         of_cuda("activated_in_each_tile", right_on="outer_product"),
         of_cuda("slope_typed_in"),

@@ -1,5 +1,5 @@
-// softmax of float32 in small kernels, correct as NONE, with one mistake for each other value of Fault.
-// rows x cols elements with a stride between rows and one between columns; the result is contiguous.
+// Small kernels of softmax for float32: correct as NONE, with one mistake for each other value of Fault.
+// The input is rows x cols with one stride between rows and one between columns. The result is contiguous.
 #include <cuda_fp16.h>
 
 enum Fault {
@@ -29,14 +29,14 @@ enum Fault {
 };
 
 struct Largest {
-    // fmaxf would drop a NaN, but the sum of the exponentials has it too.
+    // fmaxf drops a NaN, but the sum of the exponentials still propagates it.
     __device__ static float of(float a, float b) { return fmaxf(a, b); }
 };
 struct Sum {
     __device__ static float of(float a, float b) { return a + b; }
 };
 
-// Over the threads of a block; every thread gets the result.
+// Reduce over the threads of a block; every thread gets the result.
 template <class F> __device__ float reduce(float value, float* of_warp, long long fault) {
     int warp = threadIdx.x / 32, warps = blockDim.x / 32;
     if (fault == SHUFFLE_OF_HALF_A_WARP) {
@@ -60,7 +60,7 @@ template <class F> __device__ float reduce(float value, float* of_warp, long lon
 
 __global__ void softmax_forward_kernel(const float* x, float* y, long long rows, long long cols, long long row_stride,
                                        long long col_stride, long long fault) {
-    // One block owns rows blockIdx.x, blockIdx.x + gridDim.x, ...; one thread columns threadIdx.x, + blockDim.x, ...
+    // One block owns rows blockIdx.x, blockIdx.x + gridDim.x, ..., one thread columns threadIdx.x, + blockDim.x, ...
     __shared__ float of_warp[32];
     __shared__ float kept[512];
     if (fault == IDLE_THREADS_RETURN && threadIdx.x >= cols) return;
@@ -95,7 +95,7 @@ __global__ void softmax_forward_kernel(const float* x, float* y, long long rows,
 
 __global__ void softmax_backward_kernel(const float* grad_output, const float* y, float* grad_x, long long rows,
                                         long long cols, long long row_stride, long long col_stride, long long fault) {
-    // One block owns rows blockIdx.x, blockIdx.x + gridDim.x, ...; y and grad_x are contiguous.
+    // One block owns rows blockIdx.x, blockIdx.x + gridDim.x, ... y and grad_x are contiguous.
     __shared__ float of_warp[32];
     if (fault == GRAD_OUTPUT_CONTIGUOUS_ASSUMED) row_stride = cols, col_stride = 1;
     for (long long row = blockIdx.x; row < rows; row += gridDim.x) {

@@ -1,4 +1,4 @@
-"""Planted faults in softmax, in small kernels of Triton and CUDA C++."""
+"""Planted faults in softmax, in small Triton and CUDA C++ kernels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,10 +6,12 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
+from fourfold.impls.softmax.arguments import check_softmax
+from fourfold.properties import softmax
 
-from impls import cuda_on_cpu, triton_launch
-from impls.softmax.arguments import check_softmax
-from properties import checks, softmax
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.triton import launch as triton_launch
+from fourfold.checks import checks
 
 from .far_apart import far_apart
 from .planted import GRADIENT, UNWRITTEN, Fault, kernel_faults
@@ -20,7 +22,7 @@ Launch = Callable[[torch.Tensor, torch.Tensor, int, int], None]
 
 
 def wired(forward_launch: Launch, backward_launch: Callable) -> Implementation:
-    """From ``(x, y, rows, cols)`` and ``(grad_output, y, grad_x, rows, cols)``; only x and grad_output are strided."""
+    """Make softmax from ``(x, y, rows, cols)`` and ``(grad_output, y, grad_x, rows, cols)``; y may not be strided."""
 
     def as_rows(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(-1, tensor.shape[-1]) if tensor.numel() else tensor.new_empty(0, 1)
@@ -44,7 +46,7 @@ def wired(forward_launch: Launch, backward_launch: Callable) -> Implementation:
 def softmax_forward_kernel(
     x_ptr, y_ptr, cols, row_stride, col_stride, FAULT: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    # One program owns one row, of which it reads BLOCK columns at a time, twice.
+    # One program owns one row. It reads the row twice, BLOCK columns at a time.
     row = tl.program_id(0).to(tl.int64)
     if FAULT == "offsets_in_32_bits":
         row = tl.program_id(0)
@@ -71,7 +73,7 @@ def softmax_forward_kernel(
             highest = tl.full((), 0.0, COMPUTE)
         else:
             highest = tl.maximum(most, tl.max(x, axis=0))
-        # Of nothing but -inf so far, the difference of two infinities would be no number.
+        # If all elements so far are -inf, the difference of two infinities would be NaN.
         base = highest
         if FAULT != "infinity_less_infinity":
             base = tl.where(highest == -float("inf"), 0.0, highest)
@@ -128,7 +130,7 @@ def softmax_backward_kernel(
 
 
 def in_triton(fault: str = "") -> Implementation:
-    """In Triton, of any dtype."""
+    """Return softmax in Triton for any dtype, with a fault."""
 
     def forward_launch(x: torch.Tensor, y: torch.Tensor, rows: int, cols: int) -> None:
         programs = min(rows, 4) if fault == "rows_past_the_grid" else rows
@@ -154,7 +156,7 @@ BACKWARD = ("GRAD_OUTPUT_CONTIGUOUS_ASSUMED", "SUM_OF_FIRST_WARP")
 
 
 def in_cuda(fault: str = "NONE") -> Implementation:
-    """In CUDA C++, of float32."""
+    """Return softmax in CUDA C++ for float32, with a fault."""
     forward_fault, backward_fault = ("NONE", fault) if fault in BACKWARD else (fault, "NONE")
 
     def forward_launch(x: torch.Tensor, y: torch.Tensor, rows: int, cols: int) -> None:

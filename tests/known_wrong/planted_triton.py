@@ -1,10 +1,10 @@
-"""giou in small Triton kernels, correct where FAULT is empty."""
+"""giou in small Triton kernels, correct if FAULT is empty, else with one mistake."""
 
 import torch
 import triton
 import triton.language as tl
 
-from impls import triton_launch
+from fourfold.backends.triton import launch as triton_launch
 
 from .steps import Implementation, wire
 
@@ -157,13 +157,13 @@ def giou_backward_kernel(
 
 
 def giou(forward_fault: str = "", backward_fault: str = "") -> Implementation:
-    """giou of boxes of any dtype."""
+    """Return giou for boxes of any dtype, with a fault."""
 
     def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
         rows1, rows2 = boxes1.reshape(-1, 4), boxes2.reshape(-1, 4)
         output = torch.zeros(boxes1.shape[:-1], dtype=boxes1.dtype, device=boxes1.device)
         n = output.numel()
-        # Only whole blocks: right wherever the number of pairs is a multiple of the block.
+        # The fault launches only whole blocks, which is right if the number of pairs is a multiple of the block.
         blocks = n // BLOCK_ROWS if forward_fault == "tail_dropped" else triton.cdiv(n, BLOCK_ROWS)
         if blocks:
             with triton_launch.on(boxes1.device):
@@ -184,7 +184,7 @@ def giou(forward_fault: str = "", backward_fault: str = "") -> Implementation:
     def backward(grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tuple:
         grads, rows1, rows2 = grad_output.reshape(-1), boxes1.reshape(-1, 4), boxes2.reshape(-1, 4)
         n = grads.numel()
-        # One allocation for both gradients, and a block more: a store past the first gradient lands in the second.
+        # Allocate both gradients and one more block together: a store past the first gradient lands in the second.
         buffer = torch.empty((2 * n + BLOCK_ROWS, 4), dtype=boxes1.dtype, device=boxes1.device)
         grad_boxes1, grad_boxes2 = buffer[:n], buffer[n : 2 * n]
         if n:

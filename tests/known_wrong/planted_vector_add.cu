@@ -1,4 +1,4 @@
-// vector_add of float32 in a small kernel, correct as NONE, with one mistake for each other value of Fault.
+// A small kernel of vector_add for float32: correct as NONE, with one mistake for each other value of Fault.
 #include <cuda_fp16.h>
 
 enum Fault {
@@ -23,7 +23,7 @@ __device__ float sum(float x, float y, long long fault) {
 
 __global__ void vector_add_kernel(const float* x, const float* y, float* output, long long n, long long x_stride,
                                   long long y_stride, long long fault) {
-    // One thread owns elements, or vectors of four where they can be moved as such, in strides of the grid.
+    // One thread owns every step-th element, or every step-th vector of four if the tensors allow vector accesses.
     long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x, step = gridDim.x * (long long)blockDim.x;
     if (fault == GRID_LIMITED) step = n;
     if (fault == CONTIGUOUS_ASSUMED) x_stride = y_stride = 1;

@@ -1,15 +1,16 @@
-"""Planted faults in vector_add, in small kernels of Triton and CUDA C++."""
+"""Planted faults in vector_add, in small Triton and CUDA C++ kernels."""
 
 from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
+from fourfold.impls.vector_add.arguments import check_vector_add
+from fourfold.properties.vector_add import random_case
 
-from impls import cuda_on_cpu, triton_launch
-from impls.vector_add.arguments import check_vector_add
-from properties import checks
-from properties.vector_add import random_case
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.triton import launch as triton_launch
+from fourfold.checks import checks
 
 from .far_apart import far_apart
 from .planted import UNWRITTEN, Fault, kernel_faults
@@ -21,7 +22,7 @@ BLOCK = 256
 
 
 def wired(launch) -> Implementation:
-    """From ``launch(x, y, output, n)`` of flat tensors, whose strides are one number each."""
+    """Make vector_add from ``launch(x, y, output, n)``, which takes tensors of one axis."""
 
     def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -55,10 +56,10 @@ def vector_add_kernel(
 
 
 def in_triton(fault: str = "") -> Implementation:
-    """In Triton, of any dtype."""
+    """Return vector_add in Triton for any dtype, with a fault."""
 
     def launch(x: torch.Tensor, y: torch.Tensor, output: torch.Tensor, n: int) -> None:
-        # Whole blocks alone; one where there is not a whole one.
+        # The fault launches only whole blocks, but at least one block.
         blocks = max(n // BLOCK, 1) if fault == "tail_dropped" else triton.cdiv(n, BLOCK)
         compute = tl.bfloat16 if fault == "bfloat16_inside" else triton_launch.COMPUTE[x.dtype]
         with triton_launch.on(x.device):
@@ -73,10 +74,10 @@ KERNELS = Planted(Path(__file__).with_suffix(".cu"), "vector_add_kernel")
 
 
 def in_cuda(fault: str = "NONE") -> Implementation:
-    """In CUDA C++, of float32."""
+    """Return vector_add in CUDA C++ for float32, with a fault."""
 
     def launch(x: torch.Tensor, y: torch.Tensor, output: torch.Tensor, n: int) -> None:
-        # Fewer blocks than a long vector has: threads go on in strides of the grid.
+        # At most 4 blocks, so that threads of a long vector loop with the stride of the grid.
         blocks = min(-(-n // BLOCK), 4)
         KERNELS.launch("vector_add_kernel", fault, blocks, 64, x, y, output, n, *x.stride(), *y.stride())
 

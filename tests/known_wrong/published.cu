@@ -1,8 +1,8 @@
-// The GIoU kernel of Accelerating AI/ML Model Training with Custom Operators (2024), written anew with its mistakes.
-// CLAMP puts right the worst of them, so that the next can be seen. pred and target hold packed float32 boxes, target's
-// row i being valid where its y2 is not 0.
+// The GIoU kernel of Accelerating AI/ML Model Training with Custom Operators (2024), rewritten with its mistakes.
+// CLAMP corrects the worst of them, so that the next can be seen. pred and target hold packed float32 boxes. Row i of
+// target is valid if its y2 is not 0.
 
-// One thread owns one box of one sample, and nothing says how many there are.
+// One thread owns one box of one sample. The kernel does not get the number of boxes.
 __device__ long long own_row() { return blockIdx.x * (long long)blockDim.x + threadIdx.x; }
 
 template <bool CLAMP> __device__ float giou_of(const float* a, const float* b) {
@@ -15,7 +15,7 @@ template <bool CLAMP> __device__ float giou_of(const float* a, const float* b) {
     return intersection / max(united, eps) - (hull - united) / max(hull, eps);
 }
 
-// The article's first version: every row is computed, and multiplied by whether it counts.
+// The article's first version computes every row, and multiplies it by its validity.
 template <bool CLAMP>
 __global__ void giou_multiplied_kernel(const float* pred, const float* target, float* giou, bool* valid) {
     long long row = own_row();
@@ -24,7 +24,7 @@ __global__ void giou_multiplied_kernel(const float* pred, const float* target, f
     giou[row] = giou_of<CLAMP>(pred + 4 * row, target + 4 * row) * counts;
 }
 
-// Its second: padding is not computed.
+// The article's second version skips padding.
 template <bool CLAMP>
 __global__ void giou_skipping_kernel(const float* pred, const float* target, float* giou, bool* valid) {
     long long row = own_row();

@@ -1,8 +1,8 @@
-"""Published GIoU kernels that are wrong, written anew with their mistakes.
+"""Published GIoU kernels that are wrong, rewritten with their mistakes.
 
 Sources: Accelerating AI/ML Model Training with Custom Operators (2024): the losses in torch, and the CUDA kernels; its
-second part, Unleashing the Power of Triton (2024): the Triton kernel. Both take the mean of giou for the loss. Here it
-is the mean of 1 - giou, and eps an argument of the losses in torch, so that what is left to find is what nobody meant.
+second part, Unleashing the Power of Triton (2024): the Triton kernel. Both use the mean of giou as the loss. Here the
+loss is the mean of 1 - giou, and eps is an argument of the losses in torch. Only unintended mistakes are left to find.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
-from impls import triton_launch
-from impls.cuda_launch import CudaKernel
+from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.triton import launch as triton_launch
 
 Loss = Callable[..., torch.Tensor]
-BOXES_PER_SAMPLE = 256  # for which the articles' kernels are launched
+BOXES_PER_SAMPLE = 256  # the number for which the articles launch their kernels
 
 
 def giou_without_clamp(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """GIoU whose intersection may have sides below 0; two such make an area above it."""
+    """Compute GIoU without clamping the intersection's sides: two negative sides give a positive area."""
     area1 = (boxes1[..., 2] - boxes1[..., 0]) * (boxes1[..., 3] - boxes1[..., 1])
     area2 = (boxes2[..., 2] - boxes2[..., 0]) * (boxes2[..., 3] - boxes2[..., 1])
     overlap = torch.minimum(boxes1[..., 2:], boxes2[..., 2:]) - torch.maximum(boxes1[..., :2], boxes2[..., :2])
@@ -32,7 +32,7 @@ def giou_without_clamp(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 
 
 
 def padded_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """All rows at once; those of padding multiplied by 0."""
+    """Compute the loss of all rows at once, with rows of padding multiplied by 0."""
     valid = (target[..., 3] > 0).to(pred.dtype)
     loss = (1 - giou_without_clamp(pred, target, eps)) * valid
     return loss.sum() / valid.sum().clamp(min=1)
@@ -41,15 +41,15 @@ def padded_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> 
 def concatenated_loss(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """The samples' boxes joined, then one call."""
+    """Concatenate the samples' boxes and make one call."""
     counts = offsets.diff().tolist()
-    # With no sample at all there is nothing to join.
+    # Without samples there is nothing to concatenate.
     taken = torch.cat([sample[:count] for sample, count in zip(pred, counts)]) if counts else target
     return (1 - giou_without_clamp(taken, target, eps)).sum() / max(sum(counts), 1)
 
 
 def _mean(scores: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """Sum and mean, in torch, of the scores that a kernel leaves: 0 in rows that do not count."""
+    """Take the mean in torch of the scores that a kernel stores; they are 0 in rows of padding."""
     return (valid.sum() - scores.sum()) / valid.sum().clamp(min=1)
 
 
@@ -62,12 +62,12 @@ CUDA_KERNELS = {
 
 
 def cuda_loss(version: str, clamp: bool = False, any_box_count: bool = True) -> Loss:
-    """The CUDA kernel, launched with one block a sample.
+    """Return a loss with the CUDA kernel, launched with one block per sample.
 
     Args:
         version: "multiplied" or "skipping".
-        clamp: whether the intersection is clamped, as it is not in the article.
-        any_box_count: whether a block has as many threads as there are boxes, and not always 256.
+        clamp: whether to clamp the intersection, which the article does not.
+        any_box_count: whether a block has one thread for each box, instead of always 256.
     """
 
     def loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
@@ -91,7 +91,7 @@ def giou_kernel(
     CLAMP: tl.constexpr,
     BLOCK_BOXES: tl.constexpr,
 ):
-    # One program owns one sample, all of its boxes a block.
+    # One program owns one sample, with all of its boxes in one block.
     rows = tl.program_id(0) * BLOCK_BOXES + tl.arange(0, BLOCK_BOXES)
     ax1, ay1 = tl.load(pred_ptr + 4 * rows), tl.load(pred_ptr + 4 * rows + 1)
     ax2, ay2 = tl.load(pred_ptr + 4 * rows + 2), tl.load(pred_ptr + 4 * rows + 3)
@@ -111,11 +111,11 @@ def giou_kernel(
 
 
 def triton_loss(clamp: bool = False, native: bool = False) -> Loss:
-    """The Triton kernel, whose block is as long as a sample has boxes; forward only.
+    """Return a loss with the Triton kernel, whose block size is the number of boxes per sample; forward only.
 
     Args:
-        clamp: whether the intersection is clamped, as it is not in the article.
-        native: whether half types are computed in as they are, without the conversion to float32.
+        clamp: whether to clamp the intersection, which the article does not.
+        native: whether to compute in half types directly, without the conversion to float32.
     """
 
     def loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The GIoU family with its gradients written out in torch, correct, in steps that a fault replaces one at a time."""
+"""The GIoU family in torch, correct, with explicit gradients, in steps that a fault can replace one at a time."""
 
 import functools
 from collections.abc import Callable
@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from impls.giou.arguments import check_giou, check_giou_loss, check_giou_loss_ragged
-from impls.giou.torch_eager import in_compute_dtype
+from fourfold.impls.giou.arguments import check_giou, check_giou_loss, check_giou_loss_ragged
+from fourfold.impls.giou.torch_eager import in_compute_dtype
 
 Implementation = Callable[..., torch.Tensor]
 ARGUMENTS = {
@@ -25,13 +24,13 @@ def wire(
     backward: Callable[..., tuple] | None = None,
     check: Callable[..., None] | None = None,
 ) -> Implementation:
-    """The public function of an operation, from a forward and a backward pass.
+    """Make the public function of an operation of the GIoU family from a forward and a backward pass.
 
     Args:
-        operation: its name, which says what arguments there are.
-        forward: ``(*tensors, eps)`` to the output.
-        backward: ``(grad_output, *tensors, eps)`` to the gradients of the first two; None where none is asked for.
-        check: in place of the operation's own checks.
+        operation: the operation's name, which determines the arguments.
+        forward: takes ``(*tensors, eps)``; returns the output.
+        backward: takes ``(grad_output, *tensors, eps)``; returns the gradients of the first two, None if not needed.
+        check: replaces the operation's own argument check.
     """
     names, default_check = ARGUMENTS[operation]
 
@@ -64,15 +63,15 @@ def differentiable(
     guarded: bool = True,
     **defaults: Any,
 ) -> Implementation:
-    """The public function of any operation, from a forward and a backward pass.
+    """Make the public function of any operation from a forward and a backward pass.
 
     Args:
-        names: of the tensors, in the order in which the passes take them.
-        forward: ``(*tensors, **parameters)`` to the output.
-        backward: ``(grad_output, output, *tensors, **parameters)`` to the gradients of the tensors.
-        check: ``(*tensors, **parameters)``, raises for bad input.
-        guarded: whether autograd looks after what backward reads.
-        defaults: of the parameters.
+        names: the names of the tensors, in the order in which the passes take them.
+        forward: takes ``(*tensors, **parameters)``; returns the output.
+        backward: takes ``(grad_output, output, *tensors, **parameters)``; returns the gradients of the tensors.
+        check: takes ``(*tensors, **parameters)``; raises for bad input.
+        guarded: whether to use save_for_backward, with which autograd detects changes to saved tensors.
+        defaults: the default values of the parameters.
     """
 
     class Wired(torch.autograd.Function):
@@ -129,7 +128,7 @@ def ragged_rows(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor)
 
 
 def one_term_after_another(losses: torch.Tensor) -> torch.Tensor:
-    """The sum in the dtype itself; torch's own cumsum is wider inside."""
+    """Sum one by one in the dtype itself; torch's cumsum is wider inside."""
     if len(losses) == 0:
         return losses.sum()
     return torch.as_tensor(np.cumsum(losses.cpu().numpy())[-1], device=losses.device)
@@ -141,7 +140,7 @@ def zeros(like: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """What a fault may replace."""
+    """The steps that a fault may replace."""
 
     compute: Callable = in_compute_dtype
     maximum: Callable = torch.maximum
@@ -150,13 +149,13 @@ class Steps:
     hull_sides: Callable = hull_sides
     union: Callable = at_least
     hull: Callable = at_least
-    # Of the gradient.
+    # Steps of the gradient.
     tie: float = 0.5
     side_passes: Callable = passes
     area_passes: Callable = passes
     cotangent: Callable = lambda grad_output: grad_output
     gradients: Callable = lambda grad_a, grad_b: (grad_a, grad_b)
-    # Of the losses.
+    # Steps of the losses.
     rows: Callable = padded_rows
     total: Callable = torch.sum
     count: Callable = lambda pred, rows: max(rows, 1)
@@ -177,7 +176,7 @@ def areas(steps: Steps, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def score(steps: Steps, a: torch.Tensor, b: torch.Tensor, eps: float) -> torch.Tensor:
-    """giou of ``[..., 4]`` and ``[..., 4]`` in the dtype that they have."""
+    """Compute giou of ``[..., 4]`` and ``[..., 4]`` in their own dtype."""
     _, _, intersection, union = areas(steps, a, b)
     hull_width, hull_height = steps.hull_sides(a, b)
     union, hull = steps.union(union, eps), steps.hull(hull_width * hull_height, eps)
@@ -187,8 +186,8 @@ def score(steps: Steps, a: torch.Tensor, b: torch.Tensor, eps: float) -> torch.T
 def score_gradients(
     steps: Steps, grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of ``sum(grad * score(a, b))``."""
-    # The forward pass of backward is the right one: a fault of the gradient is of the gradient alone.
+    """Return the gradients of ``sum(grad * score(a, b))``."""
+    # Recompute the forward pass with the right steps, so that a gradient fault affects only the gradient.
     width, height, intersection, raw_union = areas(Steps(), a, b)
     hull_width, hull_height = hull_sides(a, b)
     raw_hull = hull_width * hull_height
@@ -227,7 +226,7 @@ def score_gradients(
 def giou(
     check: Callable[..., None] | None = None, pairwise: Callable[..., torch.Tensor] | None = None, **changes: Any
 ) -> Implementation:
-    """giou with some steps changed, or with another forward pass in the compute dtype."""
+    """Return giou with some steps changed, or with another forward pass in the compute dtype."""
     steps = Steps(**changes)
     pairwise = pairwise or functools.partial(score, steps)
 
@@ -243,7 +242,7 @@ def giou(
 
 
 def loss(operation: str, check: Callable[..., None] | None = None, **changes: Any) -> Implementation:
-    """giou_loss or giou_loss_ragged with some steps changed."""
+    """Return giou_loss or giou_loss_ragged with some steps changed."""
     default_rows = ragged_rows if operation == "giou_loss_ragged" else padded_rows
     steps = Steps(**{"rows": default_rows, **changes})
 

@@ -1,4 +1,4 @@
-"""The checks reject what is known to be wrong, each by the check that is meant to, and accept what is right."""
+"""The intended check rejects each known wrong implementation, and all checks accept the right ones."""
 
 import contextlib
 import dataclasses
@@ -8,36 +8,39 @@ import pathlib
 import pkgutil
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+from fourfold.properties.boxes import explicit_pairs
+from fourfold.properties.giou import never_above_intersection_over_union
 from hypothesis import strategies as st
-from triton.errors import TritonError
-from triton.runtime.errors import InterpreterError
+from triton import InterpreterError, TritonError
 
-from impls import cuda_compile, cuda_launch, cuda_on_cpu
-from properties import checks
-from properties.arena import POISONS, Arena
-from properties.box_strategies import explicit_pairs
-from properties.case import Case
-from properties.checks import Failure, Search, Subject, hold
-from properties.comparison import Disagreement, compare, expectation
-from properties.dtypes import DTYPES
-from properties.giou import never_above_intersection_over_union
-from properties.operation import Result, evaluate_tensors, operations, reference
-from properties.running_error import Bounded
+from fourfold.backends.cuda import compile as cuda_compile
+from fourfold.backends.cuda import launch as cuda_launch
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.checks import checks
+from fourfold.checks.arena import POISONS, Arena
+from fourfold.checks.catalogue import operations
+from fourfold.checks.checks import Failure, Search, Subject, hold
+from fourfold.core.case import Case
+from fourfold.core.comparison import Disagreement, compare, expectation
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import Operation, Result, evaluate_tensors, reference
+from fourfold.core.running_error import Bounded
 
 from . import published
 from .controls import CONTROLS, Control
+from .generic import faults_of
 from .planted import Check, Fault
 
 EXAMPLES = 50
 OPERATIONS = operations()
-# Of every module beside this one: an operation adds its faults by a file.
+# Collect the faults of every module in this folder: an operation adds its faults with a file.
 FAULTS = tuple(
     fault
     for module in pkgutil.iter_modules([str(pathlib.Path(__file__).parent)])
@@ -46,9 +49,13 @@ FAULTS = tuple(
 )
 
 
+# Every operation has generic faults, even without planted ones.
+GENERIC = tuple(fault for operation in OPERATIONS.values() for fault in faults_of(operation))
+
+
 @pytest.fixture
 def without_shrinking() -> Iterator[None]:
-    """The same cases every time, and no search for smaller ones where only rejection matters."""
+    """Use the same cases every time and do not shrink, because only the rejection matters."""
     current = hypothesis.settings.get_current_profile_name()
     hypothesis.settings.register_profile(
         "without_shrinking",
@@ -62,13 +69,18 @@ def without_shrinking() -> Iterator[None]:
 
 
 def subject(
-    operation: str, implementation: Callable, device: str, dtype: str = "float32", **changes: object
+    operation: str,
+    implementation: Callable,
+    device: str,
+    dtype: str = "float32",
+    documented_ties: bool = False,
+    **changes: object,
 ) -> Subject:
-    """An implementation under test; the operations that laws relate it to are right."""
+    """Return an implementation as a candidate under test. The other operations that laws use are right."""
     return Subject(
         operation=dataclasses.replace(OPERATIONS[operation], **changes),
         backend="candidate",
-        dtype=DTYPES[dtype],
+        dtype=DTYPES[dtype] if documented_ties else DTYPES[dtype].with_free_ties,
         device=device,
         implementation=implementation,
         sibling=lambda name: (OPERATIONS[name], RIGHT[name]()),
@@ -91,7 +103,7 @@ def described(fault: Fault) -> str:
 
 
 def as_parameter(fault: Fault) -> object:
-    # Only that nothing is raised is expected: another error is one.
+    # The expected failure is only that the check raises nothing. Any other error is a real failure.
     marks = (
         [pytest.mark.xfail(reason=fault.not_caught, raises=pytest.fail.Exception, strict=True)]
         if fault.not_caught
@@ -101,7 +113,7 @@ def as_parameter(fault: Fault) -> object:
 
 
 @pytest.mark.usefixtures("without_shrinking")
-@pytest.mark.parametrize("fault", map(as_parameter, FAULTS))
+@pytest.mark.parametrize("fault", map(as_parameter, (*FAULTS, *GENERIC)))
 def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> None:
     if fault.only_on_cpu and device != "cpu":
         pytest.skip("it takes the checked build of the CPU to see this")
@@ -111,7 +123,7 @@ def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> No
     if fault.astray and device == "cpu":
         raises, says = InterpreterError, "OutOfBounds"
     changes = {"examples": fault.examples} if fault.examples else {}
-    given = subject(fault.operation, fault.make(), device, fault.dtype, **changes)
+    given = subject(fault.operation, fault.make(), device, fault.dtype, fault.documented_ties, **changes)
     with (
         Arena(POISONS[0]) if fault.poisoned else contextlib.nullcontext(),
         pytest.raises(raises, match=says) as caught,
@@ -123,7 +135,7 @@ def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> No
 @pytest.mark.usefixtures("without_shrinking")
 @pytest.mark.parametrize("fault", [pytest.param(f, id=described(f)) for f in FAULTS if f.right_on])
 def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
-    """A check that rejected everything would reject the faults too."""
+    """Guard against a check that rejects everything."""
     if fault.only_on_cpu and device != "cpu":
         pytest.skip("it takes the checked build of the CPU to see this")
     make = fault.right_on if callable(fault.right_on) else OPERATIONS[fault.operation].examples[fault.right_on]
@@ -133,6 +145,13 @@ def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
         subject(fault.operation, fault.make(), device, fault.dtype, examples={}, cases=lambda *_: st.just(case)), search
     )
     assert search.substantial
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("fault", [pytest.param(f, id=described(f)) for f in FAULTS if f.documented_ties][2:])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_any_derivative_at_a_clamps_limit_is_right_for_a_candidate(fault: Fault, dtype: str, device: str) -> None:
+    checks.backward_agrees(subject(fault.operation, fault.make(), device, dtype), Search(examples=EXAMPLES))
 
 
 @pytest.mark.usefixtures("without_shrinking")
@@ -167,11 +186,6 @@ def test_every_check_rejects_a_fault() -> None:
     assert rejecting >= of_checks
 
 
-def test_every_law_rejects_a_fault_of_its_operation() -> None:
-    rejecting = {(fault.operation, name_of(fault.check)) for fault in FAULTS if not fault.not_caught}
-    assert rejecting >= {(name, law.__name__) for name, operation in OPERATIONS.items() for law in operation.laws}
-
-
 @pytest.mark.parametrize("name", [source.name for source in sorted(pathlib.Path(__file__).parent.glob("*.cu"))])
 def test_known_wrong_kernels_are_wrong_on_a_gpu_too_and_do_not_merely_fail_to_compile(name: str) -> None:
     source = pathlib.Path(__file__).parent / name
@@ -180,20 +194,53 @@ def test_known_wrong_kernels_are_wrong_on_a_gpu_too_and_do_not_merely_fail_to_co
     assert set(cuda_compile.compile_ahead_of_time(source, sorted(kernels), "sm_90a")) == kernels
 
 
-def test_every_operation_has_faults_in_every_language() -> None:
-    languages = [(fault.operation, fault.language) for fault in FAULTS if not fault.not_caught]
-    few = {
-        (operation, language): found
-        for operation in OPERATIONS
-        for language in ("torch", "triton", "cuda")
-        if (found := languages.count((operation, language))) < 3
-    }
-    assert not few
+LANGUAGES = ("torch", "triton", "cuda")
+LEAST = 3  # the minimum number of faults of an operation in each language
+
+
+def lacking(operation: Operation, faults: Sequence[Fault]) -> str:
+    """Return which faults an operation still lacks, as a request to its author; "" if it has enough."""
+    caught = [fault for fault in faults if fault.operation == operation.name and not fault.not_caught]
+    written = [fault.language for fault in caught]
+    few = [f"{LEAST - written.count(of)} more in {of}" for of in LANGUAGES if written.count(of) < LEAST]
+    rejecting = {name_of(fault.check) for fault in caught}
+    laws = [law.__name__ for law in operation.laws if law.__name__ not in rejecting]
+    if not few and not laws:
+        return ""
+    wanted = [f"faults, {', '.join(few)}"] if few else []
+    wanted += [f"for each of these laws one that it rejects: {', '.join(laws)}"] if laws else []
+    return (
+        f"{operation.name} lacks planted faults: its checks are not known to reject what is wrong. "
+        f"Add tests/known_wrong/planted_{operation.name}.py with a tuple FAULTS, which is found by itself; "
+        f"planted_vector_add.py is the shortest to start from. Wanted are {'; and '.join(wanted)}."
+    )
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_has_planted_faults_in_every_language_and_for_every_law(name: str) -> None:
+    if missing := lacking(OPERATIONS[name], FAULTS):
+        pytest.fail(missing, pytrace=False)
+
+
+def test_an_operation_without_faults_is_told_which_file_to_add() -> None:
+    softmax = OPERATIONS["softmax"]
+    swish = dataclasses.replace(softmax, name="swish", laws=softmax.laws[:1])
+    missing = lacking(swish, FAULTS)
+    assert "Add tests/known_wrong/planted_swish.py" in missing
+    assert "3 more in torch, 3 more in triton, 3 more in cuda; and for each of these laws" in missing
+    assert softmax.laws[0].__name__ in missing
+    of_triton = [fault for fault in FAULTS if fault.operation == "softmax" and fault.language == "triton"]
+    assert "Wanted are faults, 3 more in torch, 3 more in cuda." in lacking(
+        dataclasses.replace(softmax, laws=()), of_triton
+    )
+
+
+def test_known_wrong_implementations_are_many() -> None:
     assert len({(fault.name, fault.operation, fault.language) for fault in FAULTS}) >= 250
 
 
 def test_faults_are_told_apart_by_their_names() -> None:
-    names = [described(fault) for fault in FAULTS]
+    names = [described(fault) for fault in (*FAULTS, *GENERIC)]
     assert len(set(names)) == len(names)
 
 
@@ -240,7 +287,7 @@ def test_validity_by_y2_not_0_is_rejected_for_negative_y2(version: str, device: 
     with pytest.raises(Failure, match=r"output\[\] is ") as caught:
         checks.forward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))
     assert "Named example negative_y2_is_padding" in notes(caught.value)
-    # And for NaN, which is not 0 either, where nothing is negative.
+    # A y2 of NaN is rejected too: it is not 0 either, and nothing is negative here.
     nan_y2 = {"nan_y2_is_padding": OPERATIONS["giou_loss"].examples["nan_y2_is_padding"]}
     with pytest.raises(Failure, match=r"output\[\] is "):
         checks.forward_agrees(subject("giou_loss", implementation, device, examples=nan_y2), Search(examples=EXAMPLES))
@@ -266,7 +313,7 @@ def test_kernel_for_float32_alone_is_rejected_for_other_types(dtype: str, device
 
 @pytest.mark.usefixtures("without_shrinking")
 def test_block_as_long_as_the_box_count_is_rejected_where_that_is_no_power_of_two(device: str) -> None:
-    # The interpreter wraps the ValueError of tl.arange, the compiler that and where it stands.
+    # The interpreter wraps the ValueError of tl.arange. The compiler wraps it with its place in the source.
     with pytest.raises(TritonError, match="power of 2") as caught:
         checks.forward_agrees(
             subject("giou_loss", published.triton_loss(clamp=True), device), Search(examples=EXAMPLES)
@@ -324,17 +371,17 @@ def test_check_shows_one_pair_of_boxes_with_small_whole_numbers(
     record_property("counterexample", shown[1])
     numbers = [float(number) for number in re.findall(r"nan|-?inf|-?\d+\.\d+", shown[1])]
     assert len(numbers) == 8
-    # Of what is not finite it is wrong as well.
+    # The implementation is wrong for non-finite boxes too, so only finite numbers must be small.
     assert all(number in range(4) for number in numbers if np.isfinite(number))
 
 
 def with_areas(case: Case) -> bool:
-    """Whether both boxes have one."""
+    """Return whether both boxes have an area."""
     return all((case[name][:, 2:] > case[name][:, :2]).all() for name in ("boxes1", "boxes2"))
 
 
 def smallest(fails: Callable[[Case], bool]) -> Case:
-    """The pair of boxes to which Hypothesis shrinks what it finds among those that `giou.cases` draws one by one."""
+    """Return the failing pair of boxes to which Hypothesis shrinks, among those `giou.cases` draws one by one."""
     settings = hypothesis.settings(max_examples=2000, database=None, deadline=None)
     dtype = DTYPES["float32"]
     cases = explicit_pairs(dtype, 1).map(
@@ -344,14 +391,14 @@ def smallest(fails: Callable[[Case], bool]) -> Case:
 
 
 def published_giou(case: Case, device: str) -> tuple[np.ndarray, Bounded]:
-    """The published scores, and the right ones with their bound."""
+    """Return the published scores, and the right scores with their bound."""
     operation, dtype = OPERATIONS["giou"], DTYPES["float32"]
     output, _, _ = evaluate_tensors(published.giou_without_clamp, operation, case, dtype, device, gradients=False)
     return dtype.array(output), expectation(reference(operation, case, dtype), dtype)
 
 
 def overlap(case: Case) -> np.ndarray:
-    """Width and height of the intersection of the one pair, below 0 where the boxes are apart."""
+    """Return width and height of the pair's intersection; negative along an axis on which the boxes are apart."""
     boxes1, boxes2 = (case[name].reshape(4).astype(np.float64) for name in ("boxes1", "boxes2"))
     return np.minimum(boxes1[2:], boxes2[2:]) - np.maximum(boxes1[:2], boxes2[:2])
 
@@ -380,7 +427,7 @@ def test_counterexample_of_the_oracle_is_two_boxes_apart(device: str, record_pro
 def test_counterexample_of_the_law_is_two_boxes_disjoint_along_both_axes(
     device: str, record_property: Callable
 ) -> None:
-    def evaluate(case: Case, operation: str | None = None) -> Result:
+    def evaluate(case: Case, operation: str | None = None, documented_ties: bool = False) -> Result:
         actual, expected = published_giou(case, device)
         return Result(lambda: Bounded(actual, expected.error, expected.arithmetic), dict)
 

@@ -1,4 +1,4 @@
-"""Every implementation goes through torch.library, torch.compile and CUDA graphs as torch's own operations do."""
+"""Every implementation works with torch.library, torch.compile and CUDA graphs as torch's own operations do."""
 
 import itertools
 from collections import defaultdict
@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from properties.case import Case
-from properties.cells import Cell
-from properties.checks import Subject
-from properties.dtypes import bits
-from properties.operation import evaluate_tensors
+from fourfold.checks.checks import Subject
+from fourfold.compat import torch_internals
+from fourfold.core.case import Case
+from fourfold.core.dtypes import bits
+from fourfold.core.operation import evaluate_tensors
+from fourfold.running.cells import Cell
 
-# A candidate may be any Python at all; what it must do is in the other tests.
+# Candidates are left out: one may be any Python code, which these tools need not take.
 OWN = ["torch", "triton", "cuda"]
-# What tracing sees of a dtype is that the output has it: one half type and one other will do.
+# Tracing only sees that the output has the dtype of the inputs: one half type and one other are enough.
 TRACED = ["bfloat16", "float32"]
 
 
@@ -34,8 +35,8 @@ def alike(subject: Subject, most: int = 4) -> list[Case]:
     draw()
     groups = defaultdict(list)
     for case in drawn:
-        # torch.compile compiles anew, and may, for other constants, ranks and integer types, and for sizes of 0 and 1;
-        # opcheck does not let NaN equal NaN.
+        # torch.compile may recompile for other constants, ranks and integer types, and for sizes of 0 and 1. For
+        # opcheck NaN does not equal NaN.
         sizes = [size for array in case.inputs.values() for size in array.shape]
         strided = set(case.layouts.values()) - {"contiguous"}
         finite = all(np.isfinite(array.astype(np.float64)).all() for array in case.inputs.values())
@@ -53,7 +54,7 @@ def alike(subject: Subject, most: int = 4) -> list[Case]:
 
 
 def outcome(subject: Subject, case: Case, implementation: Callable | None = None) -> list[torch.Tensor]:
-    """Output and gradients, of the subject itself or of something made of it."""
+    """Return the output and the gradients of the subject, or of an implementation that was made from it."""
     output, gradients, _ = evaluate_tensors(
         implementation or subject.implementation, subject.operation, case, subject.dtype, subject.device
     )
@@ -66,8 +67,9 @@ def assert_same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> Non
 
 
 def compiled(subject: Subject, dynamic: bool) -> Callable:
-    torch._dynamo.reset()
-    # On the CPU code generation would be timed and not the operators; tracing, fakes and autograd are the same.
+    torch.compiler.reset()
+    # On the CPU inductor would spend the time on code generation. Tracing, fake tensors and autograd are the same
+    # without it.
     backend = "inductor" if subject.device == "cuda" else "aot_eager"
     return torch.compile(subject.implementation, fullgraph=True, dynamic=dynamic, backend=backend)
 
@@ -80,7 +82,7 @@ def test_operator_passes_opcheck(subject: Subject, cell: Cell) -> None:
     for name in subject.operation.differentiable:
         tensors[name].requires_grad_()
     arguments = {**tensors, **case.parameters}
-    torch.library.opcheck(operator, tuple(arguments[argument.name] for argument in operator._schema.arguments))
+    torch.library.opcheck(operator, tuple(arguments[name] for name in torch_internals.argument_names(operator)))
 
 
 @pytest.mark.only(backends=["triton", "cuda"], dtypes=TRACED)
@@ -92,17 +94,17 @@ def test_compiled_for_one_shape_gives_the_same_bits(subject: Subject) -> None:
 @pytest.mark.only(backends=["triton", "cuda"], dtypes=TRACED)
 def test_compiled_once_serves_every_shape(subject: Subject) -> None:
     function, cases = compiled(subject, dynamic=True), alike(subject)
-    # Else sizes that happen to be equal in the first case are taken to be equal in all.
-    with torch.fx.experimental._config.patch(use_duck_shape=False):
+    # Otherwise sizes that happen to be equal in the first case are taken to be equal in all.
+    with torch_internals.sizes_are_their_own():
         outcome(subject, cases[0], function)
-    with torch._dynamo.config.patch(error_on_recompile=True):
+    with torch.compiler.set_stance("fail_on_recompile"):
         for case in cases:
             assert_same(outcome(subject, case, function), outcome(subject, case))
 
 
 @pytest.mark.only(backends=OWN, devices=["cuda"])
 def test_captured_in_a_graph_gives_the_same_bits(subject: Subject) -> None:
-    """Capture refuses whatever waits for the device or allocates outside of torch's pool; replay sees new values."""
+    """Capture refuses calls that wait for the device or allocate outside of torch's pool. Replay reads new values."""
     case = alike(subject)[-1]
     names = subject.operation.differentiable
     tensors = case.tensors(subject.dtype, subject.device)
@@ -130,7 +132,7 @@ def test_captured_in_a_graph_gives_the_same_bits(subject: Subject) -> None:
                 tensors[name].mul_(scale)
         expected = [tensor.clone() for tensor in step()]
         for tensor in captured:
-            if tensor.data_ptr() != grad_output.data_ptr():  # which a gradient may be itself, as that of a sum
+            if tensor.data_ptr() != grad_output.data_ptr():  # a gradient may be the cotangent itself, as that of a sum
                 tensor.fill_(torch.nan)
         for _ in range(2):
             graph.replay()

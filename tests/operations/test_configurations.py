@@ -1,12 +1,12 @@
-"""Every configuration of a kernel that is tuned computes the same as its default: what the oracle does."""
+"""Every configuration of a tuned kernel, not only its default, agrees with the oracle."""
 
 import pytest
 import torch
 
-from impls import tuning
-from properties import checks
-from properties.cells import Cell
-from properties.checks import Search, Subject
+from fourfold.backends import tuning
+from fourfold.checks import checks
+from fourfold.checks.checks import Search, Subject
+from fourfold.running.cells import Cell
 
 
 @pytest.mark.only(tuned=True)
@@ -26,7 +26,7 @@ def test_every_configuration_agrees_with_the_oracle(
             continue
         with tuning.forced(kernel, configuration.name) as forced:
             checks.forward_agrees(subject, search)
-            if device == "cuda":  # by the same kernels, and dear where they are interpreted
+            if device == "cuda":  # by the same kernels, which are slow if they are interpreted
                 checks.backward_agrees(subject, search)
         assert forced.launches, f"no case is one that {configuration.name} can do"
     request.node.user_properties.append(("configurations not run", not_run))

@@ -1,14 +1,14 @@
-"""Kernels compute what they are named for themselves."""
+"""Kernels compute their results themselves, without torch's operators."""
 
 import pytest
 
-from properties import checks
-from properties.checks import Search, Subject
+from fourfold.checks import checks
+from fourfold.checks.checks import Search, Subject
 
 
-# Half types may be converted on the way.
+# A half type is among them because an implementation may convert it.
 @pytest.mark.only(kernels=True, dtypes=["bfloat16", "float32"])
 def test_nothing_is_left_to_torch(subject: Subject, search: Search) -> None:
-    # Which operators are called depends on shapes and layouts more than on values: a few cases show it.
+    # The operators that are called depend on shapes and layouts more than on values: a few cases show them.
     search.examples = min(search.examples, 10)
     checks.nothing_is_left_to_torch(subject, search)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from properties import checks
-from properties.checks import Search, Subject
+from fourfold.checks import checks
+from fourfold.checks.checks import Search, Subject
 
 
 @pytest.mark.only(dtypes=["float64"])

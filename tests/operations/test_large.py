@@ -1,22 +1,23 @@
-"""Tensors may be larger than 32 bits count."""
+"""Tensors may have more elements, and larger offsets, than 32 bits can count."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from impls.cuda_compile import cache_directory, locked
-from properties import checks
-from properties.checks import Search, Subject
-from properties.far_apart import NoRoom
+from fourfold.backends.cuda.compile import cache_directory, locked
+from fourfold.checks import checks
+from fourfold.checks.checks import Search, Subject
+from fourfold.core.far_apart import NoRoom
 
-# The second and third extents of a grid end there.
+# The largest extent of a CUDA grid along its second and third axis.
 GRID_LIMIT = 65_535
 
 
 @pytest.fixture(autouse=True)
 def room(device: str) -> Iterator[None]:
-    """On a GPU one process at a time takes gigabytes, and gives them back."""
+    """Let one process at a time take gigabytes of a GPU's memory, and release them afterwards."""
     if device != "cuda":
         yield
         return
@@ -26,24 +27,30 @@ def room(device: str) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-# Offsets are computed alike for all types.
-@pytest.mark.only(dtypes=["float16", "float32"])
-def test_offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
+@contextlib.contextmanager
+def skipped_without_room() -> Iterator[None]:
+    """Skip the test where the device does not have the memory, or the addresses, that it needs."""
     try:
-        checks.offsets_may_pass_32_bits(subject, search)
+        yield
     except NoRoom as error:
         pytest.skip(str(error))
 
 
+# Offsets are computed alike for all types.
+@pytest.mark.only(dtypes=["float16", "float32"])
+def test_offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
+    with skipped_without_room():
+        checks.offsets_may_pass_32_bits(subject, search)
+
+
 @pytest.mark.only(devices=["cuda"], dtypes=["float16", "float32"], batched=True)
 def test_samples_may_be_more_than_a_grid_has_blocks_along_an_axis(subject: Subject, search: Search) -> None:
-    checks.many_samples_are_alike(subject, search, samples=GRID_LIMIT + 1)
+    with skipped_without_room():
+        checks.many_samples_are_alike(subject, search, samples=GRID_LIMIT + 1)
 
 
 @pytest.mark.only(devices=["cuda"], dtypes=["float16"], batched=True)
 def test_results_may_have_more_than_2_31_elements(subject: Subject, search: Search) -> None:
     search.examples = 1
-    try:
+    with skipped_without_room():
         checks.many_samples_are_alike(subject, search, results=2**31)
-    except NoRoom as error:
-        pytest.skip(str(error))

@@ -1,21 +1,22 @@
-"""A tensor with the negative bit, which holds the negatives of its values, is read as what it is."""
+"""A tensor with torch's negative bit, whose memory holds its negated values, is read correctly."""
 
 import pytest
 import torch
 
-from impls.backends import BACKENDS
-from properties.case import Case
-from properties.checks import Search, Subject
-from properties.comparison import compare, expectation
-from properties.operation import evaluate_tensors, reference, reference_gradients
+from fourfold.backends import BACKENDS
+from fourfold.checks.checks import Search, Subject
+from fourfold.compat import torch_internals
+from fourfold.core.case import Case
+from fourfold.core.comparison import compare, expectation
+from fourfold.core.operation import evaluate_tensors, reference, reference_gradients
 
 
 def negative_view(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """As the imaginary part of a complex conjugate is."""
-    return torch._neg_view(-tensor) if tensor.is_floating_point() else tensor
+    """The same values with the negative bit set, as in the imaginary part of a complex conjugate."""
+    return torch_internals.negated_view(-tensor) if tensor.is_floating_point() else tensor
 
 
-# A kernel that is given an address reads the negatives, unless torch's dispatcher has been asked first.
+# A kernel that gets an address reads the negated values, unless torch's dispatcher has resolved the bit before.
 @pytest.mark.only(backends=BACKENDS, dtypes=["float32"])
 @pytest.mark.parametrize("gradients", [False, True], ids=["output", "gradients"])
 def test_tensors_with_the_negative_bit_are_read_as_their_values(

@@ -1,9 +1,9 @@
-"""The gradient is that of the call, whatever becomes of its tensors before the backward pass."""
+"""The gradient is that of the call's values, whatever is written into its tensors before the backward pass."""
 
 import pytest
 
-from properties import checks
-from properties.checks import Search, Subject
+from fourfold.checks import checks
+from fourfold.checks.checks import Search, Subject
 
 
 # What is saved does not depend on the numbers: a few cases of one type show it.

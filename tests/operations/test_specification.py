@@ -1,15 +1,17 @@
-"""The records of the operations are strict: what says nothing does not pass for a result, in any dtype."""
+"""The records of the operations are strict: no meaningless result passes for a right one, in any dtype."""
 
 import hypothesis
 import pytest
 
-from properties.case import Case
-from properties.dtypes import DTYPES
-from properties.impostors import accepted
-from properties.operation import Operation, operations
+from fourfold.checks.catalogue import operations
+from fourfold.checks.impostors import accepted
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import Operation
 
 OPERATIONS = operations()
-# Some of each, as a result is compared with others of its shape, and small, as tame cases are.
+# Enough cases that some have the same shape, because another case's result serves as an impostor. They are small,
+# because even simple cases must reject impostors.
 GENERATED, ELEMENTS = 30, 64
 
 

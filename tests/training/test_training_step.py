@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from impls.backends import BACKENDS, load, unsupported
+from fourfold.backends import BACKENDS, load, unsupported
 
 IMAGE_SIZE = 32
 MAX_BOXES = 6
@@ -19,7 +19,7 @@ STEPS = 20
 BATCHES_AN_EPOCH = 4
 LEARNING_RATE = 0.1
 
-# pred, target boxes of each image, and the loss of them.
+# Takes pred and the target boxes of each image; returns the loss.
 Loss = Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]
 
 
@@ -44,7 +44,7 @@ class Detector(nn.Module):
 
 @functools.cache
 def batches() -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Grayscale images and their boxes in units of the image's side: as many as faces are in a picture."""
+    """Grayscale images and their boxes, in units of the image's side: as many boxes as a picture has faces."""
     rng = np.random.default_rng(7)
     made = []
     for _ in range(BATCHES_AN_EPOCH):
@@ -59,7 +59,7 @@ def batches() -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
 
 
 def collate_padded(targets: list[torch.Tensor]) -> torch.Tensor:
-    """``[batch, max_boxes, 4]``, zeros where an image has no more boxes."""
+    """Pad the boxes of each image with zeros to ``[batch, max_boxes, 4]``."""
     padded = targets[0].new_zeros(len(targets), MAX_BOXES, 4)
     for row, boxes in zip(padded, targets):
         row[: len(boxes)] = boxes
@@ -67,7 +67,7 @@ def collate_padded(targets: list[torch.Tensor]) -> torch.Tensor:
 
 
 def collate_ragged(targets: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """All boxes one after another, and where each image's begin."""
+    """Concatenate all boxes; return them and the offsets at which each image's boxes begin."""
     counts = torch.tensor([0] + [len(boxes) for boxes in targets], device=targets[0].device)
     return torch.cat(targets), counts.cumsum(0)
 
@@ -87,7 +87,7 @@ LOSSES = {"padded": ("giou_loss", padded_loss), "ragged": ("giou_loss_ragged", r
 
 @dataclass
 class Training:
-    """What was seen: the loss before each step, and by name the largest gradient each weight ever had."""
+    """The record of a training: the loss before each step, and the largest gradient of each weight, by name."""
 
     curve: np.ndarray
     gradients: dict[str, float]
@@ -96,7 +96,7 @@ class Training:
 def train(loss: Loss, device: str, dtype: torch.dtype, order: np.ndarray | None = None) -> Training:
     """`STEPS` steps of SGD from the same weights on the same batches.
 
-    With an `order` the images of each batch are exchanged, which is the same mathematics and other rounding.
+    An `order` permutes the images of each batch: the mathematics stays the same, the rounding changes.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
@@ -120,7 +120,7 @@ def train(loss: Loss, device: str, dtype: torch.dtype, order: np.ndarray | None 
 
 @pytest.fixture(scope="module", autouse=True)
 def exact_convolutions() -> Iterator[None]:
-    """No TF32 and no algorithm that sums in another order each time: it is the loss that is looked at."""
+    """Allow neither TF32 nor nondeterministic convolutions, because the loss is under test."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = True, False, False, False
@@ -130,7 +130,7 @@ def exact_convolutions() -> Iterator[None]:
 
 @functools.cache
 def exact_curve() -> np.ndarray:
-    """The curve without rounding to speak of: padded, torch, float64, on the CPU whatever the device under test."""
+    """The curve with negligible rounding: torch's padded loss in float64, always on the CPU."""
     return train(padded_loss("torch"), "cpu", torch.float64).curve
 
 
@@ -138,9 +138,9 @@ def exact_curve() -> np.ndarray:
 def allowed_deviation(device: str) -> np.ndarray:
     """How far rounding alone may take a float32 curve from the exact one, step by step.
 
-    Trainings in float32 that differ in nothing but the order of sums show how the rounding of one step grows through
-    the next ones. What the worst of them has seen so far is multiplied by four for what a few runs do not show, and
-    the roundings of one loss by itself are added: a sum over the rows of numbers up to 2.
+    Trainings in float32 that differ only in the order of sums show how the rounding of one step grows in the next
+    ones. Their worst deviation so far is multiplied by four, because a few runs do not show the worst there is. The
+    rounding of a single loss is added: that of a sum over the rows of numbers up to 2.
     """
     rng = np.random.default_rng(3)
     orders = [None, *(rng.permutation(BATCH) for _ in range(5))]
@@ -171,7 +171,7 @@ def test_training_lowers_the_loss_far_more_than_rounding_moves_it(device: str) -
     curve = exact_curve()
     first, last = curve[:BATCHES_AN_EPOCH].mean(), curve[-BATCHES_AN_EPOCH:].mean()
     assert last < first
-    # Otherwise curves that differ could pass for equal.
+    # Otherwise different curves could pass for equal.
     assert allowed_deviation(device).max() < np.sqrt(np.finfo(np.float32).eps) * (first - last)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from impls.cuda_launch import CudaKernel
+from fourfold.backends.cuda.launch import CudaKernel
 
 LONG = 1000  # seconds: past every time limit
 SOURCE = Path(__file__).with_suffix(".cu")

@@ -1,9 +1,8 @@
 """Candidates that are right, of every kind that a candidate may be."""
 
 import torch
-
-from impls.softmax.arguments import check_softmax
-from impls.vector_add.arguments import check_vector_add
+from fourfold.impls.softmax.arguments import check_softmax
+from fourfold.impls.vector_add.arguments import check_vector_add
 
 
 class Sum(torch.autograd.Function):

@@ -1,0 +1,1 @@
+"""CUDA C++ kernels: on a GPU, compiled by NVRTC and launched by cuda-core; on the CPU, compiled by g++ and emulated."""

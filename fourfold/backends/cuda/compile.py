@@ -1,0 +1,477 @@
+"""Shared parts of compiling a `.cu` file (cache, includes), and NVRTC, which needs neither a GPU nor a driver.
+
+`fourfold.backends.cuda.launch` uses this module for the present GPU, and `compile_ahead_of_time` for any architecture.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+
+class CudaError(RuntimeError):
+    """A CUDA C++ file does not compile, or the driver refuses something. The message contains the compiler's output."""
+
+
+class CompilationError(CudaError):
+    """The compiler rejects a CUDA C++ file. The message contains its output."""
+
+
+# Room that a cache's folder must have: more than what is written for one kernel, or for a baseline.
+_ROOM_BYTES = 64 << 20
+
+
+def cache_directory() -> pathlib.Path:
+    """The folder of compiled kernels: $FOURFOLD_CACHE, else $XDG_CACHE_HOME/fourfold, else ~/.cache/fourfold.
+
+    If it is not writable, a folder in the system's temporary one is used instead.
+    """
+    base = os.environ.get("FOURFOLD_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fourfold"
+    )
+    # The user's number in the name: another user's directory of this name is not to be trusted.
+    fallback = pathlib.Path(tempfile.gettempdir(), f"fourfold-{os.getuid()}")
+    if _usable(path := pathlib.Path(base)):
+        return path
+    if _usable(fallback, mode=0o700) and fallback.stat().st_uid == os.getuid():
+        return fallback
+    return _cache_of_this_process()
+
+
+def cache_folder(*names: str) -> pathlib.Path:
+    """A folder of the cache, which is there; where another user owns it, one that this process alone uses."""
+    folder = cache_directory().joinpath(*names)
+    if not _usable(folder):
+        folder = _cache_of_this_process().joinpath(*names)
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _usable(folder: pathlib.Path, mode: int = 0o777) -> bool:
+    """Whether a folder is there, or can be made, and takes new files."""
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return shutil.disk_usage(folder).free >= _ROOM_BYTES
+    except OSError:
+        return False
+
+
+@functools.cache
+def _cache_of_this_process() -> pathlib.Path:
+    folder, owner = tempfile.mkdtemp(prefix="fourfold-cache-"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not when a child that was forked from it ends
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return pathlib.Path(folder)
+
+
+@contextlib.contextmanager
+def locked(directory: pathlib.Path) -> Iterator[None]:
+    """Holds a directory's lock, so that of processes that need the same kernel one compiles and the rest wait.
+
+    Where there can be no lock, each of them compiles: what they write replaces the others' as a whole.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(held.enter_context(open(directory / "lock", "w")), fcntl.LOCK_EX)
+        yield
+
+
+def write_atomically(path: pathlib.Path, content: bytes) -> None:
+    """Write a file so that other processes see all of it or none of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)
+
+
+def checksum(path: pathlib.Path) -> str:
+    """Of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_entry(path: pathlib.Path, about: Mapping[str, Any]) -> None:
+    """Makes a file that is in a cache's folder an entry: beside it are then its checksum and what is known of it."""
+    content = json.dumps({**about, "sha256": checksum(path)})
+    write_atomically(path.with_suffix(".json"), content.encode())
+
+
+def find_entry(
+    directory: pathlib.Path, suffix: str, key: str, name: str
+) -> tuple[pathlib.Path, Mapping[str, Any]] | None:
+    """An entry of a cache's folder, and what is known of it; None where there is none, or a damaged one.
+
+    Args:
+        directory: the folder.
+        suffix: of the entries' files.
+        key: what is known of an entry by which it is found.
+        name: that it must hold.
+    """
+    for manifest in sorted(directory.glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # whatever a cut off file leads to
+            about = json.loads(manifest.read_text())
+            path = manifest.with_suffix(suffix)
+            if name in about[key] and about["sha256"] == checksum(path):
+                return path, about
+    return None
+
+
+def digest(*parts: object) -> str:
+    """A short hash of the values' representations."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def own_include_directories(source: pathlib.Path) -> list[pathlib.Path]:
+    """Where a `.cu` file's own headers are searched for: beside it, and in the folder of all operations."""
+    return [source.parent, source.parent.parent]
+
+
+def source_closure(source: pathlib.Path) -> dict[str, str]:
+    """Map the path of a `.cu` file, and of every header that it includes in quotes, however deep, to its text."""
+    texts: dict[str, str] = {}
+    pending = [source]
+    while pending:
+        path = pending.pop()
+        if str(path) in texts:
+            continue
+        texts[str(path)] = text = path.read_text()
+        for name in re.findall(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', text, re.MULTILINE):
+            candidates = (d / name for d in (path.parent, *own_include_directories(source)))
+            pending += [c.resolve() for c in candidates if c.is_file()][:1]
+    return texts
+
+
+@functools.cache
+def cuda_include_directories() -> tuple[pathlib.Path, ...]:
+    """The folders of NVIDIA's headers, from pip's wheels, conda or a toolkit.
+
+    If the wheels lack the headers of nvidia-cuda-crt, a toolkit's folder comes last and supplies them.
+
+    Raises:
+        CudaError: the headers are missing.
+    """
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError as error:
+        raise CudaError("NVIDIA's headers cannot be found without the package cuda-pathfinder") from error
+    found = [find_nvidia_header_directory(library) for library in ("cudart", "cccl")]
+    if found[0] is None:
+        packages = "nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl"
+        raise CudaError(f"NVIDIA's headers are missing: install {packages}, or a CUDA toolkit")
+    directories = [pathlib.Path(directory) for directory in found if directory]
+    if not any((directory / "crt").is_dir() for directory in directories):
+        nvcc = shutil.which("nvcc")
+        beside_nvcc = nvcc and os.path.dirname(os.path.dirname(nvcc))
+        homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), beside_nvcc, "/usr/local/cuda")
+        toolkits = (pathlib.Path(home, "include") for home in homes if home)
+        directories += [directory for directory in toolkits if (directory / "crt").is_dir()][:1]
+    return tuple(directories)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledKernels:
+    """A cubin, its kernels' mangled names by C++ name expression, and the compiler's log."""
+
+    path: pathlib.Path
+    lowered_names: Mapping[str, str]
+    log: str
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelResources:
+    """The resources that one kernel needs on one architecture.
+
+    Attributes:
+        name: the C++ name expression.
+        arch: such as "sm_90a".
+        registers: per thread.
+        spill_store_bytes, spill_load_bytes: bytes moved to and from memory for lack of registers. Each instruction
+            counts once.
+        stack_bytes: per thread, for spilled registers and for local arrays outside registers.
+        shared_bytes: static shared memory per block.
+        constant_bytes: of bank 0: the parameters and what the driver puts before them.
+        code_sha256: hash of the machine code alone. (A cubin also contains the time of its compilation.)
+        instruction_counts: how often each opcode, without its modifiers, occurs in the code: LDG, FFMA, HMMA, BAR.
+    """
+
+    name: str
+    arch: str
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+    constant_bytes: int
+    code_sha256: str
+    instruction_counts: Mapping[str, int]
+
+
+def nvrtc_options(source: pathlib.Path, arch: str) -> list[str]:
+    """NVRTC's options for every `.cu` file. Arithmetic is exact, except for contraction to fma as nvcc does by default.
+
+    Args:
+        source: the `.cu` file.
+        arch: such as "sm_80", "sm_90a", "sm_100a", "sm_120".
+    """
+    directories = [*own_include_directories(source), *cuda_include_directories()]
+    return [
+        f"--gpu-architecture={arch}",
+        "--std=c++17",
+        "--generate-line-info",
+        "--ptxas-options=-v",
+        # nvcc defines these two without a header, NVRTC does not.
+        "--define-macro=INFINITY=__int_as_float(0x7f800000)",
+        "--define-macro=NAN=__int_as_float(0x7fffffff)",
+        *(f"--include-path={directory}" for directory in directories),
+    ]
+
+
+def compile_kernels(source: pathlib.Path, name: str, also: Collection[str], arch: str) -> CompiledKernels:
+    """Return the cubin that contains a kernel, from the cache or freshly compiled. Needs neither a GPU nor a driver.
+
+    Args:
+        source: the `.cu` file.
+        name: the kernel, a C++ name expression.
+        also: other kernels of the file, to compile together with it if it has to be compiled.
+        arch: such as "sm_90a".
+
+    Raises:
+        CudaError: NVRTC is missing or rejects the file. The message contains its output.
+    """
+    options = nvrtc_options(source, arch)
+    directory = cache_folder("cuda", digest(_nvrtc_version(), options, source_closure(source)))
+    if found := _find(directory, name):
+        return found
+    with locked(directory):
+        if found := _find(directory, name):
+            return found
+        missing = sorted({name, *(n for n in also if not _find(directory, n))})
+        try:
+            return _compile(source, missing, options, directory)
+        except CudaError:
+            # The error may lie in one of the other kernels, so compile this one alone.
+            if missing == [name]:
+                raise
+        return _compile(source, [name], options, directory)
+
+
+def shared_bytes_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str) -> dict[str, int]:
+    """Compile kernels as `compile_ahead_of_time` does, and return only the static shared memory of each, in bytes.
+
+    It skips the disassembly, which takes as long as compiling.
+    """
+    source = pathlib.Path(source).resolve()
+    return {
+        name: _number(r"(\d+) bytes smem", _said(compile_kernels(source, name, names, arch), name), 0) for name in names
+    }
+
+
+def _said(compiled: CompiledKernels, name: str) -> str:
+    """The part of the compiler's log about one kernel."""
+    after = compiled.log.partition(f"Compiling entry function '{compiled.lowered_names[name]}'")[2]
+    return after.partition("Compiling entry")[0]
+
+
+def compile_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str) -> dict[str, KernelResources]:
+    """Compile kernels for an architecture, present or not, and return the resources that they need on it.
+
+    Args:
+        source: the `.cu` file.
+        names: C++ name expressions of kernels.
+        arch: such as "sm_80", "sm_90a", "sm_100a", "sm_120".
+
+    Returns:
+        The resources of each kernel, by name.
+
+    Raises:
+        CudaError: NVRTC or cuobjdump is missing, or the file does not compile. The message contains the output.
+    """
+    source = pathlib.Path(source).resolve()
+    resources = {}
+    for name in names:
+        compiled = compile_kernels(source, name, names, arch)
+        lowered = compiled.lowered_names[name]
+        dumped = _dumped(compiled.path)
+        said = _said(compiled, name)
+        # The functions that a kernel calls have properties of their own, listed after the kernel's.
+        properties = said.partition(f"Function properties for {lowered}\n")[2].partition("Function properties")[0]
+        resources[name] = KernelResources(
+            name=name,
+            arch=arch,
+            registers=_number(r"Used (\d+) registers", said),
+            spill_store_bytes=_number(r"(\d+) bytes spill stores", properties),
+            spill_load_bytes=_number(r"(\d+) bytes spill loads", properties),
+            stack_bytes=_number(r"(\d+) bytes stack frame", properties),
+            shared_bytes=_number(r"(\d+) bytes smem", said, 0),
+            constant_bytes=dumped[lowered].usage["CONSTANT[0]"],
+            code_sha256=dumped[lowered].code_sha256,
+            instruction_counts=MappingProxyType(dumped[lowered].instructions),
+        )
+    return resources
+
+
+def _number(pattern: str, text: str, default: int | None = None) -> int:
+    if found := re.search(pattern, text):
+        return int(found[1])
+    if default is None:
+        raise CudaError(f"the compiler's output has no match for {pattern!r}:\n{text}")
+    return default
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dumped:
+    """What cuobjdump reports of one kernel."""
+
+    usage: Mapping[str, int]  # REG, STACK, SHARED, CONSTANT[0] and so on
+    code_sha256: str
+    instructions: Counter[str]
+    local_store_bytes: int
+    local_load_bytes: int
+
+
+@functools.lru_cache(maxsize=256)
+def _dumped(cubin: pathlib.Path) -> dict[str, _Dumped]:
+    """What cuobjdump reports of a cubin's kernels, by mangled name."""
+    from cuda.pathfinder import find_nvidia_binary_utility
+
+    cuobjdump = find_nvidia_binary_utility("cuobjdump")
+    if cuobjdump is None:
+        raise CudaError("cuobjdump is missing: install nvidia-cuda-cuobjdump")
+    command = [cuobjdump, "--dump-resource-usage", "--dump-sass", str(cubin)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise CudaError(f"{' '.join(command)}\n{done.stderr}")
+    usages = {
+        name: {key: int(size) for key, size in re.findall(r"(\S+?):(\d+)", line)}
+        for name, line in re.findall(r"Function (\S+):\n(.*)", done.stdout)
+    }
+    kernels = {}
+    for function in done.stdout.split("Function : ")[1:]:
+        opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([A-Z][A-Z0-9_]*)(\S*)", function, re.MULTILINE)
+        name = function.split(maxsplit=1)[0]
+        if name in usages:
+            kernels[name] = _Dumped(
+                usage=usages[name],
+                code_sha256=hashlib.sha256(function.encode()).hexdigest(),
+                instructions=Counter(code for code, _ in opcodes),
+                local_store_bytes=_local_bytes("STL", opcodes),
+                local_load_bytes=_local_bytes("LDL", opcodes),
+            )
+    return kernels
+
+
+def _local_bytes(opcode: str, opcodes: Sequence[tuple[str, str]]) -> int:
+    """Bytes that a thread moves to or from local memory, with each instruction counted once."""
+    widths = (re.search(r"\.(\d+)", modifiers) for code, modifiers in opcodes if code == opcode)
+    return sum(int(width[1]) // 8 if width else 4 for width in widths)
+
+
+def resources_of_cubin(cubin: pathlib.Path, name: str, arch: str) -> KernelResources:
+    """The resources of a kernel, from its compiled code alone. All of its local memory traffic counts as spills.
+
+    Args:
+        cubin: the compiled code.
+        name: the kernel's mangled name.
+        arch: the architecture of the compiled code.
+
+    Raises:
+        CudaError: cuobjdump is missing or rejects the file, or the file has no such kernel.
+    """
+    dumped = _dumped(cubin)
+    if name not in dumped:
+        raise CudaError(f"{cubin.name} has no kernel {name}")
+    kernel = dumped[name]
+    return KernelResources(
+        name=name,
+        arch=arch,
+        registers=kernel.usage["REG"],
+        spill_store_bytes=kernel.local_store_bytes,
+        spill_load_bytes=kernel.local_load_bytes,
+        stack_bytes=kernel.usage["STACK"],
+        shared_bytes=kernel.usage["SHARED"],
+        constant_bytes=kernel.usage["CONSTANT[0]"],
+        code_sha256=kernel.code_sha256,
+        instruction_counts=MappingProxyType(kernel.instructions),
+    )
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise CudaError("compiling for a GPU needs the package cuda-bindings") from error
+    return nvrtc
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    """The values that an NVRTC function returns, without the leading status."""
+    if result[0].value:
+        raise CudaError(f"NVRTC: {result[0].name}")
+    return result[1] if len(result) == 2 else result[1:]
+
+
+@functools.cache
+def _nvrtc_version() -> tuple[int, int]:
+    try:
+        major, minor = _checked(_nvrtc().nvrtcVersion())
+    except CudaError:
+        raise
+    except Exception as error:  # cuda-pathfinder's error type differs between versions
+        raise CudaError(f"NVRTC is missing: install nvidia-cuda-nvrtc ({error})") from error
+    return major, minor
+
+
+def _find(directory: pathlib.Path, name: str) -> CompiledKernels | None:
+    if found := find_entry(directory, ".cubin", "lowered_names", name):
+        path, about = found
+        return CompiledKernels(path, about["lowered_names"], about["log"])
+    return None
+
+
+def _compile(source: pathlib.Path, names: list[str], options: list[str], directory: pathlib.Path) -> CompiledKernels:
+    nvrtc = _nvrtc()
+    if _nvrtc_version() >= (13, 0):
+        # Split compilation uses all cores and gives the same code. A result from the driver's cache has no log.
+        options = [*options, "--split-compile=0", "--no-cache"]
+    program = _checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), str(source).encode(), 0, None, None))
+    try:
+        for name in names:
+            _checked(nvrtc.nvrtcAddNameExpression(program, name.encode()))
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        buffer = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        _checked(nvrtc.nvrtcGetProgramLog(program, buffer))
+        log = buffer.decode(errors="replace").rstrip("\0 \n")
+        if status.value:
+            arch = options[0].partition("=")[2]
+            raise CompilationError(f"{source.name} does not compile for {arch} ({status.name}):\n{log}")
+        lowered = {name: _checked(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode() for name in names}
+        cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+        _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    path = directory / f"{digest(names)}.cubin"
+    write_atomically(path, cubin)
+    write_entry(path, {"lowered_names": lowered, "log": log})
+    return CompiledKernels(path, lowered, log)

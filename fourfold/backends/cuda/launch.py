@@ -1,0 +1,387 @@
+"""Compile and launch CUDA C++ kernels: with NVRTC and cuda-core on a GPU, with the host's compiler on the CPU.
+
+forward = CudaKernel(Path(__file__).parent / "cuda_kernel.cu", "giou_forward_kernel<float>")
+forward.launch(blocks, 256, boxes1, boxes2, out, num_boxes, eps)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import operator
+import pathlib
+import threading
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fourfold.backends.cuda.compile import CudaError, compile_kernels
+from fourfold.backends.cuda.on_cpu.launcher import Argument, CpuKernel, Parameter, check_count, mismatch, mode
+from fourfold.compat import torch_internals
+
+if TYPE_CHECKING:
+    from cuda.core import LaunchConfig
+
+__all__ = ["CPP_TYPES", "CudaError", "CudaKernel"]
+
+Size = int | tuple[int, ...]
+Index = tuple[int, int, int]
+
+MAX_BLOCK_THREADS = 1024
+# The C++ element type of each dtype, for the template arguments of kernels.
+CPP_TYPES = {
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+    torch.float32: "float",
+    torch.float64: "double",
+}
+_ON_CPU = -1  # Tensor.get_device() of a CPU tensor
+
+# By source file: when one kernel of a file has to be compiled, the file's other live kernels are compiled with it.
+_kernels_of: dict[pathlib.Path, weakref.WeakSet[CudaKernel]] = {}
+_compiling = threading.RLock()
+# Inside `compiling_only`: the names of the kernels that may be compiled together with a needed one.
+_companions: frozenset[str] | None = None
+# Per thread: the devices whose context it has already set.
+_thread = threading.local()
+_streams: dict[tuple[int, int], Any] = {}
+
+
+def known_kernels(source: pathlib.Path) -> set[str]:
+    """The names of a file's `CudaKernel` objects that are alive."""
+    return {kernel.name for kernel in _kernels_of.get(source, ())}
+
+
+def launched_on_cpu() -> list[CudaKernel]:
+    """The live `CudaKernel` objects that have been launched on the CPU."""
+    return [kernel for kernels in _kernels_of.values() for kernel in kernels if kernel._on_cpu]
+
+
+@contextlib.contextmanager
+def compiling_only(names: Collection[str]) -> Iterator[None]:
+    """Context manager: compile a needed kernel together with the named kernels of its file instead of all of them.
+
+    Use it for code that runs once, such as a mutant: compiling its other kernels would be wasted time.
+    """
+    global _companions
+    before, _companions = _companions, frozenset(names)
+    try:
+        yield
+    finally:
+        _companions = before
+
+
+def _compiled_along(source: pathlib.Path) -> set[str]:
+    """The names of the kernels to compile when one of the file's kernels has to be compiled."""
+    known = known_kernels(source)
+    return known if _companions is None else known & _companions
+
+
+class CudaKernel:
+    """A `__global__` function of a `.cu` file, compiled at its first launch on a device.
+
+    The file contains device code only. On the CPU it is compiled with CUDA_ON_CPU defined. Headers in quotes are
+    searched for beside the file and in the folder above it.
+
+    Args:
+        source: the `.cu` file.
+        name: a C++ name expression such as "giou_forward_kernel<float>" or "copy_kernel<__half, 4>".
+    """
+
+    def __init__(self, source: pathlib.Path, name: str) -> None:
+        self.source = pathlib.Path(source).resolve()
+        self.name = name
+        self._on_cpu: dict[str, CpuKernel] = {}
+        self._on_gpu: dict[int, _GpuKernel] = {}
+        # By the arguments' types: the positions of the tensors, and those of the Nones.
+        self._pointers: dict[tuple[type, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        _kernels_of.setdefault(self.source, weakref.WeakSet()).add(self)
+
+    @classmethod
+    def for_each_dtype(
+        cls, source: pathlib.Path, name: str, options: Mapping[Any, str]
+    ) -> dict[tuple[torch.dtype, Any], CudaKernel]:
+        """The instances of a template, by dtype and option.
+
+        Args:
+            source: the `.cu` file.
+            name: a name expression: "copy_kernel<{T}, {}>", where {} stands for an option, {T} for the type of an
+                element and {W}, of an option too, for how many elements are 16 bytes.
+            options: by what they are known, what to put in place of {}.
+        """
+        return {
+            (dtype, key): cls(source, name.format(option, T="{T}").format(T=T, W=16 // dtype.itemsize))
+            for dtype, T in CPP_TYPES.items()
+            for key, option in options.items()
+        }
+
+    def __repr__(self) -> str:
+        return f"CudaKernel({self.source.name}, {self.name})"
+
+    def launch(
+        self, grid: Size, block: Size, *args: Argument, shared_bytes: int = 0, cluster: Size | None = None
+    ) -> None:
+        """Launch the kernel on the device of its tensors. On a GPU: on torch's current stream, asynchronously.
+
+        After the first launch on a GPU, a launch neither allocates nor synchronizes, so a CUDA graph may capture it. On
+        the CPU the kernel has finished when this returns.
+
+        Args:
+            grid: number of blocks, as one number or up to three. Nothing is launched if one of them is 0.
+            block: threads per block, as one number or up to three.
+            args: one for each parameter. A tensor is passed as a pointer to its first element, None as a null pointer,
+                an int as `long long`, a float as `double`, a bool as `bool`, and a tensor map of
+                `fourfold.backends.cuda.tensor_map` as a struct `TensorMap`. Kernels must have no other parameter types.
+            shared_bytes: size of the `extern __shared__` array, in bytes.
+            cluster: blocks per cluster, as one number or up to three. Needs compute capability 9.0 or later.
+
+        Raises:
+            TypeError: there are too few or too many arguments, or one does not have the parameter's type.
+            ValueError: the tensors are on different devices, or the block, grid or cluster is not possible.
+            CudaError: the file does not compile, or the driver refuses the launch.
+            KernelFault: on the CPU, the kernel did something undefined.
+            NotImplementedError: a cluster is requested on the CPU.
+        """
+        types = tuple(map(type, args))
+        pointers = self._pointers.get(types)
+        if pointers is None:
+            pointers = self._pointers[types] = (
+                tuple(i for i, argument in enumerate(args) if isinstance(argument, torch.Tensor)),
+                tuple(i for i, argument in enumerate(args) if argument is None),
+            )
+        tensors, nulls = pointers
+        if not tensors:
+            raise ValueError(f"{self.name}: no argument is a tensor, so there is no device to run on")
+        device = args[tensors[0]].get_device()  # type: ignore[union-attr]
+        for i in tensors:
+            if args[i].get_device() != device:  # type: ignore[union-attr]
+                devices = ", ".join(f"argument {i} on {args[i].device}" for i in tensors)  # type: ignore[union-attr]
+                raise ValueError(f"{self.name}: tensors on different devices: {devices}")
+        if device == _ON_CPU:
+            self._launch_on_cpu(grid, block, args, shared_bytes, cluster)
+            return
+        if torch.cuda.current_device() == device:
+            self._launch_on_gpu(device, grid, block, args, types, tensors, nulls, shared_bytes, cluster)
+            return
+        with torch.cuda.device(device):
+            # torch may have changed the thread's context, and cuda-core launches in the current one.
+            _ready_devices().discard(device)
+            self._launch_on_gpu(device, grid, block, args, types, tensors, nulls, shared_bytes, cluster)
+
+    def _launch_on_cpu(
+        self, grid: Size, block: Size, args: tuple[Argument, ...], shared_bytes: int, cluster: Size | None
+    ) -> None:
+        for i, argument in enumerate(args):
+            if isinstance(argument, torch.Tensor) and not argument.is_cpu:
+                raise ValueError(f"{self.name}: argument {i} is on {argument.device}, neither a GPU nor the CPU")
+        if cluster is not None:
+            raise NotImplementedError(f"{self.name}: clusters need a GPU: on the CPU the blocks run in sequence")
+        blocks, threads = _geometry(self.name, grid, block)
+        if 0 in blocks:
+            return
+        how = mode()
+        kernel = self._on_cpu.get(how)
+        if kernel is None:
+            with _compiling:
+                kernel = self._on_cpu[how] = CpuKernel(
+                    self.source, self.name, _compiled_along(self.source), how == "checked"
+                )
+        kernel.launch(blocks, threads, shared_bytes, args)
+
+    def _launch_on_gpu(
+        self,
+        device: int,
+        grid: Size,
+        block: Size,
+        args: tuple[Argument, ...],
+        types: tuple[type, ...],
+        tensors: tuple[int, ...],
+        nulls: tuple[int, ...],
+        shared_bytes: int,
+        cluster: Size | None,
+    ) -> None:
+        config = _config(self.name, grid, block, shared_bytes, cluster)
+        if config is None:
+            return
+        core = _core()
+        ready = _ready_devices()
+        if device not in ready:
+            # Autograd's threads start without a CUDA context. torch creates one when needed, cuda-core does not.
+            core.Device(device).set_current()
+            ready.add(device)
+        kernel = self._on_gpu.get(device)
+        if kernel is None:
+            with _compiling:
+                kernel = self._on_gpu[device] = _GpuKernel(self.source, self.name, _compiled_along(self.source), device)
+        if types not in kernel.accepted_types:
+            kernel.check(args)
+            kernel.accepted_types.add(types)
+        if shared_bytes > kernel.allowed_shared_bytes:
+            kernel.allow_shared_bytes(shared_bytes)
+        values: list[Any] = list(args)
+        for i in tensors:
+            values[i] = values[i].data_ptr()
+        for i in nulls:
+            values[i] = 0
+        # The cache holds only a stream's handle, so a stream that torch has freed does no harm.
+        handle = torch_internals.current_stream(device)
+        stream = _streams.get((device, handle))
+        if stream is None:
+            stream = _streams[device, handle] = core.Stream.from_handle(handle)
+        try:
+            core.launch(stream, config, kernel.handle, *values)
+        except Exception as error:
+            what = f"grid {grid}, block {block}, {shared_bytes} bytes of dynamic shared memory"
+            raise CudaError(f"{self.name} cannot be launched with {what}: {error}") from error
+
+
+class _GpuKernel:
+    """One kernel loaded on one device."""
+
+    def __init__(self, source: pathlib.Path, name: str, also: set[str], device: int) -> None:
+        from cuda.bindings import driver
+
+        self.name = name
+        self.accepted_types: set[tuple[type, ...]] = set()
+        compiled = compile_kernels(source, name, also, architecture(*torch.cuda.get_device_capability(device)))
+        try:
+            self.handle = _object_code(compiled.path).get_kernel(compiled.lowered_names[name])
+            sizes = [parameter.size for parameter in self.handle.arguments_info]
+        except Exception as error:
+            raise CudaError(f"{name} cannot be loaded: {error}") from error
+        self.parameters = _parameters(compiled.lowered_names[name], sizes)
+        self._shared_limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._device = _driver_result(driver.cuDeviceGet(device))
+        self.allowed_shared_bytes = _driver_result(
+            driver.cuKernelGetAttribute(self._shared_limit, self.handle.handle, self._device)
+        )
+
+    def check(self, args: tuple[Argument, ...]) -> None:
+        """Raise TypeError if the number or the types of the arguments do not fit the kernel."""
+        check_count(self.name, len(self.parameters), len(args))
+        for position, (parameter, argument) in enumerate(zip(self.parameters, args, strict=True)):
+            if not parameter.takes(argument):
+                raise mismatch(self.name, position, parameter, argument)
+
+    def allow_shared_bytes(self, shared_bytes: int) -> None:
+        """Raise the kernel's limit of dynamic shared memory above the default."""
+        from cuda.bindings import driver
+
+        result = driver.cuKernelSetAttribute(self._shared_limit, shared_bytes, self.handle.handle, self._device)
+        if result[0].value:
+            raise CudaError(f"{self.name}: {shared_bytes} bytes of dynamic shared memory are refused: {result[0].name}")
+        self.allowed_shared_bytes = shared_bytes
+
+
+def architecture(major: int, minor: int) -> str:
+    """The name of a compute capability. 9.0 and 10.0 get the suffix "a" for their own instructions, such as wgmma."""
+    return f"sm_{major}{minor}" + ("a" if (major, minor) in ((9, 0), (10, 0)) else "")
+
+
+@functools.cache
+def _core() -> Any:
+    try:
+        import cuda.core
+    except ImportError as error:
+        raise CudaError("CUDA C++ on a GPU needs the package cuda-core") from error
+    return cuda.core
+
+
+@functools.cache
+def _object_code(cubin: pathlib.Path) -> Any:
+    return _core().ObjectCode.from_cubin(cubin.read_bytes())
+
+
+def _ready_devices() -> set[int]:
+    try:
+        return _thread.ready
+    except AttributeError:
+        _thread.ready = set()
+        return _thread.ready
+
+
+def _driver_result(result: tuple[Any, ...]) -> Any:
+    if result[0].value:
+        raise CudaError(result[0].name)
+    return result[1]
+
+
+def _three(size: Size) -> Index:
+    numbers = tuple(map(operator.index, size)) if isinstance(size, tuple) else (operator.index(size),)
+    if not 1 <= len(numbers) <= 3:
+        raise ValueError(f"{size} has {len(numbers)} dimensions; 1 to 3 are possible")
+    x, y, z = (*numbers, 1, 1)[:3]
+    return x, y, z
+
+
+@functools.lru_cache(maxsize=4096)
+def _geometry(name: str, grid: Size, block: Size) -> tuple[Index, Index]:
+    blocks, threads = _three(grid), _three(block)
+    if min(blocks) < 0:
+        raise ValueError(f"{name}: a grid of {grid} has a negative number of blocks")
+    count = threads[0] * threads[1] * threads[2]
+    if min(threads) < 1 or count > MAX_BLOCK_THREADS:
+        raise ValueError(f"{name}: a block of {block} has {count} threads; 1 to {MAX_BLOCK_THREADS} are possible")
+    return blocks, threads
+
+
+@functools.lru_cache(maxsize=4096)
+def _config(name: str, grid: Size, block: Size, shared_bytes: int, cluster: Size | None) -> LaunchConfig | None:
+    """cuda-core's launch configuration, or None for an empty grid."""
+    blocks, threads = _geometry(name, grid, block)
+    if 0 in blocks:
+        return None
+    if cluster is None:
+        return _core().LaunchConfig(grid=blocks, block=threads, shmem_size=shared_bytes)
+    shape = _three(cluster)
+    if min(shape) < 1 or any(n % c for n, c in zip(blocks, shape, strict=True)):
+        raise ValueError(f"{name}: a grid of {grid} blocks cannot be split into clusters of {cluster}")
+    # cuda-core counts the grid in clusters.
+    clusters = tuple(n // c for n, c in zip(blocks, shape, strict=True))
+    return _core().LaunchConfig(grid=clusters, cluster=shape, block=threads, shmem_size=shared_bytes)
+
+
+def _parameters(lowered_name: str, sizes: list[int]) -> list[Parameter]:
+    """A kernel's parameters, read from its mangled name, or from their sizes alone if it is extern "C"."""
+    types = _parameter_types(lowered_name)
+    if types is None or len(types) != len(sizes):
+        names = {1: "bool", 8: "any of 8 bytes"}
+        types = [names.get(size, f"a type of {size} bytes") for size in sizes]
+    return [Parameter.of_type(type_, size) for type_, size in zip(types, sizes, strict=True)]
+
+
+def _parameter_types(lowered_name: str) -> list[str] | None:
+    demangled = _demangled(lowered_name)
+    if demangled is None or not demangled.endswith(")"):
+        return None
+    types, depth, end = [], 0, len(demangled) - 1
+    for at in range(end, -1, -1):
+        character = demangled[at]
+        depth += (character in ")>") - (character in "(<")
+        if depth == 0 or (depth == 1 and character == ","):
+            types.append(demangled[at + 1 : end].strip())
+            end = at
+        if depth == 0:
+            break
+    return [type_ for type_ in reversed(types) if type_]
+
+
+def _demangled(name: str) -> str | None:
+    try:
+        demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
+    except (OSError, AttributeError):
+        return None
+    demangle.restype = ctypes.c_void_p
+    status = ctypes.c_int()
+    text = demangle(name.encode(), None, None, ctypes.byref(status))
+    if status.value or not text:
+        return None
+    try:
+        return ctypes.string_at(text).decode()
+    finally:
+        free = ctypes.CDLL(None).free
+        free.argtypes = [ctypes.c_void_p]
+        free(text)

@@ -1,0 +1,258 @@
+"""Compile a `.cu` file with the host's C++ compiler to a shared object that contains the kernels and the runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Collection, Sequence
+
+from fourfold.backends.cuda.compile import (
+    CompilationError,
+    CudaError,
+    cache_folder,
+    checksum,
+    cuda_include_directories,
+    digest,
+    find_entry,
+    locked,
+    own_include_directories,
+    source_closure,
+    write_atomically,
+    write_entry,
+)
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+_COMMON = [
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    # __shared__ becomes thread_local. The option avoids a check for a dynamic constructor at each use.
+    "-fno-extern-tls-init",
+    "-U_FORTIFY_SOURCE",
+    "-w",
+]
+_FAST = ["-O2"]
+_CHECKED = [
+    "-DFOURFOLD_CHECKED",
+    "-O1",
+    "-finline-small-functions",
+    "-g",
+    "-fno-omit-frame-pointer",
+    # With a tail call, the caller of a check's hook would be missing from the report.
+    "-fno-optimize-sibling-calls",
+    # An uninitialised float is -1.7e38 in every run.
+    "-ftrivial-auto-var-init=pattern",
+    "-fsanitize=thread,bounds,object-size,alignment,shift-exponent,integer-divide-by-zero,signed-integer-overflow"
+    ",float-cast-overflow",
+    "-fno-sanitize-recover=all",
+    "--param=tsan-instrument-func-entry-exit=0",
+]
+# The largest dynamic shared memory of a block on any GPU so far.
+_DYNAMIC_SHARED_BYTES = 232448
+# What the runtime's compiled files were like when they were written.
+_CHECKSUMS = "checksums.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedArray:
+    """A `__shared__` variable: its offset from the runtime's anchor, and its size, or -1 if the launch sets it."""
+
+    name: str
+    offset: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A compiled shared object, its kernels' names in the order of their indices, and its shared arrays."""
+
+    path: pathlib.Path
+    kernels: tuple[str, ...]
+    shared: tuple[SharedArray, ...]
+    source_files: frozenset[str]
+
+
+@functools.cache
+def unavailable_reason() -> str | None:
+    """Say why this machine cannot run CUDA C++ on its CPU, or return None if it can."""
+    compiler = _compiler()
+    for tool in (compiler, "readelf", "objcopy", "addr2line", "c++filt"):
+        if shutil.which(tool) is None:
+            return f"CUDA C++ on the CPU needs {tool}, which is not installed"
+    if "Free Software Foundation" not in subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout:
+        return f"CUDA C++ on the CPU needs g++; {compiler} is another compiler"
+    if int(_compiler_version().split(".")[0]) < 12:
+        return f"CUDA C++ on the CPU needs g++ 12 or later; {compiler} is {_compiler_version()}"
+    try:
+        directories = cuda_include_directories()
+    except CudaError as error:
+        return str(error)
+    headers = {"vector_functions.h": "runtime", "cuda_fp16.h": "runtime", "crt/host_defines.h": "crt"}
+    for header, package in headers.items():
+        if not any((d / header).is_file() for d in directories):
+            return f"CUDA C++ on the CPU needs NVIDIA's {header}: install nvidia-cuda-{package}"
+    return None
+
+
+def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool) -> Built:
+    """Return the shared object that contains a kernel, from the cache or freshly compiled.
+
+    Args:
+        source: the `.cu` file.
+        name: the kernel, a C++ name expression.
+        also: other kernels of the file, to compile together with it if it has to be compiled.
+        checked: whether the build checks every access.
+
+    Raises:
+        CudaError: the compiler is missing. CompilationError: the compiler rejects the file.
+    """
+    if reason := unavailable_reason():
+        raise CudaError(reason)
+    closure = source_closure(source)
+    options = _CHECKED if checked else _FAST
+    runtime_key = digest(_command(), _compiler_version(), [p.read_text() for p in _runtime_files()])
+    directory = cache_folder("cuda_on_cpu", digest(runtime_key, options, closure))
+    if built := _find(directory, name, closure):
+        return built
+    with locked(directory):
+        if built := _find(directory, name, closure):
+            return built
+        missing = sorted({name, *(n for n in also if not _find(directory, n, closure))})
+        try:
+            _compile(source, missing, options, directory, runtime_key)
+        except CudaError:
+            # The error may lie in one of the other kernels, so compile this one alone.
+            if missing == [name]:
+                raise
+            _compile(source, [name], options, directory, runtime_key)
+        built = _find(directory, name, closure)
+        assert built is not None
+        return built
+
+
+def source_line(built: Built, pcs: Sequence[int]) -> tuple[str, int] | None:
+    """Map code addresses to the first place in the kernel's own files. Each address is one past its instruction."""
+    if not pcs:
+        return None
+    command = ["addr2line", "-ie", str(built.path), *(hex(pc - 1) for pc in pcs)]
+    output = subprocess.run(command, capture_output=True, text=True).stdout
+    for frame in output.splitlines():  # of each address, from the innermost inlined function outwards
+        # Such as "/my kernels/k.cu:12 (discriminator 3)".
+        place = re.fullmatch(r"(.*):(\d+)(?: \(discriminator \d+\))?", frame)
+        if place and os.path.realpath(place[1]) in built.source_files:
+            return os.path.realpath(place[1]), int(place[2])
+    return None
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX") or "g++"
+
+
+@functools.cache
+def _compiler_version() -> str:
+    return _run(_compiler(), "-dumpfullversion").strip()
+
+
+def _command(source: pathlib.Path | None = None) -> list[str]:
+    own = own_include_directories(source) if source else []
+    directories = [HERE, HERE / "include", *own, *cuda_include_directories()]
+    return [_compiler(), *_COMMON, *(f"-I{d}" for d in directories)]
+
+
+@functools.cache
+def _runtime_files() -> tuple[pathlib.Path, ...]:
+    return tuple(sorted(p for p in HERE.rglob("*") if p.suffix in (".h", ".cpp")))
+
+
+def _run(*command: str, refused: type[CudaError] = CudaError) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise refused(f"{' '.join(command)}\n{done.stderr}")
+    return done.stdout
+
+
+def _find(directory: pathlib.Path, name: str, closure: Collection[str]) -> Built | None:
+    if found := find_entry(directory, ".so", "kernels", name):
+        path, about = found
+        shared = tuple(SharedArray(*row) for row in about["shared"])
+        return Built(path, tuple(about["kernels"]), shared, frozenset(os.path.realpath(file) for file in closure))
+    return None
+
+
+def _compile(source: pathlib.Path, names: list[str], options: list[str], directory: pathlib.Path, runtime: str) -> None:
+    command = _command(source)
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        unit, library = pathlib.Path(scratch, "unit.o"), pathlib.Path(scratch, "kernels.so")
+        table = "\n".join(f"    FOURFOLD_KERNEL({name})," for name in names)
+        text = (
+            f'#include "device.h"\n#include "{source}"\nconst fourfold::Entry fourfold_kernels[] = {{\n{table}\n}};\n'
+        )
+        unit.with_suffix(".cpp").write_text(text)
+        _run(*command, *options, "-c", str(unit.with_suffix(".cpp")), "-o", str(unit), refused=CompilationError)
+        if options is _CHECKED:
+            copies = ("memcpy", "memmove", "memset")
+            _run("objcopy", *(f"--redefine-sym={name}=fourfold_{name}" for name in copies), str(unit))
+        dynamic = [mangled for mangled, section, _, _ in _thread_local_symbols(unit) if section == "UND"]
+        storage = pathlib.Path(scratch, "dynamic.s")
+        # In CUDA, all `extern __shared__` arrays of a kernel share the same memory.
+        labels = "".join(f".hidden {n}\n.globl {n}\n.type {n},@object\n{n}:\n" for n in dynamic)
+        storage.write_text(
+            f'.section .tbss,"awT",@nobits\n.balign 1024\n{labels}.zero {_DYNAMIC_SHARED_BYTES if dynamic else 0}\n'
+            '.section .note.GNU-stack,"",@progbits\n'
+        )
+        objects = [str(unit), str(storage), *_runtime_objects(runtime)]
+        _run(_compiler(), "-shared", *objects, "-o", str(library))
+        symbols = _thread_local_symbols(library)
+        anchor = next(offset for mangled, _, offset, _ in symbols if mangled.endswith("6anchorE"))
+        # The dynamic arrays share their memory, so keep the first of them only.
+        others = (*dynamic[1:], "__tls_guard")
+        arrays = [symbol for symbol in symbols if symbol[0] not in others and "8fourfold" not in symbol[0]]
+        # Without arguments, c++filt would read names from its standard input.
+        demangled = _run("c++filt", *(symbol[0] for symbol in arrays)).splitlines() if arrays else []
+        # Reduce kernel(float*)::tile to tile, and the compiler's "guard variable for ..." to an empty name.
+        names_in_source = ["" if d.startswith("guard variable") else d.rpartition("::")[2] for d in demangled]
+        shared = [
+            (variable, offset - anchor, -1 if mangled in dynamic else size)
+            for variable, (mangled, _, offset, size) in zip(names_in_source, arrays, strict=True)
+        ]
+        kept = directory / f"{digest(names)}.so"
+        os.replace(library, kept)
+        write_entry(kept, {"kernels": names, "shared": shared})
+
+
+def _runtime_objects(key: str) -> list[str]:
+    # A folder beside that of the kernels, so that it survives when mutation trials clear the latter.
+    directory = cache_folder("cuda_on_cpu_runtime", key)
+    objects = [directory / f"{source.stem}.o" for source in _runtime_files() if source.suffix == ".cpp"]
+    if not _whole(directory, objects):
+        with locked(directory), tempfile.TemporaryDirectory(dir=directory) as scratch:
+            for target in objects:
+                made = pathlib.Path(scratch, target.name)
+                code = HERE / f"{target.stem}.cpp"
+                _run(*_command(), "-O2", "-fno-omit-frame-pointer", "-c", str(code), "-o", str(made))
+                os.replace(made, target)
+            write_atomically(directory / _CHECKSUMS, json.dumps({o.name: checksum(o) for o in objects}).encode())
+    return [str(o) for o in objects]
+
+
+def _whole(directory: pathlib.Path, objects: Sequence[pathlib.Path]) -> bool:
+    """Whether compiled files are as they were when they were written."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((directory / _CHECKSUMS).read_text()) == {o.name: checksum(o) for o in objects}
+    return False
+
+
+def _thread_local_symbols(file: pathlib.Path) -> list[tuple[str, str, int, int]]:
+    """The (mangled name, section, offset, size) of each thread-local symbol."""
+    rows = (line.split() for line in _run("readelf", "-sW", str(file)).splitlines())
+    return sorted({(r[7], r[6], int(r[1], 16), int(r[2], 0)) for r in rows if len(r) == 8 and r[3] == "TLS"})

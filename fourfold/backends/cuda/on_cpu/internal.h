@@ -1,0 +1,61 @@
+// Declarations that scheduler.cpp and checker.cpp share. All state belongs to the single launch in progress: the caller
+// holds the GIL, and each compiled kernel file has its own copy of the runtime.
+#pragma once
+#define FOURFOLD_RUNTIME
+#include "runtime.h"
+
+#define FOURFOLD_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace fourfold {
+
+constexpr unsigned MAX_THREADS = 1024, LANES = 32;
+
+// A tensor argument: the memory from its first element to the end of its last.
+struct View {
+    char* begin;
+    size_t bytes;
+    long long argument, element_bytes, writable, dimensions;
+    const long long *sizes, *strides;
+};
+
+struct Fault {
+    int kind;
+    unsigned line;
+    const char* file;
+    // Offsets in this shared object, 0 for none: pcs are the faulty code and its callers, other_pc is the other access
+    // of a race.
+    size_t pcs[12], other_pc;
+    unsigned block[3], thread[3];
+    char text[512];
+};
+extern Fault fault;
+
+struct State {
+    unsigned threads, thread;  // threads of the block, and the running one
+    unsigned epoch;            // barriers passed in this block
+    // Block numbers continue from launch to launch, so the checker recognises records of earlier launches.
+    unsigned block, first_block;
+    bool checking;
+    const void* last_access;  // the code that made the last access
+};
+extern State now;
+
+void abandon_block() __attribute__((noreturn));
+void run_as(unsigned thread);
+
+constexpr size_t STACK_BYTES = 128 << 10;
+extern char* stacks;  // of MAX_THREADS fibers, or null before the first fiber
+inline bool on_fiber_stack(const void* address) { return stacks && size_t(static_cast<const char*>(address) - stacks) < MAX_THREADS * STACK_BYTES; }
+
+// views: the number of tensors. Then, for each: its argument's position, address, element size, whether it is writable,
+// its number of dimensions, its sizes, its strides.
+void checker_begin_launch(const long long* views, size_t dynamic_shared_bytes);
+void checker_end_launch();
+void checker_begin_block();
+// Called when block numbers start again. It drops all records, because old and new numbers would be confused.
+void checker_forget();
+// Report a pending uninitialised read. It is delayed until here, since it may prove to be half of a race.
+void checker_settle();
+void checker_sync_warp(unsigned mask);
+
+}  // namespace fourfold

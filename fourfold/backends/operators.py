@@ -1,0 +1,299 @@
+"""Custom operators: they make a kernel's launch usable by autograd, torch.compile and CUDA graphs.
+
+SWISH = Operator(schema="swish(Tensor x) -> Tensor output", fake=torch.empty_like, saves=("x",))
+swish_operator = SWISH.register("triton", launch_forward, launch_backward)
+
+Each backend of an operation registers a forward operator, which takes the public arguments and gives the output and
+whatever backward needs, and a backward operator. Both are opaque to the compiler and have a fake, so that
+``torch.compile(fullgraph=True)`` traces through them with static and dynamic shapes.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from fourfold.compat import torch_internals
+
+NAMESPACE = "fourfold"
+# Library.impl costs about half as much per call as custom_op, and a small loss takes mostly call overhead.
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_TENSOR = (torch.Tensor, torch.nn.Parameter)
+# By a schema's types, the types of Python that a launch may be given; the dispatcher converts others, or refuses them.
+_TAKEN: dict[str, tuple[type, ...]] = {
+    "Tensor": _TENSOR,
+    "Tensor?": (*_TENSOR, type(None)),
+    "float": (float,),
+    "int": (int,),
+    "bool": (bool,),
+    "str": (str,),
+}
+
+
+class _Launch(NamedTuple):
+    """What an operator runs.
+
+    Attributes:
+        implementation: takes the operator's arguments.
+        taken: the types of its arguments, in order, for which it may be called without torch's dispatcher.
+        tensors: the places of those that are tensors, or None.
+    """
+
+    implementation: Callable[..., Any]
+    taken: frozenset[tuple[type, ...]]
+    tensors: tuple[int, ...]
+
+
+_launches: dict[Any, _Launch] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """An operation as autograd and torch.compile see it, whatever computes it.
+
+    Attributes:
+        schema: ``"name(Tensor x, float eps) -> (Tensor output, Tensor mean)"``. The first result is the public one, the
+            others are for backward alone. No argument is mutated, none has a default, no result is a view of one.
+        fake: takes the arguments, and gives empty results of the right shape, strides, dtype and device.
+        saves: the arguments and results that backward takes after the cotangent, tensors before others.
+        saves_if: for a saved tensor, a function of the arguments: backward takes None in its place where it is false.
+        gradients: the arguments that have a gradient, each with the saved tensor of its shape and dtype; unless given,
+            every tensor argument, with itself.
+        backward: where no kernel has to be launched for them, ``(ctx, grad_output)`` to a gradient for each argument,
+            from what ``ctx.saved_tensors`` are.
+    """
+
+    schema: str
+    fake: Callable[..., Any]
+    saves: tuple[str, ...] = ()
+    saves_if: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
+    gradients: Mapping[str, str] | None = None
+    backward: Callable[..., Any] | None = None
+
+    def register(
+        self, backend: str, forward: Callable[..., Any], backward: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        """Register ``name_backend``, and ``name_backend_backward``, for CPU and CUDA tensors.
+
+        Args:
+            backend: part of the operators' names.
+            forward: takes the arguments, gives the results.
+            backward: takes the first result's cotangent, what is saved and, where there are gradients of several
+                arguments, for each of them whether it is wanted; gives their gradients, of any content where not
+                wanted, contiguous and `empty_gradients` in shape.
+
+        Returns:
+            What to call in place of `forward`: see `differentiate`.
+
+        Raises:
+            ValueError: there is no backward, or `saves` has another order.
+        """
+        operator = define(self.schema.replace("(", f"_{backend}(", 1), forward, self.fake)
+        if backward is None:
+            if self.backward is None:
+                raise ValueError(f"{self._name} has no backward")
+            return differentiate(operator, self.backward, self._save())
+        schema = f"{self._name}_{backend}_backward{self._backward_schema()}"
+        backward_operator = define(schema, backward, self._fake_backward)
+        not_differentiable_twice(backward_operator)
+        places = [list(self._arguments).index(name) for name in self._with_gradient]
+        gradients = _gradients(_direct_backward(backward_operator), places, len(self._arguments))
+        return differentiate(operator, gradients, self._save())
+
+    @cached_property
+    def _name(self) -> str:
+        return self.schema.partition("(")[0]
+
+    @cached_property
+    def _arguments(self) -> dict[str, str]:
+        return _types(self.schema.partition("(")[2].partition(" -> ")[0])
+
+    @cached_property
+    def _results(self) -> dict[str, str]:
+        return _types(self.schema.partition(" -> ")[2])
+
+    @cached_property
+    def _with_gradient(self) -> Mapping[str, str]:
+        """The arguments that have a gradient, each with the saved tensor of its shape."""
+        tensors = {name: name for name, kind in self._arguments.items() if kind == "Tensor"}
+        return tensors if self.gradients is None else self.gradients
+
+    def _backward_schema(self) -> str:
+        kinds = self._arguments | self._results
+        saved = [f"{kinds[name]}{'?' if name in self.saves_if else ''} {name}" for name in self.saves]
+        needs = [f"bool needs_{name}" for name in self._with_gradient]
+        if len(needs) == 1:
+            return f"({', '.join(['Tensor grad_output', *saved])}) -> Tensor"
+        return f"({', '.join(['Tensor grad_output', *saved, *needs])}) -> ({', '.join(['Tensor'] * len(needs))})"
+
+    def _fake_backward(self, grad_output: torch.Tensor, *rest: Any) -> Any:
+        likes = [rest[self.saves.index(like)] for like in self._with_gradient.values()]
+        found = empty_gradients(likes, rest[len(self.saves) :] or [True])
+        return found[0] if len(found) == 1 else found
+
+    def _save(self) -> Callable[..., None]:
+        kinds = self._arguments | self._results
+        tensors = [name for name in self.saves if kinds[name].startswith("Tensor")]
+        others = [name for name in self.saves if name not in tensors]
+        if (*tensors, *others) != self.saves:
+            raise ValueError(f"{self._name} must save {', '.join((*tensors, *others))} in this order: tensors first")
+        place = list(kinds).index
+        keeps = [(place(name), self.saves_if.get(name)) for name in tensors]
+        constants = [place(name) for name in others]
+        several = len(self._results) > 1
+
+        def save(ctx: Any, inputs: tuple, output: Any) -> None:
+            known = (*inputs, *output) if several else (*inputs, output)
+            ctx.save_for_backward(*[known[i] if keep is None or keep(*inputs) else None for i, keep in keeps])
+            ctx.constants = [known[i] for i in constants]
+            if several:
+                ctx.mark_non_differentiable(*output[1:])
+
+        return save
+
+
+def _types(declared: str) -> dict[str, str]:
+    """Types by name of ``"(Tensor x, float eps)"``."""
+    pairs = (part.split() for part in declared.strip("()").split(",") if part.strip())
+    return {name: kind for kind, name in pairs}
+
+
+def _gradients(take: Callable[..., Any], places: list[int], arguments: int) -> Callable[..., tuple]:
+    """What autograd calls: a gradient for each of so many arguments, None but at these places."""
+
+    def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        gradients: list[torch.Tensor | None] = [None] * arguments
+        if len(places) == 1:
+            gradients[places[0]] = take(grad_output, *ctx.saved_tensors, *ctx.constants)
+            return tuple(gradients)
+        needs_input_grad = ctx.needs_input_grad
+        needed = [needs_input_grad[place] for place in places]
+        found = take(grad_output, *ctx.saved_tensors, *ctx.constants, *needed)
+        for place, needs, gradient in zip(places, needed, found):
+            if needs:
+                gradients[place] = gradient
+        return tuple(gradients)
+
+    return backward
+
+
+def empty_gradients(likes: Iterable[torch.Tensor], needs: Iterable[bool]) -> tuple[torch.Tensor, ...]:
+    """Contiguous and unwritten gradients of tensors; empty where one is not needed."""
+    return tuple(
+        torch.empty(like.shape if needed else (0,), dtype=like.dtype, device=like.device)
+        for like, needed in zip(likes, needs)
+    )
+
+
+def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Register an operator for CPU and CUDA tensors.
+
+    Args:
+        schema: in the form that torch.library takes, ``"name(Tensor x, float eps) -> Tensor"``. The operator must
+            not mutate an argument or return a view of one.
+        implementation: runs the kernel.
+        fake: returns uninitialised results of the right shape, dtype and device.
+
+    Returns:
+        The operator, to be called in place of `implementation`.
+    """
+    name, _, arguments = schema.split(" -> ")[0].partition("(")
+    _library.define(schema)
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, implementation, key)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    kinds = [_TAKEN[kind] for kind in _types(arguments).values()]
+    tensors = tuple(place for place, kind in enumerate(kinds) if kind[0] is torch.Tensor)
+    _launches[operator] = _Launch(implementation, frozenset(itertools.product(*kinds)), tensors)
+    return operator
+
+
+def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..., None]) -> Callable[..., Any]:
+    """Register the gradient of an operator.
+
+    Args:
+        operator: the operator that `define` returned.
+        backward: maps ``(ctx, *grad_outputs)`` to a gradient for each argument. Differentiating it again raises.
+        save: ``(ctx, inputs, output)`` keeps what backward needs.
+
+    Returns:
+        What to call in place of the operator: a call that nobody but autograd watches passes by torch's dispatcher,
+        which would take about half of a small call's time.
+    """
+    torch.library.register_autograd(operator, backward, setup_context=save, lib=_library)
+    implementation, taken, tensors = _launches[operator]
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = implementation(*arguments)
+        save(ctx, arguments, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    differentiated: Any = type(operator.name().partition("::")[2], (torch.autograd.Function,), methods)
+    apply = differentiated.apply
+
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling() or _watched(arguments, taken, tensors):
+            return operator(*arguments)
+        for place in tensors:
+            tensor = arguments[place]
+            if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+                return apply(*arguments)
+        return implementation(*arguments)
+
+    return call
+
+
+def _direct_backward(operator: Any) -> Callable[..., Any]:
+    """What autograd calls in place of a backward operator: the kernel's launch, where nobody watches.
+
+    Autograd itself watches where the gradients are to be differentiated.
+    """
+    implementation, taken, tensors = _launches[operator]
+
+    def call(grad_output: torch.Tensor, *rest: Any) -> Any:
+        arguments = (grad_output, *rest)
+        if (
+            torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or _without_memory(grad_output)
+            or _watched(arguments, taken, tensors)
+        ):
+            return operator(*arguments)
+        return implementation(*arguments)
+
+    return call
+
+
+def _watched(arguments: tuple, taken: frozenset[tuple[type, ...]], tensors: tuple[int, ...]) -> bool:
+    """Whether a transform, a mode, a view or an argument's type needs the dispatcher."""
+    if tuple(map(type, arguments)) not in taken:
+        return True
+    for place in tensors:
+        tensor = arguments[place]
+        # One with the negative bit, as the imaginary part of a conjugate is, holds its values' negatives.
+        if tensor is not None and tensor.is_neg():
+            return True
+    return torch_internals.calls_are_watched()
+
+
+def _without_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is known to be zeros and has no memory: autograd makes such cotangents."""
+    return torch_internals.is_without_memory(tensor)
+
+
+def not_differentiable_twice(operator: Any) -> None:
+    """Make a backward operator raise when its result is differentiated.
+
+    That backward pass raises:
+        NotImplementedError: naming the operator.
+    """
+
+    def backward(ctx: Any, *grad_outputs: Any) -> None:
+        raise NotImplementedError(f"{operator} has no derivative: gradients of gradients are not implemented")
+
+    torch.library.register_autograd(operator, backward, lib=_library)

@@ -1,0 +1,99 @@
+"""Merge the axes of strided tensors, so that a kernel walks through as few of them as possible."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+
+def merged_axes(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[list[int]]]:
+    """Merge the axes that every tensor passes with one stride.
+
+    Args:
+        tensors: of one shape, without empty axes. An axis merges with the next if, in every tensor, one step along it
+            is as long as the whole of the next.
+
+    Returns:
+        The sizes of the merged axes, in order, and for each tensor its strides along them, in elements.
+    """
+    sizes: list[int] = []
+    strides: list[list[int]] = [[] for _ in tensors]
+    for axis, size in enumerate(tensors[0].shape):
+        if size == 1:
+            continue
+        steps = [tensor.stride(axis) for tensor in tensors]
+        if sizes and all(along[-1] == size * step for along, step in zip(strides, steps)):
+            sizes[-1] *= size
+            for along, step in zip(strides, steps):
+                along[-1] = step
+        else:
+            sizes.append(size)
+            for along, step in zip(strides, steps):
+                along.append(step)
+    return sizes, strides
+
+
+class Walk(NamedTuple):
+    """How to pass through tensors element by element, in the order in which an output lies in memory.
+
+    Attributes:
+        tensors: the inputs, for their addresses.
+        sizes: of three axes, those that are not needed 1.
+        strides: along these, of one tensor after another.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def walk(output: torch.Tensor, *inputs: torch.Tensor) -> Walk:
+    """The way through `inputs` as the memory of `output` goes on.
+
+    Args:
+        output: not empty, without gaps or overlap.
+        inputs: of the same shape.
+    """
+    order = sorted(range(output.ndim), key=output.stride, reverse=True)
+    output, *tensors = (tensor.permute(order) for tensor in (output, *inputs))
+    sizes, (_, *strides) = merged_axes((output, *tensors))
+    if len(sizes) > 3:
+        # Four axes that the inputs pass in orders of their own are rare enough to be copied, into that of the output.
+        tensors = [tensor.contiguous() for tensor in tensors]
+        sizes, (_, *strides) = merged_axes((output, *tensors))
+    missing = 3 - len(sizes)
+    steps = tuple(step for along in strides for step in ([0] * missing + along))
+    return Walk(tuple(tensors), (*[1] * missing, *sizes), steps)
+
+
+class Rows(NamedTuple):
+    """A tensor ``[..., cols]`` as ``[outer, inner, cols]``, and its strides in elements."""
+
+    tensor: torch.Tensor
+    outer_stride: int
+    inner_stride: int
+    column_stride: int
+
+
+def as_rows(*tensors: torch.Tensor) -> tuple[int, list[Rows]]:
+    """View tensors of one shape ``[..., cols]`` as ``[outer, inner, cols]``.
+
+    Args:
+        tensors: not empty, with at least one axis. They are copied if their leading axes do not merge into two.
+
+    Returns:
+        The size of the axis `inner`, and for each tensor its `Rows`.
+    """
+    cols = tensors[0].shape[-1]
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return tensors[0].numel() // cols, [Rows(tensor, 0, cols, 1) for tensor in tensors]
+    sizes, strides = merged_axes([tensor.select(-1, 0) for tensor in tensors])
+    if len(sizes) > 2:
+        # Leading axes that merge into no fewer than three are rare, so copying is good enough.
+        return as_rows(*(tensor.contiguous() for tensor in tensors))
+    inner = sizes[-1] if sizes else 1
+    found = []
+    for tensor, along in zip(tensors, strides):
+        outer_stride, inner_stride = [0] * (2 - len(along)) + along
+        found.append(Rows(tensor, outer_stride, inner_stride, tensor.stride(-1) if cols > 1 else 1))
+    return inner, found

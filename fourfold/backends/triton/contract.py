@@ -1,0 +1,114 @@
+"""Holds the key of a launch to Triton's own: what Triton compiles a kernel anew for, the key must tell apart.
+
+Triton's rules are asked of Triton itself, for arguments of every kind. Where a version has a rule that the key does not
+know, what was compiled for one launch must not serve another.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+# A key: of a kernel, a device, tensors, scalars and options; None for a launch that is left to Triton.
+Key = Callable[[Any, int, tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]], Hashable]
+
+_POWERS = (3, 4, 5, 6, 7, 8, 10, 15, 16, 20, 24, 30, 31, 32, 33, 53, 62, 63)
+INTEGERS = (
+    *range(-2, 18),
+    *(sign * (1 << power) + more for power in _POWERS for sign in (1, -1) for more in (-1, 0, 1, 16)),
+    (1 << 64) - 1,
+)
+REALS = (0.0, 1.0, 0.5, 16.0, -1.0, 1e30, 1e300, 2.0**31, float("inf"), float("nan"))
+# What stands where a number does, whatever the kernel makes of it.
+NUMBERS = (*INTEGERS, *REALS, True, False, None)
+CONSTANTS = (*range(4), 16, 32, -1, True, False, 1.0, 0.5, None, "ieee", tl.float32, tl.float64, tl.int32, (1, 2))
+OPTIONS = {"num_warps": (1, 2, 4, 8), "num_stages": (1, 2, 3), "maxnreg": (64, 128, None)}
+DTYPES = (
+    *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "bool"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)
+# Bytes past a multiple of 256 at which a tensor begins.
+STARTS = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 128)
+
+
+@triton.jit(do_not_specialize=["plain"], do_not_specialize_on_alignment=["unaligned"])
+def probe_kernel(  # type: ignore[no-untyped-def]
+    pointer, other_pointer, real, number, plain, unaligned, double: tl.float64, wide: tl.int64, CONSTANT: tl.constexpr
+):
+    """Never compiled: Triton is asked what it would compile it for."""
+
+
+def told_together(key: Key, device: int) -> list[str]:
+    """Pairs of launches that share a key though Triton compiles for each, in words; none where all is well.
+
+    Args:
+        key: of a launch.
+        device: the current GPU's number.
+    """
+    found: list[str] = []
+    first_of: dict[Hashable, tuple[str, str]] = {}
+    try:
+        *_, binder = probe_kernel.device_caches[device]
+        for what, tensors, scalars, options in _launches():
+            ours = key(probe_kernel, device, tensors, scalars, options)
+            if ours is None:
+                continue
+            try:
+                _, specialisation, others = binder(*tensors, *scalars, **options)
+            except (TypeError, KeyError, OverflowError):
+                continue  # Triton has no such argument
+            theirs = f"{specialisation} {others}"
+            first, known = first_of.setdefault(ours, (what, theirs))
+            if known != theirs:
+                found.append(f"{first} and {what}: {known} and {theirs}")
+    except Exception as error:
+        found.append(f"Triton {triton.__version__} does not say what it specialises: {type(error).__name__}: {error}")
+    return found
+
+
+def _launches() -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], dict[str, Any]]]:
+    """Launches of the probe: words, tensors, scalars and options; one argument is of each kind in turn."""
+    usual = _tensor(torch.float32, 0)
+    scalars = {"real": 0.5, "number": 2, "plain": 2, "unaligned": 2, "double": 0.5, "wide": 2}
+    for what, tensor in _tensors():
+        yield f"pointer = {what}", (tensor, usual), tuple(scalars.values()), {"CONSTANT": 2}
+        yield f"other_pointer = {what}", (usual, tensor), tuple(scalars.values()), {"CONSTANT": 2}
+    for name in scalars:
+        for value in NUMBERS:
+            yield f"{name} = {value!r}", (usual, usual), tuple({**scalars, name: value}.values()), {"CONSTANT": 2}
+    for value in INTEGERS:
+        # NaN is neither above nor below a limit.
+        beside = {**scalars, "real": float("nan"), "number": value}
+        yield f"real = nan, number = {value}", (usual, usual), tuple(beside.values()), {"CONSTANT": 2}
+    for name, values in {"CONSTANT": CONSTANTS, **OPTIONS}.items():
+        for value in values:
+            options = {"CONSTANT": 2, name: value}
+            yield f"{name} = {value!r}", (usual, usual), tuple(scalars.values()), options
+
+
+def _tensor(dtype: torch.dtype, start: int) -> torch.Tensor:
+    """A tensor that begins so many bytes past a multiple of 256."""
+    room = torch.zeros(1024, dtype=torch.uint8)
+    first = -room.data_ptr() % 256 + start
+    return room[first : first + 64].view(dtype)
+
+
+def _tensors() -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Tensors of every kind, in words."""
+    for name in DTYPES:
+        dtype = getattr(torch, name)
+        for start in STARTS:
+            if start % dtype.itemsize == 0:
+                yield f"{name}, {start} bytes past a multiple of 256", _tensor(dtype, start)
+    usual = _tensor(torch.float32, 0)
+    yield "of one element", usual[:1]
+    yield "of none", usual[:0]
+    yield "without axes", usual[0]
+    yield "strided", usual[::2]
+    yield "expanded", usual[:1].expand(4, 16)
+    yield "transposed", usual.view(4, 4).t()
+    yield "a parameter", torch.nn.Parameter(usual)
+    yield "of 2^31 bytes and more", torch.empty(1 << 32, dtype=torch.float32, device="meta")
+    yield "none at all", None

@@ -1,0 +1,231 @@
+"""Corrections to Triton's interpreter, which runs the kernels on a machine without a GPU.
+
+`install` installs them. Each concern has a module of its own:
+
+- `interpreter_arithmetic` computes as compiled code does, bfloat16 above all, whose bits the interpreter adds;
+- `interpreter_memory` checks every access, and gives NaN where a mask leaves out and nothing takes the place;
+- `interpreter_source` makes ``and``, ``or`` and ``not`` of blocks work element by element;
+- `interpreter_replay` saves time: it finds out once what an operation does to operands of certain types;
+- this module launches kernels: numbers get the types that the compiler gives them, and no CPU tensor is copied.
+
+`interpreter_parts` lists the private parts of Triton that these modules use.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import itertools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter, jit
+
+from fourfold.backends.triton import interpreter_arithmetic as arithmetic
+from fourfold.backends.triton import interpreter_replay as replay
+from fourfold.backends.triton.interpreter_arithmetic import Handle, narrowed, numpy_type
+from fourfold.backends.triton.interpreter_memory import Memory, memory_of
+from fourfold.backends.triton.interpreter_parts import missing
+from fourfold.backends.triton.interpreter_source import LOGIC, Source
+
+_ABSENT = object()
+
+
+class Builder(Memory, arithmetic.Operators, arithmetic.Conversions):
+    """The interpreter's builder, which runs the language's operations, with all corrections."""
+
+    # The mark that `install` looks for. The class itself would not do: a baseline's implementations, loaded beside
+    # today's, bring a copy of this module with classes of its own.
+    corrected = True
+
+
+class Language:
+    """Makes the functions of triton.language call the interpreter while kernels run.
+
+    Triton patches the language anew for each kernel and each device function. Here the patches are collected once, and
+    applied for the length of a launch.
+    """
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.shipped = interpreter._patch_lang
+
+    @functools.cached_property
+    def changes(self) -> list[tuple[Any, str, Any, Any]]:
+        """The attributes to change: the object, the name, the value while kernels run, and the value before."""
+        before: dict[tuple[int, str], tuple[Any, Any]] = {}
+        scope = self.shipped(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        for place, name, original in scope._changes:
+            before.setdefault((id(place), name), (place, original))
+        after = {key: vars(place)[key[1]] for key, (place, _) in before.items()}
+        scope.restore()
+        # Triton 3.6 makes an int of an array with one axis, which NumPy 2.5 refuses.
+        after[id(tl.tensor), "__index__"] = lambda number: number.handle.data.item()
+        after[id(tl.tensor), "__bool__"] = replay.truth
+        functions: dict[Any, Callable] = {}
+        for key, (_, original) in before.items():
+            if key[1] in replay.REPLAYED and tl.core.is_builtin(original):
+                if original not in functions:
+                    functions[original] = replay.replayed(key[1], original)
+                after[key] = functions[original]
+        places = [(place, name) for (_, name), (place, _) in before.items()]
+        return [(place, name, after[id(place), name], vars(place).get(name, _ABSENT)) for place, name in places]
+
+    @contextlib.contextmanager
+    def interpreted(self) -> Iterator[None]:
+        """Inside, the functions call the interpreter."""
+        changes = self.changes
+        self.launches += 1
+        try:
+            if self.launches == 1:
+                for place, name, value, _ in changes:
+                    setattr(place, name, value)
+            yield
+        finally:
+            self.launches -= 1
+            if self.launches == 0:
+                for place, name, _, original in changes:
+                    if original is _ABSENT:
+                        delattr(place, name)
+                    else:
+                        setattr(place, name, original)
+
+    def patch(self, function: Callable) -> Any:
+        """Replaces `interpreter._patch_lang`, which Triton calls before each device function."""
+        return interpreter._LangPatchScope() if self.launches else self.shipped(function)
+
+
+LANGUAGE = Language()
+
+
+class Launch(interpreter.GridExecutor):
+    """Launches a kernel.
+
+    Its arguments get the types that the compiler gives them, and it may access the memory of its tensors. NumPy's
+    warnings are off: kernels are tested with NaN and infinity.
+    """
+
+    def __init__(self, fn: Callable, arg_names: list[str], grid: Any, *rest: Any) -> None:
+        super().__init__(fn, arg_names, grid, *rest)
+        self.signature, self.declared = _signature(fn)
+
+    def __call__(self, *args_dev: Any, **kwargs: Any) -> None:
+        """Launch the kernel. Tensors that are not on the CPU are copied there, and back."""
+        kwargs = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
+        copied = any(_device(argument) != "cpu" for argument in (*args_dev, *kwargs.values()))
+        args, named = self._init_args_hst(args_dev, kwargs) if copied else (args_dev, kwargs)
+        for hook in self.pre_run_hooks:
+            hook(*args, **named)
+        bound = self.signature.bind(*args, **named)
+        bound.apply_defaults()
+        with LANGUAGE.interpreted(), np.errstate(all="ignore"), memory_of(bound.arguments):
+            self.run_programs(bound.arguments)
+        if copied:
+            self._restore_args_dev(args_dev, args, kwargs, named)
+
+    def run_programs(self, arguments: dict[str, Any]) -> None:
+        """Run the programs one after the other."""
+        grid = self.grid(arguments) if callable(self.grid) else self.grid
+        if len(grid) > 3:
+            raise ValueError(f"a grid has up to three axes, not {len(grid)}")
+        x, y, z = (*grid, 1, 1)[:3]
+        values = {
+            name: argument if name in self.constexprs else _value(argument, self.declared.get(name))
+            for name, argument in arguments.items()
+        }
+        builder = interpreter.interpreter_builder
+        builder.set_grid_dim(x, y, z)
+        try:
+            for index in itertools.product(range(x), range(y), range(z)):
+                builder.set_grid_idx(*index)
+                self.fn(**values)
+        except Exception as error:
+            if triton.knobs.compilation.front_end_debugging:
+                raise
+            raise interpreter.InterpreterError(repr(error)) from error
+
+
+@functools.cache
+def _signature(function: Callable) -> tuple[inspect.Signature, dict[str, str]]:
+    """The parameters of a kernel, and the names of the types that it declares for some of them."""
+    declared = {}
+    for name, annotation in inspect.get_annotations(function).items():
+        kind = jit._normalize_ty(annotation)
+        with contextlib.suppress(KeyError):
+            tl.str_to_ty(kind, None)
+            declared[name] = kind
+    return inspect.signature(function), declared
+
+
+def _device(argument: Any) -> str:
+    """The type of the device that an argument is on; "cpu" for what is no tensor."""
+    if isinstance(argument, tuple):
+        return next((found for found in map(_device, argument) if found != "cpu"), "cpu")
+    return getattr(getattr(getattr(argument, "base", argument), "device", None), "type", "cpu")
+
+
+def _value(argument: Any, declared: str | None = None) -> Any:
+    """An argument as the kernel sees it. A number has the type that it is compiled for, and is rounded to that."""
+    if isinstance(argument, int):
+        return _integer(argument, declared)
+    if isinstance(argument, float):
+        return _number(argument, declared)
+    if isinstance(argument, tuple):
+        parts = [_value(part) for part in argument]
+        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
+    if type(argument) is torch.Tensor:
+        handle = Handle(np.array([argument.data_ptr()], dtype=np.uint64), _pointer_type(argument.dtype))
+        return tl.tensor(handle, handle.dtype)
+    return interpreter._implicit_cvt(argument)
+
+
+def _number(value: float, declared: str | None) -> Any:
+    name = declared or ("u1" if isinstance(value, bool) else jit.mangle_type(value))
+    kind = tl.str_to_ty(name, None)
+    numbers = np.array([value])
+    bits = narrowed(numbers.astype(np.float32)) if kind.name == "bf16" else numbers.astype(numpy_type(kind))
+    return tl.tensor(Handle(bits, kind), kind)
+
+
+# Integers are cached by value and type, as 1 == True. Floats are not, as 0.0 == -0.0.
+_integer = functools.lru_cache(1 << 12, typed=True)(_number)
+
+
+@functools.cache
+def _pointer_type(dtype: torch.dtype) -> tl.pointer_type:
+    return tl.str_to_ty(jit.mangle_type(torch.empty(0, dtype=dtype)), None)
+
+
+def install() -> None:
+    """Install all corrections. A second call does nothing.
+
+    From then on an access outside of the storages of a launch's tensors raises `interpreter_memory.OutOfBounds`,
+    unless the launch makes pointers of integers.
+
+    Raises:
+        RuntimeError: this release of Triton has changed a private part that is used here. The message names it.
+    """
+    if getattr(interpreter.interpreter_builder, "corrected", False):
+        return
+    if changed := missing():
+        raise RuntimeError(
+            f"the corrections of the interpreter do not fit Triton {triton.__version__}: {'; '.join(changed)}"
+        )
+    interpreter.TensorHandle = Handle
+    interpreter._get_np_dtype = numpy_type
+    interpreter.InterpreterBuilder = Builder
+    interpreter.interpreter_builder.__class__ = Builder
+    # The overflow checks compute every sum of integers again, in 64 bits.
+    options = interpreter.interpreter_builder.options
+    interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+    interpreter.ReduceOps, interpreter.ScanOps = arithmetic.Reduce, arithmetic.Scan
+    interpreter.GridExecutor = Launch
+    interpreter._patch_lang = LANGUAGE.patch
+    interpreter.FunctionRewriter.ast_transformer = Source()
+    vars(interpreter).update(LOGIC)
+    replay.remember_shapes()

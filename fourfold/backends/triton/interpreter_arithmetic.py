@@ -1,0 +1,249 @@
+"""The interpreter's arithmetic, corrected to what compiled code computes: conversions, operators, reductions.
+
+The interpreter holds bfloat16 in arrays of uint16, and as shipped it adds, multiplies and compares those integers. Here
+an operation on bfloat16 is computed in float32 and rounded to nearest even, which gives what a GPU's instructions give.
+"""
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BOOL = np.dtype(bool)
+# A sum of booleans is a sum of integers of one bit, which wraps; NumPy's saturates, and its difference raises.
+MODULO_2 = {np.add: np.bitwise_xor, np.subtract: np.bitwise_xor, np.multiply: np.bitwise_and}
+NUMPY_FLOATS = {"fp16": np.float16, "bf16": BFLOAT16, "fp32": np.float32, "fp64": np.float64}
+
+_shipped_numpy_type = interpreter._get_np_dtype
+_numpy_types: dict[str, np.dtype] = {}
+
+
+class Handle(interpreter.TensorHandle):
+    """A value of a kernel: an array and the type of its elements. It takes less time to make than its base class."""
+
+    def __init__(self, data: np.ndarray, dtype: tl.dtype, attr: dict[str, Any] | None = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, attr
+
+    def set_attr(self, key: str, value: Any) -> None:
+        """Keep what the kernel tells the compiler of the value, as by tl.multiple_of."""
+        self.attr = {**(self.attr or {}), key: value}
+
+
+def numpy_type(kind: tl.dtype) -> np.dtype:
+    """The type of the array that holds values of a type. It is cached by the type's name."""
+    scalar = kind.scalar
+    known = _numpy_types.get(scalar.name)
+    if known is None:
+        known = _numpy_types[scalar.name] = _shipped_numpy_type(scalar)
+    return known
+
+
+def widened(bits: Any) -> Any:
+    """The bits of bfloat16 numbers converted to float32."""
+    return bits.view(BFLOAT16).astype(np.float32)
+
+
+def narrowed(numbers: Any) -> Any:
+    """Numbers rounded to bfloat16, to nearest even, as bits. float64 and integers are rounded to float32 first."""
+    return numbers.astype(BFLOAT16).view(np.uint16)
+
+
+class Conversions(interpreter.InterpreterBuilder):
+    """Conversions between types."""
+
+    def cast_impl(self, src: Any, dst_type: Any) -> Handle:
+        """Convert, rounding to nearest even, or toward zero where the result is an integer."""
+        given, wanted = src.dtype.scalar, dst_type.scalar
+        values = src.data
+        if given.name == "bf16":
+            values = widened(values)
+        return Handle(narrowed(values) if wanted.name == "bf16" else values.astype(numpy_type(wanted)), wanted)
+
+    def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        """Convert between floating-point types, with the rounding that the kernel asks for."""
+        names = {src.dtype.scalar.name, dst_type.scalar.name}
+        if "bf16" in names and names <= NUMPY_FLOATS.keys() and rounding_mode != interpreter._ir.ROUNDING_MODE.RTZ:
+            return self.cast_impl(src, dst_type)
+        return super().create_fp_to_fp(src, dst_type, rounding_mode)
+
+    def get_bf16(self, value: float) -> Handle:
+        """A constant. Triton 3.6 has no such method."""
+        return Handle(narrowed(np.array([value], dtype=np.float32)), tl.bfloat16)
+
+
+class Operators(interpreter.InterpreterBuilder):
+    """Operators on one, two or three operands, element by element, and the product of matrices."""
+
+    def unary_op(self, arg: Any, op: Any) -> Handle:
+        """``op(arg)``, where `op` is a function of NumPy's."""
+        kind = arg.dtype.scalar
+        if kind.name == "bf16":
+            return Handle(narrowed(op(widened(arg.data))), kind)
+        return Handle(op(arg.data), kind)
+
+    def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Handle:
+        """``op(lhs, rhs)`` of operands of one type. A comparison gives booleans."""
+        x, y, kind = lhs.data, rhs.data, lhs.dtype.scalar
+        if kind.name == "bf16":
+            output = op(widened(x), widened(y))
+            return Handle(output, tl.int1) if output.dtype == BOOL else Handle(narrowed(output), kind)
+        output = MODULO_2.get(op, op)(x, y) if x.dtype == y.dtype == BOOL else op(x, y)
+        if output.dtype == BOOL:
+            kind = tl.int1
+        elif output.itemsize > x.itemsize:
+            output = output.astype(numpy_type(kind))
+        return Handle(output, kind)
+
+    def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Any) -> Handle:
+        """``op(lhs, rhs, other)``: tl.where of a condition and two operands of one type."""
+        x, y = rhs.data, other.data
+        # The atomic minimum of Triton 3.6 selects from int64 and uint64, whose common type is float64 to NumPy.
+        return Handle(op(lhs.data, x if x.dtype == y.dtype else x.astype(y.dtype), y), other.dtype.scalar)
+
+    def get_all_ones_value(self, type: Any) -> Handle:
+        """The integer whose bits are all set, for ``~x``. In Triton 3.8 it raises for unsigned types."""
+        return Handle(np.invert(np.zeros(1, dtype=numpy_type(type))), type.scalar)
+
+    def create_maxnumf(self, lhs: Any, rhs: Any) -> Handle:
+        """tl.maximum: of NaN and a number it gives the number. In Triton 3.6 it gives NaN."""
+        return self.binary_op(lhs, rhs, np.fmax)
+
+    def create_minnumf(self, lhs: Any, rhs: Any) -> Handle:
+        """tl.minimum: of NaN and a number it gives the number."""
+        return self.binary_op(lhs, rhs, np.fmin)
+
+    def create_clampf(self, arg: Any, lo: Any, hi: Any, propagate_nans: Any) -> Handle:
+        """tl.clamp: of NaN it gives `lo`, or NaN if the kernel asks to propagate it."""
+        ignores_nan = propagate_nans == interpreter._ir.PROPAGATE_NAN.NONE
+        least, most = (np.fmax, np.fmin) if ignores_nan else (np.maximum, np.minimum)
+        return self.binary_op(self.binary_op(arg, lo, least), hi, most)
+
+    def create_umulhi(self, lhs: Any, rhs: Any) -> Handle:
+        """tl.umulhi: it multiplies the operands' bits as unsigned integers. In Triton 3.6 signed ones stay signed."""
+        bits = 8 * lhs.data.itemsize
+        x, y = (operand.data.view(f"u{bits // 8}").astype(object) for operand in (lhs, rhs))
+        return Handle(((x * y) >> bits).astype(f"u{bits // 8}").view(lhs.data.dtype), lhs.dtype.scalar)
+
+    def create_splat(self, ret_ty: Any, arg: Any) -> Handle:
+        """A block with one number in all elements."""
+        block = np.empty(tuple(ret_ty.shape), dtype=numpy_type(arg.dtype))
+        block[...] = arg.data
+        return Handle(block, arg.dtype.scalar)
+
+    def create_expand_dims(self, arg: Any, axis: int) -> Handle:
+        """``x[:, None]``: one more axis, of length 1."""
+        return Handle(arg.data[(slice(None),) * axis + (None,)], arg.dtype.scalar)
+
+    def create_fma(self, x: Any, y: Any, z: Any) -> Handle:
+        """tl.fma: ``x * y + z``, rounded once. In Triton 3.6 it is rounded twice."""
+        kind = z.dtype.scalar
+        if kind.name == "fp64":
+            return Handle(_FUSED_DOUBLES(x.data, y.data, z.data).astype(np.float64), kind)
+        a, b, c = (widened(value.data) if kind.name == "bf16" else value.data for value in (x, y, z))
+        return Handle(_fused(a, b, c, kind.name), kind)
+
+    def create_dot(self, a: Any, b: Any, d: Any, *options: Any) -> Handle:
+        """tl.dot: ``a @ b + d``, multiplied and summed in the type of `d`."""
+        names = a.dtype.scalar.name, b.dtype.scalar.name
+        if not NUMPY_FLOATS.keys() >= set(names):
+            return super().create_dot(a, b, d, *options)
+        left, right = (x.data.view(NUMPY_FLOATS[name]).astype(d.data.dtype) for x, name in zip((a, b), names))
+        # A library's product sums a row in another order at another place of the tile, on some processors.
+        products = np.einsum("...mk,...kn->...mn", left, right)
+        return Handle(products + d.data, d.dtype.scalar)
+
+
+def _fused(x: np.ndarray, y: np.ndarray, z: np.ndarray, kind: str) -> np.ndarray:
+    """x * y + z rounded once, of numbers of at most 24 bits; of bfloat16 it gives the bits.
+
+    The sum is computed in float64 and rounded to odd: rounded again, that gives what the exact sum gives. See Boldo and
+    Melquiond, Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd, 2008.
+    """
+    product = x.astype(np.float64) * y.astype(np.float64)  # exact
+    total = np.asarray(product + z)
+    part = total - product
+    total = _to_odd(total, (product - (total - part)) + (z - part))
+    if kind != "bf16":
+        return total.astype(NUMPY_FLOATS[kind])
+    single = total.astype(np.float32)
+    return narrowed(_to_odd(single, total - single))
+
+
+def _to_odd(rounded: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """``rounded + error`` rounded to odd: of the two numbers around it, one of which is `rounded`, the odd one."""
+    even = rounded.view(f"u{rounded.itemsize}") & 1 == 0
+    other = np.nextafter(rounded, np.copysign(np.inf, error).astype(rounded.dtype))
+    return np.where(even & np.isfinite(rounded) & (error != 0), other, rounded)
+
+
+def _fused_doubles(x: float, y: float, z: float) -> float:
+    """x * y + z, rounded once."""
+    if not (math.isfinite(x) and math.isfinite(y) and math.isfinite(z)):
+        return x * y + z
+    exact = Fraction(x) * Fraction(y) + Fraction(z)
+    try:
+        return float(exact) if exact else x * y + z  # a Fraction has no sign of 0
+    except OverflowError:
+        return math.copysign(math.inf, exact)
+
+
+_FUSED_DOUBLES = np.frompyfunc(_fused_doubles, 3, 1)
+
+
+class Reduce(interpreter.ReduceOps):
+    """Reductions. A sum in 16 bits is rounded at every addition. A maximum ignores NaN."""
+
+    def sum(self, input: Any) -> Any:
+        """tl.sum."""
+        kind = input.dtype.name
+        if kind not in ("fp16", "bf16"):
+            return super().sum(input)
+        axis = 0 if self.axis is None else self.axis
+        data = input.handle.data.ravel() if self.axis is None else input.handle.data
+        handle = Handle(np.moveaxis(data, axis, 0), input.dtype)
+        # Add one half to the other, as the lanes of a warp do. The compiler may take any order.
+        while len(handle.data) > 1:
+            half = len(handle.data) // 2
+            first, second = Handle(handle.data[:half], input.dtype), Handle(handle.data[half:], input.dtype)
+            handle = interpreter.interpreter_builder.binary_op(first, second, np.add)
+        total = handle.data[0]
+        if self.keep_dims:
+            total = np.expand_dims(total, tuple(range(input.handle.data.ndim)) if self.axis is None else axis)
+        return self.to_tensor(total, input.dtype)
+
+    def min_max(self, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        """tl.max or tl.min, and tl.argmax or tl.argmin where `idx_reduce_op` is given; of nothing but NaN it is NaN."""
+        input = input[0] if isinstance(input, tuple) else input
+        values = widened(input.handle.data) if input.dtype.name == "bf16" else input.handle.data
+        largest = "max" in val_reduce_op.__name__
+        shape = {"axis": self.axis, "keepdims": self.keep_dims}
+        found = (np.fmax if largest else np.fmin).reduce(values, **shape)
+        found = self.to_tensor(narrowed(found) if input.dtype.name == "bf16" else found, input.dtype)
+        if idx_reduce_op is None:
+            return found
+        if values.dtype.kind == "f":
+            values = np.where(np.isnan(values), -np.inf if largest else np.inf, values)
+        return found, self.to_tensor((np.argmax if largest else np.argmin)(values, **shape), tl.int32)
+
+
+class Scan(interpreter.ScanOps):
+    """Cumulative sums and products. Those of bfloat16 are rounded at every step."""
+
+    def cumsum(self, input: Any) -> list[Any]:
+        """tl.cumsum."""
+        return self._running(input, np.add) if input.dtype.name == "bf16" else super().cumsum(input)
+
+    def cumprod(self, input: Any) -> list[Any]:
+        """tl.cumprod."""
+        return self._running(input, np.multiply) if input.dtype.name == "bf16" else super().cumprod(input)
+
+    def _running(self, input: Any, op: Any) -> list[Any]:
+        lines = np.moveaxis(input.handle.data, self.axis, 0).copy()
+        for i in range(1, len(lines)):
+            lines[i] = narrowed(op(widened(lines[i - 1]), widened(lines[i])))
+        return [self.to_tensor(np.moveaxis(lines, 0, self.axis), input.dtype)]

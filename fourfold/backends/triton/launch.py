@@ -1,0 +1,125 @@
+"""Helpers for Triton launches: the launch itself, the current device, and the types that kernels compute in."""
+
+import contextlib
+import functools
+import os
+from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from fourfold.backends.launch import multiprocessors as multiprocessors
+from fourfold.backends.triton import contract as triton_contract
+from fourfold.compat import torch_internals, triton_internals
+
+# The type in which a kernel computes, by the dtype of its tensors. Partial sums between programs have this type too.
+COMPUTE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_LEFT_TO_TRITON = INTERPRETED or not triton_internals.KNOWS_LAUNCHES
+
+_Scalars = tuple[int | float | bool, ...]
+_SCALAR_TYPES = frozenset((int, float, bool))
+# By what a launch is known again: what Triton made of the kernel, and the kernel's constants.
+_compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+# By a kernel's id: the kernel, that its id may stay its own, and which of its scalars Triton compiles for.
+_kernels: dict[int, tuple[Any, tuple[int, ...]]] = {}
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], tensors: tuple[torch.Tensor, ...], scalars: _Scalars, **options: Any
+) -> None:
+    """Run ``kernel[grid](*tensors, *scalars, **options)`` on the tensors' device with less host overhead.
+
+    Triton looks up what it has compiled in some 15 us a launch, more than a small loss takes on the device. Here a
+    launch is known again by what Triton compiles for: see `launch_key`. Where Triton compiles for something else too,
+    as a version to come may, nothing is known again, and every launch is Triton's own.
+
+    Args:
+        kernel: a `triton.jit` function.
+        grid: the number of programs along one to three axes.
+        tensors: the kernel's first arguments.
+        scalars: the arguments after them.
+        options: the `tl.constexpr` arguments, and Triton's launch options such as num_warps.
+    """
+    device = tensors[0].get_device()
+    if device < 0 or _LEFT_TO_TRITON:
+        with on(tensors[0].device):
+            kernel[grid](*tensors, *scalars, **options)
+        return
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, grid, tensors, scalars, **options)
+        return
+    key = launch_key(kernel, device, tensors, scalars, options)
+    known = None if key is None else _compiled.get(key)
+    if known is not None:
+        compiled, constants = known
+        stream = torch_internals.current_stream(device)
+        triton_internals.launch_compiled(compiled, (*grid, 1, 1)[:3], (*tensors, *scalars, *constants), stream)
+        return
+    compiled = kernel[grid](*tensors, *scalars, **options)
+    rest = triton_internals.parameters(kernel)[len(tensors) + len(scalars) :]
+    all_named = all(parameter.is_constexpr and parameter.name in options for parameter in rest)
+    if key is not None and all_named and not untold(device):
+        _compiled[key] = compiled, tuple(options[parameter.name] for parameter in rest)
+
+
+def launch_key(
+    kernel: Any, device: int, tensors: tuple[Any, ...], scalars: tuple[Any, ...], options: Mapping[str, Any]
+) -> Hashable:
+    """What a launch is known again by; None for one that is left to Triton.
+
+    It is what Triton compiles for: the tensors' dtypes and alignment, the scalars' types, which integers are 1 or
+    multiples of 16, and the options. Left to Triton are integers of more than 32 bits, and what is no tensor or number.
+    """
+    types = tuple(map(type, scalars))
+    if not _SCALAR_TYPES.issuperset(types):
+        return None
+    for scalar, kind in zip(scalars, types):
+        if kind is int and not -(2**31) <= scalar < 2**31:
+            return None
+    for tensor in tensors:
+        if tensor is None:
+            return None
+    number = id(kernel)
+    if number not in _kernels:
+        after = enumerate(triton_internals.parameters(kernel)[len(tensors) :][: len(scalars)])
+        _kernels[number] = kernel, tuple(i for i, parameter in after if not parameter.do_not_specialize)
+    return (
+        number,
+        device,
+        *[tensor.dtype for tensor in tensors],
+        *[tensor.data_ptr() % 16 == 0 for tensor in tensors],
+        # 1, 1.0 and True are equal, and different types to Triton.
+        *types,
+        *[(scalars[i] == 1, scalars[i] % 16 == 0) for i in _kernels[number][1]],
+        *options,
+        *options.values(),
+        *map(type, options.values()),
+    )
+
+
+@functools.cache
+def untold(device: int) -> tuple[str, ...]:
+    """What Triton compiles for on a GPU that `launch_key` does not tell apart, in words: nothing, as far as we know."""
+    return tuple(triton_contract.told_together(launch_key, device))
+
+
+def on(device: torch.device) -> AbstractContextManager:
+    """Context manager: make a tensor's device the current one, where Triton launches. It is free if it already is."""
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
+
+
+def index_type(rows: int) -> tl.dtype:
+    """The integer type that holds row numbers up to `rows`. Offsets in elements always take 64 bits."""
+    return tl.int32 if rows < 2**31 else tl.int64
+
+
+if INTERPRETED:
+    from fourfold.backends.triton import interpreter as triton_interpreter
+
+    triton_interpreter.install()

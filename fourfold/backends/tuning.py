@@ -1,0 +1,204 @@
+"""Configurations of kernels: list them, choose one for a launch, and force one in a test.
+
+On a GPU, the first launch of a kind measures the configurations that fit it. The fastest is kept, on disk as well. A
+default is used for small launches, on the CPU, while a CUDA graph is captured, and with FOURFOLD_AUTOTUNE=0.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fourfold.backends.arguments import FLOATING
+from fourfold.backends.cuda.compile import CudaError, cache_folder, digest, locked, source_closure, write_atomically
+
+# Long enough that the clock's resolution and the jitter of launches do not matter.
+MEASURED_MILLISECONDS = 10.0
+MOST_RUNS = 50
+BATCHES = 3
+
+_kernels: dict[str, "Tuner"] = {}
+_forced: dict[str, "Forced"] = {}
+
+
+def anywhere(device: torch.device) -> bool:
+    """Accept every device."""
+    return True
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to launch a kernel.
+
+    Attributes:
+        name: unique among the kernel's configurations.
+        options: interpreted by the kernel's launch function.
+        dtypes: the dtypes that the configuration supports.
+        runs_on: whether a device can run it.
+        needs: what a device must have to run it, for messages.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(hash=False)
+    dtypes: frozenset[torch.dtype] = FLOATING
+    runs_on: Callable[[torch.device], bool] = anywhere
+    needs: str = ""
+
+    def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether the configuration supports a dtype and a device."""
+        return dtype in self.dtypes and self.runs_on(device)
+
+
+@dataclass
+class Forced:
+    """A configuration that a kernel's launches are forced to use, and the number of launches that used it."""
+
+    configuration: Configuration
+    launches: int = 0
+
+
+class Tuner:
+    """Chooses a configuration of one kernel for each launch.
+
+    Args:
+        name: the kernel's name, for `configurations` and `forced`.
+        all_configurations: in the order in which they are measured.
+        source: the file that defines the kernel. A change of it discards what was measured.
+    """
+
+    def __init__(self, name: str, all_configurations: tuple[Configuration, ...], source: pathlib.Path) -> None:
+        self.name, self.configurations, self._source = name, all_configurations, source
+        self._by_name = {configuration.name: configuration for configuration in all_configurations}
+        self._chosen: dict[tuple[Any, Hashable], Configuration] = {}
+        _kernels[name] = self
+
+    def choose(
+        self,
+        device: torch.device,
+        kind: Hashable,
+        fits: Callable[[Configuration], bool],
+        default: Callable[[], Configuration],
+        run: Callable[[Configuration], None],
+        worthwhile: bool = True,
+    ) -> Configuration:
+        """Return the configuration for a launch.
+
+        Args:
+            device: of the launch.
+            kind: everything that the choice depends on. Its repr is the key on disk.
+            fits: whether a configuration can do this launch.
+            default: returns a configuration that fits, without measuring.
+            run: does the launch. It may be called many times.
+            worthwhile: whether launches of the kind take long enough that measuring pays.
+        """
+        if not _forced and (found := self._chosen.get((device, kind))):
+            return found
+        if forced := _forced.get(self.name):
+            if not fits(forced.configuration):
+                return default()
+            forced.launches += 1
+            return forced.configuration
+        if not worthwhile or device.type == "cpu" or os.environ.get("FOURFOLD_AUTOTUNE") == "0":
+            return default()
+        if torch.cuda.is_current_stream_capturing():
+            return default()
+        fitting = [configuration for configuration in self.configurations if fits(configuration)]
+        chosen = self._remembered(device, kind, fitting) or self._measured(device, kind, fitting, run) or default()
+        self._chosen[device, kind] = chosen
+        return chosen
+
+    def _file(self, device: torch.device) -> pathlib.Path:
+        # An unchanged kernel of a baseline must use the same choice as today's, though its package has another name.
+        package = __name__.partition(".")[0]
+        own = re.compile(rf"\b{package}(?=\.(?:backends|compat|impls)\b)")
+        texts = [own.sub("", text) for path, text in sorted(source_closure(self._source).items())]
+        what = digest(self.name, torch.cuda.get_device_name(device), torch.__version__, texts)
+        return cache_folder("tuning") / f"{what}.json"
+
+    def _remembered(self, device: torch.device, kind: Hashable, fitting: list[Configuration]) -> Configuration | None:
+        found = self._by_name.get(_read(self._file(device)).get(repr(kind), ""))
+        return found if found in fitting else None
+
+    def _measured(
+        self,
+        device: torch.device,
+        kind: Hashable,
+        fitting: list[Configuration],
+        run: Callable[[Configuration], None],
+    ) -> Configuration | None:
+        # Import late: Triton reads TRITON_INTERPRET when it is imported, and the caller may still have to set it.
+        from triton import OutOfResources
+
+        times: dict[Configuration, float] = {}
+        for configuration in fitting:
+            # Skip a configuration that asks for more resources than the device has.
+            with contextlib.suppress(OutOfResources, CudaError):
+                times[configuration] = milliseconds(functools.partial(run, configuration))
+        if not times:
+            return None
+        fastest = min(times, key=times.__getitem__)
+        file = self._file(device)
+        with locked(file.parent), contextlib.suppress(OSError):  # what cannot be kept is measured again next time
+            write_atomically(file, json.dumps({**_read(file), repr(kind): fastest.name}).encode())
+        return fastest
+
+
+def _read(file: pathlib.Path) -> dict[str, str]:
+    """What a file says is fastest, by kind of launch: nothing where it is not there, or damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads(file.read_text())
+        if isinstance(known, dict):
+            return {kind: name for kind, name in known.items() if isinstance(name, str)}
+    return {}
+
+
+def milliseconds(run: Callable[[], None]) -> float:
+    """Time a warm launch on the current stream: the best mean of a few batches of runs."""
+    run()
+
+    def batch(runs: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(runs):
+            run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / runs
+
+    runs = max(1, min(MOST_RUNS, int(MEASURED_MILLISECONDS / max(batch(1), 1e-3))))
+    return min(batch(runs) for _ in range(BATCHES))
+
+
+def kernels() -> tuple[str, ...]:
+    """The names of the kernels that have configurations, in the modules imported so far."""
+    return tuple(_kernels)
+
+
+def configurations(kernel: str) -> tuple[Configuration, ...]:
+    """All configurations of a kernel."""
+    return _kernels[kernel].configurations
+
+
+@contextlib.contextmanager
+def forced(kernel: str, configuration: str) -> Iterator[Forced]:
+    """Context manager: launches of a kernel use a configuration wherever it fits, and otherwise their default.
+
+    It yields a `Forced`, whose count of launches tells whether the configuration was used at all.
+
+    Raises:
+        KeyError: there is no such kernel or configuration.
+    """
+    # A module-wide variable, because autograd runs backward on its own threads.
+    force = Forced(_kernels[kernel]._by_name[configuration])
+    _forced[kernel] = force
+    try:
+        yield force
+    finally:
+        del _forced[kernel]

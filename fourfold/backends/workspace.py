@@ -1,0 +1,45 @@
+"""Counters with which a launch finds its last block. A counter is 0 before each launch, and the launch resets it."""
+
+import torch
+
+from fourfold.compat import torch_internals
+
+_COUNTERS = 1 << 14  # per device; one for each stream, and one for each call captured in a CUDA graph
+_slabs: dict[int, torch.Tensor] = {}
+_used: dict[int, int] = {}
+_of_stream: dict[tuple[int, int], torch.Tensor] = {}
+
+
+def counter(device: torch.device) -> torch.Tensor:
+    """Return an int32 counter ``[1]`` that is 0 when the launch begins. No concurrent launch shares it.
+
+    The launches of a stream run one after another, so each stream keeps one counter. A captured call may be replayed on
+    any stream beside any other, so it gets a counter of its own for good. On the CPU each call makes a new counter.
+    """
+    if device.type == "cpu":
+        return torch.zeros(1, dtype=torch.int32)
+    index = device.index
+    if torch.cuda.is_current_stream_capturing():
+        own = _next(index)
+        # If no counter is left, or none exists yet, the graph clears a counter itself. That costs one graph node.
+        return own if own is not None else torch.zeros(1, dtype=torch.int32, device=device)
+    stream = torch_internals.current_stream(index)
+    found = _of_stream.get((index, stream))
+    if found is None:
+        if index not in _slabs:
+            _slabs[index] = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+            _used[index] = 0
+            torch.cuda.synchronize(index)  # other streams must not run ahead of the zeros
+        own = _next(index)
+        if own is None:
+            return torch.zeros(1, dtype=torch.int32, device=device)
+        found = _of_stream[index, stream] = own
+    return found
+
+
+def _next(index: int) -> torch.Tensor | None:
+    used = _used.get(index, _COUNTERS)
+    if used == _COUNTERS:
+        return None
+    _used[index] = used + 1
+    return _slabs[index][used : used + 1]

@@ -1,0 +1,109 @@
+"""Compile the Triton kernels that an operation's named examples launch, without a GPU.
+
+    python -m fourfold.checks.ahead_of_time giou float32 80 90 100
+
+prints, as JSON, the resources of each kernel on each architecture: registers, spills, shared memory and instructions.
+``--compile-only`` after the architectures prints shared memory alone, in half the time. ``--kernels FOLDER`` at the end
+takes the kernels from ``FOLDER/impls`` in place of the library's. Without other arguments the program reads lines of
+arguments from its input and answers each with a line.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from typing import Any
+
+import torch
+
+import fourfold
+from fourfold import backends
+from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
+from fourfold.checks.catalogue import operations
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import evaluate_tensors
+
+COMPILE_ONLY = "--compile-only"
+# The command line that runs this module.
+COMMAND = (sys.executable, "-W", "ignore", "-m", "fourfold.checks.ahead_of_time")
+
+
+def environment() -> dict[str, str]:
+    """The environment of a process that compiles.
+
+    The parent process may run with TRITON_INTERPRET=1, which disables compilation.
+    """
+    return {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def needs(kernel: Any) -> dict[str, Any]:
+    """A compiled kernel's resources, as a dictionary for JSON."""
+    if isinstance(kernel, tuple):
+        return kernel._asdict()  # type: ignore[attr-defined]
+    return {**vars(kernel), "instruction_counts": dict(kernel.instruction_counts)}
+
+
+def representative(examples: list[Case], dtype: str) -> list[Case]:
+    """Choose cases for the ways in which Triton specialises kernels: the largest example, as it is and strided.
+
+    For float32 the smallest example is added, whose sizes of 1 become constants. Other dtypes specialise alike.
+    """
+
+    def size(case: Case) -> int:
+        return sum(array.size for array in case.inputs.values())
+
+    largest = max(examples, key=size)
+    strided = dict.fromkeys((*largest.inputs, "grad_output"), "sliced_columns")
+    cases = [largest, dataclasses.replace(largest, layouts=strided)]
+    if dtype == "float32":
+        not_empty = (case for case in examples if all(array.size for array in case.inputs.values()))
+        cases.append(min(not_empty, key=size, default=largest))
+    return cases
+
+
+def is_for(kernel: CudaKernel, dtype: str) -> bool:
+    """Whether a kernel is the instance for a dtype: the first dtype in its name, or float32 if its name has none."""
+    named = [name for name in re.findall(r"\w+", kernel.name) if name in CPP_TYPES.values()]
+    return (named or [CPP_TYPES[torch.float32]])[0] == CPP_TYPES[getattr(torch, dtype)]
+
+
+def answer(operation_name: str, dtype_name: str, *capabilities: str) -> str:
+    """Compile the kernels; return their resources as JSON."""
+    disassembled = capabilities[-1:] != (COMPILE_ONLY,)
+    if not disassembled:
+        capabilities = capabilities[:-1]
+    # Imported here, because it imports Triton, which an import of this module must not do.
+    from fourfold.backends.triton import compile as triton_compile
+
+    operation, dtype = operations()[operation_name], DTYPES[dtype_name]
+    implementation = backends.load(operation_name, "triton")
+    examples = [make(dtype) for make in operation.examples.values()]
+    resources: list[Any] = []
+    for capability in map(int, capabilities):
+        with triton_compile.compiled_for(capability, disassembled=disassembled) as compiled:
+            for case in representative(examples, dtype_name):
+                evaluate_tensors(implementation, operation, case, dtype, "cpu")
+        # A kernel for other sizes, which these cases do not launch, is compiled for the first example that launches it.
+        for case in examples:
+            known = {kernel.name for kernel in compiled}
+            with triton_compile.compiled_for(capability, known, disassembled) as others:
+                evaluate_tensors(implementation, operation, case, dtype, "cpu")
+            compiled += others
+        resources += compiled
+    return json.dumps([needs(kernel) for kernel in resources])
+
+
+def main(*arguments: str) -> None:
+    """Print the answer to the arguments, or to each line of the input."""
+    if "--kernels" in arguments:
+        at = arguments.index("--kernels")
+        fourfold.__path__.insert(0, arguments[at + 1])
+        arguments = arguments[:at]
+    for words in [arguments] if arguments else map(str.split, sys.stdin):
+        print(answer(*words), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,152 @@
+"""The checks that the samples of a batch do not affect one another, however many there are."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import hypothesis
+import numpy as np
+import torch
+
+from fourfold.checks.search import (
+    Failure,
+    Search,
+    Subject,
+    compare_results,
+    describe,
+    expected_results,
+    given_tensors,
+    named_results,
+)
+from fourfold.core import far_apart
+from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
+from fourfold.core.dtypes import bits
+from fourfold.core.operation import Operation
+from fourfold.core.running_error import Bounded
+
+# Named examples whose result has at most this many elements are tried in parts, too.
+NAMED_ELEMENTS = 512
+
+
+def _samples(operation: Operation, case: Case) -> int:
+    """The number of samples in a case: 1 if its first axis is not a batch."""
+    if not all(case[name].ndim > axes for name, axes in operation.batched.items()):
+        return 1
+    return case.grad_output.shape[0]
+
+
+def _part(operation: Operation, case: Case, samples: slice) -> Case:
+    inputs = {name: array[samples] if name in operation.batched else array for name, array in case.inputs.items()}
+    return replace(case, inputs=inputs, grad_output=case.grad_output[samples])
+
+
+def _evaluate(
+    subject: Subject, case: Case, place: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the output and the gradients that have a batch, by name, and the tensors that the call was given."""
+    output, gradients, tensors = subject.evaluate(case, place=place)
+    batched = {name: gradients[name] for name in subject.operation.batched if name in gradients}
+    return named_results(output.detach(), batched), tensors
+
+
+def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
+    """A sample has the same results in a batch and in a part of it: bit for bit if claimed, else within its bounds."""
+    operation = subject.operation
+
+    def body(case: Case) -> None:
+        count = _samples(operation, case)
+        hypothesis.assume(count > 1 and case.grad_output.size)
+        # All tensors are contiguous: a part of a transposed batch may be so too, and another kernel would read it.
+        case = replace(case, layouts={})
+        whole, tensors = _evaluate(subject, case)
+        agreements = []
+        # Some samples from the middle, which then lie elsewhere in their blocks, and the last one alone.
+        for samples in (slice(count // 3, count // 3 + (count + 1) // 2), slice(count - 1, count)):
+            part = _part(operation, case, samples)
+            expected = expected_results(subject, part) if subject.depends_on_batch else {}
+            for name, alone in _evaluate(subject, part)[0].items():
+                among = whole[name][samples]
+                what = f"{name} of samples {samples.start} to {samples.stop - 1} among all {count}"
+                if expected:
+                    within = expectation(expected[name], subject.dtype)
+                    within = Bounded(subject.dtype.array(alone), 2 * within.error, within.arithmetic)
+                    try:
+                        agreements.append(compare(subject.dtype.array(among), within, subject.dtype, what))
+                    except Disagreement as disagreement:
+                        raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}") from None
+                else:
+                    # Sums and products do not define the sign and the payload of a NaN.
+                    differs = (bits(among) != bits(alone)) & ~(among.isnan() & alone.isnan())
+                    if differs.any():
+                        wrong = f"{int(differs.sum())} of {differs.numel()} elements differ from those of them alone"
+                        claim = "the backend's module has no depends_on_batch, and so claims the same bits"
+                        raise Failure(f"{subject}: {what}: {wrong}; {claim}\nwith {describe(tensors)}")
+                    agreements.append(Agreement(0.0, among.numel(), 0))
+        search.saw(*agreements)
+
+    made = {name: make(subject.dtype) for name, make in operation.examples.items()}
+    batches = {name: case for name, case in made.items() if _samples(operation, case) > 1}
+    small = {name: case for name, case in batches.items() if 0 < case.grad_output.size <= NAMED_ELEMENTS}
+    # Few generated cases have samples of very different values, which some bugs need to show.
+    search.cases(subject, "batch", body, few=True, also=small)
+
+
+def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, results: int = 0) -> None:
+    """A small batch that is repeated many times gives the same results each time: no grid or index overflows.
+
+    Args:
+        subject: an implementation of an operation that has batches.
+        search: the limits of the search.
+        samples: the least number of samples.
+        results: the least number of elements of the output.
+
+    Raises:
+        NoRoom: the device lacks the memory.
+    """
+    operation = subject.operation
+
+    def body(case: Case) -> None:
+        count = _samples(operation, case)
+        whole = all(case[name].ndim > axes for name, axes in operation.batched.items())
+        hypothesis.assume(whole and count and case.grad_output.size)
+        case = replace(case, layouts={})
+        repetitions = 1 + max(samples // count, results // case.grad_output.size)
+        given = given_tensors(subject, case)
+        repeated = {*operation.batched, "grad_output"}
+        needed = sum(t.nbytes for name, t in given.items() if name in repeated) * 4 * repetitions
+        if subject.device == "cuda":
+            far_apart.wait_for_room(torch.device("cuda", torch.cuda.current_device()), needed)
+
+        def place(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            if name not in repeated:
+                return tensor
+            return tensor.repeat(repetitions, *[1] * (tensor.ndim - 1))
+
+        found, tensors = _evaluate(subject, case, place)
+        expected, agreements = expected_results(subject, case), []
+        for name, result in found.items():
+            first = result[:count]
+            if not result.numel():
+                continue
+            agreements += compare_results(subject, {name: first}, expected, tensors, f"the first {count} samples: ")
+            error = expectation(expected[name], subject.dtype).error
+            # In a batch of another size a sum may take another order, unless the implementation claims the same bits.
+            allowed = (
+                torch.zeros(())
+                if subject.depends_on_batch is None
+                else torch.from_numpy(np.asarray(2 * error, np.float64))
+            )
+            start = 0
+            # In pieces, because the comparison takes more memory than the results.
+            for piece in result.split(count * max(1, (1 << 22) // max(first.numel(), 1))):
+                rows = piece.view(-1, *first.shape)
+                alike = (rows == first) | (rows.isnan() & first.isnan())
+                alike |= (rows.double() - first.double()).abs() <= allowed.to(rows.device)
+                if not alike.all():
+                    at = start + int(alike.flatten(1).all(1).logical_not().nonzero()[0]) * count
+                    what = f"{name} of samples {at} to {at + count - 1} is not that of the first {count}, their equals"
+                    raise Failure(f"{subject}: {what}\nwith {describe(tensors)}")
+                start += len(piece)
+        search.saw(*agreements)
+
+    search.cases(subject, "many samples", body, few=True)

@@ -1,0 +1,79 @@
+"""Dispatch modes that see torch's operators during a call, including those inside of custom operators."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fourfold.compat import torch_internals
+
+_ATEN = torch.ops.aten
+# Operators that allocate: these leave the memory unwritten, the next ones write it.
+UNWRITTEN = {
+    *(_ATEN.empty, _ATEN.empty_like, _ATEN.empty_permuted, _ATEN.empty_strided),
+    *(_ATEN.new_empty, _ATEN.new_empty_strided),
+}
+WRITTEN = {
+    *(_ATEN.zeros, _ATEN.zeros_like, _ATEN.new_zeros, _ATEN.ones, _ATEN.ones_like, _ATEN.new_ones),
+    *(_ATEN.full, _ATEN.full_like, _ATEN.new_full, _ATEN.clone),
+}
+# All of these, and further operators that move or set values and compute nothing.
+MEMORY = UNWRITTEN | WRITTEN
+MEMORY |= {_ATEN.zero_, _ATEN.fill, _ATEN.fill_, _ATEN.scalar_tensor, _ATEN.copy, _ATEN.copy_}
+MEMORY |= {_ATEN.contiguous, _ATEN.set_, _ATEN.resize_, _ATEN.cat, _ATEN.stack, _ATEN.constant_pad_nd}
+MEMORY |= {_ATEN.detach, _ATEN.alias, *torch_internals.copying_operators()}
+_DispatchMode: Any = torch_internals.dispatch_mode()
+
+
+def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in what an operator takes or gives: its schema knows lists, tuples and dictionaries of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from tensors_in(*value.values())
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(*value)
+
+
+class InsideOperators(_DispatchMode):
+    """A dispatch mode that sees torch's own operators, also those that a custom operator calls.
+
+    A subclass overrides `aten`.
+    """
+
+    def aten(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Call one of torch's own operators; return its result."""
+        return operator(*args, **kwargs)
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch_internals.namespace(operator) in ("aten", "prim", "prims", "profiler"):
+            return self.aten(operator, args, kwargs or {})
+        # torch turns the mode off inside of an operator that it sees. Turn it on for what a kernel allocates and calls.
+        first = next(tensors_in(args, kwargs), None)
+        with self:
+            device_type = "cpu" if first is None else first.device.type
+            return torch_internals.run_kernel(operator, device_type, args, kwargs or {})
+
+
+class Fallbacks(InsideOperators):
+    """A context that notes in `found` every torch operator that computes on floating-point tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, None] = {}
+
+    def aten(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Note the operator, unless it only moves values within a device."""
+        result = operator(*args, **kwargs)
+        tensors = list(tensors_in(args, kwargs, result))
+        name = torch_internals.without_overload(operator)
+        if name in MEMORY or torch_internals.is_view(operator):
+            devices = {x.device.type for x in tensors if x.numel() > 1}
+            if len(devices) > 1:
+                self.found[f"{name}, to another device"] = None
+        elif any(x.is_floating_point() or x.is_complex() for x in tensors):
+            self.found[str(name)] = None
+        return result

@@ -1,0 +1,212 @@
+"""The checks that results depend only on the values of the inputs at the call, not on other or earlier calls."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import hypothesis
+import numpy as np
+import torch
+
+from fourfold.checks.search import (
+    Failure,
+    Search,
+    Subject,
+    compare_results,
+    describe,
+    expected_results,
+    given_tensors,
+    named_results,
+    storage_of,
+)
+from fourfold.compat import python_internals, torch_internals
+from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
+from fourfold.core.dtypes import DType, differing
+from fourfold.core.running_error import Bounded
+
+# How long to wait for a thread that a call has left running, before its results are compared again.
+SECONDS_FOR_STRAY_THREADS = 0.5
+# The number that the caller writes into a result that it no longer needs.
+OVERWRITTEN = 7.0
+# GPU cycles that keep a stream busy before inputs are written on it: longer than the host takes to launch a call.
+CYCLES_BEFORE_INPUTS = 100_000_000
+
+
+def _changed(case: Case, dtype: DType) -> Case:
+    """A case of the same shapes, layouts and integers, with each floating-point input scaled by a factor of its own.
+
+    The factors are positive powers of two, so that valid rows stay valid and boxes keep their shape.
+    """
+    inputs, factor = {}, 0.5
+    for name, array in case.inputs.items():
+        floating = not np.issubdtype(array.dtype, np.integer)
+        inputs[name] = (array.astype(dtype.wide) * factor).astype(dtype.numpy) if floating else array
+        factor = factor / 2 if floating else factor
+    return replace(case, inputs=inputs, grad_output=(case.grad_output.astype(dtype.wide) * -0.5).astype(dtype.numpy))
+
+
+def _tells_apart(expected: dict[str, Bounded], former: dict[str, Bounded], dtype: DType) -> bool:
+    """Whether the comparison rejects each former result in place of the expected one."""
+    for name, result in expected.items():
+        try:
+            compare(former[name].value, expectation(result, dtype), dtype)
+        except Disagreement:
+            continue
+        return False
+    return True
+
+
+def _lie_alike(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    """Whether tensors of one name have the same strides, so that one's values can be written into the other.
+
+    They may differ: halved numbers may become equal, and the layout "expanded" then gives them stride 0.
+    """
+    return all(tensor.stride() == others[name].stride() for name, tensor in some.items())
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that may be written: only the first element along an axis of stride 0."""
+    return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
+
+
+def _write(to: torch.Tensor, values: torch.Tensor) -> None:
+    # Write as another kernel would, by the address. Autograd's version counter does not notice it.
+    _once(to.data).copy_(_once(values))
+
+
+def _own_threads() -> set[threading.Thread]:
+    # Dummy threads are left out: they are autograd's, which Python knows only for as long as they run Python.
+    return {thread for thread in threading.enumerate() if not python_internals.is_foreign(thread)}
+
+
+class _History:
+    """A sequence of calls whose tensors and results are kept: later calls must not change earlier results."""
+
+    def __init__(self, subject: Subject, parameters: Mapping[str, Any], gradients: bool) -> None:
+        self.subject, self.parameters, self.gradients = subject, parameters, gradients
+        self._kept: list[tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
+
+    def call(self, when: str, given: dict[str, torch.Tensor], expected: dict[str, Bounded]) -> dict[str, torch.Tensor]:
+        """Call on the given tensors, `grad_output` among them; check the results and return a copy of them."""
+        subject, before = self.subject, _own_threads()
+        results = self._results(given)
+        copies = {name: result.detach().clone() for name, result in results.items()}
+        stray = _own_threads() - before
+        for thread in stray:
+            thread.join(SECONDS_FOR_STRAY_THREADS)
+        if subject.device == "cuda":
+            torch.cuda.synchronize()
+        inputs = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+        for name, count in zip(results, differing((results[name].detach(), copies[name]) for name in results)):
+            if count:
+                by = f", by {', '.join(thread.name for thread in stray)}" if stray else ""
+                raise Failure(f"{subject}: {when}: {name} changed after the call had returned{by}")
+        try:
+            compare_results(subject, results, expected, inputs, f"{when}: ")
+        except Failure:
+            for name, result in results.items():
+                if result.numel() and (result == OVERWRITTEN).all():
+                    raise Failure(f"{subject}: {when}: {name} is what was written into a former result") from None
+            raise
+        self._former_results_stand(when)
+        lent = {storage_of(tensor) for tensor in given.values()}  # a gradient may be the cotangent itself
+        own = {name: result.detach() for name, result in results.items() if storage_of(result) not in lent}
+        self._kept.append((when, own, copies))
+        return copies
+
+    def overwrite_last(self) -> None:
+        """Overwrite the results of the last call, as the caller may, who owns them."""
+        for result in self._kept.pop()[1].values():
+            _once(result).fill_(OVERWRITTEN)
+
+    def _results(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+        names = self.subject.operation.differentiable if self.gradients else ()
+        for name in names:
+            tensors[name].requires_grad_()
+        output = self.subject.implementation(**tensors, **self.parameters)
+        if not names:
+            return named_results(output, {})
+        gradients = torch.autograd.grad(output, [tensors[name] for name in names], given["grad_output"])
+        return named_results(output, dict(zip(names, gradients)))
+
+    def _former_results_stand(self, when: str) -> None:
+        kept = [(made, name, results[name], copies[name]) for made, results, copies in self._kept for name in results]
+        for (made, name, _, _), count in zip(kept, differing((result, copy) for _, _, result, copy in kept)):
+            if count:
+                raise Failure(f"{self.subject}: {name} of the call {made} was changed by the call {when}")
+
+
+def history_does_not_matter(subject: Subject, search: Search) -> None:
+    """A result depends only on the values of the inputs at the call, and belongs to the caller.
+
+    It does not depend on earlier calls, on the same tensors or on others at the same address, nor on what the caller
+    does to earlier results. Later calls do not change a result, and it is complete when its call returns.
+    """
+
+    def body(case: Case) -> None:
+        other = _changed(case, subject.dtype)
+        expected, expected_of_other = expected_results(subject, case), expected_results(subject, other)
+        # Otherwise a former result in place of the right one would go unnoticed.
+        hypothesis.assume(_tells_apart(expected_of_other, expected, subject.dtype))
+        for gradients in (False, True)[: 1 + subject.differentiable]:
+            history = _History(subject, case.parameters, gradients)
+            given, values = given_tensors(subject, case), given_tensors(subject, other)
+            hypothesis.assume(_lie_alike(given, values))
+            first = history.call("on new tensors", given, expected)
+            for name, tensor in given.items():
+                _write(tensor, values[name])
+            history.call("after other values were written into its inputs", given, expected_of_other)
+            history.overwrite_last()
+            history.call("after its last results were overwritten", given, expected_of_other)
+            values = given_tensors(subject, case)
+            for name, tensor in given.items():
+                _write(tensor, values[name])
+            views = {name: tensor.detach() for name, tensor in given.items()}
+            history.call("on new tensors at the place of former ones", views, expected)
+            for tensor in given.values():
+                _once(tensor.data).zero_()
+            when = "on the values of an earlier call at another place"
+            again = history.call(when, given_tensors(subject, case), expected)
+            for name, count in zip(again, differing((again[name], first[name]) for name in again)):
+                if count:
+                    raise Failure(f"{subject}: {when}: {name} is not the same bit for bit\nwith {describe(given)}")
+        search.saw(*(Agreement(0.0, result.value.size, 0) for result in expected.values()))
+
+    search.cases(subject, "history", body, few=True)
+
+
+def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
+    """On a GPU, a call on a stream reads what earlier work on that stream writes, however late it runs."""
+
+    def body(case: Case) -> None:
+        other = _changed(case, subject.dtype)
+        expected, names = expected_results(subject, case), subject.operation.differentiable
+        hypothesis.assume(_tells_apart(expected, expected_results(subject, other), subject.dtype))
+        given, values = given_tensors(subject, other), given_tensors(subject, case)
+        hypothesis.assume(_lie_alike(given, values))
+        for name in names if subject.differentiable else ():
+            given[name].requires_grad_()
+        tensors = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+
+        def call() -> list[torch.Tensor]:
+            results = [subject.implementation(**tensors, **case.parameters)]
+            if subject.differentiable:
+                results += torch.autograd.grad(results[0], [tensors[name] for name in names], given["grad_output"])
+            return [result.detach().clone() for result in results]
+
+        call()  # the first call compiles, tunes and allocates, which may wait for the device
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch_internals.keep_stream_busy(CYCLES_BEFORE_INPUTS)
+            for name, tensor in given.items():
+                _write(tensor, values[name])
+            results = call()
+        torch.cuda.synchronize()
+        when = "on a stream whose inputs come late: "
+        search.saw(*compare_results(subject, dict(zip(expected, results)), expected, tensors, when))
+
+    search.cases(subject, "late inputs", body, few=True)

@@ -1,0 +1,135 @@
+"""Impostors: meaningless results, which must not pass for right ones.
+
+If the bounds are too loose, or the cases too simple, every test passes and verifies nothing. So each result of an
+operation is replaced by what broken kernels typically return, and at least one case of the record must reject it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fourfold.core.case import Case
+from fourfold.core.comparison import Disagreement, compare, expectation
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Operation, reference, reference_gradients
+from fourfold.core.running_error import Bounded
+
+# Makes an impostor's values for a case and its expected result; None if there are none of that shape.
+Impostor = Callable[[Case, Bounded], np.ndarray | None]
+
+
+def all_zero(case: Case, expected: Bounded) -> np.ndarray:
+    """Zeros: a gradient that was not computed, or a kernel that was not launched."""
+    return np.zeros_like(expected.value)
+
+
+def all_nan(case: Case, expected: Bounded) -> np.ndarray:
+    """NaN throughout: the kernel read poison."""
+    return np.full_like(expected.value, np.nan)
+
+
+def the_mean_everywhere(case: Case, expected: Bounded) -> np.ndarray | None:
+    """A constant of the right magnitude."""
+    finite = expected.value[np.isfinite(expected.value)]
+    return np.full_like(expected.value, finite.mean()) if finite.size and expected.value.size > 1 else None
+
+
+def rolled_by_one(case: Case, expected: Bounded) -> np.ndarray | None:
+    """Every number in its neighbour's place."""
+    return np.roll(expected.value.reshape(-1), 1).reshape(expected.shape) if expected.value.size > 1 else None
+
+
+def negated(case: Case, expected: Bounded) -> np.ndarray:
+    """The right numbers with the wrong sign."""
+    return -expected.value
+
+
+def copy_of(name: str) -> Impostor:
+    """An impostor that returns an input unchanged."""
+
+    def impostor(case: Case, expected: Bounded) -> np.ndarray | None:
+        array = case[name]
+        same = array.shape == expected.shape and not np.issubdtype(array.dtype, np.integer)
+        return array.astype(expected.value.dtype) if same else None
+
+    return impostor
+
+
+IMPOSTORS: dict[str, Impostor | None] = {
+    "all zero": all_zero,
+    "all NaN": all_nan,
+    "its mean everywhere": the_mean_everywhere,
+    "rolled by one": rolled_by_one,
+    "negated": negated,
+}
+# The result of an earlier case of the same shape, if its numbers differ.
+ANOTHER_CASE = "another case's"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An impostor that no case rejects."""
+
+    operation: str
+    dtype: str
+    result: str
+    impostor: str
+    tried: int
+
+    def __str__(self) -> str:
+        where = f"the specification of {self.operation} for {self.dtype} is at fault"
+        if not self.tried:
+            return f"{where}: no case has a result, {self.result}, for which {self.impostor} could be taken"
+        return f"{where}: it takes {self.impostor} for the {self.result} in each of {self.tried} cases"
+
+
+def results_of(operation: Operation, case: Case, dtype: DType) -> Iterator[tuple[str, Bounded]]:
+    """Yield the oracle's output and gradients for a case, by name, with their full bounds."""
+    yield "output", expectation(reference(operation, case, dtype), dtype)
+    for name, gradient in reference_gradients(operation, case, dtype).items():
+        yield f"gradient of {name}", expectation(gradient, dtype)
+
+
+def accepted(operation: Operation, dtype: DType, cases: Iterable[Case]) -> list[Accepted]:
+    """Find the impostors that pass for a result of the operation in all of the cases.
+
+    Args:
+        operation: the operation whose bounds are tested.
+        dtype: the dtype of the cases.
+        cases: some of each shape should be there, because another case's result must have the same shape.
+
+    Returns:
+        The impostors that no case rejects. Zeros and NaN are among them if no case could try them, because every
+        record must have such a case.
+    """
+    tried: dict[tuple[str, str], int] = {}
+    rejected: set[tuple[str, str]] = set()
+    former: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
+    copies: dict[str, Impostor | None] = {f"a copy of {name}": copy_of(name) for name in operation.differentiable}
+    for case in cases:
+        for name, expected in results_of(operation, case, dtype):
+            if not expected.value.size:
+                continue
+            another = former.get((name, expected.shape))
+            former[name, expected.shape] = expected.value
+            for impostor, make in (IMPOSTORS | copies | {ANOTHER_CASE: None}).items():
+                key = name, impostor
+                if key in rejected:
+                    continue
+                values = make(case, expected) if make else another
+                if values is None or (values is another and np.array_equal(another, expected.value, equal_nan=True)):
+                    continue
+                tried[key] = tried.get(key, 0) + 1
+                try:
+                    compare(values, expected, dtype)
+                except Disagreement:
+                    rejected.add(key)
+    names = ["output", *(f"gradient of {name}" for name in operation.differentiable)]
+    possible = [(name, impostor) for name in names for impostor in ("all zero", "all NaN")]
+    wanted = dict.fromkeys([*possible, *tried])
+    return [
+        Accepted(operation.name, dtype.name, name, impostor, tried.get((name, impostor), 0))
+        for name, impostor in wanted
+        if (name, impostor) not in rejected
+    ]

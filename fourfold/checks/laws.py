@@ -1,0 +1,99 @@
+"""The check that an implementation's own results satisfy a law of its operation."""
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from fourfold.checks.search import Failure, Search, Subject
+from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Evaluate, Law, Result, evaluate_tensors, reference, reference_gradients
+from fourfold.core.running_error import Bounded
+
+# A search for more examples, such as a nightly one on a GPU, keeps nothing for the next law.
+MOST_KEPT = 100
+
+
+class Kept:
+    """The cases on which a subject's laws are checked, one law after another, and the subject's results for them."""
+
+    def __init__(self) -> None:
+        self.cases: dict[bytes, Case] = {}
+        self.results: dict[Case, Result] = {}
+
+    def like(self, case: Case) -> Case:
+        """Return the equal case on which an earlier law was checked, if there is one, else this case."""
+        arrays = {**case.inputs, "grad_output": case.grad_output}
+        digest = hashlib.sha256(repr((case.parameters, case.layouts)).encode())
+        for name, array in arrays.items():
+            digest.update(repr((name, array.dtype.name, array.shape)).encode())
+            digest.update(array.tobytes())
+        return self.cases.setdefault(digest.digest(), case)
+
+
+@functools.lru_cache(maxsize=1)
+def _kept(subject: str, implementation: Callable[..., torch.Tensor]) -> Kept:
+    return Kept()
+
+
+def law_holds(law: Law, subject: Subject, search: Search) -> None:
+    """The implementation's own results satisfy one law of the operation.
+
+    All laws of a subject are checked on the same cases, so that each result is computed only once.
+    """
+    kept = _kept(str(subject), subject.implementation) if search.keeps and search.examples <= MOST_KEPT else None
+    with_gradients = False  # whether the law has asked for gradients; one call then computes both
+
+    def evaluate(case: Case, operation: str | None = None, documented_ties: bool = False) -> Result:
+        record, implementation = subject.operation, subject.implementation
+        dtype = subject.dtype.with_documented_ties if documented_ties else subject.dtype
+        if operation is not None:
+            record, implementation = subject.sibling(operation)
+        elif kept is not None and case in kept.results and not documented_ties:
+            return kept.results[case]
+
+        @functools.cache
+        def results(gradients: bool) -> Mapping[str, Bounded]:
+            output, found, _ = evaluate_tensors(implementation, record, case, subject.dtype, subject.device, gradients)
+            expected = {"output": reference(record, case, dtype)}
+            if gradients:
+                expected |= reference_gradients(record, case, dtype)
+            return {
+                name: Bounded(array, expectation(expected[name], dtype).error, dtype.arithmetic)
+                for name, array in subject.dtype.arrays({"output": output, **found}).items()
+            }
+
+        def output() -> Bounded:
+            return results(with_gradients)["output"]
+
+        def gradients() -> Mapping[str, Bounded]:
+            nonlocal with_gradients
+            subject.needs_gradients()
+            with_gradients = True
+            return {name: of for name, of in results(True).items() if name != "output"}
+
+        return Result(output, gradients)
+
+    def body(case: Case) -> None:
+        if kept is not None:
+            case = kept.like(case)
+            kept.results[case] = evaluate(case)
+        try:
+            search.saw(*hold(law, evaluate, case, subject.dtype))
+        except Disagreement as disagreement:
+            raise Failure(f"{subject}: {law.__name__}: {disagreement}") from None
+
+    # No special values are added: each law restricts itself to numbers for which it holds, which the strategy draws.
+    # The oracle checks named examples more strictly than a law can. Where calls are slow, they run for one dtype only.
+    named = subject.device == "cuda" or subject.dtype.name == "float32"
+    search.cases(subject, law.__name__, body, special=False, named=named, alike="laws")
+
+
+def hold(law: Law, evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Agreement]:
+    """Compare both sides of each relation of a law, within the sum of their bounds."""
+    for relation in law(evaluate, case, dtype):
+        within = Bounded(relation.expected.value, relation.actual.error + relation.expected.error, dtype.arithmetic)
+        yield compare(relation.actual.value, within, dtype, "left side")

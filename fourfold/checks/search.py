@@ -1,0 +1,317 @@
+"""The arguments of a check: a subject, and a search for cases on which the subject is wrong."""
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import hypothesis
+import torch
+from hypothesis import strategies as st
+
+from fourfold.checks.database import Filed
+from fourfold.checks.escapes import held
+from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Operation, evaluate_tensors, reference, reference_gradients
+from fourfold.core.running_error import Bounded
+from fourfold.strategies.special_values import cases_with_special_values
+
+# Limits of a brief search: named examples (the smallest ones), generated cases, and elements of a generated case.
+BRIEF_NAMED, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 3, 64
+# After a failure, search again with at most this many elements. Hypothesis draws them one by one, so they shrink
+# quickly to small whole numbers.
+FEW_ELEMENTS = 8
+SEED = secrets.randbits(32)  # one for this process
+# Why a candidate is not put through a check of gradients.
+FORWARD_ONLY = "forward only: its output has no gradient where its inputs do"
+
+
+class Failure(AssertionError):
+    """An implementation failed a check."""
+
+
+class Unsupported(Exception):
+    """A check does not apply to an implementation; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is being verified: one implementation of one operation, for one dtype on one device."""
+
+    operation: Operation
+    backend: str
+    dtype: DType
+    device: str
+    implementation: Callable[..., torch.Tensor]
+    # The same backend's implementation of another operation, for laws that relate two.
+    sibling: Callable[[str], tuple[Operation, Callable[..., torch.Tensor]]]
+    differentiable: bool = True  # whether the implementation claims to have gradients
+    # Why the bits of a sample's result may depend on the batch around it; None if it claims that they do not.
+    depends_on_batch: str | None = "nothing is claimed of it"
+    offsets_in_32_bits: str | None = None  # why it does not support offsets of 2^31 and more
+
+    def __str__(self) -> str:
+        return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
+
+    def evaluate(
+        self,
+        case: Case,
+        gradients: bool = True,
+        place: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor,
+        watch: AbstractContextManager | None = None,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Call the implementation; return its output, its gradients if it has any, and the tensors of the call."""
+        wanted = gradients and self.differentiable
+        return evaluate_tensors(
+            self.implementation, self.operation, case, self.dtype, self.device, wanted, place, watch
+        )
+
+    def needs_gradients(self) -> None:
+        """Require that the implementation has gradients.
+
+        Raises:
+            Unsupported: it has none.
+        """
+        if not self.differentiable:
+            raise Unsupported(FORWARD_ONLY)
+
+
+@dataclass(kw_only=True)
+class Search:
+    """The limits of a search for failing cases, and a record of what it has seen."""
+
+    examples: int
+    elements: int = 2048
+    blob: str | None = None  # Hypothesis's blob of the one generated case to repeat
+    # Whether the implementation is known to be wrong. A few small cases then show what else is, without shrinking.
+    brief: bool = False
+    # Whether a check may reuse the results that the subject gave for an equal case before.
+    keeps: bool = True
+    # The seed of the cases that `alike` checks share.
+    seed: int = field(default_factory=lambda: 0 if hypothesis.settings().derandomize else SEED)
+    note: Callable[[Case], None] = lambda case: None  # called with each case before it runs
+    worst: float = 0.0
+    ran: int = 0
+    substantial: int = 0  # examples in which at least one element was held to a finite bound
+    largest: int = 0  # elements of the largest result
+    started: float = field(default_factory=time.perf_counter)
+
+    def saw(self, *agreements: Agreement) -> None:
+        """Count an example, and record the errors and sizes of its comparisons."""
+        self.ran += 1
+        self.substantial += any(a.elements > a.unspecified for a in agreements)
+        self.largest = max([self.largest, *(a.elements for a in agreements)])
+        self.worst = max([self.worst, *(a.worst for a in agreements)])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the search began."""
+        return time.perf_counter() - self.started
+
+    def for_all(
+        self,
+        name: str,
+        strategy: st.SearchStrategy[Case],
+        body: Callable[[Case], None],
+        shrink: bool = True,
+        examples: int | None = None,
+        seed: str | None = None,
+    ) -> None:
+        """Run `body` on generated cases. On failure Hypothesis shrinks the case, if `shrink` is set, and shows it.
+
+        Searches with the same seed and strategy draw the same cases.
+        """
+
+        def holds(case: Case) -> None:
+            self.note(case)
+            with held():
+                body(case)
+
+        # Hypothesis shows the name of the function where it tells of a failure.
+        holds.__name__ = holds.__qualname__ = "".join(c if c.isalnum() else "_" for c in name)
+        database = hypothesis.settings().database
+        # The explain phase tells which arguments matter, and there is only one.
+        without = {hypothesis.Phase.explain} if shrink else {hypothesis.Phase.explain, hypothesis.Phase.shrink}
+        settings = hypothesis.settings(
+            max_examples=examples or self.examples,
+            phases=tuple(phase for phase in hypothesis.settings().phases if phase not in without),
+            deadline=None,
+            database=None if database is None else Filed(database, name),
+            print_blob=True,
+            report_multiple_bugs=False,
+            # A check rejects cases that it cannot use, which is cheap compared with a call.
+            suppress_health_check=[
+                hypothesis.HealthCheck.too_slow,
+                hypothesis.HealthCheck.data_too_large,
+                hypothesis.HealthCheck.filter_too_much,
+            ],
+        )
+        test = settings(hypothesis.given(strategy)(holds))
+        if seed is not None:
+            test = hypothesis.seed(seed)(test)
+        if self.blob:
+            test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
+        test()
+
+    def cases(
+        self,
+        subject: Subject,
+        check: str,
+        body: Callable[[Case], None],
+        *,
+        few: bool = False,
+        special: bool = True,
+        named: bool = True,
+        also: Mapping[str, Case] = MappingProxyType({}),
+        alike: str | None = None,
+    ) -> None:
+        """Run `body` on the operation's named examples, then on generated cases, some of them with special values.
+
+        With `few` there are an eighth as many cases, none of them large, and no named ones but those of `also`. This is
+        for checks that call often, and for behaviour that depends little on the case. Checks with the same `alike` get
+        the same cases in one process.
+        """
+        examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
+        if self.brief:
+            examples = min(examples, BRIEF_GENERATED)
+        if not self.blob:
+            for name, case in self._named(subject, named and not few, also):
+                self.note(case)
+                try:
+                    with held():
+                        body(case)
+                except Exception as error:
+                    error.add_note(f"Named example {name}: {case!r}")
+                    raise
+
+        def among(elements: int, shrink: bool = True) -> None:
+            name = f"{check} {subject} {elements}"
+            strategy = subject.operation.cases(subject.dtype, elements)
+            if special:
+                strategy = cases_with_special_values(subject.dtype, strategy)
+            seed = f"{self.seed} {alike} {subject} {elements}" if alike else None
+            self.for_all(name, strategy, body, shrink, examples, seed)
+
+        most = self.elements // 4 if few else self.elements
+        if self.brief:
+            most = min(most, BRIEF_ELEMENTS)
+        if self.blob:
+            # The blob does not tell which of the two numbers of elements it was made for.
+            try:
+                among(FEW_ELEMENTS)
+            except hypothesis.errors.DidNotReproduce:
+                among(most)
+            return
+        try:
+            among(most, shrink=False)
+        except Exception:
+            if hypothesis.Phase.shrink in hypothesis.settings().phases and not self.brief:
+                for elements in (FEW_ELEMENTS, most):
+                    try:
+                        among(elements)
+                    except hypothesis.errors.Unsatisfiable:
+                        continue  # the check can use no case of so few elements
+                    except Exception as smaller:
+                        raise smaller from None
+            raise
+        if not self.brief:
+            self.must_have_seen_something(subject, check)
+
+    def _named(self, subject: Subject, named: bool, also: Mapping[str, Case]) -> Iterable[tuple[str, Case]]:
+        """The operation's examples, if `named`, and those of `also`. A brief search gets only the smallest of them."""
+        makers = subject.operation.examples if named else {}
+        made = ((name, make(subject.dtype)) for name, make in makers.items())
+        cases = itertools.chain(made, also.items())
+        if not self.brief:
+            return cases
+        filled = (pair for pair in cases if pair[1].grad_output.size)
+        return sorted(filled, key=lambda pair: sum(array.size for array in pair[1].inputs.values()))[:BRIEF_NAMED]
+
+    def must_have_seen_something(self, subject: Subject, check: str) -> None:
+        """Fail a search that verifies nothing because it saw nothing, or only single numbers.
+
+        Raises:
+            Failure: no example could have failed, or no result had more than one element although the output of a named
+                example has.
+        """
+        seen = f"{subject}: {check} ran {self.ran} examples, and"
+        if not self.substantial:
+            raise Failure(f"{seen} none of them could have failed")
+        examples = subject.operation.examples.values()
+        if self.largest <= 1 and any(make(subject.dtype).grad_output.size > 1 for make in examples):
+            raise Failure(f"{seen} no result had more than one element, as those of {subject.operation.name} may")
+
+
+def describe(tensors: dict[str, torch.Tensor]) -> str:
+    """Shapes and strides, for messages."""
+    return ", ".join(f"{name}{list(t.shape)} strides {list(t.stride())}" for name, t in tensors.items())
+
+
+def compare_results(
+    subject: Subject,
+    results: Mapping[str, torch.Tensor],
+    expected: Mapping[str, Bounded],
+    tensors: dict[str, torch.Tensor],
+    when: str = "",
+) -> list[Agreement]:
+    """Compare results with the expected ones.
+
+    Raises:
+        Failure: a result is not a plain tensor of the subject's dtype on its device, or disagrees. The message names
+            the result, `when` it was wrong, and the strides of the call's tensors.
+    """
+    what = {name: f"{when}{name}" for name in results}
+    problems = (_problem(subject, result, what[name]) for name, result in results.items())
+    problem = next(filter(None, problems), None)
+    if problem is None:
+        agreements = []
+        try:
+            for name, array in subject.dtype.arrays(results).items():
+                within = expectation(expected[name], subject.dtype)
+                agreements.append(compare(array, within, subject.dtype, what[name]))
+            return agreements
+        except Disagreement as disagreement:
+            problem = str(disagreement)
+    raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}")
+
+
+def _problem(subject: Subject, actual: torch.Tensor, what: str) -> str | None:
+    problem = None
+    if not isinstance(actual, torch.Tensor):
+        problem = f"{what} is a {type(actual).__name__}, not a tensor"
+    elif type(actual) is not torch.Tensor:
+        # A subclass may compute when it is read, or hide its work from autograd and torch.compile.
+        problem = f"{what} is a {type(actual).__name__}, a kind of tensor of its own"
+    elif actual.dtype != subject.dtype.torch:
+        problem = f"{what} has dtype {actual.dtype}, expected {subject.dtype.torch}"
+    elif actual.device.type != subject.device:
+        problem = f"{what} is on {actual.device}, expected on {subject.device}"
+    return problem
+
+
+def given_tensors(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
+    """The inputs of a case and its "grad_output"."""
+    grad_output = {"grad_output": case.tensor("grad_output", subject.dtype, subject.device)}
+    return case.tensors(subject.dtype, subject.device) | grad_output
+
+
+def named_results(output: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the results of a call by name: "output", and "gradient of ..." for each input that has one."""
+    return {"output": output, **{f"gradient of {name}": gradient for name, gradient in gradients.items()}}
+
+
+def expected_results(subject: Subject, case: Case) -> dict[str, Bounded]:
+    """The oracle's value for each of the `named_results`, with its running error."""
+    gradients = reference_gradients(subject.operation, case, subject.dtype)
+    output = {"output": reference(subject.operation, case, subject.dtype)}
+    return output | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's storage, which is the same for all tensors that share it."""
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,132 @@
+"""Every use of another library's private parts, one module a library: ``torch_internals``, ``xdist_internals``.
+
+A private part is what a release may change without a word: a name with a leading underscore, or an attribute that the
+library's documentation does not name. The functions here have public names and say what they do in this project's
+terms; nothing else in this project touches a private part, which ``tests/harness/test_private_parts.py`` holds.
+
+`uses` marks each function with the parts that it relies on. ``tests/harness/test_compat.py`` has a contract test for
+each part, named after it, so that a release which changes one fails there by that name. Where a part is missing, the
+function's public fallback takes its place; where there is none, calling the function raises `MissingPart`.
+
+Nothing here imports anything else of this project.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import platform
+import re
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# By part: the functions that use it.
+PARTS: dict[str, list[str]] = {}
+# Libraries that are installed under another name than they are imported by.
+_DISTRIBUTIONS = {"xdist": "pytest-xdist", "pytest_benchmark": "pytest-benchmark", "cuda.core": "cuda-core"}
+
+
+class MissingPart(RuntimeError):
+    """The installed version of a library lacks a private part that this project needs."""
+
+    def __init__(self, part: str, user: str) -> None:
+        super().__init__(f"{release(part)} has no {part}, which {user} needs: it is private, and may go at any release")
+
+
+def library_of(part: str) -> str:
+    """The library that a part belongs to, by the name that it is imported by."""
+    named = (library for library in _DISTRIBUTIONS if part.startswith(f"{library}."))
+    return next(named, part.partition(".")[0])
+
+
+def release(part: str) -> str:
+    """The library of a part and its version: "torch 2.13.0"."""
+    library = library_of(part)
+    if library in sys.stdlib_module_names:
+        return f"Python {platform.python_version()}"
+    name = _DISTRIBUTIONS.get(library, library)
+    try:
+        return f"{name} {importlib.metadata.version(name)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"{name}, which is not installed,"
+
+
+def find(part: str) -> Any:
+    """The object that a part's name stands for: ``torch.cuda._sleep``.
+
+    Of what only instances have, ``library.Class().attribute``, it is the class. What follows a space is a remark.
+
+    Raises:
+        AttributeError: it is missing.
+        ImportError: the library is.
+    """
+    path, *names = re.split(r"[( ]", part)[0].split(".")
+    found: Any = importlib.import_module(path)
+    for name in names:
+        path = f"{path}.{name}"
+        if isinstance(found, ModuleType) and name not in vars(found) and "__path__" in vars(found):
+            with contextlib.suppress(ModuleNotFoundError):  # it may be what the module's __getattr__ gives
+                importlib.import_module(path)
+        found = getattr(found, name)
+    return found
+
+
+def uses(*parts: str, otherwise: Callable[..., Any] | None = None) -> Callable[[F], F]:
+    """Mark a function with the private parts that it relies on.
+
+    Parts of a library that nobody has imported yet are not looked for before the function is called.
+
+    Args:
+        parts: their full names, as `find` takes them.
+        otherwise: a public way, slower as a rule, that takes the function's place where a part is missing. Without one
+            a call of the function raises `MissingPart` then.
+    """
+
+    def marked(function: F) -> F:
+        user = f"{function.__module__}.{function.__qualname__}"
+        for part in parts:
+            PARTS.setdefault(part, []).append(user)
+        missing = [part for part in parts if library_of(part) in sys.modules and not exists(part)]
+        if missing:
+            return cast(F, otherwise or _refusing(function, missing[0], user))
+        of_instances = {name: part for part in parts for name in re.findall(r"\w+", part.partition("()")[2])}
+        return _guarded(function, of_instances, user) if of_instances else function
+
+    return marked
+
+
+def exists(part: str) -> bool:
+    """Whether the installed version of a library has a part; of what only instances have, the class."""
+    try:
+        find(part)
+    except (AttributeError, ImportError):
+        return False
+    return True
+
+
+def _refusing(function: F, part: str, user: str) -> F:
+    @functools.wraps(function)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise MissingPart(part, user)
+
+    return cast(F, refuse)
+
+
+def _guarded(function: F, parts: Mapping[str, str], user: str) -> F:
+    """The function; where an instance lacks one of these attributes it raises `MissingPart`."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except AttributeError as error:
+            part = parts.get(error.name or "")
+            if part is None:
+                raise
+            raise MissingPart(part, user) from error
+
+    return cast(F, guarded)

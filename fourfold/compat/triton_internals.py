@@ -1,0 +1,138 @@
+"""Triton's private parts: launches that skip its lookup of compiled kernels, and compilation without a GPU."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from fourfold.compat import find, uses
+
+
+class Parameter(NamedTuple):
+    """A kernel's parameter, and whether one kernel serves all integers: else 1 and multiples of 16 have their own."""
+
+    name: str
+    is_constexpr: bool
+    do_not_specialize: bool
+
+
+class Code(NamedTuple):
+    """A compiled kernel: what tells it from others, its mangled name, its machine code, its PTX."""
+
+    digest: str
+    name: str
+    cubin: bytes
+    ptx: str
+
+
+@uses(
+    "triton.runtime.JITFunction().params",
+    "triton.runtime.jit.KernelParam().name",
+    "triton.runtime.jit.KernelParam().is_constexpr",
+    "triton.runtime.jit.KernelParam().do_not_specialize",
+)
+def parameters(kernel: Any) -> list[Parameter]:
+    """The parameters of a function under `triton.jit`, in order. The documentation does not say what Triton keeps."""
+    return [Parameter(p.name, p.is_constexpr, p.do_not_specialize) for p in kernel.params]
+
+
+@uses("triton.compiler.CompiledKernel.__getitem__")
+def launch_compiled(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], stream: int) -> None:
+    """Launch what ``kernel[grid](...)`` returned once more, on three axes and a stream.
+
+    The public ``kernel[grid](...)`` looks up the compiled kernel at every launch, which takes some 15 us. Where
+    `KNOWS_LAUNCHES` is False it must be used instead.
+    """
+    kernel[grid](*arguments, stream=stream)
+
+
+def _example(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
+    """Nothing: a function under `triton.jit`."""
+
+
+def _knows_launches() -> bool:
+    expected = [Parameter("x", False, False), Parameter("n", False, True), Parameter("BLOCK", True, False)]
+    try:
+        find("triton.compiler.CompiledKernel.__getitem__")
+        return parameters(triton.JITFunction(_example, do_not_specialize=["n"])) == expected
+    except Exception:  # in whatever way a release has changed it
+        return False
+
+
+# Whether Triton says for what it compiles, and launches what it has compiled.
+KNOWS_LAUNCHES = _knows_launches()
+
+
+@uses("triton.runtime.JITFunction.run")
+@contextlib.contextmanager
+def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
+    """Within it, a launch of any kernel calls `run` in its place.
+
+    Args:
+        run: takes Triton's own function, the kernel, the launch's arguments, and by name `grid`, `warmup` and the
+            options. Triton's takes all but itself, compiles without launching where `warmup` is True, and returns
+            what it has compiled. There is no public hook that could keep a launch from happening.
+    """
+    shipped = triton.JITFunction.run
+
+    def replaced(kernel: Any, *arguments: Any, **options: Any) -> Any:
+        return run(shipped, kernel, *arguments, **options)
+
+    triton.JITFunction.run = replaced
+    try:
+        yield
+    finally:
+        triton.JITFunction.run = shipped
+
+
+@uses("triton.backends.compiler.GPUTarget")
+class AbsentDriver:
+    """What Triton asks its driver as it compiles, answered for a GPU that is not there.
+
+    Args:
+        capability: the GPU's compute capability, 90 say.
+    """
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        """What is compiled for."""
+        return self.target
+
+    def get_current_device(self) -> int:
+        """Triton keeps compiled kernels by device: each architecture is one."""
+        return self.target.arch
+
+    def get_current_stream(self, device: int) -> int:
+        """The default one."""
+        return 0
+
+
+@uses("triton.runtime.driver._active", "triton.runtime.driver.set_active")
+@contextlib.contextmanager
+def driver_replaced(replacement: Any) -> Iterator[None]:
+    """Within it, Triton asks another driver than that of the GPU.
+
+    The public ``driver.active`` looks for a GPU and raises where there is none: it cannot say what to restore.
+    """
+    before = driver._active
+    driver.set_active(replacement)
+    try:
+        yield
+    finally:
+        driver.set_active(before)
+
+
+@uses(
+    "triton.compiler.CompiledKernel().hash",
+    "triton.compiler.CompiledKernel().metadata",
+    "triton.compiler.CompiledKernel().asm",
+)
+def code_of(compiled: Any) -> Code:
+    """What a launch has compiled, or a call of Triton's function under `launches_replaced`."""
+    return Code(compiled.hash, compiled.metadata.name, compiled.asm["cubin"], compiled.asm["ptx"])

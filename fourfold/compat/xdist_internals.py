@@ -1,0 +1,77 @@
+"""pytest-xdist's private parts: which process this is, and what a controller tells its workers."""
+
+import os
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from fourfold.compat import uses
+
+
+@uses("pytest.Config().workerinput")
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process is a worker of pytest-xdist.
+
+    The public ``xdist.is_xdist_worker`` asks for a session, and looks at no more than its configuration; hooks run
+    before there is a session. PYTEST_XDIST_WORKER is also in the environment of a pytest that a test starts.
+    """
+    return hasattr(config, "workerinput")
+
+
+def is_asked_for(config: pytest.Config) -> bool:
+    """Whether the command line says how many workers there are to be; ``-n 0`` does too."""
+    return config.getoption("--numprocesses", None) is not None or bool(config.getoption("--tx", None))
+
+
+@uses("pytest.Config().option.tx")
+def is_controller(config: pytest.Config) -> bool:
+    """Whether this process leaves its tests to workers: to be asked from `pytest_configure` on.
+
+    pytest-xdist has filled in ``--tx`` for ``-n`` by then. The public ``xdist.is_xdist_controller`` asks for a session,
+    and does not see that ``--dist load`` alone makes no worker.
+    """
+    distributed = config.getoption("--dist", "no") != "no" and bool(config.getoption("--tx", None))
+    return distributed and not is_worker(config)
+
+
+@uses("pytest.Config().option.maxworkerrestart")
+def replace_all_workers(config: pytest.Config) -> None:
+    """Let every worker that dies be replaced, unless the command line says how many.
+
+    The option ``--max-worker-restart`` is the user's; its default, four for each worker, cannot be set by a plugin.
+    """
+    if config.getoption("--max-worker-restart", None) is None:
+        config.option.maxworkerrestart = sys.maxsize
+
+
+@uses("xdist.workermanage.WorkerController().gateway.id")
+def name_of(node: Any) -> str:
+    """The name of a worker, "gw0", of the object that stands for it in the controller's hooks."""
+    return node.gateway.id
+
+
+@uses("xdist.workermanage.WorkerController().workerinput")
+def inputs_of(node: Any) -> dict[str, Any]:
+    """What the controller tells a worker: `pytest_configure_node` may add to it what can be serialised."""
+    return node.workerinput
+
+
+@uses("pytest.Config().workerinput")
+def inputs(config: pytest.Config) -> dict[str, Any]:
+    """What the controller has told this worker."""
+    return config.workerinput  # type: ignore[attr-defined]
+
+
+@uses("xdist.workermanage.WorkerController().gateway.id")
+def worker_number() -> int | None:
+    """The number at the end of this worker's name: 3 of "gw3", 0 where `--tx` has given it a name without one.
+
+    The environment says so, which is documented, to what a worker's tests start too. None elsewhere.
+    """
+    name = os.environ.get("PYTEST_XDIST_WORKER")
+    if name is None:
+        return None
+    number = re.search(r"\d+$", name)
+    return int(number[0]) if number else 0

@@ -1,0 +1,77 @@
+"""A case: the inputs of one call, rounded to the tested dtype, with their memory layouts and a cotangent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from fourfold.core.dtypes import DType
+from fourfold.core.layouts import LAYOUTS
+
+# An array of more elements is shown by shape and range. The command that repeats a case still rebuilds it in full.
+SHOWN_ELEMENTS = 64
+
+
+def show(array: np.ndarray) -> str:
+    """Return an array as text from which it can be rebuilt, or only its shape and range if it is long."""
+    if array.size == 0:
+        return f"zeros({list(array.shape)}, {array.dtype.name})"
+    if array.size <= SHOWN_ELEMENTS:
+        return f"array({array.tolist()}, {array.dtype.name})"
+    wide = array.astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    extent = f"{finite.min():.4g} to {finite.max():.4g}" if finite.size else "nothing finite"
+    special = array.size - finite.size
+    return f"<{array.dtype.name}{list(array.shape)}, {extent}{f', {special} not finite' if special else ''}>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Case:
+    """The arguments of one call.
+
+    `inputs` maps parameter names to arrays. Floating-point arrays are already rounded to the tested dtype, so that
+    oracle and kernel see the same numbers. `parameters` holds the keyword arguments that are not tensors.
+    `grad_output` has the shape of the result. `layouts` maps the name of an input, or "grad_output", to one of
+    `fourfold.core.layouts.LAYOUTS`.
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    grad_output: np.ndarray
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.inputs[name]
+
+    def __repr__(self) -> str:
+        parts = [f"{name}={show(array)}" for name, array in self.inputs.items()]
+        parts += [f"{name}={value!r}" for name, value in self.parameters.items()]
+        parts.append(f"grad_output={show(self.grad_output)}")
+        strided = {name: layout for name, layout in self.layouts.items() if layout != "contiguous"}
+        if strided:
+            parts.append(f"layouts={strided}")
+        return "Case(" + ", ".join(parts) + ")"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        # Without this method Hypothesis prints a dataclass field by field.
+        printer.text(repr(self))
+
+    def with_inputs(self, **inputs: np.ndarray) -> Self:
+        """The same case with some inputs replaced. The replaced inputs are contiguous."""
+        layouts = {name: layout for name, layout in self.layouts.items() if name not in inputs}
+        return replace(self, inputs={**self.inputs, **inputs}, layouts=layouts)
+
+    def with_parameters(self, **parameters: Any) -> Self:
+        """The same case with some parameters replaced."""
+        return replace(self, parameters={**self.parameters, **parameters})
+
+    def tensor(self, name: str, dtype: DType, device: str) -> torch.Tensor:
+        """One input, or "grad_output", as a tensor in its layout."""
+        array = self.grad_output if name == "grad_output" else self.inputs[name]
+        return LAYOUTS[self.layouts.get(name, "contiguous")](dtype.tensor(array, device))
+
+    def tensors(self, dtype: DType, device: str) -> dict[str, torch.Tensor]:
+        """All inputs as tensors in their layouts."""
+        return {name: self.tensor(name, dtype, device) for name in self.inputs}

@@ -1,0 +1,76 @@
+"""The only comparison of results: an actual array against an expected one, with a bound for each element."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fourfold.core.dtypes import DType
+from fourfold.core.running_error import Bounded
+
+
+class Disagreement(AssertionError):
+    """A result that differs from its reference by more than its bound."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The result of a comparison: worst error in units of its bound, number of elements, number of unspecified ones."""
+
+    worst: float
+    elements: int
+    unspecified: int
+
+
+def expectation(reference: Bounded, dtype: DType) -> Bounded:
+    """Add the rounding of the result to the output dtype to the bound of a reference."""
+    value, error = reference.value, reference.error
+    magnitude = np.where(np.isfinite(value), abs(value) + error, 0)
+    rounding = np.where(np.isfinite(value), dtype.spacing_roundoff(magnitude), 0)
+    return Bounded(value, error + rounding, reference.arithmetic)
+
+
+def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "output") -> Agreement:
+    """Check that each element of `actual` lies within its bound of `expected`.
+
+    Where NaN is expected only NaN passes, and where an infinity is expected only the same infinity. A finite value
+    must lie within the bound. If the bound reaches numbers that round to infinity in the dtype, the infinity of that
+    sign passes too. Where the bound is infinite the element is unspecified, and any value passes.
+
+    Args:
+        actual: values of the tested dtype, held in its wide type.
+        expected: values and bounds, see `expectation`.
+        dtype: the tested dtype.
+        what: names the compared array in the message.
+
+    Raises:
+        Disagreement: naming the worst element.
+    """
+    if actual.shape != expected.shape:
+        raise Disagreement(f"{what} has shape {list(actual.shape)}, expected {list(expected.shape)}")
+    value, bound = expected.value, expected.error
+    with np.errstate(all="ignore"):
+        error = np.where(actual == value, 0.0, abs(actual - value))
+        ratio = np.where(error == 0, 0.0, error / bound)
+        ratio = np.where(np.isnan(actual) & np.isnan(value), 0.0, ratio)
+        overflown = np.isinf(actual) & np.isfinite(value)
+        # The bound includes the rounding to the dtype, which alone takes numbers near the largest past `overflow`.
+        # The factor 1 + roundoff discounts it.
+        reachable = np.sign(actual) * value + bound >= dtype.overflow * (1 + dtype.wide(dtype.roundoff))
+        ratio = np.where(overflown & reachable, 0.0, ratio)
+        ratio = np.where(np.isnan(ratio), np.inf, ratio)
+        unspecified = np.isinf(bound)
+        ratio = np.where(unspecified, 0.0, ratio)
+    agreement = Agreement(
+        worst=float(ratio.max()) if ratio.size else 0.0,
+        elements=int(ratio.size),
+        unspecified=int(np.count_nonzero(unspecified)),
+    )
+    if agreement.worst > 1.0:
+        at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+        index = tuple(int(i) for i in at)
+        wrong = int(np.count_nonzero(ratio > 1.0))
+        raise Disagreement(
+            f"{what}{list(index)} is {actual[at]!s}, expected {value[at]!s} within {bound[at]:.3g}"
+            f" (error over bound {agreement.worst:.3g}; {wrong} of {ratio.size} elements are wrong)"
+        )
+    return agreement

@@ -1,0 +1,83 @@
+"""Tensors whose elements lie so far apart that offsets need more than 32 bits. On the CPU they use little memory."""
+
+import mmap
+import time
+
+import torch
+
+# The storage has at least this many elements before and after the tensor's first one. An offset of 2^31 or more that
+# wraps around in 32 bits stays inside of it.
+SIDE = 2**31
+# The fewest elements of an axis whose ends can lie that far apart with a stride that fits into 32 bits.
+SHORTEST_AXIS = 3
+MAP_NORESERVE = 0x4000  # Linux's value; Python 3.13 added mmap.MAP_NORESERVE
+POISON = float("nan")
+
+
+# Seconds to wait for other processes on a GPU to release memory.
+PATIENCE = 60.0
+
+
+class NoRoom(MemoryError):
+    """The device lacks the memory, or the range of addresses, for a tensor."""
+
+
+def wait_for_room(device: torch.device, needed: int) -> None:
+    """Wait until a GPU has `needed` bytes free.
+
+    Raises:
+        NoRoom: the GPU is smaller than that, or `PATIENCE` seconds have passed.
+    """
+    end = time.monotonic() + PATIENCE
+    while True:
+        free, total = torch.cuda.mem_get_info(device)
+        if free >= needed:
+            return
+        if total < needed or time.monotonic() > end:
+            raise NoRoom(f"{device} has no {needed / 2**30:.1f} GiB free")
+        time.sleep(0.5)
+
+
+def _storage(elements: int, like: torch.Tensor) -> torch.Tensor:
+    """Allocate uninitialised elements of the dtype and device of `like`. On the CPU only touched pages take memory."""
+    if like.device.type != "cpu":
+        wait_for_room(like.device, elements * like.element_size())
+        return torch.empty(elements, dtype=like.dtype, device=like.device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    try:
+        pages = mmap.mmap(-1, elements * like.element_size(), flags=flags)
+    except OSError as error:
+        raise NoRoom(f"no {elements * like.element_size() >> 30} GiB of addresses: {error}") from error
+    return torch.frombuffer(pages, dtype=like.dtype)
+
+
+def axes(tensor: torch.Tensor) -> list[int]:
+    """The axes along which `laid_out` can lay a tensor out.
+
+    A shorter axis would need a stride of 2^31, which is itself a 64-bit number, so that a kernel's products are too.
+    """
+    return [axis for axis, size in enumerate(tensor.shape) if size >= SHORTEST_AXIS and tensor.numel()]
+
+
+def laid_out(tensor: torch.Tensor, axis: int) -> torch.Tensor:
+    """Copy a tensor so that the last element of an axis lies 2^31 elements or more after the first.
+
+    The stride of the axis still fits into 32 bits. The other axes lie as in a contiguous tensor. NaN stands where an
+    offset that wraps around in 32 bits leads.
+
+    Raises:
+        NoRoom: the device lacks the memory, or the range of addresses.
+    """
+    strides = list(torch.empty(tensor.movedim(axis, 0).shape[1:], device="meta").stride())
+    inner = 1 + sum((n - 1) * s for n, s in zip(tensor.movedim(axis, 0).shape[1:], strides))
+    stride = max(-(-SIDE // (tensor.shape[axis] - 1)), inner)
+    strides.insert(axis, stride)
+    reach = (tensor.shape[axis] - 1) * stride + inner
+    storage = _storage(SIDE + reach, tensor)
+    placed = storage.as_strided(tensor.shape, strides, SIDE).copy_(tensor)
+    far = tensor.select(axis, -1)
+    wrapped = SIDE + (tensor.shape[axis] - 1) * stride - 2 * SIDE
+    others = [s for i, s in enumerate(strides) if i != axis]
+    if tensor.dtype.is_floating_point:  # integers may be offsets, and poison among them would lead out of memory
+        storage.as_strided(far.shape, others, wrapped).fill_(POISON)
+    return placed

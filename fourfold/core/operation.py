@@ -1,0 +1,210 @@
+"""The record of an operation: everything that its verification needs to know, independent of any backend."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from fourfold.core.case import Case
+from fourfold.core.declared_errors import DeclaredError
+from fourfold.core.dtypes import DType
+from fourfold.core.far_apart import SHORTEST_AXIS
+from fourfold.core.running_error import Arithmetic, Bounded
+from fourfold.core.tampering import nothing_else_changes
+from fourfold.core.workloads import Make
+
+# Stands for what follows from a record's other fields: see `fourfold.strategies.defaults`.
+FOLLOWS: Any = None
+
+
+class Result:
+    """The results of one evaluation for a law: the output and the gradients of the inputs, each with its bound."""
+
+    def __init__(self, output: Callable[[], Bounded], gradients: Callable[[], Mapping[str, Bounded]]):
+        self._output, self._gradients = output, gradients
+
+    @cached_property
+    def output(self) -> Bounded:
+        """The output of the call; computed on first access."""
+        return self._output()
+
+    @cached_property
+    def gradients(self) -> Mapping[str, Bounded]:
+        """The gradients under the case's cotangent; computed on first access."""
+        return self._gradients()
+
+
+class Evaluate(Protocol):
+    """Runs the implementation under test, or another operation of the same backend, on a case."""
+
+    def __call__(self, case: Case, operation: str | None = None, documented_ties: bool = False) -> Result:
+        """Return the output and the gradients for `case`.
+
+        Args:
+            case: the arguments of the call.
+            operation: the name of another operation of the same backend; None for the one under test.
+            documented_ties: leave the choice of a derivative at ties out of the bounds, so that they cover rounding
+                alone. A law that holds for every choice at ties asks for it.
+        """
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Two results that a law says are equal, within the sum of their bounds."""
+
+    actual: Bounded
+    expected: Bounded
+
+
+# A law is a function whose name is a sentence. It yields the relations that hold for a case, and none if it does not
+# apply to the case.
+Law = Callable[[Evaluate, Case, DType], Iterable[Relation]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The least that one call must move and compute: bytes, each moved once, and floating-point operations."""
+
+    bytes: int
+    flops: int
+
+
+def what_must_be_moved(case: Case) -> tuple[Cost, Cost]:
+    """Inputs in and the output out, an operation for each of its elements; backward may hand the cotangent on."""
+    output = case.grad_output
+    return Cost(sum(array.nbytes for array in case.inputs.values()) + output.nbytes, output.size), Cost(0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation as its users see it, independent of its implementations.
+
+    Attributes:
+        name: snake_case; also the module in `oracles` and `properties`, the folder in `impls` and the function there.
+        forward: the oracle's forward. It takes the inputs and parameters by name; its running error gives the bound.
+        backward: the oracle's backward. It takes the cotangent, then the arguments of `forward`, and returns the
+            gradients of `differentiable`, in order.
+        differentiable: names of the inputs that have a gradient.
+        cases: strategy for a dtype and a number of elements that inputs should stay within.
+        examples: named cases that are always run: known bugs of such kernels, declared behaviour.
+        source: where the operation is defined.
+        batched: inputs whose first axis is a batch, each with the number of its last axes that belong to one sample.
+            The output has the same first axis. Of a sample, the output and the gradients of these inputs depend on no
+            other sample. Unless given, nothing is said of batches.
+        laws: relations between results that need no reference.
+        smooth: strategy for the cases that gradcheck may differentiate numerically: away from ties and clamps. Unless
+            given, small cases of ordinary numbers, which do where there are neither.
+        errors: bad input and what must come of it. Unless given, what holds for any shapes: see
+            `fourfold.core.declared_errors`, which shapes and parameters are refused follows where it is told of them.
+        cost: forward and backward cost of a case. Unless given, forward moves inputs and output, and of backward
+            nothing is known.
+        workloads: the cases whose speed is recorded, by name, on "cpu" and on "cuda". Unless given, the largest named
+            examples.
+    """
+
+    name: str
+    forward: Callable[..., Any]
+    backward: Callable[..., tuple]
+    differentiable: tuple[str, ...]
+    cases: Callable[[DType, int], SearchStrategy[Case]]
+    examples: Mapping[str, Callable[[DType], Case]]
+    source: str
+    batched: Mapping[str, int] = field(default_factory=dict)
+    laws: tuple[Law, ...] = ()
+    smooth: Callable[[DType], SearchStrategy[Case]] = FOLLOWS
+    errors: tuple[DeclaredError, ...] = FOLLOWS
+    cost: Callable[[Case], tuple[Cost, Cost]] = what_must_be_moved
+    workloads: Mapping[str, Mapping[str, Make]] = FOLLOWS
+
+    def examples_for_offsets(self, dtype: DType) -> dict[str, Case]:
+        """Return named examples whose offsets are computed by steps that few cases take.
+
+        These are the example with the most elements, which may need kernels of its own, and the smallest example with
+        an input of three axes or more, none of them short.
+        """
+
+        def elements(name: str) -> int:
+            return sum(array.size for array in made[name].inputs.values())
+
+        made = {name: make(dtype) for name, make in self.examples.items()}
+        deep = [
+            name
+            for name, case in made.items()
+            if any(array.ndim >= 3 and min(array.shape) >= SHORTEST_AXIS for array in case.inputs.values())
+        ]
+        names = [*sorted(made, key=elements)[-1:], *sorted(deep, key=elements)[:1]]
+        return {name: made[name] for name in names}
+
+
+def wide(case: Case, dtype: DType) -> dict[str, Any]:
+    """Return the inputs of a case as exact `Bounded` arrays (integers unchanged), and its parameters."""
+    arrays = {
+        name: array
+        if np.issubdtype(array.dtype, np.integer)
+        else Bounded.exact(array.astype(dtype.wide), dtype.arithmetic)
+        for name, array in case.inputs.items()
+    }
+    return {**arrays, **case.parameters}
+
+
+# The oracles' results for cases that are still referenced: a mutation trial runs many kernels on the same cases.
+_said: WeakKeyDictionary[Case, dict[tuple[Callable, str, Arithmetic], Any]] = WeakKeyDictionary()
+
+
+def _once(oracle: Callable, case: Case, dtype: DType, ask: Callable[[], Any]) -> Any:
+    said = _said.setdefault(case, {})
+    key = (oracle, dtype.name, dtype.arithmetic)
+    if key not in said:
+        said[key] = ask()
+    return said[key]
+
+
+def reference(operation: Operation, case: Case, dtype: DType) -> Bounded:
+    """The oracle's output with its running error."""
+    return _once(operation.forward, case, dtype, lambda: operation.forward(**wide(case, dtype)))
+
+
+def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[str, Bounded]:
+    """The oracle's gradients with their running error."""
+
+    def ask() -> dict[str, Bounded]:
+        grad_output = Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
+        return dict(zip(operation.differentiable, operation.backward(grad_output, **wide(case, dtype)), strict=True))
+
+    return dict(_once(operation.backward, case, dtype, ask))
+
+
+def evaluate_tensors(
+    implementation: Callable[..., torch.Tensor],
+    operation: Operation,
+    case: Case,
+    dtype: DType,
+    device: str,
+    gradients: bool = True,
+    place: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor,
+    watch: AbstractContextManager | None = None,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Call an implementation on a case; return its output, the gradients and the tensors it was called with.
+
+    `place` may copy each of these tensors to another place in memory. `watch` is a context that is entered only
+    around the call and its backward.
+    """
+    tensors = {name: place(name, tensor) for name, tensor in case.tensors(dtype, device).items()}
+    wanted = operation.differentiable if gradients else ()
+    for name in wanted:
+        tensors[name].requires_grad_()
+    grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if wanted else None
+    found: dict[str, torch.Tensor] = {}
+    with nothing_else_changes(case), watch or contextlib.nullcontext():
+        output = implementation(**tensors, **case.parameters)
+        if wanted:
+            grads = torch.autograd.grad(output, [tensors[name] for name in wanted], grad_output)
+            found = dict(zip(wanted, grads, strict=True))
+    return output, found, tensors

@@ -1,0 +1,66 @@
+"""The registry of operations: entry points and an environment variable name the packages that hold their records.
+
+An entry point of the group ``fourfold.operations`` names a package, say ``mine.properties``. Each module of it that
+defines an `operation` is one record: ``mine.properties.swish`` describes ``swish``, and ``mine.impls.swish`` holds its
+implementations. FOURFOLD_OPERATIONS names more such packages, separated by commas. A clone that is not installed, or
+a package without entry points, needs it.
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import pkgutil
+import sys
+from types import ModuleType
+
+GROUP = "fourfold.operations"
+VARIABLE = "FOURFOLD_OPERATIONS"
+
+
+def packages() -> list[str]:
+    """Return the names of all packages that hold records, without duplicates."""
+    named = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
+    installed = sorted(point.value for point in importlib.metadata.entry_points(group=GROUP))
+    return list(dict.fromkeys(name for name in [*named, *installed] if name))
+
+
+def modules() -> dict[str, ModuleType]:
+    """Import every module of the packages that defines an `operation`; return them by full name."""
+    found = {}
+    for package in packages():
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            record = importlib.import_module(module.name)
+            if hasattr(record, "operation"):
+                found[module.name] = record
+    return found
+
+
+def oracles(record: str, used: str) -> list[ModuleType]:
+    """The modules of a record's oracle: ``mine.oracles.swish`` of ``mine.properties.swish``, and the one it uses."""
+    package, _, name = record.rpartition(".")
+    beside = f"{package.rpartition('.')[0]}.oracles"
+    if importlib.util.find_spec(beside) and importlib.util.find_spec(f"{beside}.{name}"):
+        importlib.import_module(f"{beside}.{name}")
+    return [sys.modules[module] for module in dict.fromkeys((f"{beside}.{name}", used)) if module in sys.modules]
+
+
+def folders_of_implementations() -> list[str]:
+    """Return the names of the packages that hold implementations, such as ``mine.impls``, one folder per operation."""
+    beside = (f"{package.rpartition('.')[0]}.impls" for package in packages() if "." in package)
+    return [name for name in beside if importlib.util.find_spec(name)]
+
+
+@functools.cache
+def implementations(operation: str) -> str:
+    """Return the package that holds an operation's implementations, such as ``mine.impls.swish``.
+
+    Raises:
+        ModuleNotFoundError: no package holds implementations of this operation.
+    """
+    folders = folders_of_implementations()
+    for folder in folders:
+        if importlib.util.find_spec(f"{folder}.{operation}"):
+            return f"{folder}.{operation}"
+    raise ModuleNotFoundError(f"there is no {operation} in {', '.join(folders) or 'any package of operations'}")

@@ -1,0 +1,444 @@
+"""Running error analysis: arrays that carry a bound on the error of whoever computes them in a given arithmetic.
+
+An oracle evaluated on `Bounded` arrays in place of NumPy arrays gives its value and, beside it, how far a correct
+computation of the same formula in the tested arithmetic may be away. So no operation has a tolerance: a sum over many
+terms, a difference of nearly equal areas or a quotient by a tiny one widens the bound by as much as it must, and
+nowhere else. What one step may cost is derived from what hardware and libraries document. Two numbers are choices:
+`REORDERING`, how many roundings may take the place of one, and `SEQUENTIAL_TERMS`, how long a sum may go on one after
+another. Where they stand, it says why, and what was measured.
+
+This module has the arrays, and how NumPy's functions find their rules. Those of elementwise functions are in
+`running_error_rules`, those of functions along axes and of what moves elements in `running_error_arrays`.
+
+Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.3 (running error
+analysis), section 2.2 (the standard model), section 4.2 (blocked summation).
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The floating-point arithmetic a kernel computes in."""
+
+    roundoff: float
+    largest: float
+    smallest_normal: float
+    # That of the type in which results are kept, where it is narrower than the type they are computed in.
+    storage: "Arithmetic | None" = None
+    # Whether a derivative at a tie is held to the choice that the oracle documents, or free between the one-sided ones.
+    documented_ties: bool = True
+
+
+class NoRule(TypeError):
+    """NumPy was asked for something of which no rule says how the error goes through it."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the error goes through a NumPy function, and which of the function's arguments that covers.
+
+    Attributes:
+        compute: takes what the NumPy function takes, in the same order, and gives the result with its bound.
+        operand: `lift` or `truth`, which every operand of a ufunc goes through before.
+        required: how many arguments there must be.
+        positional: how many may be given by position.
+        keywords: the arguments that may be given by name.
+    """
+
+    compute: Callable[..., Any]
+    operand: Callable[[Any, Arithmetic], Any]
+    required: int
+    positional: int
+    keywords: frozenset[str]
+
+    @classmethod
+    def of(cls, compute: Callable[..., Any], operand: Callable[[Any, Arithmetic], Any]) -> Self:
+        """Of a function whose signature has those arguments of the NumPy function that it covers."""
+        parameters = inspect.signature(compute).parameters.values()
+        by_position = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        required = sum(p.default is p.empty for p in by_position)
+        return cls(compute, operand, required, len(by_position), frozenset(p.name for p in parameters))
+
+    def covers(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether the rule says anything of a call with these arguments."""
+        return (
+            self.required <= len(args) + len(kwargs) and len(args) <= self.positional and kwargs.keys() <= self.keywords
+        )
+
+
+# By NumPy function or ufunc; of other methods of a ufunc by the ufunc and the method's name.
+RULES: dict[Any, Rule] = {}
+
+
+def rule_for(*functions: Any, operand: Callable[[Any, Arithmetic], Any] | None = None) -> Callable:
+    """Make the decorated function the rule of NumPy functions, of ufuncs, or of pairs as ``(np.add, "reduce")``."""
+
+    def register(compute: Callable[..., Any]) -> Callable[..., Any]:
+        for function in functions:
+            RULES[function] = Rule.of(compute, operand or lift)
+        return compute
+
+    return register
+
+
+def numpy_name(function: Any) -> str:
+    """The name under which a NumPy function is known, as ``linalg.norm``; of a pair, as ``add.reduce``."""
+    if isinstance(function, tuple):
+        return f"{function[0].__name__}.{function[1]}"
+    module = getattr(function, "__module__", None) or "numpy"
+    return f"{module}.{function.__name__}".removeprefix("numpy.")
+
+
+def no_rule(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> NoRule:
+    """The error for a call that no rule covers: what is missing, where to add it, and what there is."""
+    missing = f"numpy.{numpy_name(function)} has no running-error rule"
+    if rule := RULES.get(function):
+        unknown = sorted(kwargs.keys() - rule.keywords)
+        missing += f" for its argument {unknown[0]}" if unknown else f" for {len(args) + len(kwargs)} arguments"
+        missing += " (write x = x + y in place of x += y)" if unknown == ["out"] else ""
+    modules = sorted({rule.compute.__module__.replace(".", "/") + ".py" for rule in RULES.values()})
+    known = ", ".join(sorted(map(numpy_name, RULES)))
+    return NoRule(f"{missing}. Rules are in {' and '.join(modules)}, where one can be added. There are: {known}")
+
+
+def as_method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that does what the NumPy function does."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    method.__doc__ = f"As numpy.{function.__name__}."
+    return method
+
+
+class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
+    """Sends NumPy's functions and Python's operators to the rules, and refuses what would drop the error."""
+
+    __slots__ = ()
+
+    arithmetic: Arithmetic
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        function = ufunc if method == "__call__" else (ufunc, method)
+        rule = RULES.get(function)
+        if rule is None or (kwargs and not rule.covers(inputs, kwargs)):
+            raise no_rule(function, inputs, kwargs)
+        operand, arithmetic = rule.operand, self.arithmetic
+        with np.errstate(all="ignore"):
+            return rule.compute(*[operand(x, arithmetic) for x in inputs], **kwargs)
+
+    def __array_function__(self, function: Callable, types: Sequence[type], args: tuple, kwargs: dict) -> Any:
+        rule = RULES.get(function)
+        if rule is None or not rule.covers(args, kwargs):
+            raise no_rule(function, args, kwargs)
+        with np.errstate(all="ignore"):
+            return rule.compute(*args, **kwargs)
+
+    def _drops_the_error(self, *args: Any, **kwargs: Any) -> Any:
+        raise NoRule(
+            f"a {type(self).__name__} is not made a plain array or number, which would drop its error:"
+            " stay with NumPy's functions, and take numpy.zeros_like(x) for an array to write into"
+        )
+
+    __array__ = __float__ = __int__ = __complex__ = __index__ = _drops_the_error
+
+    def __getattr__(self, name: str) -> Any:
+        missing = f"{type(self).__name__} has no attribute {name}"
+        if not name.startswith("_") and hasattr(np.ndarray, name):
+            mine = sorted(known for known in dir(self) if not known.startswith("_") and hasattr(np.ndarray, known))
+            missing += f"; of those of numpy.ndarray it has {', '.join(mine)}"
+        raise AttributeError(missing)
+
+    def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """The elements elsewhere, each with its error, as `by` moves those of a plain array."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        raise NotImplementedError
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def T(self) -> Any:
+        """As numpy.ndarray.T."""
+        return self.moved(np.transpose)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without axes has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, key: Any) -> Any:
+        key = selecting(key)
+        return self.moved(lambda part: part[key])
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ValueError(f"{self.size} elements are together neither true nor false: take numpy.any or numpy.all")
+        return bool(np.all(certain(truth(self, self.arithmetic))))
+
+    def reshape(self, *shape: Any) -> Any:
+        """As numpy.ndarray.reshape."""
+        return self.moved(lambda part: part.reshape(*shape))
+
+    def transpose(self, *axes: Any) -> Any:
+        """As numpy.ndarray.transpose."""
+        return self.moved(lambda part: part.transpose(*axes))
+
+    all = as_method(np.all)
+    any = as_method(np.any)
+    mean = as_method(np.mean)
+    ravel = as_method(np.ravel)
+    repeat = as_method(np.repeat)
+    squeeze = as_method(np.squeeze)
+    sum = as_method(np.sum)
+    swapaxes = as_method(np.swapaxes)
+    take = as_method(np.take)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison(FollowsNumPy):
+    """A comparison of bounded arrays: its outcome, and where the computed outcome may differ from it.
+
+    In a calculation it counts as 1 where it is true and as 0 where it is not.
+    """
+
+    outcome: np.ndarray
+    uncertain: np.ndarray
+    arithmetic: Arithmetic
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return self.outcome.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the outcome."""
+        return np.dtype(bool)
+
+    def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> "Comparison":
+        """The elements elsewhere, as `by` moves those of a plain array."""
+        return Comparison(by(self.outcome), by(self.uncertain), self.arithmetic)
+
+    def astype(self, dtype: Any) -> Any:
+        """As ones and zeros with their errors; of integers, which have none, where it is certain."""
+        kind = np.dtype(dtype).kind
+        if kind == "b":
+            return self
+        return lift(self, self.arithmetic) if kind == "f" else certain(self).astype(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """The sums and products of given numbers that make a value: `unit` divides each, `reach` is their total.
+
+    Where `reach` is at most 1 / roundoff units, every partial sum of the terms, in any order and with products fused
+    into it or not, is a multiple of the unit that the arithmetic has: all correct kernels compute the value exactly.
+    The unit of what was rounded on the way is 0.
+    """
+
+    unit: np.ndarray
+    reach: np.ndarray
+
+    @classmethod
+    def of(cls, value: np.ndarray, exact: np.ndarray) -> Self:
+        """Of a number that stands for itself, where it is exact."""
+        double = np.asarray(value, dtype=np.float64)
+        fraction, exponent = np.frexp(double)
+        digits = np.where(np.isfinite(fraction), np.ldexp(fraction, 53), 0).astype(np.int64)
+        unit = np.ldexp((digits & -digits).astype(np.float64), exponent - 53)
+        unit = np.where(double == 0, np.inf, unit)
+        return cls(np.where(exact & (value == double), unit, 0), abs(value))
+
+    @classmethod
+    def unknown(cls, value: np.ndarray) -> Self:
+        """Of a value of which nobody knows how it came to be."""
+        return cls(np.zeros_like(value), abs(value))
+
+    def __add__(self, other: "Terms") -> "Terms":
+        return Terms(np.minimum(self.unit, other.unit), self.reach + other.reach)
+
+    def __mul__(self, other: "Terms") -> "Terms":
+        return Terms(self.unit * other.unit, self.reach * other.reach)
+
+    def exact(self, arithmetic: Arithmetic) -> np.ndarray:
+        """Where no order of the steps rounds, overflows or underflows."""
+        within = (self.reach * arithmetic.roundoff <= self.unit) & (self.reach <= arithmetic.largest)
+        return within & (self.unit >= arithmetic.smallest_normal)
+
+
+class Bounded(FollowsNumPy):
+    """An array of exact values, with a bound on the absolute error of each.
+
+    A value that is NaN or infinite has error 0: its class is certain. An error of infinity says that nothing is known
+    (a divisor that may be 0, a step that overflows the arithmetic though its exact value is finite).
+
+    `least` is below whatever may be computed: ``value - error``, or the tighter `limit` that a step has set which
+    knows its result's sign or a lower bound of it. A root and a division make use of it.
+
+    `terms` tell where a comparison cannot hang on rounding: see `Terms`. The error of a value that every correct kernel
+    computes exactly is left as it is, for what follows from it may be computed by other steps.
+    """
+
+    __slots__ = ("_terms", "arithmetic", "error", "limit", "value")
+
+    def __init__(
+        self,
+        value: np.ndarray,
+        error: np.ndarray,
+        arithmetic: Arithmetic,
+        least: np.ndarray | None = None,
+        terms: Callable[[], Terms] | None = None,
+    ):
+        self.value, self.error, self.arithmetic, self.limit, self._terms = value, error, arithmetic, least, terms
+
+    def between(self, low: "Bounded", high: "Bounded") -> "Bounded":
+        """This value, where each one from `low` to `high` is as right: see `oracles.ties`."""
+        if self.arithmetic.documented_ties:
+            return self
+        with np.errstate(invalid="ignore"):
+            reach = [abs(end.value - self.value) + end.error for end in (low, high)]
+            error = np.maximum(self.error, np.maximum(*reach))
+        return Bounded(self.value, np.where(np.isnan(error), np.inf, error), self.arithmetic)
+
+    @property
+    def least(self) -> np.ndarray:
+        """What no computed value lies below; NaN where nothing is known of an infinity."""
+        return self.value - self.error if self.limit is None else self.limit
+
+    @property
+    def terms(self) -> Terms:
+        """What the value is made of: itself, where it is free of error, unless a step has said more."""
+        return Terms.of(self.value, self.error == 0) if self._terms is None else self._terms()
+
+    @classmethod
+    def exact(cls, value: np.ndarray, arithmetic: Arithmetic) -> Self:
+        """An input: given, hence free of error."""
+        return cls(value, np.zeros_like(value), arithmetic)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of value and error."""
+        return self.value.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the value: that in which the oracle computes, which is wider than the arithmetic."""
+        return self.value.dtype
+
+    def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> "Bounded":
+        """The elements elsewhere, each with its error, as `by` moves those of a plain array."""
+        limit = None if self.limit is None else by(self.limit)
+        return Bounded(by(self.value), by(self.error), self.arithmetic, limit)
+
+    def __setitem__(self, key: Any, item: Any) -> None:
+        key, item = selecting(key), lift(item, self.arithmetic)
+        self.value[key], self.error[key] = item.value, item.error
+        if self.limit is not None:
+            with np.errstate(invalid="ignore"):
+                self.limit[key] = item.least
+        # What was made of the former values may not have looked at their terms yet.
+        self._terms = functools.partial(Terms.unknown, self.value)
+
+    def copy(self) -> "Bounded":
+        """As numpy.ndarray.copy."""
+        return self.moved(np.copy)
+
+    def astype(self, dtype: Any) -> "Bounded":
+        """A copy, if the type holds every number of the arithmetic: rounding to a narrower one is no matter of types.
+
+        Raises:
+            NoRule: for types of integers, and for narrower ones.
+        """
+        kind = np.dtype(dtype)
+        if kind.kind != "f" or np.finfo(kind).eps / 2 > self.arithmetic.roundoff:
+            raise NoRule(f"astype({kind}) would round: no rule says how. `stored` rounds to the type of the tensors")
+        return self.copy()
+
+    def clip(self, min: Any = None, max: Any = None) -> Any:
+        """As numpy.ndarray.clip."""
+        return np.clip(self, min, max)
+
+    argmax = as_method(np.argmax)
+    argmin = as_method(np.argmin)
+    cumsum = as_method(np.cumsum)
+    dot = as_method(np.dot)
+    max = as_method(np.max)
+    min = as_method(np.min)
+    prod = as_method(np.prod)
+    std = as_method(np.std)
+    var = as_method(np.var)
+
+
+def certain(compared: Comparison) -> np.ndarray:
+    """The outcome of a comparison that decides which elements are looked at; it must not hang on rounding."""
+    if compared.uncertain.any():
+        raise ValueError("a comparison depends on rounding errors: only numpy.where can admit both of its outcomes")
+    return compared.outcome
+
+
+def selecting(key: Any) -> Any:
+    """An index into plain arrays: the outcome of each comparison in it."""
+    if isinstance(key, tuple):
+        return tuple(map(selecting, key))
+    return certain(key) if isinstance(key, Comparison) else key
+
+
+def lift(x: Any, arithmetic: Arithmetic) -> Bounded:
+    """Any operand as a `Bounded`: a constant that the arithmetic lacks is rounded once when a kernel reads it."""
+    if isinstance(x, Bounded):
+        return x
+    if isinstance(x, Comparison):
+        return Bounded(x.outcome.astype(np.float64), x.uncertain.astype(np.float64), arithmetic)
+    if (type(x) is float or type(x) is int) and abs(x) <= 2**53:
+        return _constant(x, math.copysign(1.0, x), arithmetic)
+    return _plain(x, arithmetic)
+
+
+@functools.lru_cache(maxsize=1024)
+def _constant(x: float, sign: float, arithmetic: Arithmetic) -> Bounded:
+    """A number, once made; of two zeros that are equal the sign tells which."""
+    lifted = _plain(x, arithmetic)
+    lifted.value.flags.writeable = lifted.error.flags.writeable = False
+    return lifted
+
+
+def _plain(x: Any, arithmetic: Arithmetic) -> Bounded:
+    # Twice the digits of the arithmetic, or as many as there are.
+    wide = np.float64 if np.finfo(np.float64).eps <= arithmetic.roundoff**2 else np.longdouble
+    value = np.asarray(x, dtype=np.promote_types(x.dtype, wide) if isinstance(x, np.ndarray) else wide)
+    digits = np.frexp(value)[0] / arithmetic.roundoff
+    error = np.where((digits == np.rint(digits)) | np.isnan(value), 0, abs(value) * arithmetic.roundoff)
+    return Bounded(value, error, arithmetic)
+
+
+def truth(x: Any, arithmetic: Arithmetic) -> Comparison:
+    """Any operand of a logical function as a `Comparison`: a plain array is certain, and a number true if not 0."""
+    if isinstance(x, Bounded):
+        return x != 0.0
+    if isinstance(x, Comparison):
+        return x
+    outcome = np.asarray(x, dtype=bool)
+    return Comparison(outcome, np.zeros_like(outcome), arithmetic)

@@ -1,0 +1,257 @@
+"""Make mutants of an operation's kernels and run the checks on each, on the CPU.
+
+    python -m fourfold.mutation --op softmax --backend triton
+    python -m fourfold.mutation --candidate softmax=my_kernels.py:my_softmax
+
+The exit status is 1 if a mutant survives that `tests/known_wrong/equivalent_mutants.toml` does not list.
+"""
+
+import argparse
+import collections
+import json
+import multiprocessing
+import os
+import pathlib
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+# Use one thread: a fork copies only the thread that calls it, so a pool of threads would be missing in the child.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+import fourfold
+from fourfold.checks.catalogue import operations
+from fourfold.core.dtypes import DTYPES
+from fourfold.mutation import known
+from fourfold.mutation.cuda_mutants import cuda_functions, cuda_mutants
+from fourfold.mutation.mutant import Mutant
+from fourfold.mutation.trial import Kernels, Outcome, Trials, Unmutated
+from fourfold.mutation.triton_mutants import triton_functions, triton_mutants
+from fourfold.running.cells import CANDIDATE, Candidate
+
+EQUIVALENT = pathlib.Path(fourfold.__file__).parents[1] / "tests" / "known_wrong" / "equivalent_mutants.toml"
+DTYPE_ORDER = ("float32", "float16", "float64", "bfloat16")
+MAKERS = {"triton": triton_mutants, "cuda": cuda_mutants}
+FUNCTIONS = {"triton": triton_functions, "cuda": cuda_functions}
+SUFFIXES = {"triton": (".py",), "cuda": (".cu", ".cuh")}
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m fourfold.mutation", description=__doc__.partition("\n")[0])
+    parser.add_argument("--op", choices=sorted(operations()), help="the operation")
+    parser.add_argument("--backend", choices=sorted(MAKERS), default="triton")
+    parser.add_argument("--candidate", metavar="OP=FILE:FUNCTION", help="Triton kernels in a file of yours instead")
+    parser.add_argument("--file", action="append", help="only mutants of this file of impls/ (repeatable)")
+    parser.add_argument("--function", action="append", help="only mutants of this function (repeatable)")
+    parser.add_argument("--not-operator", action="append", default=[], help="no mutants of this kind (repeatable)")
+    parser.add_argument("--operator", action="append", help="only mutants of this kind (repeatable)")
+    parser.add_argument("--dtype", action="append", choices=list(DTYPES), help="only this dtype (repeatable)")
+    parser.add_argument("--examples", type=int, default=25, help="generated cases of each dtype")
+    parser.add_argument("--again", type=pathlib.Path, metavar="REPORT", help="only those that survived in this report")
+    parser.add_argument("--sample", type=int, help="as many mutants, chosen at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants tried at a time")
+    parser.add_argument("--quick", action="store_true", help="only the checks that reject most; then --again the rest")
+    parser.add_argument("--report", type=pathlib.Path, help="where to write everything, as JSON")
+    parser.add_argument("--known", type=pathlib.Path, default=EQUIVALENT, help="the list of equivalent mutants")
+    parser.add_argument("--list", action="store_true", help="print the mutants and try none")
+    options = parser.parse_args(given)
+    if bool(options.op) == bool(options.candidate):
+        parser.error("either --op or --candidate")
+    return options
+
+
+def sources(operation: str, backend: str) -> dict[str, str]:
+    """Return the texts of an operation's kernel files and of the shared files that it uses, by path.
+
+    A shared file lies beside the operations' folders. An operation uses it if one of its own files names it.
+    """
+    suffixes = SUFFIXES[backend]
+    folder = Kernels.of(operation).folder
+    own = {path: path.read_text() for path in sorted((folder / operation).iterdir()) if path.suffix in suffixes}
+    shared = {path: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in suffixes}
+    used = {path: text for path, text in shared.items() if any(path.stem in other for other in own.values())}
+    return {
+        str(path.relative_to(folder)): text
+        for path, text in {**own, **used}.items()
+        if backend == "cuda" or "@triton.jit" in text
+    }
+
+
+def reached(operation: str, backend: str, texts: dict[str, str]) -> set[tuple[str, str]]:
+    """Return (file, name) of each function of an operation's own files, and of each shared function that they reach.
+
+    A shared function is reached if the operation's files, or a reached function, name it.
+    """
+    own = {file for file in texts if pathlib.PurePath(file).parts[0] == operation}
+    words = {word for file in own for word in re.findall(r"\w+", texts[file])}
+    found: set[tuple[str, str]] = set()
+    rest = [(file, *function) for file, text in texts.items() for function in FUNCTIONS[backend](text)]
+    while True:
+        # A method also needs the name of its struct. An operator is used without its name.
+        new = [
+            (file, name, struct, body)
+            for file, name, struct, body in rest
+            if file in own or ((name in words or not name.isidentifier()) and (not struct or struct in words))
+        ]
+        if not new:
+            return found
+        found |= {(file, name) for file, name, _, _ in new}
+        words |= {word for *_, body in new for word in re.findall(r"\w+", body)}
+        rest = [function for function in rest if function not in new]
+
+
+def mutants_of(options: argparse.Namespace, candidate: Candidate | None) -> tuple[list[Mutant], dict[str, str]]:
+    """Return all mutants of the operation or the candidate, and the texts of its files."""
+    if candidate:
+        texts = {candidate.place: pathlib.Path(candidate.place).read_text()}
+        return mutants_of_files(texts, "triton"), texts
+    texts = sources(options.op, options.backend)
+    of_operation = reached(options.op, options.backend, texts)
+    every = mutants_of_files(texts, options.backend)
+    return [mutant for mutant in every if (mutant.file, mutant.function) in of_operation], texts
+
+
+def mutants_of_files(texts: Mapping[str, str], backend: str) -> list[Mutant]:
+    """Return all mutants of some files, including those of functions that only other operations use."""
+    return [mutant for file, text in texts.items() for mutant in MAKERS[backend](file, text)]
+
+
+def chosen(options: argparse.Namespace, mutants: list[Mutant]) -> list[Mutant]:
+    """Return the mutants that the command line selects."""
+    wanted = [
+        mutant
+        for mutant in mutants
+        if (options.file is None or mutant.file in options.file)
+        and (options.function is None or mutant.function in options.function)
+        and (options.operator is None or mutant.operator in options.operator)
+        and mutant.operator not in options.not_operator
+    ]
+    if options.again is not None:
+        rows = json.loads(options.again.read_text())["outcomes"]
+        survived = {tuple(row[name] for name in known.FIELDS) for row in rows if row["status"] == "survived"}
+        wanted = [mutant for mutant in wanted if mutant.identity in survived]
+    if options.sample is not None and options.sample < len(wanted):
+        taken = sorted(random.Random(options.seed).sample(range(len(wanted)), options.sample))
+        wanted = [wanted[i] for i in taken]
+    return wanted
+
+
+_trials: Trials
+_unmutated: Unmutated
+
+
+def _try(numbered: tuple[int, Mutant]) -> tuple[int, Outcome]:
+    # Each worker has its own copy of the kernels.
+    _trials.directory = _trials.directory.parent / f"worker_{os.getpid()}"
+    number, mutant = numbered
+    return number, _trials.outcome(mutant, _unmutated)
+
+
+def tried(trials: Trials, unmutated: Unmutated, mutants: list[Mutant], jobs: int) -> Iterator[tuple[int, Outcome]]:
+    """Try the mutants in parallel. Yield the index and the outcome of each as soon as it is known."""
+    global _trials, _unmutated
+    _trials, _unmutated = trials, unmutated
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap_unordered(_try, enumerate(mutants))
+
+
+def main(given: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = arguments(given)
+    candidate = Candidate.parse(options.candidate, operations()) if options.candidate else None
+    operation = candidate.operation if candidate else options.op
+    backend = CANDIDATE if candidate else options.backend
+    every, texts = mutants_of(options, candidate)
+    mutants = chosen(options, every)
+    if options.list:
+        for mutant in mutants:
+            print(f"{mutant.file}:{mutant.line}:{mutant.column}: {mutant.operator}: {mutant.before} -> {mutant.after}")
+        print(f"{len(mutants)} mutants")
+        return 0
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    dtypes = [name for name in DTYPE_ORDER if options.dtype is None or name in options.dtype]
+    with tempfile.TemporaryDirectory(prefix="fourfold-mutation-") as directory:
+        place = pathlib.Path(directory).resolve() / "unmutated"
+        trials = Trials(operation, backend, candidate, dtypes, options.examples, place, options.quick)
+        unmutated = trials.unmutated()
+        print(f"{operation} {backend}: {len(mutants)} of {len(every)} mutants; as they are the kernels pass", end=" ")
+        print(f"{len(trials.steps)} checks in {sum(unmutated.seconds):.0f} s", flush=True)
+        outcomes: dict[int, Outcome] = {}
+        for number, outcome in tried(trials, unmutated, mutants, options.jobs):
+            outcomes[number] = outcome
+            mutant = mutants[number]
+            if outcome.status == "survived":
+                print(f"survived: {mutant.file}:{mutant.line}: {mutant.operator}: {mutant.code}", flush=True)
+                print(f"    {mutant.before}  ->  {mutant.after}   ({outcome.seconds} s)", flush=True)
+            if options.report and (len(outcomes) % 20 == 0 or len(outcomes) == len(mutants)):
+                write_report(options, operation, backend, trials, unmutated, mutants, outcomes, texts, started)
+    entries = known.read(options.known) if options.known.exists() else []
+    statuses = {mutants[number].identity: outcome.status for number, outcome in outcomes.items()}
+    # The list covers all operations: an entry may name a function that this operation does not use.
+    of_files = mutants_of_files(texts, "triton" if candidate else options.backend)
+    listed, problems = known.classified(entries, of_files, statuses)
+    unknown = summarise(mutants, outcomes, listed, time.perf_counter() - started)
+    for problem in problems:
+        print(problem)
+    return int(bool(unknown or problems))
+
+
+def summarise(
+    mutants: list[Mutant], outcomes: dict[int, Outcome], listed: dict[tuple, known.Known], seconds: float
+) -> int:
+    """Print the counts of the outcomes, and return the number of survivors that are not listed."""
+    counts: collections.Counter[str] = collections.Counter()
+    by: collections.Counter[str] = collections.Counter()
+    for number, outcome in outcomes.items():
+        status = outcome.status
+        entry = listed.get(mutants[number].identity)
+        if status == "survived" and entry:
+            status = entry.kind.replace("_", " ")
+        counts[status] += 1
+        if status == "killed":
+            by[outcome.by.partition(", case ")[0]] += 1
+    print(f"\n{len(mutants)} mutants in {seconds:.0f} s: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
+    for name, count in by.most_common():
+        print(f"  {count:5} {name}")
+    return counts["survived"]
+
+
+def write_report(
+    options: argparse.Namespace,
+    operation: str,
+    backend: str,
+    trials: Trials,
+    unmutated: Unmutated,
+    mutants: list[Mutant],
+    outcomes: dict[int, Outcome],
+    texts: dict[str, str],
+    started: float,
+) -> None:
+    """Write all outcomes so far as JSON."""
+    rows: list[dict[str, Any]] = [
+        {**mutants[number].described(texts[mutants[number].file]), **vars(outcomes[number])}
+        for number in sorted(outcomes)
+    ]
+    content = {
+        "operation": operation,
+        "backend": backend,
+        "mutants": len(mutants),
+        "seconds": round(time.perf_counter() - started),
+        "checks": {str(step): seconds for step, seconds in zip(trials.steps, unmutated.seconds)},
+        "outcomes": rows,
+    }
+    options.report.write_text(json.dumps(content, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

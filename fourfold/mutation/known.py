@@ -1,0 +1,96 @@
+"""The reviewed list of mutants that no check can reject, or no check on the CPU."""
+
+import pathlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fourfold.mutation.mutant import Mutant
+
+FIELDS = ("file", "function", "operator", "code", "before", "after", "occurrence")
+KINDS = ("equivalent", "out_of_reach")
+
+
+class ListError(ValueError):
+    """The list is malformed."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """One entry of the list.
+
+    Attributes:
+        kind: "equivalent" if the mutant computes the same, "out_of_reach" if no test on the CPU can see the difference.
+        fields: fields of a mutant's identity, each with the required value or a list of allowed values. A field that
+            is missing here may have any value.
+        reason: one sentence that says why the mutant survives.
+    """
+
+    kind: str
+    fields: Mapping[str, Any]
+    reason: str
+
+    def speaks_of(self, mutant: Mutant) -> bool:
+        """Return whether the entry describes a mutant."""
+        return all(getattr(mutant, name) in self.alternatives(name) for name in self.fields)
+
+    def alternatives(self, name: str) -> list[Any]:
+        """Return the allowed values of a field."""
+        value = self.fields[name]
+        return value if isinstance(value, list) else [value]
+
+
+def read(path: pathlib.Path) -> list[Known]:
+    """Read the list from a TOML file with tables ``[[equivalent]]`` and ``[[out_of_reach]]``.
+
+    Raises:
+        ListError: an entry lacks file, operator or reason, or it has an unknown field or kind.
+    """
+    entries = []
+    for kind, tables in tomllib.loads(path.read_text()).items():
+        for table in tables:
+            fields = {name: value for name, value in table.items() if name != "reason"}
+            unknown = sorted(fields.keys() - set(FIELDS))
+            missing = sorted({"file", "operator", "reason"} - table.keys())
+            if kind not in KINDS or unknown or missing:
+                wrong = [f"no {name}" for name in missing] + [f"{name}?" for name in unknown]
+                raise ListError(f"{path.name}: {kind} {table}: {', '.join(wrong) or 'unknown kind'}")
+            entries.append(Known(kind, fields, table["reason"]))
+    return entries
+
+
+def classified(
+    entries: Sequence[Known], mutants: Sequence[Mutant], outcomes: Mapping[tuple, str]
+) -> tuple[dict[tuple, Known], list[str]]:
+    """Match the entries to the mutants, and find the mistakes of the list.
+
+    Args:
+        entries: the entries of the list.
+        mutants: all mutants of the files at hand. Entries for other files are ignored.
+        outcomes: the status of each mutant that was tried, by identity.
+
+    Returns:
+        The entry of each listed mutant, by identity. And a sentence for each entry without a mutant, and for each
+        listed mutant that was killed.
+    """
+    found: dict[tuple, Known] = {}
+    problems = []
+    files = {mutant.file for mutant in mutants}
+    for entry in entries:
+        if not files.issuperset(entry.alternatives("file")):
+            continue
+        meant = [mutant for mutant in mutants if entry.speaks_of(mutant)]
+        missing = [
+            f"{name} = {value!r}"
+            for name in entry.fields
+            for value in entry.alternatives(name)
+            if not any(getattr(mutant, name) == value for mutant in meant)
+        ]
+        if missing:
+            problems.append(f"listed, but there is no such mutant: {dict(entry.fields)}: {', '.join(missing)}")
+        for mutant in meant:
+            found[mutant.identity] = entry
+            if outcomes.get(mutant.identity) == "killed":
+                problems.append(f"listed as {entry.kind}, but killed: {mutant.identity}")
+    return found, problems

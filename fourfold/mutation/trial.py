@@ -1,0 +1,631 @@
+"""The trial of a mutant: run the checks on a mutated copy of the kernels, in a separate process.
+
+The parent process does the work that all mutants share: the imports, the generated cases and the oracle's results.
+Each trial is a fork of the parent, which then imports the kernels. The first trial runs the unmutated kernels. They
+must pass. It records how long each check takes and, for Triton kernels, which lines each case runs. A mutant is
+tried only with the cases that run its lines.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import os
+import pathlib
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
+
+import hypothesis
+
+from fourfold.checks import ahead_of_time, checks
+from fourfold.checks.catalogue import operations
+from fourfold.checks.checks import Failure, Search, Subject
+from fourfold.core import registry
+from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import reference, reference_gradients
+from fourfold.mutation.mutant import Mutant
+from fourfold.running.cells import Candidate, Cell, Selection
+
+# A step hangs if it takes this many times as long as with the unmutated kernels, plus a grace time.
+TIMES_AS_LONG = 10.0
+GRACE_SECONDS = 10.0
+# C++ is compiled when a kernel is first launched.
+COMPILING_SECONDS = {"cuda": 240.0}
+# A mutant that does not compile is invalid.
+INVALID = ("CompilationError: ", "SyntaxError: ")
+
+
+class Kernels(NamedTuple):
+    """The package that holds an operation's kernels, ``mine.impls``, and its folder."""
+
+    package: str
+    folder: pathlib.Path
+
+    @classmethod
+    def of(cls, operation: str) -> "Kernels":
+        """Return the kernels of an operation, wherever they were registered."""
+        package = registry.implementations(operation).rpartition(".")[0]
+        return cls(package, pathlib.Path(importlib.import_module(package).__path__[0]).resolve())
+
+    def of_this_process(self) -> pathlib.Path:
+        """Return the folder from which this process imported the kernels. In a trial it is the copy."""
+        return pathlib.Path(sys.modules[self.package].__path__[0]).resolve()
+
+    def take_from(self, folder: pathlib.Path) -> None:
+        """Forget the imported kernels, so that later imports take the copy in `folder`."""
+        for name in [name for name in sys.modules if name == self.package or name.startswith(f"{self.package}.")]:
+            del sys.modules[name]
+        importlib.import_module(self.package.rpartition(".")[0]).__path__.insert(0, str(folder))
+
+
+class Given(Search):
+    """A search over cases that were drawn in advance."""
+
+    def __init__(self, cases: Mapping[str, Case], wanted: Callable[[str], bool]) -> None:
+        # Keep no results: each check must really run, so that the trace sees the lines.
+        super().__init__(examples=len(cases), keeps=False)
+        self.given, self.wanted = cases, wanted
+
+    def cases(
+        self,
+        subject: Subject,
+        check: str,
+        body: Callable[[Case], None],
+        **options: Any,
+    ) -> None:
+        """Run the body on the wanted cases, whatever the check's own strategy."""
+        for name, case in self.given.items():
+            if self.wanted(name):
+                with _of_case(name), contextlib.suppress(hypothesis.errors.UnsatisfiedAssumption):
+                    body(case)
+
+    def for_all(
+        self,
+        name: str,
+        strategy: Any,
+        body: Callable[[Case], None],
+        shrink: bool = True,
+        examples: int | None = None,
+        seed: str | None = None,
+    ) -> None:
+        """Do the same as `cases`."""
+        self.cases(None, name, body)  # type: ignore[arg-type]
+
+    def saw(self, *agreements: Agreement) -> None:
+        """Count an agreement."""
+        self.ran += 1
+
+    def must_have_seen_something(self, subject: Subject, check: str) -> None:
+        """Skip the check of the base class: a mutant may need none of the cases."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One check for one dtype.
+
+    Attributes:
+        name: the check's name.
+        check: the function, which takes a subject and a search.
+        dtype: the dtype's name.
+        cases: the cases, by name.
+        configuration: the configuration to force, for a kernel that is tuned.
+        quick: whether `--quick` runs it. The quick steps reject most mutants, usually at the first case.
+    """
+
+    name: str
+    check: Callable[[Subject, Search], None]
+    dtype: str
+    cases: Mapping[str, Case]
+    configuration: str | None = None
+    quick: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unmutated:
+    """The result of the unmutated kernels.
+
+    Attributes:
+        seconds: the time of each step, in order.
+        ran: the lines that ran, by (step, case) and file; None for CUDA C++, whose lines are not traced.
+        compiled: the C++ files of the launched kernels.
+        launched: for each step, the names of the C++ kernels that it was the first to launch.
+    """
+
+    seconds: tuple[float, ...]
+    ran: Mapping[tuple[int, str], Mapping[str, frozenset[int]]] | None
+    compiled: frozenset[str] = frozenset()
+    launched: tuple[frozenset[str], ...] = ()
+
+    def reaches(self, mutant: Mutant, step: int, case: str) -> bool:
+        """Return whether a case of a step runs a mutant's lines, or may run them in C++."""
+        if self.ran is None:
+            return mutant.file in self.compiled
+        lines = self.ran.get((step, case), {}).get(mutant.file, frozenset())
+        return any(line in lines for line in range(mutant.lines[0], mutant.lines[1] + 1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of a mutant's trial.
+
+    Attributes:
+        status: "killed", "survived", "invalid" (it does not compile) or "not reached" (no case runs its lines).
+        by: for a killed or invalid mutant, the step and the case.
+        why: the error.
+        seconds: the time of the trial.
+    """
+
+    status: str
+    by: str = ""
+    why: str = ""
+    seconds: float = 0.0
+
+
+class UnmutatedFailed(RuntimeError):
+    """The unmutated kernels do not pass the checks."""
+
+
+class Trials:
+    """Trials of one operation on one backend, on the CPU.
+
+    Args:
+        operation: the operation's name.
+        backend: "triton", "cuda" or "candidate".
+        candidate: the candidate, if the backend is "candidate".
+        dtypes: the dtypes, in the order of the steps.
+        examples: the number of generated cases for each dtype; every trial gets the same cases.
+        directory: the directory for the copies of the kernels and the compiled code.
+        quick: whether to run only the quick steps.
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        backend: str,
+        candidate: Candidate | None,
+        dtypes: Sequence[str],
+        examples: int,
+        directory: pathlib.Path,
+        quick: bool = False,
+    ) -> None:
+        self.backend, self.candidate, self.dtypes = backend, candidate, tuple(dtypes)
+        self.records = dict(operations())
+        self.operation = self.records[operation]
+        self.kernels = Kernels.of(operation)
+        self.directory = directory
+        drawn = {dtype: self._cases(dtype, examples) for dtype in dtypes}
+        self.steps = tuple(step for step in self._steps(drawn) if step.quick or not quick)
+        for dtype in dtypes:
+            for case in drawn[dtype].values():
+                # Compute the oracle's results before the first fork, so that all trials share them.
+                reference(self.operation, case, DTYPES[dtype])
+                reference_gradients(self.operation, case, DTYPES[dtype])
+
+    # ---- cases and steps, shared by all trials
+
+    def _cases(self, dtype: str, examples: int) -> dict[str, Case]:
+        named = {name: make(DTYPES[dtype]) for name, make in self.operation.examples.items()}
+        return {**named, **_drawn(self.operation.cases(DTYPES[dtype], 2048), examples)}
+
+    def _steps(self, drawn: Mapping[str, Mapping[str, Case]]) -> Iterator[Step]:
+        """Yield the steps, with those first that reject most mutants for the least time."""
+
+        def each(
+            name: str, check: Callable, dtypes: Sequence[str], share: int = 1, quick: bool = False
+        ) -> Iterator[Step]:
+            for dtype in dtypes:
+                cases = dict(list(drawn[dtype].items())[::share])
+                yield Step(name, check, dtype, cases, quick=quick)
+
+        first, others, small = self.dtypes[:1], self.dtypes[1:], self.operation.cases
+        yield from each("forward", checks.forward_agrees, first, quick=True)
+        yield from each("backward", checks.backward_agrees, first, quick=True)
+        yield from each("memory", checks.memory_is_respected, first, quick=True)
+        yield from each("forward", checks.forward_agrees, others, quick=True)
+        yield from each("backward", checks.backward_agrees, others, quick=True)
+        half = DTYPES["float16"]
+        apart = {**self.operation.examples_for_offsets(half), **_drawn(small(half, 512), 8)}
+        yield Step("offsets", checks.offsets_may_pass_32_bits, "float16", apart, quick=True)
+        yield from each("single gradients", checks.single_gradients_agree, first)
+        yield from each("repeats", checks.repeats_bit_for_bit, first)
+        for dtype in self.dtypes:
+            if dtype == "float64":
+                smooth = _drawn(self.operation.smooth(DTYPES[dtype]), 3)
+                yield Step("gradcheck", checks.gradcheck, dtype, smooth)
+        yield Step("errors", checks.declared_errors_are_raised, first[0], {})
+        for name in self._configurations():
+            for dtype in self.dtypes:
+                yield Step(f"configuration {name}", checks.forward_agrees, dtype, drawn[dtype], name)
+        for law in self.operation.laws:
+            yield from each(law.__name__, functools.partial(checks.law_holds, law), first, share=3)
+        if self.backend == "triton":
+            yield Step("ahead of time", _compiles_ahead_of_time, "float16", {})
+
+    def _configurations(self) -> list[str]:
+        """Return the names of a tuned kernel's configurations on the CPU. A separate process imports the kernel."""
+
+        def ask(say: Callable[..., None]) -> None:
+            self._implementation()
+            tuning = importlib.import_module("fourfold.backends.tuning")
+            kernel = f"{self.operation.name}_{self.backend}"
+            if kernel in tuning.kernels():
+                import torch
+
+                here = [c for c in tuning.configurations(kernel) if c.runs_on(torch.device("cpu"))]
+                say(configurations=[configuration.name for configuration in here])
+
+        told = list(self._fork(ask, lambda _: 60.0))
+        return next((message["configurations"] for message in told if "configurations" in message), [])
+
+    # ---- trials
+
+    def unmutated(self) -> Unmutated:
+        """Run all steps on the unmutated kernels.
+
+        Raises:
+            UnmutatedFailed: a check fails; the message is the check's.
+        """
+        seconds: list[float] = []
+        launched: list[frozenset[str]] = []
+        ran: dict[tuple[int, str], dict[str, frozenset[int]]] = {}
+
+        def run(say: Callable[..., None]) -> None:
+            before: set[str] = set()
+            for step in range(len(self.steps)):
+                say(step=step)
+                started = time.perf_counter()
+                self._run(step, lambda _: True, say)
+                names = {kernel.name for kernel in _launched_kernels()}
+                say(seconds=time.perf_counter() - started, launched=sorted(names - before))
+                before = names
+            say(compiled=_compiled_files(self.kernels))
+
+        compiled: list[str] = []
+        for message in self._fork(run, lambda _: 1800.0):
+            if "failed" in message:
+                raise UnmutatedFailed(f"{message['by']}: {message['failed']}")
+            if "ended" in message:
+                raise UnmutatedFailed(message["ended"])
+            if "seconds" in message:
+                seconds.append(message["seconds"])
+                launched.append(frozenset(message["launched"]))
+            compiled += message.get("compiled", ())
+            if "lines" in message:
+                ran[message["step"], message["case"]] = {
+                    file: frozenset(lines) for file, lines in message["lines"].items()
+                }
+        looked = self.backend != "cuda"
+        return Unmutated(
+            seconds=tuple(seconds),
+            ran=ran if looked else None,
+            compiled=frozenset(compiled),
+            launched=tuple(launched),
+        )
+
+    def outcome(self, mutant: Mutant, unmutated: Unmutated) -> Outcome:
+        """Run the steps on a mutant until one rejects it."""
+        reaching = {
+            step: {case for case in self.steps[step].cases if unmutated.reaches(mutant, step, case)}
+            for step in range(len(self.steps))
+        }
+        if not any(reaching.values()):
+            return Outcome(status="not reached")
+
+        def run(say: Callable[..., None]) -> None:
+            for step, cases in reaching.items():
+                if cases or not self.steps[step].cases:
+                    say(step=step)
+                    with self._compiling_only(unmutated.launched[step]):
+                        self._run(step, cases.__contains__)
+
+        def limit(step: int | None) -> float:
+            of_step = 0.0 if step is None else unmutated.seconds[step]
+            return GRACE_SECONDS + TIMES_AS_LONG * of_step + COMPILING_SECONDS.get(self.backend, 0.0)
+
+        started = time.perf_counter()
+        outcome = Outcome(status="survived")
+        for message in self._fork(run, limit, mutant):
+            if "failed" in message:
+                invalid = message["failed"].startswith(INVALID)
+                outcome = Outcome(
+                    status="invalid" if invalid else "killed", by=message["by"], why=message["failed"][:300]
+                )
+            elif "ended" in message:
+                outcome = Outcome(status="killed", by=message["by"], why=message["ended"])
+        return dataclasses.replace(outcome, seconds=round(time.perf_counter() - started, 2))
+
+    # ---- in the child process of a trial
+
+    def _implementation(self) -> Callable[..., Any]:
+        selection = self._selection()
+        return selection.implementation(self.operation.name, self.backend)
+
+    def _selection(self) -> Selection:
+        candidates = {self.operation.name: self.candidate} if self.candidate else {}
+        return Selection(operations=self.records, candidates=candidates, cells=(), narrowed=True)
+
+    def _run(self, step: int, wanted: Callable[[str], bool], say: Callable[..., None] | None = None) -> None:
+        """Run a step on the wanted cases. With `say`, run Python kernels on all cases and report each case's lines."""
+        this = self.steps[step]
+        subject = self._selection().subject(Cell(self.operation.name, self.backend, this.dtype), "cpu")
+        tuning = importlib.import_module("fourfold.backends.tuning")
+        force: Any = contextlib.nullcontext()
+        if this.configuration:
+            force = tuning.forced(f"{self.operation.name}_{self.backend}", this.configuration)
+
+        def traced(name: str, body: Callable[[Case], None], case: Case) -> None:
+            with _of_case(name), _lines_that_run(self._places()) as lines:
+                body(case)
+            assert say is not None
+            say(step=step, case=name, lines={file: sorted(found) for file, found in lines.items()})
+
+        given = Given(this.cases, wanted)
+        if say is not None and self.backend != "cuda":
+            given.cases = functools.partial(_each, this.cases, traced)  # type: ignore[method-assign]
+        with force:
+            this.check(subject, given)
+
+    def _compiling_only(self, names: frozenset[str]) -> contextlib.AbstractContextManager[None]:
+        """In this context, compile a C++ kernel with only the named ones: the first steps reject most mutants."""
+        if self.backend != "cuda":
+            return contextlib.nullcontext()
+        # Import the module here: the child has forgotten the parent's.
+        return importlib.import_module("fourfold.backends.cuda.launch").compiling_only(names)
+
+    def _places(self) -> dict[str, str]:
+        """Return the name of each file in the mutants, by its path in this process."""
+        if self.candidate:
+            return {str(pathlib.Path(self.candidate.place).resolve()): self.candidate.place}
+        root = self.kernels.of_this_process()
+        return {str(path): str(path.relative_to(root)) for path in root.rglob("*.py")}
+
+    def _fork(
+        self,
+        body: Callable[[Callable[..., None]], None],
+        limit: Callable[[int | None], float],
+        mutant: Mutant | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Run `body` in a forked process and yield its messages.
+
+        A message with "failed" reports an exception. A message with "ended" reports a timeout or a crash.
+
+        Args:
+            body: takes the function `say`, which sends a message.
+            limit: returns the time limit of a step in seconds; None stands for the time before the first step.
+            mutant: the mutant whose text replaces its file; None for the unmutated kernels.
+        """
+        place = self._prepare(mutant)
+        read, write = os.pipe()
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(read)
+                os.setsid()  # a process group of its own, so that killing it also ends g++
+                with os.fdopen(write, "w") as pipe:
+                    _child(pipe, body, self.kernels, place, self._candidate_of(mutant))
+            finally:
+                # Whatever the mutant did, the child must not return into the parent's code.
+                os._exit(0)
+        os.close(write)
+        try:
+            yield from self._listen(child, read, limit)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            os.close(read)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
+            self._clear(mutant)
+
+    def _listen(self, child: int, read: int, limit: Callable[[int | None], float]) -> Iterator[dict[str, Any]]:
+        buffer, step, done, began = b"", None, False, time.perf_counter()
+        while True:
+            left = limit(step) - (time.perf_counter() - began)
+            ready, _, _ = select.select([read], [], [], max(left, 0.0))
+            chunk = os.read(read, 1 << 16) if ready else b""
+            if not ready:
+                yield {"ended": f"no end within {limit(step):.0f} s", "by": f"time limit in {self._name(step)}"}
+                return
+            if not chunk:
+                break
+            *lines, buffer = (buffer + chunk).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if "step" in message and "case" not in message:
+                    step, began = message["step"], time.perf_counter()
+                if "failed" in message:
+                    message["by"] = f"{self._name(step)}{message['where']}"
+                done |= "done" in message or "failed" in message
+                yield message
+        _, status = os.waitpid(child, 0)
+        if not done:
+            died = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {status >> 8}"
+            yield {"ended": f"the process died: {died}", "by": f"crash in {self._name(step)}"}
+
+    def _name(self, step: int | None) -> str:
+        return "import" if step is None else str(self.steps[step])
+
+    # ---- the copy of the kernels
+
+    def _prepare(self, mutant: Mutant | None) -> pathlib.Path:
+        """Copy the kernels, write the mutant's file and return the folder. Its path is fixed, so caches stay valid."""
+        root = self.directory / "kernels"
+        if not root.exists():
+            shutil.copytree(
+                self.kernels.folder, root / self.kernels.folder.name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        if mutant is not None and self.candidate is None:
+            _write(root / self.kernels.folder.name / mutant.file, mutant.text)
+        if mutant is not None and self.candidate is not None:
+            _write(self.directory / "candidate" / pathlib.Path(self.candidate.place).name, mutant.text)
+        self._compiled = set(self._compiled_now())
+        return root
+
+    def _clear(self, mutant: Mutant | None) -> None:
+        if mutant is None:
+            return
+        if self.candidate is None:
+            folder = self.kernels.folder
+            shutil.copy2(folder / mutant.file, self.directory / "kernels" / folder.name / mutant.file)
+        for path in self._compiled_now():
+            if path not in self._compiled:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _compiled_now(self) -> list[pathlib.Path]:
+        return list((self.directory / "cache" / "cuda_on_cpu").glob("*"))
+
+    def _candidate_of(self, mutant: Mutant | None) -> Callable[[], None]:
+        def take_its_place() -> None:
+            os.environ["FOURFOLD_CACHE"] = str(self.directory / "cache")
+            if self.candidate is not None and mutant is not None:
+                path = pathlib.Path(self.candidate.place).resolve()
+                sys.path.append(str(path.parent))
+                changed = self.directory / "candidate" / path.name
+                self.candidate = dataclasses.replace(self.candidate, place=str(changed))
+
+        return take_its_place
+
+
+@contextlib.contextmanager
+def _of_case(name: str) -> Iterator[None]:
+    """Add the case's name to an error's notes."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"case {name}")
+        raise
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _child(
+    pipe: TextIO,
+    body: Callable[[Callable[..., None]], None],
+    kernels: Kernels,
+    copy: pathlib.Path,
+    prepare: Callable[[], None],
+) -> None:
+    def say(**message: Any) -> None:
+        pipe.write(json.dumps(message) + "\n")
+        pipe.flush()
+
+    sys.dont_write_bytecode = True
+    # Import the kernels from the copy, and forget any that the parent imported.
+    kernels.take_from(copy)
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(null, stream)
+    prepare()
+    try:
+        body(say)
+        say(done=True)
+    except BaseException as error:
+        notes = "".join(f", {note}" for note in getattr(error, "__notes__", []))
+        root = error
+        while root.__cause__ is not None and not isinstance(root, Failure):
+            root = root.__cause__
+        say(failed=f"{type(root).__name__}: {root}", where=notes)
+
+
+def _compiles_ahead_of_time(subject: Subject, search: Search) -> None:
+    """Check that Triton's compiler for a GPU accepts the kernels of the copy: the interpreter accepts more code."""
+    copy = Kernels.of(subject.operation.name).of_this_process().parent
+    command = [*ahead_of_time.COMMAND, subject.operation.name, str(subject.dtype), "90", "--kernels", str(copy)]
+    changes = {"TRITON_CACHE_DIR": str(copy / "triton")}
+    done = subprocess.run(command, env={**ahead_of_time.environment(), **changes}, capture_output=True, text=True)
+    if done.returncode:
+        raise Failure(f"{subject}: {done.stderr.strip()[-300:]}")
+
+
+def _launched_kernels() -> list[Any]:
+    """Return the CUDA kernels that this process launched on the CPU; none if the launcher was never imported."""
+    launch = sys.modules.get("fourfold.backends.cuda.launch")
+    return launch.launched_on_cpu() if launch else []
+
+
+def _compiled_files(kernels: Kernels) -> list[str]:
+    """Return the source files, relative to the kernels' package, of the CUDA kernels that this process launched."""
+    sources = {kernel.source for kernel in _launched_kernels()}
+    if not sources:
+        return []
+    compilation = importlib.import_module("fourfold.backends.cuda.compile")
+    files = {file for source in sources for file in compilation.source_closure(source)}
+    root = kernels.of_this_process()
+    return sorted(str(pathlib.Path(file).relative_to(root)) for file in files)
+
+
+@contextlib.contextmanager
+def _lines_that_run(places: Mapping[str, str]) -> Iterator[dict[str, set[int]]]:
+    """Trace the context and collect the lines that run in some files, by the files' names in `places`."""
+    ran: dict[str, set[int]] = {}
+
+    def of_line(frame: Any, event: str, argument: Any) -> Any:
+        ran[places[frame.f_code.co_filename]].add(frame.f_lineno)
+        return of_line
+
+    def of_call(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in places:
+            return None
+        ran.setdefault(places[frame.f_code.co_filename], set()).add(frame.f_lineno)
+        return of_line
+
+    former = sys.gettrace()
+    sys.settrace(of_call)
+    try:
+        yield ran
+    finally:
+        sys.settrace(former)
+
+
+def _each(
+    cases: Mapping[str, Case],
+    run: Callable[[str, Callable[[Case], None], Case], None],
+    subject: Subject,
+    check: str,
+    body: Callable[[Case], None],
+    **options: Any,
+) -> None:
+    """Replace `Search.cases`: run each given case."""
+    for name, case in cases.items():
+        with contextlib.suppress(hypothesis.errors.UnsatisfiedAssumption):
+            run(name, body, case)
+
+
+def _drawn(strategy: Any, examples: int) -> dict[str, Case]:
+    """Draw cases from a strategy with a fixed seed, so that they are always the same."""
+    drawn: list[Case] = []
+
+    @hypothesis.seed(1)
+    @hypothesis.settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(strategy)
+    def draw(case: Case) -> None:
+        drawn.append(case)
+
+    draw()
+    return _numbered(drawn, "generated")
+
+
+def _numbered(cases: Iterable[Case], kind: str = "case") -> dict[str, Case]:
+    return {f"{kind} {i}": case for i, case in enumerate(cases)}

@@ -1,0 +1,1 @@
+"""Performance: benchmarks, the device's ceilings, the regression gate and the report."""

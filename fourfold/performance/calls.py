@@ -1,0 +1,224 @@
+"""Calls that are timed: one implementation on one workload in one direction, with results that can be checked."""
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from fourfold.core.comparison import Disagreement, compare
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Cost, Operation, reference, reference_gradients
+from fourfold.core.running_error import Bounded
+from fourfold.core.workloads import Workload
+from fourfold.performance.timing import GRAPH_CALLS, Runnable
+
+DIRECTIONS = ("forward", "backward", "both")
+Results = Mapping[str, torch.Tensor]
+
+
+class Checkable(Runnable, Protocol):
+    """A runnable that keeps its results for a check."""
+
+    def poison(self) -> None:
+        """Overwrite the results with NaN, so that a call that writes nothing cannot pass with old results."""
+
+    @property
+    def results(self) -> Results:
+        """The results of the last call, by name."""
+
+
+class Call:
+    """Calls of an implementation on tensors that this object owns.
+
+    Args:
+        implementation: takes the operation's arguments.
+        operation: the operation; it says which inputs have gradients.
+        workload: gives the inputs, the parameters and the grad_output.
+        dtype: the dtype of the tensors.
+        device: the device of the tensors.
+        direction: "forward" (without autograd), "backward" (of one forward call, made once) or "both" (a forward call
+            and its backward pass).
+    """
+
+    def __init__(
+        self,
+        implementation: Callable[..., torch.Tensor],
+        operation: Operation,
+        workload: Workload,
+        dtype: DType,
+        device: str,
+        direction: str,
+    ) -> None:
+        if direction not in DIRECTIONS:
+            raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}, not {direction!r}")
+        self.calls_per_run = 1
+        self._implementation, self._names = implementation, operation.differentiable
+        self.tensors = {name: workload.tensor(name, dtype, device) for name in workload.case.inputs}
+        self._parameters = workload.case.parameters
+        self._grad_output = workload.tensor("grad_output", dtype, device)
+        self._output: torch.Tensor | None = None
+        self._last: dict[str, torch.Tensor] = {}
+        if direction != "forward":
+            for name in self._names:
+                self.tensors[name].requires_grad_()
+        if direction == "backward":
+            self._output = self._call()
+        self._direction = direction
+
+    def _call(self) -> torch.Tensor:
+        return self._implementation(**self.tensors, **self._parameters)
+
+    def _forward(self) -> dict[str, torch.Tensor]:
+        return {"output": self._call()}
+
+    def _gradients(self, output: torch.Tensor, again: bool) -> dict[str, torch.Tensor]:
+        inputs = [self.tensors[name] for name in self._names]
+        return dict(zip(self._names, torch.autograd.grad(output, inputs, self._grad_output, retain_graph=again)))
+
+    def _backward(self) -> dict[str, torch.Tensor]:
+        assert self._output is not None
+        return self._gradients(self._output, again=True)
+
+    def _both(self) -> dict[str, torch.Tensor]:
+        output = self._call()
+        return {"output": output, **self._gradients(output, again=False)}
+
+    def run(self, calls: int) -> None:
+        """Make `calls` calls."""
+        # Do not keep the bound method on self: the reference cycle would keep the tensors' memory after the last use.
+        once = {"forward": self._forward, "backward": self._backward, "both": self._both}[self._direction]
+        for _ in range(calls):
+            self._last = once()
+
+    def poison(self) -> None:
+        """Overwrite the results with NaN, except those that share memory with the inputs."""
+        lent = [*self.tensors.values(), self._grad_output, *([self._output] if self._output is not None else [])]
+        shared = {tensor.untyped_storage().data_ptr() for tensor in lent}
+        for result in self._last.values():
+            if result.untyped_storage().data_ptr() not in shared:
+                result.detach().fill_(torch.nan)
+        self._last = {}
+
+    @property
+    def results(self) -> Results:
+        """The results of the last call, by name."""
+        return self._last
+
+    @property
+    def bytes(self) -> int:
+        """The size of the inputs and of grad_output, in bytes."""
+        return sum(tensor.nbytes for tensor in (*self.tensors.values(), self._grad_output))
+
+
+class Replay:
+    """Calls on several sets of tensors in one CUDA graph: together larger than the L2 cache, launched without the host.
+
+    Args:
+        make: makes a call on new tensors.
+        cache_bytes: the size of the L2 cache.
+    """
+
+    def __init__(self, make: Callable[[], Call], cache_bytes: int) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # A backward pass runs on the stream of its forward pass, so the forward pass must run on this stream.
+            first = make()
+            sets = min(GRAPH_CALLS, max(2, 3 * cache_bytes // max(first.bytes, 1) + 1))
+            self._calls = [first, *(make() for _ in range(sets - 1))]
+            for call in self._calls:
+                call.run(1)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with garbage_kept(), warnings.catch_warnings():
+            # A call that launches nothing gives an empty graph: the gradient of a sum is grad_output itself.
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            with torch.cuda.graph(self._graph, stream=stream):
+                for call in self._calls:
+                    call.run(1)
+        self._captured = [dict(call.results) for call in self._calls]
+
+    @property
+    def calls_per_run(self) -> int:
+        """The number of calls in the graph."""
+        return len(self._calls)
+
+    def run(self, calls: int) -> None:
+        """Replay the graph `calls` times."""
+        for _ in range(calls):
+            self._graph.replay()
+
+    def poison(self) -> None:
+        """Overwrite the results with NaN; the next replay writes to the same memory."""
+        for call, captured in zip(self._calls, self._captured):
+            call._last = dict(captured)
+            call.poison()
+
+    @property
+    def results(self) -> Results:
+        """The results of the last captured call, by name."""
+        return self._captured[-1]
+
+
+@contextlib.contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Disable garbage collection: a CUDA graph capture must not free memory, and a collection before it takes 0.2 s."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def cost_of(operation: Operation, workload: Workload, direction: str) -> Cost:
+    """The fewest bytes and flops that a call in this direction needs."""
+    forward, backward = operation.cost(workload.case)
+    if direction == "both":
+        return Cost(forward.bytes + backward.bytes, forward.flops + backward.flops)
+    return backward if direction == "backward" else forward
+
+
+class References:
+    """The oracle's results for workloads, computed once for all contenders."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, Mapping[str, Bounded]] = {}
+
+    def of(
+        self, operation: Operation, name: str, workload: Workload, dtype: DType, gradients: bool = True
+    ) -> dict[str, Bounded]:
+        """Return the oracle's output for the workload's part and, with `gradients`, its gradients, by name."""
+        found: dict[str, Bounded] = {}
+        for of_gradients in (False, True)[: 1 + gradients]:
+            key = operation.name, name, dtype.name, of_gradients
+            if key not in self._kept:
+                self._kept[key] = (
+                    reference_gradients(operation, workload.part, dtype)
+                    if of_gradients
+                    else {"output": reference(operation, workload.part, dtype)}
+                )
+            found |= self._kept[key]
+        return found
+
+
+def worst_error(results: Results, expected: Mapping[str, Bounded], workload: Workload, dtype: DType) -> float:
+    """Return the largest error as a multiple of its bound.
+
+    Raises:
+        Disagreement: the error exceeds its bound, a dtype is wrong, or there is no result.
+    """
+    if not results:
+        raise Disagreement("there is no result")
+    worst = 0.0
+    for name, result in results.items():
+        if result.dtype != dtype.torch:
+            raise Disagreement(f"{name} has dtype {result.dtype}, expected {dtype.torch}")
+        beginning = result[tuple(map(slice, expected[name].shape))]
+        within = workload.expected(name, expected[name], dtype)
+        worst = max(worst, compare(dtype.array(beginning), within, dtype, name).worst)
+    return worst

@@ -1,0 +1,250 @@
+"""The regression gate: decide in two stages whether a change made a benchmark slower.
+
+The first stage compares the medians of two runs. A benchmark that may have changed by at least `WORTH_FINDING` is a
+suspect. It is only a suspect, because the machine's speed also varies between runs. The second stage measures the
+suspects again, with the baseline's code and today's in turns. Only a change that it confirms counts.
+"""
+
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
+
+# The smallest difference that the gate must find. The first stage passes a benchmark only if a difference this large
+# is ruled out. The second stage says "same" if the whole interval is smaller than this.
+WORTH_FINDING = math.log(1.02)
+# A smaller difference is never reported, however significant it is.
+LEAST = math.log(1.01)
+# The addresses of code and data are fixed for a process's life, and make two identical copies differ in speed:
+# on an H200 by up to 1.5% of the host's time, and by 0.06 us of a kernel's.
+LEAST_OF_HOST = math.log(1.03)
+LEAST_SECONDS = 0.1e-6
+# The probability of one or more false "slower" or "faster" verdicts, over all benchmarks together.
+FAMILY_LEVEL = 0.05
+# One-sided 95%: the first stage misses a difference that is worth finding with probability 5%.
+SCREEN_Z = 1.645
+# The standard deviation of a run's log median where the history is shorter than `RUNS_FOR_A_SPREAD`.
+ASSUMED_SPREAD = 0.02
+LEAST_SPREAD = 0.001
+RUNS_FOR_A_SPREAD = 4
+EPOCHS = 20
+TRIMMED = 0.05  # the share of the epochs that is cut off at either end
+RESAMPLES = 20_000
+FEWEST_TURNS, MOST_TURNS = 3, 40
+
+Round = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The gate's verdict on one benchmark.
+
+    Attributes:
+        name: the benchmark's full name.
+        verdict: "faster", "same", "slower" or "ambiguous".
+        ratio: today's time over the baseline's.
+        low, high: the interval of the ratio. In stage 2 it has the level that corrects for all benchmarks.
+        stage: 1 if the verdict comes from the medians, 2 if the benchmark was measured again.
+        why: the reason why an ambiguous benchmark could not be measured again, or "".
+    """
+
+    name: str
+    verdict: str
+    ratio: float
+    low: float
+    high: float
+    stage: int
+    why: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.verdict:<9} {self.ratio - 1:+7.1%} ({self.low - 1:+6.1%} to {self.high - 1:+6.1%}) "
+            f"{short_name(self.name)}"
+            f"{f': {self.why}' if self.why else ''}"
+        )
+
+
+def short_name(name: str) -> str:
+    """Return a benchmark's parameters, without the name of the test that times it."""
+    return name.partition("[")[2].removesuffix("]") or name.rpartition("::")[2]
+
+
+def run_spread(medians: Sequence[float]) -> float:
+    """Estimate the standard deviation of a run's log median from the medians of past runs, in order.
+
+    It uses differences between neighbouring runs, so a change of the code affects only one of them. It takes the
+    median of those differences, so that one does not affect the result.
+    """
+    if len(medians) < RUNS_FOR_A_SPREAD:
+        return ASSUMED_SPREAD
+    logs = np.log(np.asarray(medians))
+    deviation = 1.4826 * float(np.median(np.abs(np.diff(logs)))) / math.sqrt(2)
+    return max(deviation, LEAST_SPREAD)
+
+
+def screened(name: str, now: float, then: float, spread: float) -> Change:
+    """Run the first stage: "same" if a difference worth finding is ruled out, else "ambiguous".
+
+    Args:
+        name: the benchmark's full name.
+        now: today's median, in seconds.
+        then: the baseline's median, in seconds.
+        spread: the standard deviation of a run's log median.
+    """
+    ratio, half = math.log(now / then), SCREEN_Z * math.sqrt(2) * spread
+    same = abs(ratio) + half < WORTH_FINDING
+    return Change(
+        name, "same" if same else "ambiguous", math.exp(ratio), math.exp(ratio - half), math.exp(ratio + half), 1
+    )
+
+
+def alternate(
+    pair: Callable[[], tuple[Round, Round]],
+    seconds: float,
+    rng: np.random.Generator,
+    epochs: int = EPOCHS,
+    now: Callable[[], float] = time.perf_counter,
+) -> np.ndarray:
+    """Measure the baseline's code and today's in turns, and return one log ratio of today's time per epoch.
+
+    Each epoch has new tensors, because their addresses make a lasting difference in speed. Each turn measures both
+    sides twice, in the order A B B A or B A A B, so that a linear drift of the machine's speed cancels.
+
+    Args:
+        pair: makes a round of the baseline's code and one of today's, warmed up, on new tensors.
+        seconds: the time for the turns of all epochs together.
+        rng: chooses the order of each turn.
+        epochs: the number of epochs.
+        now: the host's clock.
+    """
+    ratios = []
+    for _ in range(epochs):
+        then_round, now_round = pair()
+        turns: list[float] = []
+        begun = now()
+        while len(turns) < FEWEST_TURNS or (len(turns) < MOST_TURNS and now() - begun < seconds / epochs):
+            inner, outer = (then_round, now_round) if rng.random() < 0.5 else (now_round, then_round)
+            first, second, third, fourth = outer(), inner(), inner(), outer()
+            difference = (math.log(first) + math.log(fourth) - math.log(second) - math.log(third)) / 2
+            turns.append(difference if outer is now_round else -difference)
+        ratios.append(statistics.median(turns))
+    return np.array(ratios)
+
+
+@functools.cache
+def _resamples(count: int) -> np.ndarray:
+    """Return the sorted indices of the `count` values in each resample, shape [RESAMPLES, count]."""
+    return np.sort(np.random.default_rng(0).integers(0, count, (RESAMPLES, count)))
+
+
+def trimmed_mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the trimmed mean along the last axis and its standard error (Tukey and McLaughlin, 1963).
+
+    Args:
+        values: sorted along the last axis, which has at least two values.
+    """
+    count = values.shape[-1]
+    cut = int(TRIMMED * count)
+    inner = values[..., cut : count - cut]
+    winsorized = np.clip(values, inner[..., :1], inner[..., -1:])
+    share = inner.shape[-1] / count
+    return inner.mean(axis=-1), winsorized.std(axis=-1, ddof=1) / (share * math.sqrt(count))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A log ratio and its studentized bootstrap: each resample's distance from it, in that resample's standard errors.
+
+    The mean is trimmed, so that an epoch that another program disturbed does not hide what the others show.
+    """
+
+    mean: float
+    error: float
+    studentized: np.ndarray = field(repr=False)  # sorted
+
+    @classmethod
+    def of(cls, ratios: np.ndarray) -> "Estimate":
+        """Estimate from one log ratio per epoch (Efron, Tibshirani, An Introduction to the Bootstrap, section 12.5)."""
+        ordered = np.sort(ratios)
+        mean, error = map(float, trimmed_mean(ordered))
+        means, errors = trimmed_mean(ordered[_resamples(len(ordered))])
+        # A resample that repeats one value has no standard error to divide by.
+        kept = errors > 1e-3 * error
+        return cls(mean, error, np.sort((means[kept] - mean) / errors[kept]))
+
+    @property
+    def p_value(self) -> float:
+        """The two-sided p-value of the hypothesis that there is no difference."""
+        if not self.error or not len(self.studentized):
+            return float(self.mean == 0)
+        t = self.mean / self.error
+        count = len(self.studentized)
+        above = count - int(np.searchsorted(self.studentized, t, side="left"))
+        below = int(np.searchsorted(self.studentized, t, side="right"))
+        return min(1.0, 2 * (min(above, below) + 1) / (count + 1))
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """Return the confidence interval that misses the true mean with probability `level`."""
+        if not self.error or not len(self.studentized):
+            return self.mean, self.mean
+        low, high = np.quantile(self.studentized, (level / 2, 1 - level / 2))
+        return self.mean - float(high) * self.error, self.mean - float(low) * self.error
+
+
+def least_difference(seconds: float, of_host: bool) -> float:
+    """Return the smallest log ratio that the gate may report.
+
+    Args:
+        seconds: the time of one call.
+        of_host: whether this is the host's time.
+    """
+    return LEAST_OF_HOST if of_host else max(LEAST, math.log1p(LEAST_SECONDS / seconds))
+
+
+def decided(
+    measured: Mapping[str, np.ndarray], benchmarks: int, least_of: Mapping[str, float] = MappingProxyType({})
+) -> list[Change]:
+    """Decide the second stage, corrected for the number of benchmarks by Holm's procedure.
+
+    Args:
+        measured: the log ratios of each suspect, by benchmark.
+        benchmarks: the number of benchmarks that were compared, suspects or not.
+        least_of: the `least_difference` of each benchmark; `LEAST` where it is missing.
+    """
+    estimates = {name: Estimate.of(ratios) for name, ratios in measured.items()}
+    changes = []
+    rejecting = True
+    for rank, (name, estimate) in enumerate(sorted(estimates.items(), key=lambda pair: pair[1].p_value)):
+        level = FAMILY_LEVEL / (benchmarks - rank)
+        rejecting &= estimate.p_value <= level
+        low, high = estimate.interval(level)
+        least = least_of.get(name, LEAST)
+        worth_finding = max(least, WORTH_FINDING)
+        if rejecting and abs(estimate.mean) >= least:
+            verdict = "slower" if estimate.mean > 0 else "faster"
+        elif low > -worth_finding and high < worth_finding:
+            verdict = "same"
+        else:
+            verdict = "ambiguous"
+        changes.append(Change(name, verdict, math.exp(estimate.mean), math.exp(low), math.exp(high), 2))
+    return changes
+
+
+def unconfirmed(suspect: Change, why: str) -> Change:
+    """Return the "ambiguous" verdict of a suspect that could not be measured again."""
+    return replace(suspect, verdict="ambiguous", why=why)
+
+
+def matched(now: Iterable[str], then: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the benchmarks of both runs, those of the baseline only, and those of today's run only."""
+    today, before = dict.fromkeys(now), dict.fromkeys(then)
+    return (
+        [name for name in today if name in before],
+        [name for name in before if name not in today],
+        [name for name in today if name not in before],
+    )

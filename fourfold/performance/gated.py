@@ -1,0 +1,223 @@
+"""The comparison of a run with a recorded run: the common benchmarks, their verdicts and the kernels' resources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fourfold.performance import gate, machine, static
+from fourfold.performance.gate import Change
+from fourfold.performance.measurement import Measurement
+from fourfold.performance.peers import Function
+from fourfold.performance.sources import Baseline, SourceError
+from fourfold.performance.timed_run import TimedRun
+from fourfold.running.cells import CANDIDATE
+
+SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Record:
+    """The baseline and this machine's earlier runs.
+
+    Attributes:
+        baseline: pytest-benchmark's JSON of the run to compare with.
+        history: the same of every earlier run on this machine.
+        machine: this machine, as `machine.machine` describes it.
+    """
+
+    baseline: Mapping[str, Any]
+    history: Sequence[Mapping[str, Any]]
+    machine: Mapping[str, str]
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """The baseline's median seconds, by benchmark."""
+        return {one["fullname"]: one["stats"]["median"] for one in self.baseline["benchmarks"]}
+
+    def spread(self, name: str) -> float:
+        """Estimate the standard deviation of a run's log median from the history of one benchmark."""
+        runs = ({one["fullname"]: one for one in run["benchmarks"]} for run in self.history)
+        return gate.run_spread([run[name]["stats"]["median"] for run in runs if name in run])
+
+
+@dataclass(frozen=True)
+class Remeasuring:
+    """The settings of the second stage, which measures suspects again.
+
+    Attributes:
+        seconds: the minimum measuring time for each suspect.
+        directories: the directories in which to look for the baseline's sources.
+        say: prints a line of progress.
+    """
+
+    seconds: float
+    directories: Sequence[Path]
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Gated:
+    """The result of a comparison.
+
+    Attributes:
+        changes: the verdict on each gated benchmark that both runs have.
+        kernels: the name of each suspect's function, by benchmark.
+        benchmarks: the number of benchmarks that both runs have.
+        missing: the benchmarks that only the baseline has.
+        new: the benchmarks that only today's run has.
+        beside: the number of common benchmarks that the gate ignores: peers and rungs of ladders.
+        static: the resources of which kernels need more than before.
+        changed: the properties of the machine that changed, above all versions: now and then.
+        confirmed: whether suspects were measured again.
+    """
+
+    changes: Sequence[Change]
+    kernels: Mapping[str, str]
+    benchmarks: int
+    missing: Sequence[str]
+    new: Sequence[str]
+    beside: int
+    static: Sequence[str]
+    changed: Mapping[str, tuple[str, str]]
+    confirmed: bool
+
+    @classmethod
+    def of(cls, run: TimedRun, record: Record, again: Remeasuring | None) -> Gated:
+        """Compare a run with a record.
+
+        Args:
+            run: the finished run.
+            record: the baseline and the history.
+            again: the settings for measuring suspects again; None to skip that.
+        """
+        then = record.medians
+        common, missing, new = gate.matched(run.medians, then)
+        own = [name for name in common if name in run.timed and run.timed[name].gated]
+        changes = {name: gate.screened(name, run.medians[name], then[name], record.spread(name)) for name in own}
+        suspects = [name for name, change in changes.items() if change.verdict != "same"]
+        if again is not None and suspects:
+            changes |= confirmed(run, record, [changes[name] for name in suspects], len(own), again)
+        kernels = {name: _kernel(run.bench.implementation(run.timed[name])) for name in suspects}
+        before = record.baseline.get("static", {}).get("kernels", {})
+        worse = list(static.regressions(run.static["kernels"], before))
+        if "error" in run.static:
+            worse.append(f"what kernels need is not known: {run.static['error']}")
+        was = record.baseline["machine_info"].get("fourfold", {})
+        return cls(
+            changes=list(changes.values()),
+            kernels=kernels,
+            benchmarks=len(common),
+            missing=missing,
+            new=new,
+            beside=len(common) - len(own),
+            static=worse,
+            changed=machine.differences(record.machine, was),
+            confirmed=again is not None,
+        )
+
+    @property
+    def slower(self) -> list[Change]:
+        """The changes whose verdict is "slower"."""
+        return [change for change in self.changes if change.verdict == "slower"]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the summary for the terminal: what differs, and each change that the medians did not settle."""
+        for key, (now, then) in self.changed.items():
+            yield f"{key} is {now}, but was {then}"
+        yield from _listed("missing: the baseline has them", self.missing)
+        yield from _listed("new: the baseline does not have them", self.new)
+        for worse in self.static:
+            yield f"by its compiled code, {worse}"
+        settled = sum(change.stage == 1 and change.verdict == "same" for change in self.changes)
+        yield f"{settled} of {len(self.changes)} benchmarks: the same by their medians"
+        if self.beside:
+            yield f"{self.beside} of peers and ladders: recorded, and not for the gate"
+        rest = [change for change in self.changes if change.stage != 1 or change.verdict != "same"]
+        if rest and not self.confirmed:
+            yield "the others may have changed; --perf-gate measures them again:"
+        for change in sorted(rest, key=lambda change: -change.ratio):
+            yield str(change)
+        for change in self.slower:
+            yield (
+                f"{self.kernels[change.name]} is slower: {change.ratio - 1:+.1%} of its time, {change.low - 1:+.1%}"
+                f" to {change.high - 1:+.1%} at {1 - gate.FAMILY_LEVEL:.0%} for all {len(self.changes)} benchmarks"
+                f" together, in {change.name}"
+            )
+
+
+def confirmed(
+    run: TimedRun, record: Record, suspects: Sequence[Change], benchmarks: int, again: Remeasuring
+) -> dict[str, Change]:
+    """Measure suspects again, with the baseline's code and today's in turns, and return their verdicts by benchmark."""
+    again.say("")
+    again.say(
+        f"{len(suspects)} of {benchmarks} may have changed; each is measured again for {again.seconds:g} s and more"
+    )
+    recorded = record.baseline.get("sources", {})
+    rng = np.random.default_rng(0)
+    ratios: dict[str, np.ndarray] = {}
+    changes: dict[str, Change] = {}
+    baseline, why = _baseline(again.directories, recorded)
+    for position, suspect in enumerate(suspects, 1):
+        again.say(f"[{position}/{len(suspects)}] {suspect.name}")
+        if baseline is None:
+            changes[suspect.name] = gate.unconfirmed(suspect, why)
+            continue
+        measurement = run.timed[suspect.name]
+        try:
+            former = loaded(baseline, measurement, recorded["candidates"])
+            pair = run.bench.against(measurement, former, rng)
+            ratios[suspect.name] = gate.alternate(pair, again.seconds, rng)
+        except SourceError as error:
+            changes[suspect.name] = gate.unconfirmed(suspect, str(error))
+        except Exception as error:  # the baseline's code failed where today's did not
+            changes[suspect.name] = gate.unconfirmed(suspect, f"{type(error).__name__}: {error}")
+    return changes | {change.name: change for change in gate.decided(ratios, benchmarks, run.least_differences)}
+
+
+def _baseline(directories: Sequence[Path], recorded: Mapping[str, Any]) -> tuple[Baseline | None, str]:
+    """The sources of a record, from the first of some directories that has them; or why none has."""
+    why = ["the record does not say of which sources it is"]
+    if recorded:
+        why = []
+        for directory in directories:
+            try:
+                return Baseline(directory / "sources" / f"{recorded['sha256']}.zip"), ""
+            except SourceError as error:
+                why.append(str(error))
+    return None, "; ".join(dict.fromkeys(why))
+
+
+def loaded(baseline: Baseline, measurement: Measurement, candidates: Mapping[str, str]) -> Function:
+    """Load the baseline's implementation of a measurement.
+
+    Args:
+        baseline: the sources of the recorded run.
+        measurement: a measurement of a cell.
+        candidates: the name of each candidate's function in the baseline, by operation.
+
+    Raises:
+        SourceError: the baseline does not have the implementation, or it does not load.
+    """
+    cell = measurement.cell
+    assert cell is not None
+    if cell.backend != CANDIDATE:
+        return baseline.load(cell.operation, cell.backend)
+    if cell.operation not in candidates:
+        raise SourceError(f"its candidate for {cell.operation} is not kept")
+    return baseline.candidate(cell.operation, candidates[cell.operation])
+
+
+def _kernel(function: Function) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', function)}"
+
+
+def _listed(what: str, names: Sequence[str]) -> Iterator[str]:
+    if names:
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        yield f"{len(names)} {what}: {', '.join(map(gate.short_name, names[:SHOWN]))}{more}"

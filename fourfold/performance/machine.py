@@ -1,0 +1,120 @@
+"""The machine: its description for the record, and the state of its GPU during a benchmark."""
+
+import functools
+import importlib.metadata
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pynvml
+import torch
+
+# The bits of NVML's clocks-throttle reasons.
+REASONS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks",
+}
+# If one of these differs, it is another machine, and the times cannot be compared.
+IDENTITY = ("device", "gpu", "cpu", "architecture")
+
+
+def machine(device: str, cpu: Mapping[str, Any]) -> dict[str, str]:
+    """Describe the hardware and the versions that times depend on.
+
+    Args:
+        device: "cpu" or "cuda".
+        cpu: the dictionary of py-cpuinfo.
+    """
+    found = {
+        "device": device,
+        "gpu": "",
+        "driver": "",
+        "cuda": "",
+        "cpu": str(cpu.get("brand_raw", platform.processor())),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": importlib.metadata.version("triton"),
+    }
+    if device == "cuda":
+        found |= {
+            "gpu": torch.cuda.get_device_name(),
+            "driver": _driver_version(),
+            "cuda": str(torch.version.cuda),
+        }
+    return found
+
+
+def differences(now: Mapping[str, str], then: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return the entries that differ, each as a pair of now and then."""
+    keys = dict.fromkeys((*now, *then))
+    return {key: (now.get(key, ""), then.get(key, "")) for key in keys if now.get(key, "") != then.get(key, "")}
+
+
+def incomparable(now: Mapping[str, str], then: Mapping[str, str]) -> str | None:
+    """Return why the times of two machines must not be compared, or None if they may be."""
+    if not then:
+        return "the baseline does not say which machine it is of: it was not recorded by this project's benchmarks"
+    other = [f"{key} is {a!r}, but was {b!r}" for key, (a, b) in differences(now, then).items() if key in IDENTITY]
+    return "the baseline is of another machine: " + "; ".join(other) if other else None
+
+
+@functools.cache
+def _nvml() -> Any:
+    pynvml.nvmlInit()
+    return pynvml
+
+
+def gpu_state(device: str) -> dict[str, Any] | None:
+    """Return clocks, power, temperature and throttle reasons of torch's current GPU; None on the CPU."""
+    if device != "cuda":
+        return None
+    # Use the UUID: CUDA_VISIBLE_DEVICES may give the GPU another number in torch than in NVML.
+    return state_of(f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}")
+
+
+def state_of(uuid: str) -> dict[str, Any]:
+    """Return the same for the GPU with this UUID. Omit what the driver does not tell; "unknown" says why."""
+    try:
+        nvml = _nvml()
+        gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError as error:
+        return {"unknown": str(error)}
+    questions: dict[str, Callable[[], Any]] = {
+        "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+        "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+        "watts": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+        "celsius": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": lambda: _reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)),
+    }
+    state: dict[str, Any] = {}
+    for name, ask in questions.items():
+        try:
+            state[name] = ask()
+        except pynvml.NVMLError as error:
+            state["unknown"] = f"{name}: {error}"
+    return state
+
+
+def throttled(states: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """Return the reasons why clocks were reduced, except idleness and application clocks."""
+    reasons = [reason for state in states if state for reason in state.get("throttle_reasons", [])]
+    return [reason for reason in dict.fromkeys(reasons) if reason not in ("idle", "application clocks")]
+
+
+def _reasons(bits: int) -> list[str]:
+    return [name for bit, name in REASONS.items() if bits & bit]
+
+
+def _driver_version() -> str:
+    try:
+        return str(_nvml().nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return f"unknown: {error}"

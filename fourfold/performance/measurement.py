@@ -1,0 +1,354 @@
+"""Measurements: the list of benchmarks, how each one runs, and what its record adds to pytest-benchmark's data."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.compat import pytest_benchmark_internals
+from fourfold.core.comparison import Disagreement
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import Cost, Operation
+from fourfold.core.workloads import Make, Workload
+from fourfold.performance import machine
+from fourfold.performance.calls import DIRECTIONS, Call, Checkable, References, Replay, cost_of, worst_error
+from fourfold.performance.ceilings import Ceilings, measured
+from fourfold.performance.gate import Round
+from fourfold.performance.peers import Function, peers
+from fourfold.performance.timing import (
+    GRAPH_SECONDS,
+    Clock,
+    DeviceClock,
+    HostClock,
+    cuda_device,
+    one_round,
+    plan_rounds,
+)
+from fourfold.running.cells import CANDIDATE, Cell, Selection
+
+HOST = "host"  # the direction of a benchmark that times the host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One benchmark: a contender on a workload of an operation.
+
+    Attributes:
+        operation: the operation.
+        workload: the workload's name.
+        make: makes the workload.
+        dtype: the dtype of the tensors.
+        direction: one of `DIRECTIONS`, or "host": the time that a forward call takes the host of a GPU.
+        contender: the name of a backend, the candidate, a peer or a rung of a ladder.
+        function: returns the contender's implementation.
+        clock: the timer for pytest-benchmark.
+        cell: the verified cell that is timed; None for anything else, such as a peer, whose errors are only recorded.
+        in_ladder: whether this is a rung of a ladder, which may call the kernel in another way than its cell does.
+    """
+
+    operation: Operation
+    workload: str
+    make: Make
+    dtype: str
+    direction: str
+    contender: str
+    function: Callable[[], Function]
+    clock: Clock
+    cell: Cell | None = None
+    in_ladder: bool = False
+
+    @property
+    def gated(self) -> bool:
+        """Whether the gate judges it: a cell's implementation, called in the cell's own way."""
+        return self.cell is not None and not self.in_ladder
+
+    @property
+    def group(self) -> str:
+        """The name of the group of measurements that are compared with each other."""
+        return f"{self.operation.name}-{self.workload}-{self.dtype}-{self.direction}"
+
+    def __str__(self) -> str:
+        return f"{self.group}-{self.contender}"
+
+
+def clock_for(device: str, direction: str) -> Clock:
+    """Return a host clock on the CPU and for the direction "host", else a device clock."""
+    return DeviceClock() if device == "cuda" and direction != HOST else HostClock()
+
+
+def measurements(selection: Selection, device: str, dtypes: Sequence[str], with_peers: bool) -> Iterator[Measurement]:
+    """Yield all measurements of the selected cells, group by group.
+
+    Args:
+        selection: the selected cells.
+        device: "cpu" or "cuda".
+        dtypes: the dtypes to time.
+        with_peers: whether to time peers too.
+    """
+    pairs = dict.fromkeys((cell.operation, cell.dtype) for cell in selection.cells if cell.dtype in dtypes)
+    for name, dtype in pairs:
+        backends = [c.backend for c in selection.cells if (c.operation, c.dtype) == (name, dtype)]
+        if with_peers and backends == [CANDIDATE]:
+            backends.append("torch")
+        cells = [Cell(name, backend, dtype) for backend in backends]
+        contenders: list[tuple[str, Callable[[], Function], Cell | None]] = [
+            (cell.backend, partial(selection.implementation, name, cell.backend), cell) for cell in cells
+        ]
+        if with_peers:
+            contenders += [(peer, function, None) for peer, function in peers(name).items()]
+        operation = selection.operations[name]
+        for workload, make in operation.workloads[device].items():
+            for direction in (*DIRECTIONS, *([HOST] if device == "cuda" else [])):
+                for contender, function, cell in contenders:
+                    yield Measurement(
+                        operation=operation,
+                        workload=workload,
+                        make=make,
+                        dtype=dtype,
+                        direction=direction,
+                        contender=contender,
+                        function=function,
+                        clock=clock_for(device, direction),
+                        cell=cell,
+                    )
+
+
+class Bench:
+    """What the benchmarks of a run share: workloads, the oracle's results and the ceilings."""
+
+    def __init__(self, selection: Selection, device: str) -> None:
+        self.selection, self.device = selection, device
+        self.references = References()
+        self._workload: tuple[Any, Workload] | None = None
+        self._functions: tuple[Any, dict[str, Function]] | None = None
+
+    @cached_property
+    def ceilings(self) -> Ceilings:
+        """The device's ceilings, measured at first use."""
+        return measured(self.device)
+
+    def workload(self, measurement: Measurement) -> Workload:
+        """Return a measurement's workload. Only the latest is cached: a large one fills gigabytes."""
+        key = measurement.operation.name, measurement.workload, measurement.dtype
+        if self._workload is None or self._workload[0] != key:
+            self._workload = None
+            self._workload = key, measurement.make(DTYPES[measurement.dtype])
+        return self._workload[1]
+
+    def implementation(self, measurement: Measurement) -> Function:
+        """Return a measurement's implementation, cached for all directions of a workload: it may have been compiled."""
+        key = measurement.operation.name, measurement.workload, measurement.dtype
+        if self._functions is None or self._functions[0] != key:
+            self._functions = key, {}
+        functions = self._functions[1]
+        if measurement.contender not in functions:
+            functions[measurement.contender] = measurement.function()
+        return functions[measurement.contender]
+
+    def unsupported(self, measurement: Measurement) -> str | None:
+        """Return why a measurement cannot run here, or None."""
+        return self.selection.unsupported(measurement.cell, self.device) if measurement.cell else None
+
+    def call(self, measurement: Measurement, implementation: Function | None = None) -> Call:
+        """Return the call that a measurement times, on new tensors."""
+        return Call(
+            implementation or self.implementation(measurement),
+            measurement.operation,
+            self.workload(measurement),
+            DTYPES[measurement.dtype],
+            self.device,
+            "forward" if measurement.direction == HOST else measurement.direction,
+        )
+
+    def prepared(
+        self,
+        measurement: Measurement,
+        clock: Clock,
+        implementation: Function | None = None,
+        in_graph: bool | None = None,
+    ) -> tuple[Checkable, str]:
+        """Return a warmed-up call, or a graph that replays it, and a description of how it is timed.
+
+        Args:
+            measurement: the measurement.
+            clock: the clock; for a device clock this sets the host's time and whether the L2 cache is flushed.
+            implementation: replaces the measurement's own.
+            in_graph: whether to replay a GPU's call in a graph; with None, only a call shorter than `GRAPH_SECONDS`.
+        """
+        implementation = implementation or self.implementation(measurement)
+        call = self.call(measurement, implementation)
+        if not isinstance(clock, DeviceClock):
+            return call, "host, until the call returns" if self.device == "cuda" else "host"
+        call.run(1)
+        # The time that the host needs to enqueue a call. The clock keeps the device busy for at least this long.
+        clock.host_seconds = max(one_round(HostClock(), lambda: call.run(1), torch.cuda.synchronize) for _ in range(3))
+        if in_graph is None:
+            in_graph = min(one_round(clock, lambda: call.run(1), call.poison) for _ in range(5)) < GRAPH_SECONDS
+        if not in_graph:
+            return call, "events, cold L2"
+        try:
+            replay = Replay(lambda: self.call(measurement, implementation), cuda_device().cache_bytes)
+        except RuntimeError as error:
+            # Some peers cannot be captured. The record says why.
+            return call, f"events, cold L2; in no graph: {str(error).splitlines()[0]}"
+        clock.cold = False
+        return replay, f"graph of {replay.calls_per_run} calls, rotating buffers"
+
+    def between_rounds(self, runnable: Checkable, clock: Clock) -> Callable[[], None]:
+        """Return what to do before each round: poison the results, and wait for the GPU if the host is timed."""
+
+        def before() -> None:
+            runnable.poison()
+            if self.device == "cuda" and isinstance(clock, HostClock):
+                torch.cuda.synchronize()
+
+        return before
+
+    def against(
+        self, measurement: Measurement, former: Function, rng: np.random.Generator, today: Function | None = None
+    ) -> Callable[[], tuple[Round, Round]]:
+        """Return a function that makes a round of a former implementation and one of today's, on new tensors.
+
+        Args:
+            measurement: a measurement that was timed, so that its clock knows the number of calls per round.
+            former: the baseline's implementation.
+            rng: chooses whose tensors are made first.
+            today: replaces the measurement's own implementation.
+        """
+        calls, was_replayed = measurement.clock.calls, getattr(measurement.clock, "cold", True) is False
+
+        def side(implementation: Function) -> Round:
+            clock = copy.copy(measurement.clock)
+            runnable, _ = self.prepared(measurement, clock, implementation, was_replayed)
+            runs = max(1, calls // runnable.calls_per_run) if isinstance(clock, HostClock) else 1
+            clock.calls = runs * runnable.calls_per_run
+            before = self.between_rounds(runnable, clock)
+            timed = partial(one_round, clock, partial(runnable.run, runs), before)
+            timed()
+            return timed
+
+        def pair() -> tuple[Round, Round]:
+            newer = today or self.implementation(measurement)
+            if rng.random() < 0.5:
+                then = side(former)
+                return then, side(newer)
+            now = side(newer)
+            return side(former), now
+
+        return pair
+
+    def worst_error(self, measurement: Measurement, runnable: Checkable) -> float:
+        """Compare the results of the last call with the oracle's and return the worst error over its bound.
+
+        Raises:
+            Disagreement: a result is wrong.
+        """
+        workload, dtype = self.workload(measurement), DTYPES[measurement.dtype]
+        gradients = runnable.results.keys() != {"output"}
+        expected = self.references.of(measurement.operation, measurement.workload, workload, dtype, gradients)
+        return worst_error(runnable.results, expected, workload, dtype)
+
+    def time(self, benchmark: Any, measurement: Measurement, least_rounds: int, most_seconds: float) -> None:
+        """Time a measurement, compare the results of its last timed call with the oracle's, and fill in the record.
+
+        Args:
+            benchmark: pytest-benchmark's fixture, with the measurement's clock as its timer.
+            measurement: the measurement.
+            least_rounds: the minimum number of rounds.
+            most_seconds: the maximum time of all rounds.
+
+        Raises:
+            Disagreement: the results of the timed call are wrong.
+            MeasuringError: the time is shorter than the device's ceilings allow.
+        """
+        clock, workload = measurement.clock, self.workload(measurement)
+        runnable, how = self.prepared(measurement, clock)
+        before = self.between_rounds(runnable, clock)
+        states = [machine.gpu_state(self.device)]
+        rounds = plan_rounds(clock, runnable, before, least_rounds, most_seconds)
+        benchmark.pedantic(runnable.run, args=(rounds.calls,), setup=before, rounds=rounds.rounds)
+        states.append(machine.gpu_state(self.device))
+        cost = cost_of(measurement.operation, workload, measurement.direction)
+        seconds = pytest_benchmark_internals.median_of(benchmark)
+        benchmark.extra_info |= {
+            "operation": measurement.operation.name,
+            "workload": measurement.workload,
+            "dtype": measurement.dtype,
+            "direction": measurement.direction,
+            "contender": measurement.contender,
+            "device": self.device,
+            "shapes": {name: list(array.shape) for name, array in workload.case.inputs.items()},
+            "timed": f"{how}, waiting for the host" if getattr(clock, "waits_for_host", False) else how,
+            "late_rounds": getattr(clock, "late_rounds", 0),
+            "calls_per_round": clock.calls,
+            "bytes": cost.bytes,
+            "flops": cost.flops,
+            "gpu_before": states[0],
+            "gpu_after": states[1],
+            "throttled": machine.throttled(states),
+        }
+        try:
+            benchmark.extra_info["error_over_bound"] = self.worst_error(measurement, runnable)
+        except Disagreement as disagreement:
+            # An implementation without a cell, such as a peer, may be less exact. The record says so.
+            benchmark.extra_info["error_over_bound"] = None
+            benchmark.extra_info["disagreement"] = str(disagreement)
+            if measurement.cell is not None:
+                pytest_benchmark_internals.discard(benchmark)
+                raise
+        if measurement.direction != HOST:
+            try:
+                benchmark.extra_info |= of_the_ceiling(self.ceilings, cost, measurement.dtype, seconds)
+            except MeasuringError:
+                pytest_benchmark_internals.discard(benchmark)
+                raise
+
+
+class MeasuringError(AssertionError):
+    """A measured time is shorter than the device's ceilings allow."""
+
+
+def of_the_ceiling(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -> dict[str, Any]:
+    """Convert a time to bytes per second, flop per second and the fraction of the ceiling.
+
+    Args:
+        ceilings: the device's ceilings.
+        cost: the fewest bytes and flops that the call needs.
+        dtype: the dtype of its tensors.
+        seconds: the time of one call.
+
+    Raises:
+        MeasuringError: the call is faster than the ceilings allow.
+    """
+    fraction = ceilings.least_seconds(cost, dtype) / seconds
+    moved, computed = cost.bytes / seconds, cost.flops / seconds
+    found = {
+        "bytes_per_second": moved,
+        "flops_per_second": computed,
+        "fraction_of_ceiling": fraction if cost.bytes or cost.flops else None,
+        "empty_launches": seconds / ceilings.launch_seconds,
+    }
+    if fraction > 1:
+        raise MeasuringError(
+            f"{seconds:.3g} s is {fraction:.0%} of what this device can do: {moved:.3g} bytes/s of at most"
+            f" {ceilings.bytes_per_second:.3g}, {computed:.3g} flop/s of at most {ceilings.flops_per_second[dtype]:.3g}"
+        )
+    return found
+
+
+def ratios(benchmarks: Sequence[Mapping[str, Any]]) -> None:
+    """Add to each benchmark's extra_info the ratios of its median to those of its group's other contenders."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for one in benchmarks:
+        groups.setdefault(one["group"], []).append(one)
+    for group in groups.values():
+        medians = {one["extra_info"].get("contender"): one["stats"]["median"] for one in group}
+        for one in group:
+            own = one["extra_info"].get("contender")
+            one["extra_info"]["ratio_to"] = {
+                name: medians[own] / median for name, median in medians.items() if name != own and median
+            }

@@ -1,0 +1,61 @@
+"""Peers: other implementations of an operation, timed beside its backends."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fourfold import backends
+
+Function = Callable[..., torch.Tensor]
+COMPILED, LIBRARY = "compile", "library"
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """Call torch's own kernel."""
+    return torch.softmax(x, -1)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """Call torch's own kernel."""
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
+    """Call cuBLAS (on a GPU), then a separate kernel for the activation."""
+    product = a @ b
+    if activation == "none":
+        return product
+    return F.relu(product) if activation == "relu" else F.leaky_relu(product, negative_slope)
+
+
+LIBRARIES: Mapping[str, Function] = {"softmax": softmax, "layer_norm": layer_norm, "matmul": matmul}
+
+
+def torchvision_giou() -> Function | None:
+    """Return torchvision's loss of paired boxes as a score (1 - loss); None if torchvision is not installed."""
+    with contextlib.suppress(ImportError):
+        from torchvision.ops import generalized_box_iou_loss
+
+        def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+            return 1 - generalized_box_iou_loss(boxes1, boxes2, eps=eps)
+
+        return giou
+    return None
+
+
+def peers(operation: str) -> dict[str, Callable[[], Function]]:
+    """Return the functions that make each peer when it is needed, by the peer's name."""
+
+    def compiled() -> Function:
+        # As often as it is called with shapes of its own; each is to have code of its own.
+        torch.compiler.reset()
+        return torch.compile(backends.load(operation, "torch"), dynamic=False)
+
+    found: dict[str, Any] = {COMPILED: compiled}
+    library = torchvision_giou() if operation == "giou" else LIBRARIES.get(operation)
+    if library is not None:
+        found[LIBRARY] = lambda: library
+    return found

@@ -1,0 +1,267 @@
+"""The benchmark plugin: hooks of pytest and pytest-benchmark that turn measurements into benchmarks and record them."""
+
+import contextlib
+import os
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fourfold.compat import pytest_benchmark_internals, xdist_internals
+from fourfold.performance import machine, report, sources
+from fourfold.performance.gate_trial import Trial, slowdowns, trial
+from fourfold.performance.gated import Gated, Record, Remeasuring
+from fourfold.performance.measurement import Bench, Measurement, measurements, ratios
+from fourfold.performance.timed_run import TimedRun
+from fourfold.running.cells import Selection
+from fourfold.running.paths import folder_to_write
+from fourfold.running.plugin import TABLE, is_benchmark
+from fourfold.running.table import Matrix
+from fourfold.running.verdict import DEVICE, SELECTION
+
+# Timed without --dtype: the dtypes in which models are trained.
+DTYPES_TIMED = {"cpu": ("float32",), "cuda": ("bfloat16", "float32")}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the gate and of the report."""
+    group = parser.getgroup("fourfold", "verification of kernels")
+    group.addoption(
+        "--perf-gate",
+        action="store_true",
+        help="after --benchmark-compare: measure what seems to have changed again, in turns, and fail if it is slower",
+    )
+    group.addoption(
+        "--perf-gate-seconds", type=float, default=4.0, metavar="S", help="for each benchmark that is measured again"
+    )
+    group.addoption(
+        "--perf-gate-trial",
+        action="store_true",
+        help="try the gate on what was timed: how often it accuses unchanged code, and finds a planted slowdown",
+    )
+    group.addoption(
+        "--perf-gate-slowdowns",
+        type=slowdowns,
+        default=slowdowns("1,2,5,10"),
+        metavar="PERCENT[,PERCENT...]",
+        help="that a trial plants (1,2,5,10); 0 for none",
+    )
+    group.addoption("--report", type=Path, metavar="DIR", help="write DIR/index.html, of this run and of others there")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the hooks with the run's selection."""
+    performance = Performance(config, config.stash[SELECTION], config.stash[DEVICE], config.stash[TABLE])
+    config.pluginmanager.register(performance, "fourfold-performance")
+
+
+class Performance:
+    """The hooks of pytest and pytest-benchmark, and what they share during a run."""
+
+    def __init__(self, config: pytest.Config, selection: Selection, device: str, matrix: Matrix) -> None:
+        self.config, self.selection, self.device, self.matrix = config, selection, device, matrix
+        self.run = TimedRun(Bench(selection, device))
+        self.failures: list[dict[str, str]] = []
+        self.failed: set[str] = set()
+        self.record: Record | None = None
+        self.gated: Gated | None = None
+        self.trial: Trial | None = None
+        self.page: Path | None = None
+        self.broken: list[str] = []
+        self.directory: Path | None = None
+        if config.getoption("report") and not xdist_internals.is_worker(config):
+            self.directory = folder_to_write("--report", config.getoption("report"), config.invocation_params.dir)
+        if config.getoption("perf_gate") and not config.getoption("--benchmark-compare"):
+            raise pytest.UsageError("--perf-gate decides after a comparison: it needs --benchmark-compare")
+        self.running = bool(config.getoption("--benchmark-only", False))
+        if self.running and device == "cpu":
+            # Use one thread, as the interpreter and the emulation do. Turn off the emulation's checks: the tests make
+            # them, and here they would take most of the time.
+            torch.set_num_threads(1)
+            os.environ.setdefault("FOURFOLD_CUDA_ON_CPU", "fast")
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        """The dtypes to time."""
+        return self.config.getoption("dtype") or DTYPES_TIMED[self.device]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Parametrize tests that take a measurement, unless their module does, with those of the selected cells."""
+        if "measurement" not in metafunc.fixturenames or hasattr(metafunc.module, "pytest_generate_tests"):
+            return
+        dtypes, with_peers = self.dtypes, not self.config.getoption("backend")
+        parametrize(metafunc, measurements(self.selection, self.device, dtypes, with_peers))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Run only benchmarks with --benchmark-only, and only other tests without it."""
+        others = [item for item in items if is_benchmark(item) != self.running]
+        if others:
+            config.hook.pytest_deselected(items=others)
+            items[:] = [item for item in items if is_benchmark(item) == self.running]
+
+    def time(self, benchmark: Any, measurement: Measurement) -> None:
+        """Time a measurement within the limits of pytest-benchmark's options; skip it if it cannot run here."""
+        if reason := self.run.bench.unsupported(measurement):
+            pytest.skip(reason)
+        least, most = (self.config.getoption(f"--benchmark-{name}") for name in ("min-rounds", "max-time"))
+        self.run.bench.time(benchmark, measurement, least, float(most))
+        self.run.timed[pytest_benchmark_internals.name_of(benchmark)] = measurement
+
+    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        """Record what times depend on, and of the processor only what does not change between runs."""
+        cpu = machine_info.get("cpu", {})
+        machine_info["cpu"] = {key: cpu[key] for key in ("arch", "brand_raw", "count") if key in cpu}
+        machine_info["fourfold"] = machine.machine(self.device, cpu)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_benchmark_compare_machine_info(
+        self, benchmarksession: Any, machine_info: Mapping[str, Any], compared_benchmark: Mapping[str, Any]
+    ) -> None:
+        """Refuse another machine's times; keep the baseline and all earlier runs of this machine."""
+        identity = machine_info["fourfold"]
+        if reason := machine.incomparable(identity, compared_benchmark["machine_info"].get("fourfold", {})):
+            raise pytest.UsageError(f"--benchmark-compare: {reason}")
+        runs = pytest_benchmark_internals.recorded_runs(benchmarksession)
+        own = [run for run in runs if not machine.incomparable(identity, run["machine_info"].get("fourfold", {}))]
+        self.record = Record(compared_benchmark, own, identity)
+
+    def pytest_benchmark_group_stats(self, benchmarks: Sequence[Mapping[str, Any]]) -> None:
+        """Keep today's, but those whose result was wrong: it has no time."""
+        today = pytest_benchmark_internals.of_this_run(benchmarks)
+        self.run.benchmarks = [one for one in today if one["fullname"] not in self.failed]
+
+    def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
+        """Add the ratios, the ceilings, the kernels' resources and the digest of the sources; save the sources."""
+        ratios(output_json["benchmarks"])
+        for one in output_json["benchmarks"]:
+            one["params"] = {name: str(value) for name, value in (one["params"] or {}).items()}
+        output_json["ceilings"] = self.run.bench.ceilings.as_dict()
+        output_json["static"] = self.run.static
+        output_json["sources"] = {
+            "sha256": sources.digest(self.run.sources),
+            "candidates": self.run.candidates,
+        }
+        for directory in self.record_directories():
+            sources.save(directory / "sources", self.run.sources)
+
+    def record_directories(self) -> list[Path]:
+        """Where pytest-benchmark's options say that times are kept."""
+        compared = self.config.getoption("--benchmark-compare")
+        found = [pytest_benchmark_internals.storage_folder(self.config)]
+        if written := pytest_benchmark_internals.json_file(self.config):
+            found.append(written.parent)
+        if isinstance(compared, str) and Path(compared).is_file():
+            found.append(Path(compared).parent)
+        return [folder for folder in found if folder is not None]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Compare, and measure again what may have changed; whatever fails of it, the tables are still to come."""
+        if self.running and self.config.getoption("--benchmark-compare"):
+            with self._kept_from_the_end("--benchmark-compare", session):
+                self.compare(session)
+        if self.running and self.config.getoption("perf_gate_trial"):
+            with self._kept_from_the_end("--perf-gate-trial", session):
+                self.try_gate(session)
+        if self.directory is not None:
+            with self._kept_from_the_end(f"--report {self.directory}", session):
+                self.report(self.directory)
+
+    @contextlib.contextmanager
+    def _kept_from_the_end(self, option: str, session: pytest.Session) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            where = "".join(traceback.format_tb(error.__traceback__))
+            self.broken.append(f"{option} has failed: {type(error).__name__}: {error}\n{where}".rstrip())
+            session.exitstatus = session.exitstatus or pytest.ExitCode.INTERNAL_ERROR
+
+    def try_gate(self, session: pytest.Session) -> None:
+        """Put the gate on trial; the run fails where it raises a false alarm."""
+        terminal = self.config.pluginmanager.getplugin("terminalreporter")
+        seconds, planted = (self.config.getoption(f"perf_gate_{name}") for name in ("seconds", "slowdowns"))
+        self.trial = trial(self.run, seconds, planted, terminal.write_line)
+        if self.trial.false_alarms and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def compare(self, session: pytest.Session) -> None:
+        """Compare the run with the baseline; with --perf-gate, fail the run if a benchmark is slower."""
+        gating = self.config.getoption("perf_gate")
+        if self.record is None:
+            if gating and not session.exitstatus:
+                session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            return
+        terminal = self.config.pluginmanager.getplugin("terminalreporter")
+        seconds = self.config.getoption("perf_gate_seconds")
+        again = Remeasuring(seconds, self.record_directories(), terminal.write_line) if gating else None
+        self.gated = Gated.of(self.run, self.record, again)
+        if gating and self.gated.slower and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect the failures for the report."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+            repeat = "\n".join(text for title, text in report.sections if title == "repeat with")
+            self.failures.append({"name": report.nodeid, "text": report.longreprtext, "repeat": repeat})
+
+    def report(self, directory: Path) -> None:
+        """Write this run's part into the report's folder, and render the page again."""
+        if self.running:
+            runs = (run for path in self.recorded() if (run := report.read(path)))
+            here = machine.machine(self.device, pytest_benchmark_internals.processor(self.config))
+            content = report.performance(
+                self.run.benchmarks,
+                here,
+                self.run.bench.ceilings.as_dict(),
+                self.run.static,
+                [run for run in runs if not machine.incomparable(here, run["machine_info"].get("fourfold", {}))],
+                self.gated.changes if self.gated else [],
+                list(self.gated.lines()) if self.gated else [],
+            )
+            self.page = report.write(directory, "performance", content)
+        else:
+            about = f"{'GPU' if self.device == 'cuda' else 'CPU'}, torch {torch.__version__}"
+            if self.device == "cuda":
+                about = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+            content = report.verification(self.matrix, self.failures, about)
+            self.page = report.write(directory, "verification", content)
+
+    def recorded(self) -> list[Path]:
+        """The records of former runs, oldest first: this one's, if it is kept, is the last and not among them."""
+        folder = pytest_benchmark_internals.storage_folder(self.config)
+        if folder is None:
+            return []
+        found = pytest_benchmark_internals.recorded_files(folder)
+        kept = self.config.getoption("--benchmark-autosave") or self.config.getoption("--benchmark-save")
+        return found[:-1] if kept else found
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the path of the report, the trial of the gate and the comparison after pytest-benchmark's tables."""
+        if self.page is not None:
+            terminalreporter.line(f"report: {self.page}")
+        for line in self.broken:
+            terminalreporter.line(line, red=True)
+        if self.trial is not None:
+            terminalreporter.section("trial of the gate", sep="=")
+            for line in self.trial.lines():
+                terminalreporter.line(line)
+        if not self.running or not self.config.getoption("--benchmark-compare"):
+            return
+        terminalreporter.section("compared with the baseline", sep="=")
+        if self.gated is None:
+            terminalreporter.line("there is no baseline: record one with --benchmark-autosave")
+        else:
+            for line in self.gated.lines():
+                terminalreporter.line(line, red="is slower" in line)
+
+
+def parametrize(metafunc: pytest.Metafunc, timed: Iterable[Measurement]) -> None:
+    """Make one test for each measurement, with its group and its clock."""
+    marked = [pytest.param(m, id=str(m), marks=pytest.mark.benchmark(group=m.group, timer=m.clock)) for m in timed]
+    metafunc.parametrize("measurement", marked)

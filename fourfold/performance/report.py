@@ -1,0 +1,213 @@
+"""The report: one self-contained HTML page with the results of verification and benchmarks.
+
+Verification and benchmarks are separate runs. Each writes its part as JSON into the report's folder and renders the
+page from all parts that are there.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from fourfold.core.dtypes import DTYPES
+from fourfold.performance.charts import Point, chart, quantity, sparkline
+from fourfold.performance.gate import Change, short_name
+from fourfold.running.table import Matrix
+
+PARTS = ("verification", "performance")
+# A contender has the same colour in every chart. All others share one more colour.
+CONTENDERS = ("torch", "triton", "cuda", "candidate", "compile", "library")
+RUNS_SHOWN = 60
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def verification(matrix: Matrix, failures: Sequence[Mapping[str, str]], about: str) -> dict[str, Any]:
+    """Return a verification run's part of the report.
+
+    Args:
+        matrix: the tallies of the run.
+        failures: for each failed test its name, its message and the command that repeats it.
+        about: the device and torch's version.
+    """
+    cells = [{**vars(cell), **vars(tally)} for cell, tally in matrix.tallies.items()]
+    return {"about": about, "cells": cells, "failures": list(failures)}
+
+
+def performance(
+    benchmarks: Sequence[Mapping[str, Any]],
+    machine: Mapping[str, str],
+    ceilings: Mapping[str, Any],
+    static: Mapping[str, Any],
+    history: Iterable[Mapping[str, Any]],
+    changes: Sequence[Change],
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """Return a benchmark run's part of the report.
+
+    Args:
+        benchmarks: pytest-benchmark's benchmarks as flat dictionaries.
+        machine: the machine on which they ran.
+        ceilings: the ceilings of its device.
+        static: the resources that the kernels need.
+        history: the records of earlier runs on this machine, oldest first.
+        changes: the gate's verdicts.
+        notes: the lines of the comparison's summary.
+    """
+    shown = ("fullname", "group", "median", "iqr", "rounds", "extra_info")
+    runs = [
+        {"datetime": run["datetime"], "medians": {one["fullname"]: one["stats"]["median"] for one in run["benchmarks"]}}
+        for run in history
+    ]
+    return {
+        "machine": dict(machine),
+        "ceilings": dict(ceilings),
+        "static": dict(static),
+        "benchmarks": [{key: one[key] for key in shown} for one in benchmarks if one["extra_info"].get("contender")],
+        "history": runs[-RUNS_SHOWN:],
+        "verdicts": [vars(change) for change in changes],
+        "notes": list(notes),
+    }
+
+
+def write(directory: Path, part: str, content: Mapping[str, Any]) -> Path:
+    """Write one of `PARTS` into the folder and render the page.
+
+    Returns:
+        The path of the page.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _write(directory / f"{part}.json", json.dumps(content))
+    parts = {name: read(directory / f"{name}.json") for name in PARTS}
+    page = directory / "index.html"
+    _write(page, render(parts["verification"], parts["performance"]))
+    return page
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """What a former run has left; None where it has left nothing, or not all of it."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return None
+
+
+def _write(path: Path, text: str) -> None:
+    """A file, whole or not at all."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None) -> str:
+    """Render the page from the parts that exist."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"quantity": quantity, "short": short_name, "plain": lambda text: ESCAPES.sub("", text)}
+    return environment.get_template("report.html").render(
+        verified=verified,
+        timed=timed,
+        matrix=_matrix(verified) if verified else {},
+        dtypes=list(DTYPES),
+        colours=list(CONTENDERS),
+        rooflines=_rooflines(timed) if timed else [],
+        sizes=_sizes(timed) if timed else {},
+        histories=_histories(timed) if timed else [],
+        groups=_groups(timed) if timed else {},
+    )
+
+
+def colour(contender: str) -> str:
+    """Return the CSS class of a contender, or of the backend that its name ends with."""
+    contender = {"compiled": "compile", "04_compiled": "compile", "cublas": "library"}.get(contender, contender)
+    for place, name in enumerate(CONTENDERS):
+        if contender == name or contender.endswith(f"_{name}"):
+            return f"c{place}"
+    return f"c{len(CONTENDERS)}"
+
+
+def _matrix(verified: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for cell in sorted(verified["cells"], key=lambda cell: cell["operation"]):
+        rows.setdefault(cell["operation"], {}).setdefault(cell["backend"], {})[cell["dtype"]] = cell
+    return rows
+
+
+def _title(one: Mapping[str, Any]) -> str:
+    fraction = one["extra_info"].get("fraction_of_ceiling")
+    share = f", {fraction:.1%} of the ceiling" if fraction else ""
+    return f"{short_name(one['fullname'])}: {quantity(one['median'], 's')}{share}"
+
+
+def _rooflines(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Draw a roofline for each dtype: flop per second over flop per byte, under the device's ceilings."""
+    found = []
+    ceilings = timed["ceilings"]
+    for dtype in DTYPES:
+        series: dict[str, list[Point]] = {}
+        for one in timed["benchmarks"]:
+            info = one["extra_info"]
+            if info["dtype"] == dtype and info["flops"] and info["bytes"] and info["direction"] != "host":
+                point = Point(info["flops"] / info["bytes"], info["flops"] / one["median"], _title(one))
+                series.setdefault(info["contender"], []).append(point)
+        if not series:
+            continue
+        moved, computed = ceilings["bytes_per_second"], ceilings["flops_per_second"][dtype]
+        knee = computed / moved
+        least = min(point.x for own in series.values() for point in own) / 2
+        most = max(knee * 4, *(2 * point.x for own in series.values() for point in own))
+        limits = [
+            (Point(least, least * moved, ""), Point(knee, computed, f"{quantity(moved, 'B/s')}, the fastest stream")),
+            (Point(knee, computed, ""), Point(most, computed, f"{quantity(computed, 'flop/s')}, torch.matmul")),
+        ]
+        label = f"Roofline of {dtype}: operations a second over operations a byte"
+        classes = {name: colour(name) for name in series}
+        svg = chart(series, classes, "flop per byte", "flop/s", label, joined=False, limits=limits)
+        found.append({"dtype": dtype, "svg": Markup(svg), "classes": classes})
+    return found
+
+
+def _sizes(timed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Draw, for each operation, dtype and direction, the time over the bytes of a call."""
+    series: dict[tuple[str, str, str], dict[str, list[Point]]] = {}
+    for one in timed["benchmarks"]:
+        info = one["extra_info"]
+        if info["bytes"]:
+            own = series.setdefault((info["operation"], info["dtype"], info["direction"]), {})
+            own.setdefault(info["contender"], []).append(Point(info["bytes"], one["median"], _title(one)))
+    found: dict[str, list[dict[str, Any]]] = {}
+    for (operation, dtype, direction), own in series.items():
+        ordered = {name: sorted(points, key=lambda point: point.x) for name, points in own.items()}
+        label = f"{operation}, {dtype}, {direction}: seconds over bytes"
+        classes = {name: colour(name) for name in ordered}
+        svg = Markup(chart(ordered, classes, "bytes", "seconds", label))
+        found.setdefault(operation, []).append({"title": f"{dtype} {direction}", "svg": svg, "classes": classes})
+    return found
+
+
+def _histories(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for one in timed["benchmarks"]:
+        past = [run["medians"][one["fullname"]] for run in timed["history"] if one["fullname"] in run["medians"]]
+        if past:
+            values = [*past, one["median"]]
+            change = one["median"] / past[-1] - 1
+            found.append({"name": one["fullname"], "svg": Markup(sparkline(values)), "change": change, **one})
+    return sorted(found, key=lambda row: -row["change"])
+
+
+def _groups(timed: Mapping[str, Any]) -> dict[str, dict[str, list[Mapping[str, Any]]]]:
+    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for one in sorted(timed["benchmarks"], key=lambda one: one["median"]):
+        found.setdefault(one["extra_info"]["operation"], {}).setdefault(one["group"], []).append(one)
+    return {operation: dict(sorted(groups.items())) for operation, groups in sorted(found.items())}

@@ -1,0 +1,159 @@
+"""The sources of a recorded run, saved with its times, and loaded later beside today's sources for a comparison."""
+
+import hashlib
+import importlib
+import importlib.util
+import io
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fourfold.backends import MODULES
+from fourfold.backends.cuda.compile import cache_folder, locked, write_atomically
+from fourfold.core import registry
+
+SUFFIXES = {".py", ".cu", ".cuh", ".h", ".cpp"}
+
+
+class SourceError(Exception):
+    """The sources of a recorded run are missing or do not load."""
+
+
+def collected(candidates: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the contents of the kernels' files, of the backends that launch them and of the candidates, by path.
+
+    Args:
+        candidates: the place of each candidate by operation. Only a ``.py`` file is kept, not a module's name.
+    """
+    files = {
+        f"{part.replace('.', '/')}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+        for part in ("fourfold.backends", "fourfold.compat", *registry.folders_of_implementations())
+        for folder in map(Path, importlib.import_module(part).__path__[:1])
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in SUFFIXES
+    }
+    files |= {f"candidates/{op}.py": Path(f).read_bytes() for op, f in candidates.items() if f.endswith(".py")}
+    return files
+
+
+def digest(files: Mapping[str, bytes]) -> str:
+    """Return the SHA-256 of the paths and contents."""
+    total = hashlib.sha256()
+    for path, content in sorted(files.items()):
+        total.update(f"{path}\0{len(content)}\0".encode() + content)
+    return total.hexdigest()
+
+
+def save(directory: Path, files: Mapping[str, bytes]) -> Path:
+    """Write the files as a zip archive named by their digest, unless it exists, and return its path."""
+    path = directory / f"{digest(files)}.zip"
+    try:
+        _held(path)
+    except SourceError:  # it is not there yet, or damaged
+        directory.mkdir(parents=True, exist_ok=True)
+        held = io.BytesIO()
+        with zipfile.ZipFile(held, "w") as archive:
+            for name, content in sorted(files.items()):
+                archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+        unfinished.write_bytes(held.getvalue())
+        unfinished.replace(path)
+    return path
+
+
+def _held(archive: Path) -> dict[str, bytes]:
+    """The files that an archive holds.
+
+    Raises:
+        SourceError: there is no such archive, or it is damaged.
+    """
+    if not archive.is_file():
+        raise SourceError(f"its sources are not kept: there is no {archive.name} beside the record")
+    try:
+        with zipfile.ZipFile(archive) as held:
+            files = {name: held.read(name) for name in held.namelist()}
+    except Exception as error:  # zipfile has many words for what is no archive any more
+        raise SourceError(f"{archive} is damaged: {type(error).__name__}: {error}") from error
+    if digest(files) != archive.stem:
+        raise SourceError(f"{archive} does not hold what its name says")
+    return files
+
+
+class Baseline:
+    """The implementations of a recorded run, loaded into this process as packages with another name.
+
+    Args:
+        archive: the path that `save` returned.
+
+    Raises:
+        SourceError: there is no such file, it is damaged, or it does not hold what its name says.
+    """
+
+    def __init__(self, archive: Path) -> None:
+        files = _held(archive)
+        self.suffix = archive.stem[:12]
+        tops = {name.partition("/")[0] for name in files} - {"candidates"}
+        self._packages = re.compile(rf"\b(?:{'|'.join(sorted(tops))})(?=\.(?:backends|compat|impls)\b)")
+        # In one place for good: compiled kernels are kept by the path of their source too.
+        self.directory = cache_folder("baselines", archive.stem)
+        with locked(self.directory):
+            for name, content in files.items():
+                path = self.directory / re.sub(r"^(?!candidates/)\w+", rf"\g<0>_{self.suffix}", name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                renamed = self._renamed(name, content)
+                # Another process may be importing it.
+                if not path.is_file() or path.read_bytes() != renamed:
+                    write_atomically(path, renamed)
+
+    def _renamed(self, name: str, content: bytes) -> bytes:
+        if not name.endswith(".py") or name.startswith("candidates/"):
+            return content
+        text = self._packages.sub(rf"\g<0>_{self.suffix}", content.decode())
+        if name == "fourfold/backends/operators.py":
+            # An operator can be registered only once in a process, so the copy needs its own namespace.
+            own = f'NAMESPACE = "fourfold_{self.suffix}"'
+            text, found = re.subn(r'^NAMESPACE = "\w+"', own, text, flags=re.MULTILINE)
+            if not found:
+                raise SourceError("its operators have no namespace that could be changed")
+        return text.encode()
+
+    def load(self, operation: str, backend: str) -> Callable[..., Any]:
+        """Return the recorded implementation of an operation on a backend.
+
+        Raises:
+            SourceError: there was none, or it no longer loads.
+        """
+        if str(self.directory) not in sys.path:
+            sys.path.append(str(self.directory))
+        try:
+            top, _, rest = registry.implementations(operation).partition(".")
+            module = importlib.import_module(f"{top}_{self.suffix}.{rest}.{MODULES[backend]}")
+            return getattr(module, operation)
+        except Exception as error:
+            raise SourceError(f"its {operation} on {backend} does not load: {type(error).__name__}: {error}") from error
+
+    def candidate(self, operation: str, function: str) -> Callable[..., Any]:
+        """Return the recorded function of a candidate.
+
+        Raises:
+            SourceError: its file was not kept, or no longer loads.
+        """
+        path = self.directory / "candidates" / f"{operation}.py"
+        if not path.is_file():
+            raise SourceError(f"the file of its candidate for {operation} is not kept")
+        name = f"candidate_{self.suffix}_{operation}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+            return getattr(module, function)
+        except Exception as error:
+            raise SourceError(
+                f"its candidate for {operation} does not load: {type(error).__name__}: {error}"
+            ) from error

@@ -1,0 +1,63 @@
+"""The timed benchmarks of a run, which the gate compares with a baseline and a trial of the gate repeats."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from fourfold.backends.cuda.compile import CudaError
+from fourfold.performance import gate, sources, static
+from fourfold.performance.measurement import Bench, Measurement
+from fourfold.performance.timing import HostClock
+from fourfold.running.cells import CANDIDATE
+
+
+@dataclass
+class TimedRun:
+    """The benchmarks of a run; it grows during the run.
+
+    Attributes:
+        bench: makes workloads and times them.
+        timed: the measurement of each benchmark, by its full name.
+        benchmarks: pytest-benchmark's figures for each benchmark that did not fail.
+    """
+
+    bench: Bench
+    timed: dict[str, Measurement] = field(default_factory=dict)
+    benchmarks: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """The median seconds, by benchmark."""
+        return {one["fullname"]: one["median"] for one in self.benchmarks}
+
+    @property
+    def least_differences(self) -> dict[str, float]:
+        """The smallest log ratio that the gate may report, by benchmark."""
+        medians = self.medians
+        return {
+            name: gate.least_difference(medians[name], isinstance(measurement.clock, HostClock))
+            for name, measurement in self.timed.items()
+            if name in medians
+        }
+
+    @cached_property
+    def static(self) -> dict[str, Any]:
+        """The resources of the timed kernels under "kernels"; if they do not compile, the reason under "error"."""
+        try:
+            cells = dict.fromkeys(m.cell for m in self.timed.values() if m.cell and m.cell.backend != CANDIDATE)
+            return {"kernels": static.metrics(cells, self.bench.device)}
+        except (static.StaticError, CudaError) as error:
+            return {"kernels": {}, "error": str(error)}
+
+    @cached_property
+    def sources(self) -> dict[str, bytes]:
+        """The contents of today's sources, by path."""
+        candidates = self.bench.selection.candidates
+        return sources.collected({operation: candidate.place for operation, candidate in candidates.items()})
+
+    @property
+    def candidates(self) -> dict[str, str]:
+        """The name of each candidate's function, by operation."""
+        candidates = self.bench.selection.candidates
+        return {operation: candidate.function for operation, candidate in candidates.items()}

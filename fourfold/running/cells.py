@@ -1,0 +1,320 @@
+"""Cells: one operation on one backend for one dtype, which of them a run verifies, and the candidates among them."""
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from fourfold import backends
+from fourfold.backends import tuning
+from fourfold.checks.checks import Subject
+from fourfold.checks.escapes import held
+from fourfold.core import registry
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import Operation
+from fourfold.running.frames import own_frames
+
+# The backend of somebody's own implementation; what it is related to by a law is taken from torch.
+CANDIDATE = "candidate"
+
+
+class SelectionError(ValueError):
+    """An option names something that there is not."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One operation on one backend for one dtype, by name."""
+
+    operation: str
+    backend: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.operation}-{self.backend}-{self.dtype}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Somebody's own implementation of an operation, as the command line names it.
+
+    Attributes:
+        operation: which operation it claims to be.
+        place: a Python file or a module's name.
+        function: its name there.
+    """
+
+    operation: str
+    place: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.operation}={self.place}:{self.function}"
+
+    @classmethod
+    def parse(cls, text: str, known: Iterable[str]) -> "Candidate":
+        """``OP=FILE_OR_MODULE:FUNCTION``.
+
+        Raises:
+            SelectionError: the text has another form, or the operation is unknown.
+        """
+        operation, equals, target = text.partition("=")
+        place, colon, function = target.rpartition(":")
+        if not (equals and colon and place and function.isidentifier()):
+            raise SelectionError(f"--candidate must be OP=FILE_OR_MODULE:FUNCTION, not {text!r}")
+        choose("--candidate", [operation], known)
+        return cls(operation, place, function)
+
+    def load(self) -> Callable[..., Any]:
+        """The function, to be called as the operation's own.
+
+        Raises:
+            SelectionError: there is no such file, module or function, it fails on import, or cannot be called so.
+        """
+        try:
+            found = getattr(self._module(), self.function, None)
+            if isinstance(found, type) and issubclass(found, torch.nn.Module):
+                found = found()
+        except (Exception, SystemExit, GeneratorExit) as error:
+            at = [f" ({frame.filename}:{frame.lineno})" for frame in own_frames(error, self.file())[-1:]]
+            raise SelectionError(f"--candidate {self.place}: {type(error).__name__}: {error}{''.join(at)}") from error
+        if isinstance(found, type) and issubclass(found, torch.autograd.Function):
+            found = found.apply  # type: ignore[attr-defined]
+        if not callable(found):
+            raise SelectionError(f"--candidate {self.place} has no function {self.function}")
+        owner = getattr(found, "__self__", None)
+        if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+            # Before torch 2.13 it takes no arguments by name.
+            return self._in_order(found)
+        return self._as_operation(found)
+
+    def _as_operation(self, found: Callable[..., Any]) -> Callable[..., Any]:
+        """By the operation's names where it knows them; else in their order."""
+        wanted = inspect.signature(backends.load(self.operation, "torch"))
+        try:
+            own = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
+        except (TypeError, ValueError):  # of a function that is not written in Python
+            return self._in_order(found)
+        with contextlib.suppress(TypeError):
+            own.bind(**dict.fromkeys(wanted.parameters))
+            return found
+        try:
+            own.bind(*wanted.parameters)
+        except TypeError as error:
+            raise SelectionError(
+                f"--candidate {self.place}: {self.function}{own} cannot be called as {self.operation}{wanted}: {error}"
+            ) from None
+        return self._in_order(found)
+
+    def _in_order(self, found: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(backends.load(self.operation, "torch"))
+
+        @functools.wraps(found)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return found(*bound.arguments.values())
+
+        return called
+
+    def _module(self) -> ModuleType:
+        if not self.place.endswith(".py"):
+            return importlib.import_module(self.place)
+        path = self.file()
+        # Registered under its path, so that two candidates of one file share the module, and pickling finds it.
+        name = f"candidate_{path.stem}_{abs(hash(str(path)))}"
+        if name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(name, path)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"{path} cannot be imported")
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            try:
+                with _siblings(path.parent):
+                    spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[name]
+                raise
+        return sys.modules[name]
+
+    def file(self) -> Path:
+        """Where it is defined; of a module, once it is imported."""
+        if self.place.endswith(".py"):
+            return Path(self.place).resolve()
+        return Path(getattr(sys.modules.get(self.place), "__file__", None) or os.devnull)
+
+
+# Of the candidates that are files.
+_folders: set[Path] = set()
+
+
+@contextlib.contextmanager
+def _siblings(folder: Path) -> Iterator[None]:
+    """Within it, a candidate may import the modules of its folder before all others, as a script may.
+
+    After it, what the candidate imports later is still found there, unless there is another of that name.
+    """
+    for name in [name for name in sys.modules if "." not in name and _hides(name, folder)]:
+        for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+            del sys.modules[module]
+    _folders.add(folder)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
+def _hides(name: str, folder: Path) -> bool:
+    """Whether a module is another candidate's sibling, and would be taken for one in a folder."""
+    file = getattr(sys.modules[name], "__file__", None)
+    lies_in = {place for place in Path(file).parents if place in _folders} if file else set()
+    return bool(lies_in - {folder}) and ((folder / f"{name}.py").is_file() or (folder / name).is_dir())
+
+
+def choose(option: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:
+    """What an option selects: everything where it is not given, and the named otherwise, in the order of `known`.
+
+    Raises:
+        SelectionError: a name is unknown.
+    """
+    known = list(known)
+    for name in wanted:
+        if name not in known:
+            raise SelectionError(f"{option} {name}: there are {', '.join(known)}")
+    return [name for name in known if name in wanted or not wanted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What a run verifies.
+
+    Attributes:
+        operations: all there are, by name.
+        candidates: by the name of the operation.
+        cells: of the chosen operations, backends and dtypes, in order.
+        narrowed: whether an option chose; a run then has no interest in tests that belong to no cell.
+    """
+
+    operations: Mapping[str, Operation]
+    candidates: Mapping[str, Candidate]
+    cells: tuple[Cell, ...]
+    narrowed: bool
+
+    @classmethod
+    def of(
+        cls,
+        operations: Mapping[str, Operation],
+        candidates: Sequence[str],
+        op: Sequence[str],
+        backend: Sequence[str],
+        dtype: Sequence[str],
+    ) -> "Selection":
+        """From the options as given; with candidates and nothing else, only those.
+
+        Raises:
+            SelectionError: an option names something that there is not.
+        """
+        parsed = [Candidate.parse(text, operations) for text in candidates]
+        by_operation = {candidate.operation: candidate for candidate in parsed}
+        if len(by_operation) < len(parsed):
+            raise SelectionError("--candidate is given twice for one operation")
+        known = (*backends.BACKENDS, CANDIDATE) if parsed else backends.BACKENDS
+        chosen_backends = choose("--backend", backend or ([CANDIDATE] if parsed else []), known)
+        cells = tuple(
+            Cell(operation, backend_name, dtype_name)
+            for operation in choose("--op", op, operations)
+            for backend_name in chosen_backends
+            if backend_name != CANDIDATE or operation in by_operation
+            for dtype_name in choose("--dtype", dtype, DTYPES)
+        )
+        narrowed = bool(candidates or op or backend or dtype)
+        return cls(operations=operations, candidates=by_operation, cells=cells, narrowed=narrowed)
+
+    def unsupported(self, cell: Cell, device: str) -> str | None:
+        """Why a cell cannot run on a device, or None."""
+        if cell.backend == CANDIDATE:
+            return None
+        return backends.unsupported(cell.operation, cell.backend, cell.dtype, device)
+
+    def depends_on_batch(self, cell: Cell, device: str) -> str | None:
+        """Why the bits of a sample's result may depend on the batch around it, or None where they do not."""
+        if cell.backend == CANDIDATE:
+            return "nothing is claimed of it"
+        return backends.depends_on_batch(cell.operation, cell.backend, cell.dtype, device)
+
+    def offsets_in_32_bits(self, cell: Cell, device: str) -> str | None:
+        """Why offsets of 2^31 and more are too large for a cell, or None."""
+        if cell.backend == CANDIDATE:
+            return None
+        return backends.offsets_in_32_bits(cell.operation, cell.backend, cell.dtype, device)
+
+    def tuned(self, cell: Cell) -> bool:
+        """Whether a cell's kernel has several configurations."""
+        if cell.backend == CANDIDATE:
+            return False
+        with contextlib.suppress(ModuleNotFoundError):  # `unsupported` says so
+            backends.load(cell.operation, cell.backend)
+        return f"{cell.operation}_{cell.backend}" in tuning.kernels()
+
+    def implementation(self, operation: str, backend: str) -> Callable[..., Any]:
+        """The public function of an operation on a backend."""
+        if backend == CANDIDATE:
+            return self.candidates[operation].load()
+        return backends.load(operation, backend)
+
+    def origin(self, cell: Cell) -> Path:
+        """The file that holds a candidate, or the folder of an operation's implementations."""
+        if cell.backend == CANDIDATE:
+            return self.candidates[cell.operation].file()
+        with contextlib.suppress(ImportError, KeyError):
+            return Path(importlib.import_module(registry.implementations(cell.operation)).__path__[0])
+        return Path(os.devnull)
+
+    def subject(self, cell: Cell, device: str, note: Callable[[Case], None] = lambda case: None) -> Subject:
+        """What the checks take; `note` is told of a case before a candidate is run on it."""
+
+        def sibling(name: str) -> tuple[Operation, Callable[..., Any]]:
+            backend = "torch" if cell.backend == CANDIDATE else cell.backend
+            return self.operations[name], self.implementation(name, backend)
+
+        return Subject(
+            operation=self.operations[cell.operation],
+            backend=cell.backend,
+            dtype=DTYPES[cell.dtype].with_free_ties if cell.backend == CANDIDATE else DTYPES[cell.dtype],
+            device=device,
+            implementation=self.implementation(cell.operation, cell.backend),
+            sibling=sibling,
+            differentiable=cell.backend != CANDIDATE or self._has_gradients(cell, device, note),
+            depends_on_batch=self.depends_on_batch(cell, device),
+            offsets_in_32_bits=self.offsets_in_32_bits(cell, device),
+        )
+
+    def _has_gradients(self, cell: Cell, device: str, note: Callable[[Case], None]) -> bool:
+        """Whether a candidate claims to: its output requires a gradient where its inputs do.
+
+        One that fails here is taken to, and fails in the checks.
+        """
+        operation, dtype = self.operations[cell.operation], DTYPES[cell.dtype]
+        case = next(iter(operation.examples.values()))(dtype)
+        note(case)
+        tensors = case.tensors(dtype, device)
+        for name in operation.differentiable:
+            tensors[name].requires_grad_()
+        with contextlib.suppress(Exception), held():
+            output = self.implementation(cell.operation, cell.backend)(**tensors, **case.parameters)
+            return bool(output.requires_grad)
+        return True

@@ -1,0 +1,53 @@
+"""Of an exception's traceback the part that a kernel's author can do something about: from the kernel's own file on."""
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import fourfold
+
+_HARNESS = Path(fourfold.__file__).resolve().parent
+# In a wheel these lie within the harness's folder.
+_OPERATIONS = tuple(_HARNESS / name for name in ("impls", "oracles", "properties"))
+_LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def own_frames(error: BaseException, origin: Path) -> list[traceback.FrameSummary]:
+    """The frames from the first one in a file, or in a folder, on, without those of libraries and of the harness."""
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((place for place, frame in enumerate(frames) if _lies_in(frame, origin)), len(frames))
+    return [frame for frame in frames[first:] if _lies_in(frame, origin) or not is_of_a_library(frame)]
+
+
+def spelled(frames: Sequence[traceback.FrameSummary]) -> str:
+    """As Python shows them, the innermost last; what goes round in circles once."""
+    return "".join(traceback.StackSummary.from_list(frames).format()).rstrip()
+
+
+def cause(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    """The same for exceptions of one kind that come from one line, whatever numbers are in their messages."""
+    message = re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "N", words(error))
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {type(error).__name__}: {message}"
+
+
+def words(error: BaseException) -> str:
+    """What an exception says; its author's own may fail at that, too."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its message cannot be had: {type(broken).__name__})"
+
+
+def _lies_in(frame: traceback.FrameSummary, origin: Path) -> bool:
+    path = Path(frame.filename)
+    return path == origin or origin in path.parents
+
+
+def is_of_a_library(frame: traceback.FrameSummary) -> bool:
+    """Whether a frame is Python's own, an installed package's or the harness's."""
+    folders = Path(frame.filename).parents
+    if any(folder in folders for folder in _OPERATIONS):
+        return False
+    return frame.filename.startswith("<") or any(folder in folders for folder in (_HARNESS, *_LIBRARIES))

@@ -1,0 +1,380 @@
+"""A kernel that kills its process, or never ends, fails its own test: a pytest plugin.
+
+With `-n`, pytest-xdist replaces a worker that has died. Without it, the run goes on in a child of the process that was
+started; where that dies, another takes up what is left, and the results so far are told again. A test that Python
+cannot interrupt any more is ended, with its process, some time after its time limit. `-n 0` runs all in one process.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import torch
+
+from fourfold.compat import pytest_internals, xdist_internals
+from fourfold.running.black_box import SILENT, BlackBox, Found, new_folder
+from fourfold.running.preparation import import_candidates, prepare, time_limit
+from fourfold.running.threads import LeftBehind
+from fourfold.running.verdict import FAILURE, SELECTION, repeat
+
+# Options with which nothing is run, or somebody wants to look into the process that runs it.
+NO_RUN = ("--collect-only", "--help", "--version", "--fixtures", "--fixtures-per-test", "--markers", "--cache-show")
+INTERACTIVE = ("--pdb", "--trace")
+
+BLACK_BOX = pytest.StashKey[BlackBox]()
+TASK = pytest.StashKey["Task"]()
+LEFT_BEHIND = pytest.StashKey[LeftBehind]()
+_KEY = "fourfold_black_box"
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Task:
+    """What a process that runs tests has to know.
+
+    Attributes:
+        box: where it leaves what it has to say.
+        told: what others have run before it.
+        journal: where it writes what it does; None where nobody reads it.
+    """
+
+    box: BlackBox
+    told: list[dict[str, Any]] = field(default_factory=list)
+    journal: IO[str] | None = None
+
+
+class Isolation:
+    """The plugin within the process that runs tests."""
+
+    def __init__(self, config: pytest.Config, task: Task) -> None:
+        self.config, self.box, self.told, self.journal = config, task.box, task.told, task.journal
+        self.to_tell = [entry["report"] for entry in self.told if "report" in entry]
+        self.retelling = False
+        self.session: pytest.Session | None = None
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """What has been run, or has killed the process, is not run again."""
+        done = {entry["nodeid"] for entry in self.told}
+        items[:] = [item for item in items if item.nodeid not in done]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Before the first test: what went before it, after which -x may have none follow."""
+        self._tell()
+        if item.session.shouldfail:
+            pytest_internals.stop(item.session, str(item.session.shouldfail))
+        self.box.test(item)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Where no test was left to run."""
+        if self.to_tell:
+            self._tell()
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # of that which ended the last process
+
+    def _tell(self) -> None:
+        """Tell the results of processes that have died. Any earlier and they would pass for errors of collection."""
+        self.retelling = True
+        for data in self.to_tell:
+            report = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
+            self.config.hook.pytest_runtest_logreport(report=report)
+        self.to_tell = []
+        self.retelling = False
+
+    def _note(self, **entry: Any) -> None:
+        if self.journal is not None and not self.retelling:
+            self.journal.write(json.dumps(entry) + "\n")
+            self.journal.flush()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Remember what is being run."""
+        self.box.case("")
+        self._note(nodeid=nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember what it came to."""
+        data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        self._note(nodeid=report.nodeid, report=data)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Remember that it did come to its end."""
+        self._note(nodeid=nodeid, ended=True)
+        self.config.stash[LEFT_BEHIND].note(nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> None:
+        """pytest-timeout interrupts Python; what does not heed that is ended."""
+        if settings.timeout:
+            self.box.expect_within(settings.timeout)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_timeout_cancel_timer(self, item: pytest.Item) -> None:
+        """The test is over."""
+        self.box.expect_nothing()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """An illegal access spoils the device for the whole process: every later call fails, whoever makes it."""
+        report = yield
+        if report.failed and (lost := lost_device()):
+            if self.journal is None and not xdist_internals.is_worker(self.config):
+                item.session.shouldfail = f"{lost}; nothing more can be run in this process, which -n 0 asks for"
+                return report
+            self.box.say(f"lost the device: {lost}\n{report.longreprtext}")
+            os._exit(1)
+        return report
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Know whose exit code the process is to have."""
+        self.session = session
+
+    def pytest_unconfigure(self) -> None:
+        """The run has come to its end."""
+        self.box.expect_nothing()
+        self._note(nodeid="", ended=True)
+        if self.session is not None:
+            session = self.session
+            self.config.stash[LEFT_BEHIND].end_without_them(lambda: int(session.exitstatus))
+
+
+def lost_device() -> str | None:
+    """What the GPU's context died of, if it did."""
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except Exception as error:
+            return str(error).partition("\n")[0]
+    return None
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own use of faulthandler, to which it tells its own file
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch over the workers of pytest-xdist, or over this process."""
+    if xdist_internals.is_controller(config):
+        config.pluginmanager.register(Workers(config), "fourfold-workers")
+        return
+    if xdist_internals.is_worker(config):
+        task = Task(BlackBox(Path(xdist_internals.inputs(config)[_KEY])))
+    else:
+        task = config.stash.get(TASK, None) or Task(BlackBox(new_folder()))
+    task.box.open()
+    config.stash[BLACK_BOX] = task.box
+    config.pluginmanager.register(Isolation(config, task), "fourfold-isolated")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Run the tests in a child, unless that is what this process is."""
+    xdist_internals.replace_all_workers(config)  # each that dies has come to the end of a test
+    if is_distributed(config) or runs_no_test_of_its_own(config) or any_of(config, INTERACTIVE):
+        return None
+    return supervise(config)
+
+
+def is_distributed(config: pytest.Config) -> bool:
+    """Whether pytest-xdist is told who runs the tests: workers, or with -n 0 this process."""
+    return xdist_internals.is_asked_for(config)
+
+
+def runs_no_test_of_its_own(config: pytest.Config) -> bool:
+    """Whether another process looks after this one, or nothing is run."""
+    looked_after = TASK in config.stash or xdist_internals.is_worker(config)
+    return looked_after or any_of(config, NO_RUN) or not hasattr(os, "fork")
+
+
+def any_of(config: pytest.Config, names: Iterable[str]) -> bool:
+    """Whether an option is given."""
+    return any(config.getoption(name, None) for name in names)
+
+
+class TrialImport:
+    """The plugin of a process that gives tests to others, or runs them by itself."""
+
+    # As a wrapper it comes first: before pytest-xdist asks for the number of GPUs, after which no child could use one.
+    @pytest.hookimpl(wrapper=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
+        """Try the imports that the run depends on."""
+        watched = any_of(config, INTERACTIVE) or runs_no_test_of_its_own(config)
+        if config.getoption("candidate") and is_distributed(config) and not watched:
+            try_import(config)
+        return (yield)
+
+
+def try_import(config: pytest.Config) -> None:
+    """Import the candidates in a child: what a run does that must not end when an import does not.
+
+    Raises:
+        pytest.UsageError: one cannot be imported; says why.
+    """
+    box = BlackBox(new_folder())
+    said = box.folder / "said"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process == 0:
+        code = 0
+        try:
+            said.write_text(said_on_import(config, box))
+        except KeyboardInterrupt:
+            code = int(pytest.ExitCode.INTERRUPTED)
+        except Exception:  # of something else, which the run itself comes upon
+            said.write_text("")
+        finally:
+            os._exit(code)
+    code, found = wait_for(process), box.found()
+    if said.exists():
+        if text := said.read_text():
+            raise pytest.UsageError(text)
+    elif code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    elif found.importing:
+        cause = spelled(code) if found.cause == SILENT else found.cause
+        raise pytest.UsageError(died_of_import(replace(found, cause=cause)))
+
+
+def said_on_import(config: pytest.Config, box: BlackBox) -> str:
+    """Why the candidates cannot be imported; "" where they can."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what they print is told when they are imported to be run
+    box.open()
+    try:
+        prepare(config)
+        import_candidates([*config.stash[SELECTION].candidates.values()], time_limit(config), box)
+    except pytest.UsageError as error:
+        return str(error)
+    return ""
+
+
+def import_before_tests(config: pytest.Config) -> None:
+    """Import the candidates in the process that runs tests without workers, so that a mistake ends the run at once.
+
+    Raises:
+        pytest.UsageError: one cannot be imported; says why.
+    """
+    candidates = [*config.stash[SELECTION].candidates.values()]
+    box = config.stash[TASK].box if TASK in config.stash else None
+    if box is not None:
+        box.open()
+    import_candidates(candidates, 0.0 if any_of(config, INTERACTIVE) else time_limit(config), box)
+    config.stash[LEFT_BEHIND].note("a candidate's import")
+
+
+def died_of_import(found: Found) -> str:
+    """What is said of a candidate whose import has ended its process."""
+    return f"{found.importing}: the process that imports it {found.cause}"
+
+
+def supervise(config: pytest.Config) -> int:
+    """Fork children, each of which runs what the former have not, until one comes to the end. Gives its exit code."""
+    told: list[dict[str, Any]] = []
+    while True:
+        folder = new_folder()
+        journal = folder / "journal"
+        sys.stdout.flush()
+        sys.stderr.flush()
+        process = os.fork()
+        if process == 0:
+            run_as_child(config, Task(BlackBox(folder), told, journal.open("w")))
+        code = wait_for(process)
+        entries = []
+        for line in journal.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):  # the last, cut off
+                entries.append(json.loads(line))
+        ended = {entry["nodeid"] for entry in entries if entry.get("ended")}
+        running = [entry["nodeid"] for entry in entries if entry["nodeid"] not in ended]
+        if "" in ended:  # as it does where it is interrupted, in the midst of a test
+            return code
+        found = BlackBox(folder).found()
+        if code < 0 and found.cause == SILENT:
+            found = replace(found, cause=spelled(code))
+        if not running:
+            if found.importing:
+                print(f"ERROR: {died_of_import(found)}\n", file=sys.stderr)
+                return int(pytest.ExitCode.USAGE_ERROR)
+            if code <= 0:
+                print(f"\nThe process {spelled(code)} outside of any test.", file=sys.stderr)
+                return int(pytest.ExitCode.INTERNAL_ERROR)
+            return code
+        report = pytest.TestReport(running[-1], ("", None, ""), {}, "failed", "", "call")
+        describe(config, report, found)
+        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        told += [*entries, {"nodeid": report.nodeid, "report": data}]
+        print(f"\n{report.nodeid}: the process {found.cause.partition(chr(10))[0]}. Another takes over.")
+
+
+def run_as_child(config: pytest.Config, task: Task) -> None:
+    """Run the tests and leave, past whoever called pytest."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    config.stash[TASK] = task
+    config.option.no_header |= bool(task.told)
+    try:
+        code = config.hook.pytest_cmdline_main(config=config)
+    except pytest.UsageError as error:
+        for message in error.args:
+            print(f"ERROR: {message}", file=sys.stderr)
+        code = pytest.ExitCode.USAGE_ERROR
+    raise SystemExit(int(code))
+
+
+def wait_for(process: int) -> int:
+    """A process's exit code; the negative number of the signal that it died of. Ctrl-C is the child's to answer."""
+    handlers: dict[int, Any] = {
+        signal.SIGINT: signal.SIG_IGN,
+        signal.SIGTERM: lambda *_: os.kill(process, signal.SIGTERM),
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def spelled(code: int) -> str:
+    """What an exit code says."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"died of {signal.Signals(-code).name}" + (", as where memory runs out" if code == -signal.SIGKILL else "")
+
+
+def describe(config: pytest.Config, report: pytest.TestReport, found: Found) -> None:
+    """Make the report of a test tell that, and how, it has ended its process."""
+    file, _, name = report.nodeid.partition("::")
+    report.location = (file, None, name)
+    report.longrepr = f"the process that ran this test {found.cause}" + (f"\n\nat {found.case}" if found.case else "")
+    repeated = repeat(config, found.path or config.rootpath / file, report.nodeid, found.identity)
+    failure = {"message": report.longrepr, "counterexample": found.case or None, "repeat": repeated}
+    if found.identity is not None:
+        report.user_properties.append(found.identity.property)
+    report.user_properties.append((FAILURE, failure))
+    report.sections.append(("repeat with", repeated))
+
+
+class Workers:
+    """The plugin within the controller of pytest-xdist's workers."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.folder = config, new_folder()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker where to leave what it has to say."""
+        folder = self.folder / xdist_internals.name_of(node)
+        folder.mkdir()
+        xdist_internals.inputs_of(node)[_KEY] = str(folder)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, report: Any) -> None:
+        """Say why a worker has died."""
+        describe(self.config, report, BlackBox(Path(xdist_internals.inputs_of(report.node)[_KEY])).found())

@@ -1,0 +1,388 @@
+"""What pytest is told here: options, which cells there are, and the table that closes a run."""
+
+import os
+
+# Before NumPy is imported: the tiles that the interpreter multiplies are small, and threads that wait for one another
+# on a busy machine take longer over them than one alone.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import contextlib
+from collections.abc import Callable, Collection, Generator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+
+from fourfold.checks.checks import Search, Subject, Unsupported
+from fourfold.checks.escapes import hear_ctrl_c, held
+from fourfold.compat import xdist_internals
+from fourfold.core.case import Case
+from fourfold.core.operation import Law
+from fourfold.running import isolation
+from fourfold.running.cells import CANDIDATE, Cell
+from fourfold.running.identity import Identity
+from fourfold.running.isolation import BLACK_BOX, LEFT_BEHIND
+from fourfold.running.paths import file_to_write
+from fourfold.running.preparation import chosen_device, prepare
+from fourfold.running.progress import ProgressReporter
+from fourfold.running.shortcomings import Coverage, shortcomings
+from fourfold.running.table import Matrix
+from fourfold.running.threads import LeftBehind
+from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, Verdict, refer, skip_reason, tell
+
+hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
+# The same cases every time: a pull request fails by what it changes.
+hypothesis.settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True, database=None)
+NIGHTLY = "nightly"
+hypothesis.settings.register_profile(NIGHTLY, max_examples=1000, deadline=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+# Of a GPU's memory: a context, compiled kernels, and what a test holds.
+WORKER_BYTES = 3 << 30
+# What a worker may hold between its tests, to spare asking for it again.
+KEPT_BYTES = 1 << 30
+# Among what a report carries: that its cell as a whole cannot run here.
+NEVER = "never"
+# The backends that are not torch.
+KERNELS = ("triton", "cuda")
+TABLE = pytest.StashKey[Matrix]()
+# The cells of candidates that are known to be wrong.
+WRONG = pytest.StashKey[set[Cell]]()
+LOOKED_AT_BRIEFLY = "looked at briefly, by a few small cases: the output is wrong already"
+# The packages whose warnings are errors in CI.
+OWN = ("fourfold", "tests", "conftest")
+# How warnings begin that nothing can be kept in a folder that the user must not write to: pytest's, of the seconds
+# of each test and of what failed last, and Hypothesis's, of its cases.
+OF_CACHES = ("could not create cache path", "cache could not write path", "The database setting is not configured")
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(isolation, "fourfold-isolation")
+    pluginmanager.register(isolation.TrialImport(), "fourfold-trial-import")
+    group = parser.getgroup("fourfold", "verification of kernels")
+    group.addoption("--op", action="append", default=[], metavar="NAME", help="only this operation (repeatable)")
+    group.addoption("--backend", action="append", default=[], metavar="NAME", help="only this backend (repeatable)")
+    group.addoption("--dtype", action="append", default=[], metavar="NAME", help="only this dtype (repeatable)")
+    group.addoption("--device", default="auto", choices=["auto", "cpu", "cuda"], help="auto: a GPU if there is one")
+    group.addoption("--examples", type=int, metavar="N", help="generated cases a check, in place of the profile's")
+    group.addoption(
+        "--candidate",
+        action="append",
+        default=[],
+        metavar="OP=FILE_OR_MODULE:FUNCTION",
+        help="verify this implementation of an operation (repeatable)",
+    )
+    group.addoption("--forward-only", action="store_true", help="candidates need not have gradients")
+    group.addoption("--forbid-fallback", action="store_true", help="candidates must not compute by torch's operators")
+    group.addoption("--verdict", type=Path, metavar="FILE", help="write what each check came to as JSON")
+    group.addoption("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    only = "only(backends=, dtypes=, devices=, tuned=, kernels=, batched=): the cells that a test is about"
+    mostly = "mostly(*dtypes): those that a plain run looks at, where selected; the nightly profile looks at all"
+    decisive = "decisive: a candidate that has failed here is known to be wrong, and looked at briefly by other checks"
+    for marker in (only, mostly, decisive):
+        config.addinivalue_line("markers", marker)
+    if os.environ.get("CI"):
+        for package in OWN:
+            config.addinivalue_line("filterwarnings", rf"error:::{package}\b")
+    for warning in OF_CACHES:
+        config.addinivalue_line("filterwarnings", f"ignore:{warning}")
+    if config.getoption("examples") is not None and config.getoption("examples") < 1:
+        raise pytest.UsageError(f"--examples must be at least 1, not {config.getoption('examples')}")
+    config.stash[LEFT_BEHIND] = LeftBehind()
+    config.stash[WRONG] = set()
+    hear_ctrl_c()
+    prepare(config)
+    share_the_machine(config.stash[DEVICE])
+    # With workers, each of them imports a candidate in the first test of it.
+    if not xdist_internals.is_worker(config) and not xdist_internals.is_controller(config):
+        isolation.import_before_tests(config)
+    record = Record(config)
+    config.pluginmanager.register(record, "fourfold-record")
+    if not xdist_internals.is_worker(config):
+        config.pluginmanager.register(ProgressReporter(config), "fourfold-progress")
+    config.stash[TABLE] = record.matrix
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """As many as there are cores, in turn on each GPU, while there is memory for them; without one, as xdist thinks.
+
+    Most of a test's time is the host's: a GPU has room for many.
+    """
+    if chosen_device(config) != "cuda":
+        return None
+    devices = torch.cuda.device_count()
+    room = sum(torch.cuda.get_device_properties(device).total_memory // WORKER_BYTES for device in range(devices))
+    return max(devices, min(len(os.sched_getaffinity(0)), room))
+
+
+def share_the_machine(device: str) -> None:
+    """Let a worker take its part, and torch compute as exactly as kernels are to."""
+    worker = xdist_internals.worker_number()
+    if device == "cuda":
+        # Left to themselves, cuBLAS's split products of half types are summed in the half type.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        if worker is not None:
+            torch.cuda.set_device(worker % torch.cuda.device_count())
+    elif worker is not None:
+        torch.set_num_threads(1)  # the workers are as many as the cores
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    device = config.stash[DEVICE]
+    where = torch.cuda.get_device_name() if device == "cuda" else "no GPU: Triton interpreted, CUDA C++ emulated"
+    profile = hypothesis.settings.get_current_profile_name()
+    return f"fourfold: {where}; torch {torch.__version__}; {examples(config)} examples a check ({profile})"
+
+
+def examples(config: pytest.Config) -> int:
+    """Generated cases of each check."""
+    given = config.getoption("examples")
+    return hypothesis.settings().max_examples if given is None else given
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that take a cell run for every selected one, those that take a law for every law of its operation."""
+    if "cell" not in metafunc.fixturenames:
+        return
+    selection = metafunc.config.stash[SELECTION]
+    only = {key: value for mark in metafunc.definition.iter_markers("only") for key, value in mark.kwargs.items()}
+    if metafunc.config.stash[DEVICE] not in only.get("devices", [metafunc.config.stash[DEVICE]]):
+        why = pytest.mark.skip(reason=f"needs --device {' or '.join(only['devices'])}")
+        metafunc.parametrize("cell", [pytest.param(None, id="none", marks=why)])
+        return
+    cells = [
+        cell
+        for cell in selection.cells
+        if cell.dtype in only.get("dtypes", [cell.dtype])
+        and cell.backend in only.get("backends", [cell.backend])
+        and (not only.get("tuned") or selection.tuned(cell))
+        and (not only.get("kernels") or computes(cell, metafunc.config))
+        and (not only.get("batched") or selection.operations[cell.operation].batched)
+    ]
+    if mark := metafunc.definition.get_closest_marker("mostly"):
+        cells = mostly(cells, mark.args)
+    if "law" in metafunc.fixturenames:
+        pairs = [(cell, law) for cell in cells for law in selection.operations[cell.operation].laws]
+        metafunc.parametrize("cell,law", pairs, ids=[f"{cell}-{law.__name__}" for cell, law in pairs])
+    else:
+        metafunc.parametrize("cell", cells, ids=str)
+
+
+def mostly(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
+    """Of each operation and backend the cells of some dtypes, or all where none of these is selected.
+
+    What depends little on the dtype is verified in less time this way. The nightly profile looks at every dtype.
+    """
+    if hypothesis.settings.get_current_profile_name() == NIGHTLY:
+        return cells
+    named = {(cell.operation, cell.backend) for cell in cells if cell.dtype in dtypes}
+    return [cell for cell in cells if cell.dtype in dtypes or (cell.operation, cell.backend) not in named]
+
+
+def computes(cell: Cell, config: pytest.Config) -> bool:
+    """Whether a cell's implementation is to compute for itself, and not by torch."""
+    return cell.backend in (KERNELS if not config.getoption("forbid_fallback") else (*KERNELS, CANDIDATE))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("candidate"):
+        # Its result decides whether the other checks are brief.
+        items.sort(key=lambda item: item.get_closest_marker("decisive") is None)
+    of_cells = {item: identity for item in items if (identity := Identity.of_item(item))}
+    for item, identity in of_cells.items():
+        item.user_properties.append(identity.property)
+    if config.stash[SELECTION].narrowed:
+        chosen: dict[bool, list[pytest.Item]] = {True: [], False: []}
+        for item in items:
+            chosen[item in of_cells or is_benchmark(item)].append(item)
+        if chosen[False]:
+            config.hook.pytest_deselected(items=chosen[False])
+            items[:] = chosen[True]
+
+
+def is_benchmark(item: pytest.Item) -> bool:
+    """Whether a test takes pytest-benchmark's fixture, by itself or through another."""
+    return "benchmark" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> str:
+    """Where kernels run: "cpu" or "cuda"."""
+    return pytestconfig.stash[DEVICE]
+
+
+@pytest.fixture
+def cell() -> Cell:
+    """The cell that a test is for."""
+    raise NotImplementedError("pytest_generate_tests gives it")
+
+
+@pytest.fixture
+def law() -> Law:
+    """The law that a test is for."""
+    raise NotImplementedError("pytest_generate_tests gives it")
+
+
+@pytest.fixture
+def note(pytestconfig: pytest.Config) -> Callable[[Case], None]:
+    """To be told of each case before it is run: what is left to be known where it ends the process."""
+    box = pytestconfig.stash[BLACK_BOX]
+    return lambda case: box.case(repr(case))
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest, cell: Cell, device: str, note: Callable[[Case], None]) -> Subject:
+    """The implementation that a test is for; skips, saying why, where it cannot run here."""
+    selection = request.config.stash[SELECTION]
+    if reason := selection.unsupported(cell, device):
+        request.node.user_properties.append((NEVER, True))
+        pytest.skip(reason)
+    made = selection.subject(cell, device, note)
+    request.config.stash[BLACK_BOX].case("")  # which was to find out what it can do
+    return made
+
+
+@pytest.fixture
+def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Callable[[Case], None]) -> Search:
+    """How hard a check looks, and what it saw."""
+    identity = Identity.of_item(request.node)
+    return Search(
+        examples=examples(pytestconfig),
+        blob=pytestconfig.getoption("reproduce"),
+        note=note,
+        brief=identity is not None and identity.cell in pytestconfig.stash[WRONG],
+    )
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A GPU's memory that a test has done with is for the tests of other processes."""
+    is_worker = xdist_internals.is_worker(item.config)
+    if is_worker and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT_BYTES:
+        torch.cuda.empty_cache()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """What an implementation cannot be put through is skipped, and the reason told; and none ends the run."""
+    ends_nothing = held(pytest.skip.Exception, pytest.exit.Exception)
+    try:
+        with ends_nothing if Identity.of_item(pyfuncitem) else contextlib.nullcontext():
+            return (yield)
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed check shows the case and the command that repeats it, in place of the way through the machinery."""
+    search = getattr(item, "funcargs", {}).get("search")
+    if call.when == "call" and search is not None:
+        seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds}
+        item.user_properties.append((SEARCH, seen))
+    report = yield
+    identity = Identity.of_item(item)
+    if report.failed and call.excinfo is not None and identity is not None:
+        tell(item, report, call.excinfo.value, identity, item.config.stash[BLACK_BOX].last)
+        if identity.cell.backend == CANDIDATE and item.get_closest_marker("decisive"):
+            item.config.stash[WRONG].add(identity.cell)
+    if report.passed and call.when == "call" and search is not None and search.brief:
+        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, LOOKED_AT_BRIEFLY)
+    return report
+
+
+class Record:
+    """Tallies the reports, of this process or of the workers, and closes the run with the table."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.matrix, self.verdict = config, Matrix(), Verdict()
+        self.coverage: dict[Cell, Coverage] = {}
+        self.causes: dict[str, str] = {}  # of failures, and the test that had each first
+        self.shortcomings: list[str] = []
+        self.is_worker = xdist_internals.is_worker(config)
+        self.path: Path | None = None
+        if config.getoption("verdict") and not self.is_worker:
+            self.path = file_to_write("--verdict", config.getoption("verdict"), config.invocation_params.dir)
+            try:
+                self.path.unlink(missing_ok=True)  # an old one must not be taken for this run's
+            except OSError as error:
+                raise pytest.UsageError(f"--verdict {self.path}: it cannot be replaced: {error.strerror}") from error
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Count what a test came to."""
+        identity = Identity.of_report(report)
+        if identity is None or (report.when != "call" and report.passed):
+            return
+        self.verdict.add(identity, report)
+        if not self.is_worker:
+            self._shorten(report)
+        tally = self.matrix.of(identity.cell)
+        coverage = self.coverage.setdefault(identity.cell, Coverage())
+        if report.skipped:
+            reason = skip_reason(report)
+            tally.skipped[reason] = tally.skipped.get(reason, 0) + 1
+            coverage.unsupported.append(reason)
+            coverage.never |= any(name == NEVER for name, _ in report.user_properties)
+        else:
+            tally.failed += report.failed
+            tally.passed += report.passed
+            coverage.verified += 1
+        for name, seen in report.user_properties if report.when == "call" else ():
+            if name == SEARCH:
+                tally.worst = max(tally.worst, seen["worst"])
+                tally.examples += seen["examples"]
+                tally.seconds += seen["seconds"]
+
+    def _shorten(self, report: Any) -> None:
+        """Show a cause once: what else fails by it refers to the first."""
+        cause = next((seen.get("cause") for name, seen in report.user_properties if name == FAILURE), None)
+        if cause and isinstance(report.longrepr, str):
+            first = self.causes.setdefault(cause, report.nodeid)
+            if first != report.nodeid:
+                refer(report, first)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """What was asked for has passed where every check has, and none was left out."""
+        if self.is_worker:
+            return
+        given = self.config.getoption
+        candidates, forward_only = self.config.stash[SELECTION].candidates, given("forward_only")
+        if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            lacking = shortcomings(self.coverage, given("op"), given("backend"), candidates, forward_only)
+            self.shortcomings = list(lacking)
+        if self.shortcomings:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self.path is not None:
+            try:
+                self._write(self.path, session.exitstatus == pytest.ExitCode.OK)
+            except Exception as error:  # the table is still to come
+                self.shortcomings.append(f"--verdict {self.path} is not written: {type(error).__name__}: {error}")
+                session.exitstatus = session.exitstatus or pytest.ExitCode.INTERNAL_ERROR
+
+    def _write(self, path: Path, passed: bool) -> None:
+        about = {
+            "device": torch.cuda.get_device_name() if self.config.stash[DEVICE] == "cuda" else "cpu",
+            "examples_a_check": examples(self.config),
+            "candidates": self.config.getoption("candidate"),
+        }
+        self.verdict.write(path, passed, about)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the table."""
+        if self.is_worker:
+            return
+        if self.matrix.tallies:
+            terminalreporter.section("verified", sep="=")
+            for line in self.matrix.lines():
+                terminalreporter.line(line)
+        for line in self.shortcomings:
+            terminalreporter.line(line, red=True)

@@ -1,0 +1,84 @@
+"""The table that closes a run: what each cell came to, and why some were not run."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from fourfold.backends import BACKENDS
+from fourfold.core.dtypes import DTYPES
+from fourfold.running.cells import CANDIDATE, Cell
+
+
+@dataclass
+class Tally:
+    """What the checks of one cell came to."""
+
+    worst: float = 0.0
+    examples: int = 0
+    seconds: float = 0.0
+    passed: int = 0
+    failed: int = 0
+    # Reasons for which all or some checks were not run, and how many.
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def show(self, footnote: "Footnotes") -> str:
+        """Worst error over bound, examples and seconds; or how many checks failed; or a footnote."""
+        notes = "".join(footnote.mark(reason) for reason in self.skipped)
+        if self.failed:
+            return f"{self.failed} FAILED{notes}"
+        if not self.passed:
+            return f"unsupported{notes}" if self.skipped else ""
+        return f"{self.worst:.2f} {short(self.examples):>5} {self.seconds:>3.0f}s{notes}"
+
+
+class Footnotes:
+    """Reasons, numbered in the order in which they are first given."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def mark(self, reason: str) -> str:
+        """``[1]``, say."""
+        return f"[{self._numbers.setdefault(reason, len(self._numbers) + 1)}]"
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"[{number}] {reason}" for reason, number in self._numbers.items())
+
+
+def short(count: int) -> str:
+    """A count in at most five characters."""
+    if count < 100_000:
+        return str(count)
+    return f"{count / 1e3:.0f}k" if count < 1e7 else f"{count / 1e6:.0f}M"
+
+
+class Matrix:
+    """Tallies of all cells of a run."""
+
+    def __init__(self) -> None:
+        self.tallies: dict[Cell, Tally] = {}
+
+    def of(self, cell: Cell) -> Tally:
+        """The tally of a cell."""
+        return self.tallies.setdefault(cell, Tally())
+
+    def lines(self) -> Iterator[str]:
+        """The table, fit for a terminal of 80 columns, operations one below the other."""
+        footnotes = Footnotes()
+        backends = unique(cell.backend for cell in self.tallies)
+        backends.sort(key=(*BACKENDS, CANDIDATE).index)
+        for operation in sorted(unique(cell.operation for cell in self.tallies)):
+            dtypes = [name for name in DTYPES if any(Cell(operation, b, name) in self.tallies for b in backends)]
+            yield f"{operation:<18}" + "".join(f"{name:<16}" for name in dtypes).rstrip()
+            for backend in backends:
+                cells = [self.tallies.get(Cell(operation, backend, name)) for name in dtypes]
+                if any(cells):
+                    row = "".join(f"{tally.show(footnotes) if tally else '':<16}" for tally in cells)
+                    yield f"  {backend:<16}{row}".rstrip()
+        yield from footnotes
+        examples = sum(tally.examples for tally in self.tallies.values())
+        yield f"{examples} examples; in each cell: worst error over its bound, examples, seconds"
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Names in the order in which they first come."""
+    return list(dict.fromkeys(names))

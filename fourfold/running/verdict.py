@@ -1,0 +1,147 @@
+"""What a run says of each check: the text of a failure, the command that repeats it, and all of it as JSON."""
+
+import importlib.metadata
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fourfold.checks.checks import Failure
+from fourfold.checks.escapes import Escape
+from fourfold.compat import hypothesis_internals, pytest_internals
+from fourfold.running.cells import CANDIDATE, Selection, SelectionError
+from fourfold.running.frames import cause, own_frames, spelled, words
+from fourfold.running.identity import Identity
+
+# What a test's report carries besides pytest's own, by name: what a search has seen, and how it has failed.
+SEARCH, FAILURE = "search", "failure"
+DEVICE = pytest.StashKey[str]()
+SELECTION = pytest.StashKey[Selection]()
+
+
+def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, identity: Identity, at: str) -> None:
+    """Let the report of a failed check show what went wrong, its case and what repeats it, not the harness's own code.
+
+    Args:
+        item: the test.
+        report: of its failure.
+        error: that it failed by.
+        identity: what the test is for.
+        at: the case that was run last; "" where there is none.
+    """
+    notes = "\n".join(map(str, getattr(error, "__notes__", [])))
+    case = counterexample(notes)
+    repeated = repeat(item.config, item.path, item.nodeid, identity, notes)
+    frames = own_frames(error, item.config.stash[SELECTION].origin(identity.cell))
+    of_a_check = isinstance(error, Failure | Escape | SelectionError)
+    message = words(error) if of_a_check else f"{type(error).__name__}: {words(error)}"
+    failure = {"message": message, "counterexample": case or at or None, "repeat": repeated}
+    if frames:
+        failure["cause"] = cause(error, frames)
+    if item.config.getoption("--tb") == "auto" and (frames or of_a_check):
+        whose = f"{' · '.join([*vars(identity.cell).values(), item.config.stash[DEVICE]])}: "
+        said = message if isinstance(error, Failure | SelectionError) else f"{whose}{message}"
+        seen = without_advice(notes) if case or not at else f"at {at}"
+        report.longrepr = "\n\n".join(filter(None, (f"{said}\n{spelled(frames)}".rstrip(), seen)))
+    report.user_properties.append((FAILURE, failure))
+    report.sections.append(("repeat with", repeated))
+
+
+def refer(report: Any, first: str) -> None:
+    """Let a failure that has the cause of one that is shown already be short."""
+    failure = next(value for name, value in report.user_properties if name == FAILURE)
+    (line, *_) = failure["message"].splitlines()
+    case = failure["counterexample"]
+    report.longrepr = f"same cause as {first}: {line}" + (f"\n\nat {case}" if case else "")
+
+
+def without_advice(notes: str) -> str:
+    """Hypothesis's notes but for how it would have a case repeated: there is a command for that."""
+    return re.sub(r"^.*@reproduce_failure\(.*$", "", notes, flags=re.MULTILINE).rstrip()
+
+
+def counterexample(notes: str) -> str | None:
+    """The case that the notes of an error show, ours of a named one or Hypothesis's of one that it has found."""
+    named = re.search(r"^Named example .*?: (Case\(.*\))", notes, re.MULTILINE)
+    return named[1] if named else hypothesis_internals.argument_in(notes, "case", "Case")
+
+
+def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | None, notes: str = "") -> str:
+    """The command that runs one failed check again, from the folder that the user is in.
+
+    Args:
+        config: of the run.
+        path: of the test's file.
+        nodeid: pytest's name for the test.
+        identity: what the test is for.
+        notes: of the error; where Hypothesis names a case in them, it is run alone.
+    """
+    here = config.invocation_params.dir
+    file = path.relative_to(here) if path.is_relative_to(here) else path
+    command = ["pytest", "::".join([str(file), *nodeid.split("::")[1:]])]
+    for plugin in config.getoption("plugins"):
+        if plugin.partition(".")[0] == "fourfold":
+            command += ["-p", plugin]
+    device = config.stash.get(DEVICE, config.getoption("device"))
+    if device != "auto":
+        command += ["--device", device]
+    if identity is not None and identity.cell.backend == CANDIDATE:
+        operation = identity.cell.operation
+        own = [text for text in config.getoption("candidate") if text.partition("=")[0] == operation]
+        command += ["--candidate", *own]
+        if config.getoption("forbid_fallback"):
+            command.append("--forbid-fallback")
+    if blob := hypothesis_internals.blob_in(notes):
+        command += ["--reproduce", blob]
+    return shlex.join(command)
+
+
+class Verdict:
+    """The checks of a run, one entry each, as ``--verdict FILE`` writes them."""
+
+    def __init__(self) -> None:
+        self.checks: dict[str, dict[str, Any]] = {}
+
+    def add(self, identity: Identity, report: pytest.TestReport) -> None:
+        """Count a report; of a test's several the worst stands."""
+        entry = self.checks.setdefault(
+            report.nodeid,
+            {**vars(identity.cell), "check": identity.check, "test": report.nodeid, "outcome": "passed"},
+        )
+        if report.failed:
+            entry |= {"outcome": "failed", "message": report.longreprtext}
+        elif report.skipped:
+            entry |= {"outcome": "unsupported", "reason": skip_reason(report)}
+        for key, seen in report.user_properties:
+            if key == SEARCH and isinstance(seen, dict):
+                entry |= {"worst_error_over_bound": seen["worst"], "examples": seen["examples"]}
+                entry["seconds"] = round(seen["seconds"], 3)
+            elif key == FAILURE and isinstance(seen, dict):
+                entry |= seen
+
+    def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> None:
+        """Write the file, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written any more.
+        """
+        outcomes = [entry["outcome"] for entry in self.checks.values()]
+        content = {
+            "passed": passed,
+            "counts": {name: outcomes.count(name) for name in ("passed", "failed", "unsupported")},
+            **about,
+            "versions": {name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy", "hypothesis")},
+            "checks": list(self.checks.values()),
+        }
+        unfinished = path.with_name(path.name + ".unfinished")
+        unfinished.write_text(json.dumps(content, indent=1, default=str) + "\n")
+        unfinished.replace(path)
+
+
+def skip_reason(report: pytest.TestReport) -> str:
+    """Why a test was skipped."""
+    return pytest_internals.skip_reason_of(report)

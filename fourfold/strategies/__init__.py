@@ -1,0 +1,1 @@
+"""Hypothesis strategies for the inputs of a call."""

@@ -1,0 +1,773 @@
+"""A contract test for each private part of another library that this project relies on, named after it.
+
+Where a release has changed one, the test of that name fails; `fourfold.compat.PARTS` says which functions use it.
+"""
+
+import _thread
+import ast
+import functools
+import importlib
+import inspect
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cuda.core
+import hypothesis
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import strategies as st
+from torch.autograd import forward_ad
+
+from fourfold import compat
+from fourfold.compat import (
+    MissingPart,
+    cuda_core_internals,
+    hypothesis_internals,
+    pytest_internals,
+    python_internals,
+    torch_internals,
+    triton_internals,
+    uses,
+)
+
+ROOT = Path(__file__).parents[2]
+MODULES = [importlib.import_module(f"{compat.__name__}.{m.name}") for m in pkgutil.iter_modules(compat.__path__)]
+PARTS = dict(compat.PARTS)
+
+Contract = Callable[[], None]
+CONTRACTS: dict[str, Contract] = {}
+
+
+def contract(*parts: str) -> Callable[[Contract], Contract]:
+    """What these parts must do."""
+
+    def kept(test: Contract) -> Contract:
+        CONTRACTS.update(dict.fromkeys(parts, test))
+        return test
+
+    return kept
+
+
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_part(part: str) -> None:
+    assert part in CONTRACTS, f"{part}, which {', '.join(PARTS[part])} uses, has no contract test"
+    CONTRACTS[part]()
+
+
+def test_every_contract_is_of_a_part_that_is_used() -> None:
+    assert set(CONTRACTS) == set(PARTS)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_what_has_an_underscore_is_named_as_a_part(module: Any) -> None:
+    found = [node.attr for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Attribute)]
+    named = {name for part in PARTS for name in re.findall(r"\w+", part)}
+    assert {name for name in found if re.match(r"_[^_]", name)} <= named
+
+
+@pytest.mark.parametrize("module", [compat, *MODULES], ids=lambda module: module.__name__)
+def test_it_imports_nothing_else_of_this_project(module: Any) -> None:
+    tree = ast.walk(ast.parse(inspect.getsource(module)))
+    imports = [ast.unparse(node) for node in tree if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {text for text in imports if "fourfold" in text or "from ." in text} <= {
+        "from fourfold.compat import uses",
+        "from fourfold.compat import find, uses",
+    }
+
+
+# ---- torch
+
+LIBRARY = torch.library.Library("fourfold_compat", "FRAGMENT")
+LIBRARY.define("doubled(Tensor x) -> Tensor")
+LIBRARY.impl("doubled", lambda x: x.mul(2), "CPU")
+DOUBLED = torch.ops.fourfold_compat.doubled.default
+
+
+class Seen(torch_internals.dispatch_mode()):
+    """The operators that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[Any] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        self.operators.append(operator)
+        return operator(*args, **(kwargs or {}))
+
+
+@contract("torch._C._cuda_getCurrentRawStream")
+def current_stream_of_a_device() -> None:
+    # A build without CUDA lacks it; the stubs are the same for all builds.
+    stub = Path(torch.__file__).parent / "_C" / "__init__.pyi"
+    assert "def _cuda_getCurrentRawStream(device: _int) -> _int:" in stub.read_text()
+    assert hasattr(torch._C, "_cuda_getCurrentRawStream") == (torch.version.cuda is not None)
+    if torch.cuda.is_available():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            assert torch_internals.current_stream(stream.device_index) == stream.cuda_stream != 0
+
+
+@contract("torch._C._len_torch_dispatch_stack")
+def dispatch_modes_that_are_on() -> None:
+    assert not torch_internals.calls_are_watched()
+    with Seen():
+        assert torch_internals.calls_are_watched()
+    assert not torch_internals.calls_are_watched()
+
+
+@contract("torch._C._len_torch_function_stack")
+def function_modes_that_are_on() -> None:
+    with torch.overrides.TorchFunctionMode():
+        assert torch_internals.calls_are_watched()
+    assert not torch_internals.calls_are_watched()
+
+
+@contract("torch._C._are_functorch_transforms_active")
+def transforms_that_are_at_work() -> None:
+    watched: list[bool] = []
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        watched.append(torch_internals.calls_are_watched())
+        return x * 2
+
+    torch.vmap(doubled)(torch.ones(2, 2))
+    torch.func.grad(lambda x: doubled(x).sum())(torch.ones(2))
+    doubled(torch.ones(2))
+    assert watched == [True, True, False]
+
+
+@contract("torch.Tensor._is_zerotensor")
+def tensor_of_zeros_without_memory() -> None:
+    assert torch_internals.is_without_memory(torch._efficientzerotensor(2))
+    assert not torch_internals.is_without_memory(torch.zeros(2))
+
+
+@contract("torch.autograd.forward_ad._current_level")
+def forward_mode_differentiation() -> None:
+    with forward_ad.dual_level():
+        assert torch_internals.calls_are_watched()
+    assert not torch_internals.calls_are_watched()
+
+
+@contract("torch.utils._python_dispatch.TorchDispatchMode")
+def mode_that_sees_what_is_dispatched() -> None:
+    with Seen() as seen:
+        torch.ones(3).add(1)
+    assert [str(operator) for operator in seen.operators] == ["aten.ones.default", "aten.add.Tensor"]
+
+
+@contract("torch._ops.OpOverload.namespace")
+def library_of_an_operator() -> None:
+    assert torch_internals.namespace(torch.ops.aten.add.Tensor) == "aten"
+    assert torch_internals.namespace(DOUBLED) == "fourfold_compat"
+
+
+@contract("torch._ops.OpOverload.overloadpacket")
+def operator_without_its_overload() -> None:
+    assert torch_internals.without_overload(torch.ops.aten.add.Tensor) is torch.ops.aten.add
+
+
+@contract("torch._ops.OpOverload().is_view")
+def operators_that_give_views() -> None:
+    aten = torch.ops.aten
+    operators = aten.add.Tensor, aten.view.default, aten.t.default, aten.clone.default, aten.add_.Tensor
+    assert [bool(torch_internals.is_view(operator)) for operator in operators] == [False, True, True, False, False]
+
+
+@contract("torch._ops.OpOverload()._schema")
+def names_of_an_operators_arguments() -> None:
+    assert torch_internals.argument_names(torch.ops.aten.softmax.int) == ["self", "dim", "dtype"]
+
+
+@contract("torch._ops.OpOverload.redispatch", "torch._C.DispatchKey", "torch._C.DispatchKeySet")
+def kernel_that_is_run_without_dispatch() -> None:
+    x = torch.ones(3)
+    with Seen() as seen:
+        doubled = torch_internals.run_kernel(DOUBLED, "cpu", (x,), {})
+    assert doubled.tolist() == [2, 2, 2]
+    # What the kernel calls is seen, the operator itself is not.
+    assert [str(operator) for operator in seen.operators] == ["aten.mul.Tensor"]
+    assert hasattr(torch._C.DispatchKey, "CUDA")
+
+
+@contract(
+    "torch.ops.aten._to_copy",
+    "torch.ops.aten._local_scalar_dense",
+    "torch.ops.aten._reshape_copy",
+    "torch.ops.aten._unsafe_view",
+)
+def operators_that_copy() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    with Seen() as seen:
+        x.to(torch.float64)
+        x.sum().item()
+        torch.matmul(torch.ones(2, 2, 3), torch.ones(3, 2))
+        torch.ops.aten._reshape_copy(x.t(), [6])
+    assert torch_internals.copying_operators() <= {torch_internals.without_overload(seen) for seen in seen.operators}
+
+
+@contract("torch.cuda._sleep")
+def wait_of_a_stream() -> None:
+    assert list(inspect.signature(torch.cuda._sleep).parameters) == ["cycles"]
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch_internals.keep_stream_busy(1_000_000_000)
+        event = torch.cuda.Event()
+        event.record()
+        assert not event.query()
+        event.synchronize()
+
+
+@contract("torch.autograd.grad saying 'inplace operation'")
+def error_of_a_tensor_that_was_written_into() -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError) as caught:
+        torch.autograd.grad(y.sum(), x)
+    assert torch_internals.says_written_into(caught.value)
+    with pytest.raises(RuntimeError) as other:
+        torch.autograd.grad(torch.ones(2).sum(), x)
+    assert not torch_internals.says_written_into(other.value)
+
+
+@contract("torch._neg_view")
+def view_of_the_negatives() -> None:
+    x = torch.tensor([[1.0, -2.0], [3.0, 4.0]], dtype=torch.bfloat16)
+    view = torch_internals.negated_view(x)
+    assert view.is_neg()
+    assert (view.data_ptr(), view.stride()) == (x.data_ptr(), x.stride())
+    assert view.tolist() == (-x).tolist()
+
+
+def test_the_public_view_of_the_negatives_holds_the_same() -> None:
+    x = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
+    view = torch_internals._imaginary_part(x)
+    assert view.is_neg()
+    assert view.tolist() == (-x).tolist()
+
+
+@contract("torch.fx.experimental._config.use_duck_shape")
+def sizes_that_happen_to_be_equal() -> None:
+    def recompiles() -> bool:
+        torch.compiler.reset()
+        function = torch.compile(lambda x, y: (x.sum(), y.sum()), backend="eager", dynamic=True)
+        function(torch.ones(5), torch.ones(5))
+        with torch.compiler.set_stance("fail_on_recompile"):
+            try:
+                function(torch.ones(6), torch.ones(7))
+            except RuntimeError:
+                return True
+        return False
+
+    assert recompiles()
+    with torch_internals.sizes_are_their_own():
+        assert not recompiles()
+    torch.compiler.reset()
+
+
+# ---- Triton
+
+
+def fill_kernel(x: Any, n: Any, m: Any, BLOCK: tl.constexpr) -> None:
+    tl.store(x + tl.arange(0, BLOCK), 1.0, mask=tl.arange(0, BLOCK) < n + m)
+
+
+@contract(
+    "triton.runtime.JITFunction().params",
+    "triton.runtime.jit.KernelParam().name",
+    "triton.runtime.jit.KernelParam().is_constexpr",
+    "triton.runtime.jit.KernelParam().do_not_specialize",
+)
+def parameters_of_a_kernel() -> None:
+    kernel = triton.JITFunction(fill_kernel, do_not_specialize=["m"])
+    expected = [("x", False, False), ("n", False, False), ("m", False, True), ("BLOCK", True, False)]
+    assert triton_internals.parameters(kernel) == expected
+    assert triton_internals.KNOWS_LAUNCHES
+
+
+@contract("triton.compiler.CompiledKernel.__getitem__")
+def launch_of_a_compiled_kernel() -> None:
+    ran: list[tuple] = []
+    compiled = SimpleNamespace(
+        _init_handles=lambda: None,
+        launch_metadata=lambda *launch: None,
+        run=lambda *launch: ran.append(launch),
+        function="function",
+        packed_metadata="metadata",
+    )
+    shipped = compat.find("triton.compiler.CompiledKernel.__getitem__")
+    like_it = type("LikeIt", (), {"__getitem__": lambda self, grid: shipped(compiled, grid)})
+    triton_internals.launch_compiled(like_it(), (4, 5, 6), ("x", 7), 8)
+    ((*grid, stream, function, metadata, _, _, _, x, n),) = ran
+    assert (grid, stream, function, metadata, x, n) == ([4, 5, 6], 8, "function", "metadata", "x", 7)
+
+
+# Triton reads a kernel's source from its file, and compiles in no process that interprets.
+FILLS = f"import triton, triton.language as tl\n@triton.jit\n{inspect.getsource(fill_kernel).replace(': Any', '')}"
+COMPILES = """
+import json, sys
+import torch, triton
+sys.path.insert(0, sys.argv[1])
+from fills import fill_kernel
+from fourfold.compat import triton_internals
+
+asked, codes = [], []
+
+def run(shipped, kernel, *arguments, grid, warmup, **options):
+    asked.append([kernel.__name__, list(grid), warmup, len(arguments), sorted(options)])
+    compiled = shipped(kernel, *arguments, grid=grid, warmup=True, **options)
+    codes.append(triton_internals.code_of(compiled))
+    return compiled
+
+shipped, before = triton.JITFunction.run, triton.runtime.driver._active
+for capability in (80, 90):
+    driver = triton_internals.AbsentDriver(capability)
+    with triton_internals.driver_replaced(driver), triton_internals.launches_replaced(run):
+        returned = fill_kernel[(3,)](torch.zeros(8), 4, 5, BLOCK=8)
+        assert triton.runtime.driver.active is driver
+restored = triton.JITFunction.run is shipped and triton.runtime.driver._active is before
+returned = triton_internals.code_of(returned) == codes[1]
+codes = [[code.digest, code.name, code.cubin[:4].hex(), code.ptx] for code in codes]
+print(json.dumps(dict(asked=asked, restored=restored, returned=returned, codes=codes)))
+"""
+
+
+@functools.cache
+def compiled_without_a_gpu() -> dict[str, Any]:
+    """What `COMPILES` has found."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "fills.py").write_text(FILLS)
+        command = [sys.executable, "-W", "ignore", "-c", COMPILES, folder]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert not done.returncode, done.stderr
+    return json.loads(done.stdout)
+
+
+@contract("triton.runtime.JITFunction.run")
+def launches_that_are_replaced() -> None:
+    found = compiled_without_a_gpu()
+    assert found["asked"] == [["fill_kernel", [3], False, 3, ["BLOCK"]]] * 2
+    assert found["returned"]
+
+
+@contract("triton.runtime.driver._active", "triton.runtime.driver.set_active")
+def driver_that_is_put_back() -> None:
+    assert compiled_without_a_gpu()["restored"]
+
+
+@contract("triton.backends.compiler.GPUTarget")
+def target_that_is_compiled_for() -> None:
+    targets = [re.findall(r"^\.target (\w+)", code[3], re.MULTILINE) for code in compiled_without_a_gpu()["codes"]]
+    assert [target.rstrip("a") for (target,) in targets] == ["sm_80", "sm_90"]
+
+
+@contract("triton.compiler.CompiledKernel().hash")
+def digests_of_compiled_kernels() -> None:
+    (digest, *_), (other, *_) = compiled_without_a_gpu()["codes"]
+    assert digest != other
+
+
+@contract("triton.compiler.CompiledKernel().metadata")
+def names_of_compiled_kernels() -> None:
+    assert [name for _, name, *_ in compiled_without_a_gpu()["codes"]] == ["fill_kernel"] * 2
+
+
+@contract("triton.compiler.CompiledKernel().asm")
+def code_of_compiled_kernels() -> None:
+    for _, name, beginning, ptx in compiled_without_a_gpu()["codes"]:
+        assert bytes.fromhex(beginning) == b"\x7fELF"
+        assert f".entry {name}(" in ptx
+
+
+# ---- pytest and its plugins
+
+HOOKS = """
+import json, os, pathlib
+import pytest
+from fourfold.compat import pytest_internals, xdist_internals
+
+def say(**what):
+    with pathlib.Path(os.environ["SAID"]).open("a") as file:
+        file.write(json.dumps(what) + "\\n")
+
+def pytest_cmdline_main(config):
+    say(asked=xdist_internals.is_asked_for(config))
+    xdist_internals.replace_all_workers(config)
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    controller, worker = xdist_internals.is_controller(config), xdist_internals.is_worker(config)
+    told = xdist_internals.inputs(config)["told"] if worker else None
+    say(controller=controller, worker=worker, told=told, number=xdist_internals.worker_number())
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    xdist_internals.inputs_of(node)["told"] = "this to " + xdist_internals.name_of(node)
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs):
+    say(workers=len(specs))
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem, report):
+    say(crashed=crashitem.rpartition(":")[2], told=xdist_internals.inputs_of(report.node)["told"])
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" and report.failed:
+        say(message=pytest_internals.message_of(report))
+    if report.skipped:
+        say(reason=pytest_internals.skip_reason_of(report))
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    if item.name == "test_never":
+        pytest_internals.stop(item.session, "no further")
+"""
+Said = list[dict[str, Any]]
+
+
+def run_pytest(tests: str, *runs: Sequence[str], hooks: str = "") -> tuple[Said, str]:
+    """What the hooks of the last of some runs say, one after another in one folder, and what it prints."""
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder, "said")
+        environment = {**outer, "PYTHONPATH": str(ROOT), "SAID": str(said)}
+        Path(folder, "conftest.py").write_text(HOOKS + hooks)
+        Path(folder, "test_some.py").write_text(tests)
+        for options in runs:
+            said.write_text("")
+            # Hypothesis's plugin takes a second to import.
+            alone = ["-p", "no:hypothesispytest", "-c", os.devnull, "--rootdir", folder]
+            command = [sys.executable, "-m", "pytest", folder, *alone, *options]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+        return [json.loads(line) for line in said.read_text().splitlines()], done.stdout + done.stderr
+
+
+CRASHES = "import os\n" + "".join(f"def test_{number}(): os._exit(1)\n" for number in range(6))
+
+
+@functools.cache
+def crashing_workers() -> tuple[Said, str]:
+    """One worker, which dies more often than four times: by default pytest-xdist gives up then."""
+    return run_pytest(CRASHES, ("-n", "1"))
+
+
+@contract("pytest.Config().workerinput", "xdist.workermanage.WorkerController().workerinput")
+def what_workers_are_told() -> None:
+    said, printed = crashing_workers()
+    told = [one["told"] for one in said if one.get("worker")]
+    assert told[:6] == [f"this to gw{number}" for number in range(6)], printed
+    crashed = {one["told"] for one in said if "crashed" in one}
+    assert crashed == {f"this to gw{number}" for number in range(6)}
+
+
+@contract("xdist.workermanage.WorkerController().gateway.id")
+def numbers_of_workers() -> None:
+    configured = [one for one in crashing_workers()[0] if "controller" in one]
+    assert [one["number"] for one in configured[:7]] == [None, 0, 1, 2, 3, 4, 5]
+
+
+@contract("pytest.Config().option.tx")
+def controller_of_workers() -> None:
+    said, _ = crashing_workers()
+    assert said[0] == {"asked": True}
+    assert [one["controller"] for one in said if "controller" in one][:3] == [True, False, False]
+    assert [one["workers"] for one in said if "workers" in one] == [1]
+
+
+@contract("pytest.Config().option.maxworkerrestart")
+def workers_that_are_replaced() -> None:
+    assert re.search(r"\b6 failed\b", crashing_workers()[1])
+
+
+@pytest.mark.parametrize(("options", "asked"), [(("-n", "0"), True), (("--dist", "load"), False)], ids=str)
+def test_this_process_runs_the_tests_itself_where_there_are_no_workers(options: tuple[str, ...], asked: bool) -> None:
+    said, printed = run_pytest("def test_one(): pass", options)
+    assert re.search(r"\b1 passed\b", printed)
+    assert said[0] == {"asked": asked}
+    assert [(one["controller"], one["worker"]) for one in said[1:]] == [(False, False)]
+
+
+OUTCOMES = """
+import pytest
+def test_wrong(): raise ValueError("so it is")
+@pytest.mark.skip(reason="for a reason")
+def test_marked(): pass
+def test_skips(): pytest.skip("on the way")
+def test_never(): pass
+def test_after(): pass
+"""
+
+
+@functools.cache
+def outcomes() -> tuple[Said, str]:
+    """A run that fails, skips, and is stopped."""
+    return run_pytest(OUTCOMES, ("-n", "0"))
+
+
+@contract("pytest.TestReport().longrepr.reprcrash")
+def message_of_a_failure() -> None:
+    assert {"message": "ValueError: so it is"} in outcomes()[0]
+
+
+@contract("pytest.TestReport().longrepr[2]")
+def reasons_of_skipped_tests() -> None:
+    assert [one["reason"] for one in outcomes()[0] if "reason" in one] == ["for a reason", "on the way"]
+
+
+@contract("pytest.Session.Failed")
+def end_of_a_session() -> None:
+    assert re.search(r"= 1 failed, 2 skipped in .* =", outcomes()[1])
+
+
+def test_frames_of_pytest_are_told_from_those_of_a_test() -> None:
+    # As faulthandler writes them.
+    lines = [f'  File "{frame.filename}", line {frame.lineno} in {frame.function}' for frame in inspect.stack()]
+    assert not pytest_internals.is_own_frame(lines[0])
+    assert pytest_internals.is_own_frame(lines[1])
+    assert pytest_internals.is_own_frame(next(line for line in lines if "pluggy" in line))
+
+
+BENCHMARKS = """
+from fourfold.compat import pytest_benchmark_internals
+from conftest import say
+
+def test_kept(benchmark):
+    benchmark(lambda: sum(range(100)))
+    say(median=pytest_benchmark_internals.median_of(benchmark), name=pytest_benchmark_internals.name_of(benchmark))
+
+def test_discarded(benchmark):
+    benchmark(lambda: None)
+    pytest_benchmark_internals.discard(benchmark)
+"""
+BENCHMARK_HOOKS = """
+from fourfold.compat import pytest_benchmark_internals
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_benchmark_compare_machine_info(config, benchmarksession, machine_info, compared_benchmark):
+    runs = pytest_benchmark_internals.recorded_runs(benchmarksession)
+    say(recorded=[[one["fullname"] for one in run["benchmarks"]] for run in runs])
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_benchmark_group_stats(config, benchmarks):
+    today = pytest_benchmark_internals.of_this_run(benchmarks)
+    say(today=[[one["fullname"], one["median"]] for one in today], compared=len(benchmarks))
+
+def pytest_sessionfinish(session):
+    folder = pytest_benchmark_internals.storage_folder(session.config)
+    say(
+        json=str(pytest_benchmark_internals.json_file(session.config)),
+        folder=str(folder),
+        files=[file.name[:5] for file in pytest_benchmark_internals.recorded_files(folder)],
+        processor="arch" in pytest_benchmark_internals.processor(session.config),
+    )
+"""
+
+
+@functools.cache
+def compared_benchmarks() -> dict[str, Any]:
+    """A run of benchmarks that is compared with one before."""
+    options = ["-n", "0", "--benchmark-autosave", "--benchmark-storage=file://kept", "--benchmark-json=record.json"]
+    options += ["--benchmark-max-time=0.01", "--benchmark-min-rounds=3"]
+    said, printed = run_pytest(BENCHMARKS, options, [*options, "--benchmark-compare"], hooks=BENCHMARK_HOOKS)
+    return {"printed": printed, **{name: value for one in said for name, value in one.items()}}
+
+
+@contract("pytest_benchmark.fixture.BenchmarkFixture().stats", "pytest_benchmark.fixture.BenchmarkFixture().fullname")
+def median_of_a_benchmark() -> None:
+    found = compared_benchmarks()
+    assert [found["name"], found["median"]] in found["today"], found["printed"]
+    assert found["name"] == "test_some.py::test_kept"
+
+
+@contract("pytest_benchmark.fixture.BenchmarkFixture().has_error")
+def benchmark_that_is_left_out() -> None:
+    found = compared_benchmarks()
+    assert "test_some.py::test_discarded" in [name for name, _ in found["today"]]
+    assert found["recorded"] == [["test_some.py::test_kept"]]
+
+
+@contract("pytest_benchmark.session.BenchmarkSession.prepare_benchmarks giving 'path'")
+def benchmarks_of_this_run() -> None:
+    found = compared_benchmarks()
+    assert (len(found["today"]), found["compared"]) == (2, 3)
+
+
+@contract("pytest_benchmark.session.BenchmarkSession().storage.load")
+def former_runs() -> None:
+    assert compared_benchmarks()["recorded"] == [["test_some.py::test_kept"]]
+
+
+@contract(
+    "pytest_benchmark.storage.file.FileStorage of file://FOLDER",
+    "pytest_benchmark.storage.file.FileStorage.save to MACHINE/0001_NAME.json",
+)
+def files_of_former_runs() -> None:
+    found = compared_benchmarks()
+    assert (found["folder"], found["files"]) == ("kept", ["0001_", "0002_"])
+
+
+@contract("pytest.Config().option.benchmark_json")
+def file_of_a_record() -> None:
+    assert compared_benchmarks()["json"] == "record.json"
+
+
+def test_the_processor_is_told() -> None:
+    assert compared_benchmarks()["processor"]
+
+
+# ---- Hypothesis
+
+
+class Shown:
+    """Shown by a text of its own."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(f"Shown(number={self.number})")
+
+
+TRIED: list[int] = []
+
+
+def is_small(case: Shown) -> None:
+    TRIED.append(case.number)
+    assert case.number < 7
+
+
+def search() -> Callable[[], None]:
+    settings = hypothesis.settings(print_blob=True, database=None, deadline=None)
+    return settings(hypothesis.given(case=st.integers(0, 1000).map(Shown))(is_small))
+
+
+@functools.cache
+def notes_of_a_failure() -> str:
+    with pytest.raises(AssertionError) as caught:
+        search()()
+    return "\n".join(caught.value.__notes__)
+
+
+@contract("hypothesis.given naming arguments in a failure's notes")
+def argument_that_fails() -> None:
+    assert hypothesis_internals.argument_in(notes_of_a_failure(), "case", "Shown") == "Shown(number=7)"
+    assert hypothesis_internals.argument_in(notes_of_a_failure(), "other", "Shown") is None
+
+
+@contract("hypothesis.reproduce_failure in a failure's notes")
+def blob_that_repeats_a_failure() -> None:
+    blob = hypothesis_internals.blob_in(notes_of_a_failure())
+    assert blob is not None
+    TRIED.clear()
+    with pytest.raises(AssertionError):
+        hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(search())()
+    assert set(TRIED) == {7}
+
+
+# ---- cuda-core, Python
+
+
+@contract(
+    "cuda.core.TensorMapDescriptorOptions().swizzle.SWIZZLE_128B",
+    "cuda.core.TensorMapDescriptorOptions().l2_promotion.L2_256B",
+)
+def options_of_a_tensor_map() -> None:
+    options = cuda_core_internals.swizzled_options((128, 64))
+    assert tuple(options.box_dim) == (128, 64)
+    # As the driver's CUtensorMapSwizzle and CUtensorMapL2promotion number them.
+    assert (int(options.swizzle), int(options.l2_promotion)) == (3, 3)
+    default = cuda.core.TensorMapDescriptorOptions(box_dim=(128, 64))
+    assert type(options.swizzle) is type(default.swizzle)
+
+
+@contract("threading._DummyThread")
+def thread_that_python_did_not_start() -> None:
+    found: list[threading.Thread] = []
+    done = threading.Event()
+
+    def run() -> None:
+        found.append(threading.current_thread())
+        done.set()
+
+    _thread.start_new_thread(run, ())
+    assert done.wait(10)
+    assert python_internals.is_foreign(found[0])
+    assert not python_internals.is_foreign(threading.current_thread())
+
+
+# ---- what becomes of a part that is missing
+
+
+@pytest.fixture(autouse=True)
+def same_parts() -> Iterator[None]:
+    """Forget what a test has marked."""
+    yield
+    compat.PARTS.clear()
+    compat.PARTS.update(PARTS)
+
+
+def test_a_missing_part_is_named_with_its_library_and_version() -> None:
+    @uses("torch.cuda._sleep", "torch.cuda._no_such_function")
+    def wait() -> None:
+        raise AssertionError("it must not be called")
+
+    with pytest.raises(MissingPart, match=r"^torch 2\.\d+\.\S+ has no torch\.cuda\._no_such_function, which .*wait "):
+        wait()
+
+
+def test_a_missing_attribute_of_an_instance_is_named_too() -> None:
+    @uses("pytest.Session().nothing_such")
+    def ask(session: Any, name: str) -> Any:
+        return getattr(session, name)
+
+    with pytest.raises(MissingPart, match=r"^pytest [\d.]+ has no pytest\.Session\(\)\.nothing_such, which .*ask "):
+        ask(object(), "nothing_such")
+    with pytest.raises(AttributeError, match="something_else"):
+        ask(object(), "something_else")
+
+
+def test_a_public_way_takes_the_place_of_a_missing_part() -> None:
+    @uses("torch._C._no_such_function", otherwise=lambda: "public")
+    def ask() -> str:
+        return "private"
+
+    assert ask() == "public"
+
+
+@pytest.mark.parametrize("part", ["torch.cuda", "torch.utils._python_dispatch.TorchDispatchMode", "threading.Thread"])
+def test_what_is_there_is_found(part: str) -> None:
+    assert compat.exists(part)
+    assert not compat.exists(f"{part}._no_such_part")
+    assert not compat.exists(f"no_such_library.{part}")
+
+
+def test_calls_are_taken_to_be_watched_where_nobody_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_len_torch_dispatch_stack")
+    spec = importlib.util.find_spec(torch_internals.__name__)
+    assert spec is not None
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    assert again.calls_are_watched()
+
+
+def test_launches_are_left_to_triton_where_it_does_not_say_for_what_it_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(triton_internals, "parameters", lambda kernel: [])
+    assert not triton_internals._knows_launches()

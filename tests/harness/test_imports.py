@@ -1,0 +1,117 @@
+"""Import rules: oracles and kernels do not import each other, the harness imports neither, its layers are ordered."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = {"fourfold": "fourfold", "impls": "fourfold.impls", "oracles": "fourfold.oracles"}
+FOLDERS["properties"] = "fourfold.properties"
+# Each layer may import those before it. A kernel needs only `backends`.
+LAYERS = ("compat", "core", "backends", "strategies", "checks", "running", "performance", "mutation")
+# The other modules of this project that the operations' folders may import.
+OF_OPERATIONS = {
+    "impls": {"backends", "compat"},
+    "oracles": set(),
+    "properties": {"core", "strategies", "oracles"},
+}
+STRING = re.compile(r"^(?:fourfold|impls|oracles|properties|tests)(?:\.\w+)+$")
+
+
+def module_name(path: Path) -> str:
+    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([FOLDERS[folder], *(part for part in rest if part != "__init__")])
+
+
+MODULES: Mapping[str, Path] = {
+    module_name(path): path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield every module that a file names, in an import at any depth or in a string that looks like its name."""
+    name = module_name(path)
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    tree = ast.parse(path.read_text(encoding="utf-8"), path.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                base = ".".join([*parents[: len(parents) - node.level + 1], *filter(None, [base])])
+            inner = [f"{base}.{alias.name}" for alias in node.names]
+            # A name that is not a module is defined by `base` itself.
+            yield from (name if name in MODULES else base for name in inner)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and STRING.match(node.value):
+            yield node.value
+
+
+def known(path: Path) -> set[str]:
+    """Return the modules of this project that a file names."""
+    return {name for name in imports(path) if name in MODULES} - {module_name(path)}
+
+
+IMPORTS = {name: known(path) for name, path in MODULES.items()}
+
+
+def of_folder(name: str) -> list[str]:
+    prefix = f"fourfold.{name}"
+    return [module for module in MODULES if module == prefix or module.startswith(f"{prefix}.")]
+
+
+def part(module: str) -> str:
+    """Return the folder of a module, such as "core" or "impls"; "" for the package itself."""
+    return [*module.split("."), ""][1]
+
+
+@pytest.mark.parametrize("module", of_folder("oracles"))
+def test_oracles_import_numpy_and_no_more(module: str) -> None:
+    packages = {name.partition(".")[0] for name in imports(MODULES[module])}
+    # ml_dtypes provides bfloat16 for NumPy.
+    assert packages - sys.stdlib_module_names <= {"numpy", "ml_dtypes", "fourfold"}
+
+
+@pytest.mark.parametrize("module", [name for folder in OF_OPERATIONS for name in of_folder(folder)])
+def test_operations_import_no_more_of_the_harness_than_they_may(module: str) -> None:
+    allowed = OF_OPERATIONS[part(module)] | {part(module)}
+    assert {part(name) for name in IMPORTS[module]} <= allowed
+
+
+@pytest.mark.parametrize("module", of_folder("impls"))
+def test_implementations_know_nothing_of_their_verification(module: str) -> None:
+    packages = {name.partition(".")[0] for name in imports(MODULES[module])}
+    assert not packages & {"tests", "conftest", "hypothesis", "pytest"}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_those_before_it(layer: str) -> None:
+    before = {"", *LAYERS[: LAYERS.index(layer) + 1]}
+    upward = {(module, name) for module in of_folder(layer) for name in IMPORTS[module] if part(name) not in before}
+    assert not upward
+
+
+def test_every_module_of_the_harness_belongs_to_a_layer() -> None:
+    outside = {name for name in MODULES if part(name) not in (*LAYERS, *OF_OPERATIONS)}
+    assert outside == {"fourfold", "fourfold.__main__"}
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    left = {name: set(names) for name, names in IMPORTS.items() if name != "fourfold"}
+    for names in left.values():
+        names.discard("fourfold")
+    # A module that imports no remaining module, or that no remaining module imports, is in no cycle.
+    while True:
+        imported = set().union(*left.values())
+        free = {name for name, names in left.items() if not names & left.keys() or name not in imported}
+        if not free:
+            break
+        for name in free:
+            del left[name]
+    circles = {name: sorted(names & left.keys()) for name, names in left.items()}
+    assert not circles

@@ -1,0 +1,195 @@
+"""An operator bypasses torch's dispatcher only if nothing observes the dispatch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from fourfold.impls.matmul.operators import MATMUL
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fourfold import backends
+from fourfold.backends import operators
+
+KERNELS = ("triton", "cuda")
+NAME = "operators_test"
+LAUNCHES: list[str] = []
+
+
+def forward(x: torch.Tensor, y: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    LAUNCHES.append("forward")
+    assert not x.is_neg()  # a kernel would read the memory without the negation
+    return x * y * scale, torch.full((2,), scale, dtype=x.dtype)
+
+
+def backward(
+    grad_output: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    kept: torch.Tensor,
+    scale: float,
+    needs_x: bool,
+    needs_y: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    LAUNCHES.append(f"backward {needs_x} {needs_y} {y is None}")
+    assert kept.tolist() == [scale] * 2
+    factor = torch.ones_like(x) if y is None else y
+    return grad_output * factor * scale, grad_output * x * scale
+
+
+SCALED_PRODUCT = operators.Operator(
+    schema=f"{NAME}(Tensor x, Tensor y, float scale) -> (Tensor output, Tensor kept)",
+    fake=lambda x, y, scale: (torch.empty_like(x), x.new_empty(2)),
+    saves=("x", "y", "kept", "scale"),
+    saves_if={"y": lambda x, y, scale: scale != 1},
+    gradients={"x": "x", "y": "x"},
+)
+scaled_product = SCALED_PRODUCT.register("cpu", forward, backward)
+
+
+class Seen(TorchDispatchMode):
+    """A mode that records the operators that go through the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def _no_launches() -> None:
+    LAUNCHES.clear()
+
+
+@pytest.fixture
+def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that collects this test's operators as they are called through the dispatcher."""
+    names: list[str] = []
+    for suffix in ("cpu", "cpu_backward"):
+        name = f"{NAME}_{suffix}"
+        packet = getattr(torch.ops.fourfold, name)
+        real = packet.default._op
+
+        def counted(*args: object, real: Callable = real, name: str = name) -> object:
+            names.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(packet.default, "_op", counted)
+    return names
+
+
+def numbers(*values: float, grad: bool = False) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, requires_grad=grad)
+
+
+def test_schema_of_backward_follows_from_that_of_forward() -> None:
+    assert MATMUL._backward_schema() == (
+        "(Tensor grad_output, Tensor a, Tensor b, Tensor? output, str activation, float negative_slope,"
+        " bool needs_a, bool needs_b) -> (Tensor, Tensor)"
+    )
+
+
+def test_what_is_saved_must_name_tensors_first() -> None:
+    wrong = operators.Operator(
+        schema="wrong_order(Tensor x, float scale) -> Tensor output", fake=torch.empty_like, saves=("scale", "x")
+    )
+    with pytest.raises(ValueError, match="wrong_order must save x, scale in this order"):
+        wrong._save()
+
+
+def test_an_operator_without_a_backward_is_refused() -> None:
+    operator = operators.Operator(schema=f"{NAME}_forward(Tensor x) -> Tensor output", fake=torch.empty_like)
+    with pytest.raises(ValueError, match="has no backward"):
+        operator.register("cpu", torch.clone)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_gradient", "gradient"])
+def test_a_call_that_nobody_watches_goes_past_the_dispatcher(grad: bool, dispatched: list[str]) -> None:
+    x, y = numbers(1, 2, grad=grad), numbers(3, 4)
+    output, _ = scaled_product(x, y, 0.5)
+    assert output.tolist() == [1.5, 4]
+    assert output.requires_grad is grad
+    if grad:
+        assert torch.autograd.grad(output.sum(), x)[0].tolist() == [1.5, 2]
+    assert dispatched == []
+
+
+def test_only_what_is_asked_for_is_saved_and_wanted() -> None:
+    for scale, x_grad, y_grad in ((2.0, True, True), (2.0, False, True), (1.0, True, False)):
+        x, y = numbers(1, 2, grad=x_grad), numbers(3, 4, grad=y_grad)
+        output, kept = scaled_product(x, y, scale)
+        assert not kept.requires_grad
+        output.sum().backward()
+        assert (x.grad is not None, y.grad is not None) == (x_grad, y_grad)
+        assert LAUNCHES[-1] == f"backward {x_grad} {y_grad} {scale == 1}"
+
+
+def test_modes_and_kinds_of_tensors_of_their_own_see_the_operator() -> None:
+    x, y = numbers(1, 2, grad=True), numbers(3, 4)
+    with Seen() as seen:
+        output, _ = scaled_product(x, y, 0.5)
+        output.sum().backward()
+    assert {f"fourfold.{NAME}_cpu.default", f"fourfold.{NAME}_cpu_backward.default"} <= set(seen.names)
+
+    class Kind(torch.Tensor):
+        """A tensor subclass."""
+
+    assert isinstance(scaled_product(numbers(1).as_subclass(Kind), numbers(2), 0.5)[0], Kind)
+
+
+def test_views_that_are_not_their_memory_are_read_as_their_values() -> None:
+    negative = torch._neg_view(numbers(-1, -2))
+    assert scaled_product(negative, numbers(3, 4), 0.5)[0].tolist() == [1.5, 4]
+
+
+@pytest.mark.parametrize("scale", [1, True, torch.tensor(1.0)], ids=str)
+def test_numbers_that_are_not_floats_are_converted(scale: object) -> None:
+    seen: list[type] = []
+
+    def keep(x: torch.Tensor, scale: float) -> torch.Tensor:
+        seen.append(type(scale))
+        return x * scale
+
+    kind = type(scale).__name__
+    operator = operators.Operator(
+        schema=f"{NAME}_{kind}(Tensor x, float scale) -> Tensor output",
+        fake=lambda x, scale: torch.empty_like(x),
+        backward=lambda ctx, grad_output: (grad_output, None),
+    ).register("cpu", keep)
+    assert operator(numbers(3), scale).tolist() == [3]
+    assert seen == [float]
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_a_whole_number_may_be_given_for_a_parameter(backend: str) -> None:
+    boxes, matrix = torch.tensor([[0.0, 0.0, 1.0, 2.0], [1.0, 1.0, 4.0, 2.0]]), torch.tensor([[1.0, -2.0], [3.0, 0.5]])
+    calls: dict[str, Callable] = {
+        "giou": lambda f, one: f(boxes, boxes.flip(0), one),
+        "layer_norm": lambda f, one: f(matrix, matrix[0], matrix[1], one),
+        "matmul": lambda f, one: f(matrix, matrix, "leaky_relu", one),
+    }
+    for operation, call in calls.items():
+        function = backends.load(operation, backend)
+        assert torch.equal(call(function, 1), call(function, 1.0))
+
+
+def test_a_cotangent_of_zeros_that_has_no_memory_gives_zeros(dispatched: list[str]) -> None:
+    x, y = numbers(1, 2, grad=True), numbers(3, 4)
+    zeros = torch._efficientzerotensor((2,))
+    assert zeros.data_ptr() == 0
+    output, _ = scaled_product(x, y, 0.5)
+    assert torch.autograd.grad(output, x, zeros)[0].tolist() == [0, 0]
+    assert dispatched == [f"{NAME}_cpu_backward"]
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("operation", ["softmax", "layer_norm", "matmul", "giou"])
+def test_a_gradient_of_a_gradient_raises(operation: str, backend: str) -> None:
+    x = torch.arange(16.0).reshape(4, 4).requires_grad_()
+    inputs = {"softmax": (x,), "layer_norm": (x, x[0], x[1])}.get(operation, (x, x.detach().flip(0)))
+    output = backends.load(operation, backend)(*inputs)
+    (gradient,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match=f"{operation}_{backend}_backward.* has no derivative"):
+        torch.autograd.grad(gradient.sum(), x)

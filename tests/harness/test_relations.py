@@ -1,0 +1,52 @@
+"""The check of a law compares exactly the elements that the law states, within the law's bound."""
+
+import numpy as np
+import pytest
+
+from fourfold.checks.laws import hold
+from fourfold.core.comparison import Disagreement
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import Relation
+from fourfold.core.relations import between, equal_where, equals, equals_exactly
+from fourfold.core.running_error import Bounded
+
+FLOAT64 = DTYPES["float64"]
+ERROR = 0.01
+
+
+def result(*values: float) -> Bounded:
+    """Return the values, each with an error of 0.01."""
+    return Bounded(np.array(values), np.full(len(values), ERROR), FLOAT64.arithmetic)
+
+
+def holds(relation: Relation) -> bool:
+    """Return whether the check of laws accepts a relation."""
+    try:
+        list(hold(lambda *_: [relation], None, None, FLOAT64))
+    except Disagreement:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("relation", "right"),
+    [
+        (equals(result(1.0, 2.0), [1.005, 2.0]), True),
+        (equals(result(1.0, 2.0), [1.02, 2.0]), False),
+        (equals(result(1.0, np.nan), 1), False),
+        (equals_exactly(result(1.0, 1.0), 1), True),
+        (equals_exactly(result(1.0, 1.005), 1), False),
+        (equals_exactly(result(np.nan), np.nan), True),
+        (equal_where(np.array([True, False]), result(1.0, 2.0), result(1.015, 9.0)), True),
+        (equal_where(np.array([True, False]), result(1.0, 2.0), result(1.025, 2.0)), False),
+        (equal_where(np.True_, result(1.0, 2.0), result(1.0, 9.0)), False),
+        (equal_where(np.array([False, True]), result(np.inf, 2.0), result(np.nan, 2.0)), True),
+        (between(result(-0.005, 0.5, 1.005), 0, 1), True),
+        (between(result(0.5, 1.02), 0, 1), False),
+        (between(result(-0.02, 0.5), 0, 1), False),
+        (between(result(-5.0, 0.5), -np.inf, np.array([0.0, 0.5])), True),
+        (between(result(-5.0, 0.6), -np.inf, np.array([0.0, 0.5])), False),
+    ],
+)
+def test_relation_holds_where_and_as_far_as_it_says(relation: Relation, right: bool) -> None:
+    assert holds(relation) == right

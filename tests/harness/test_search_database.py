@@ -1,0 +1,61 @@
+"""What a search has found is found again by the next run of it, whatever other searches have run in between."""
+
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from hypothesis.database import InMemoryExampleDatabase
+
+from fourfold.checks.search import Search
+from fourfold.core.case import Case
+
+
+@pytest.fixture(autouse=True)
+def database() -> Iterator[InMemoryExampleDatabase]:
+    """One of this test alone, in place of the profile's."""
+    current, own = hypothesis.settings.get_current_profile_name(), InMemoryExampleDatabase()
+    hypothesis.settings.register_profile("in memory", database=own, deadline=None)
+    hypothesis.settings.load_profile("in memory")
+    yield own
+    hypothesis.settings.load_profile(current)
+
+
+def tried(name: str, wrong: range) -> list[int]:
+    """The numbers that a search tries, where some of them fail."""
+    numbers: list[int] = []
+
+    def body(number: Case) -> None:
+        numbers.append(number)
+        assert number not in wrong
+
+    search = Search(examples=200)
+    if wrong:
+        with pytest.raises(AssertionError):
+            search.for_all(name, st.integers(0, 1000), body, shrink=False)
+    else:
+        search.for_all(name, st.integers(0, 1000), body)
+    return numbers
+
+
+def test_a_failure_is_tried_first_by_the_search_that_found_it_and_by_no_other() -> None:
+    found = tried("forward softmax", range(500, 1001))[-1]
+    assert found >= 500
+    # A search that passes deletes, of what it has tried again, whatever no longer fails.
+    others = tried("backward softmax", range(0))
+    assert others[0] != found
+    assert tried("forward softmax", range(500, 1001))[0] == found
+
+
+def test_a_failure_that_is_mended_is_forgotten(database: InMemoryExampleDatabase) -> None:
+    tried("forward softmax", range(500, 1001))
+    assert any(database.data.values())
+    tried("forward softmax", range(0))
+    assert not any(values for key, values in database.data.items() if not key.endswith(b"pareto"))
+
+
+def test_without_a_database_nothing_is_kept(database: InMemoryExampleDatabase) -> None:
+    hypothesis.settings.register_profile("no database", database=None, deadline=None)
+    hypothesis.settings.load_profile("no database")
+    tried("forward softmax", range(500, 1001))
+    assert not database.data

@@ -1,0 +1,51 @@
+"""The private parts of Triton that the corrections to its interpreter use are there, as they are used."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import triton
+
+from fourfold.backends.triton import interpreter_parts as triton_interpreter_parts
+from fourfold.backends.triton.interpreter_parts import PARTS, Part
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def missing() -> list[str]:
+    """Of a Triton that nobody has corrected yet, which that of this process may be."""
+    script = "import json; from fourfold.backends.triton.interpreter_parts import missing; print(json.dumps(missing()))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=[part.path.partition(":")[2] for part in PARTS])
+def test_part_is_there(part: Part, missing: list[str]) -> None:
+    changed = [line for line in missing if line.startswith(f"{part.path} ")]
+    assert not changed, f"Triton {triton.__version__} has changed what its interpreter's corrections use: {changed[0]}"
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        (
+            Part("triton.runtime.interpreter:GridExecutor.launch", ("self",), "a launch"),
+            "triton.runtime.interpreter:GridExecutor.launch is missing (no launch); here: a launch",
+        ),
+        (
+            Part("triton.runtime.jit:mangle_type", ("argument",), "a type"),
+            "triton.runtime.jit:mangle_type takes (arg, specialize), not (argument, ...); here: a type",
+        ),
+        (
+            Part("triton.runtime.interpret:GridExecutor", None, "a launch"),
+            "triton.runtime.interpret:GridExecutor is missing (no module triton.runtime.interpret); here: a launch",
+        ),
+    ],
+)
+def test_part_that_is_missing_is_named(part: Part, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_interpreter_parts, "PARTS", (part,))
+    assert triton_interpreter_parts.missing() == [fault]

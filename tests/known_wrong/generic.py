@@ -1,0 +1,139 @@
+"""Generic planted faults: the torch version of any operation, made wrong in one way, without code per operation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fourfold import backends
+from fourfold.checks import checks
+from fourfold.core.operation import Operation
+
+from .planted import GRADIENT, OUTPUT, UNWRITTEN, Check, Fault
+from .steps import Implementation
+
+Tensor = torch.Tensor
+
+
+class Replaced(torch.autograd.Function):
+    """Replace a result, and keep its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, other: Tensor) -> Tensor:
+        return other.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple:
+        return grad_output, None
+
+
+class Halved(torch.autograd.Function):
+    """Return the input unchanged, and halve its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        return grad_output / 2
+
+
+def replacing(right: Implementation, other: Callable[[Tensor], Tensor]) -> Implementation:
+    """Return an implementation whose result `other` replaces."""
+
+    def implementation(**arguments: Any) -> Tensor:
+        result = right(**arguments)
+        return Replaced.apply(result, other(result.detach()))
+
+    return implementation
+
+
+def last_element_unwritten(result: Tensor) -> Tensor:
+    """Leave the last element unwritten, as a grid with too few blocks does."""
+    output = torch.empty_like(result)
+    output.view(-1)[:-1] = result.reshape(-1)[:-1]
+    return output
+
+
+def another_every_time() -> Callable[[Tensor], Tensor]:
+    """Change the result on every call, as floating-point atomics may."""
+    calls = 0
+
+    def other(result: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return result * (1 + 1e-6 * calls)
+
+    return other
+
+
+def remembered_by_shape() -> Callable[[Tensor], Tensor]:
+    """Return the first result for a shape again, as a captured graph does if its inputs are not copied in."""
+    kept: dict[Any, Tensor] = {}
+
+    def other(result: Tensor) -> Tensor:
+        return kept.setdefault(result.shape, result.clone())
+
+    return other
+
+
+def gradient_halved(right: Implementation, name: str) -> Implementation:
+    """Halve the gradient of one input."""
+    return lambda **arguments: right(**{**arguments, name: Halved.apply(arguments[name])})
+
+
+def input_overwritten(right: Implementation, name: str) -> Implementation:
+    """Overwrite an input, as a kernel that works in place does."""
+
+    def implementation(**arguments: Any) -> Tensor:
+        result, given = right(**arguments), arguments[name]
+        if 0 not in given.stride():
+            given.neg_()
+        return result
+
+    return implementation
+
+
+def errors_dropped(right: Implementation) -> Implementation:
+    """Accept bad input instead of raising an error."""
+
+    def implementation(**arguments: Any) -> Tensor:
+        try:
+            return right(**arguments)
+        except (TypeError, ValueError):
+            return torch.zeros(())
+
+    return implementation
+
+
+def faults_of(operation: Operation) -> tuple[Fault, ...]:
+    """Return the generic faults of an operation, each with the check that must reject it."""
+    name, right = operation.differentiable[0], backends.load(operation.name, "torch")
+
+    def of(fault: str, make: Callable[[], Implementation], check: Check, says: str) -> Fault:
+        return Fault(
+            name=f"generic_{fault}", operation=operation.name, make=make, check=check, says=says, right_on=None
+        )
+
+    return (
+        of("output_negated", lambda: replacing(right, torch.neg), checks.forward_agrees, OUTPUT),
+        of("gradient_halved", lambda: gradient_halved(right, name), checks.backward_agrees, GRADIENT),
+        of(
+            "input_overwritten", lambda: input_overwritten(right, name), checks.forward_agrees,
+            f"the call changed its input {name}",
+        ),
+        of(
+            "last_element_unwritten", lambda: replacing(right, last_element_unwritten), checks.memory_is_respected,
+            UNWRITTEN,
+        ),
+        of(
+            "another_every_time", lambda: replacing(right, another_every_time()), checks.repeats_bit_for_bit,
+            "output differs between two calls",
+        ),
+        of(
+            "remembered_by_shape", lambda: replacing(right, remembered_by_shape()), checks.history_does_not_matter,
+            "output",
+        ),
+        of("errors_dropped", lambda: errors_dropped(right), checks.declared_errors_are_raised, "was raised"),
+    )  # fmt: skip
