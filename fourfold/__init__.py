@@ -3,7 +3,9 @@
 PYTEST_DONT_REWRITE: pytest would warn that this module was imported before it could rewrite what it asserts: nothing.
 """
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 # ``pytest -p fourfold`` loads the plugin. Installing this package does not: options such as --device would collide with
 # those of other test suites. Of what is named here it loads `rootdir` alone, which has no options.
@@ -14,3 +16,24 @@ pytest_plugins = ["fourfold.running.rootdir", "fourfold.performance.plugin", "fo
 # Either way they are `fourfold.impls`, `fourfold.oracles` and `fourfold.properties`.
 if not (Path(__file__).parent / "impls").is_dir():
     __path__.append(str(Path(__file__).resolve().parents[1]))
+
+# What users import from here, and the module that has it. A module is imported when its name is first asked for:
+# `import fourfold` alone imports neither torch nor Triton.
+_PUBLIC = {
+    "Claims": "fourfold.core.claims",
+    "Verdict": "fourfold.running.findings",
+    "assert_correct": "fourfold.running.verification",
+    "claims": "fourfold.core.claims",
+    "suite": "fourfold.running.verification",
+    "verify": "fourfold.running.verification",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'fourfold' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -14,8 +14,7 @@ from fourfold.core.declared_errors import Arguments, not_negative, one_of, tenso
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Cost, Evaluate, Operation, Relation
 from fourfold.core.relations import equal_where, only
-from fourfold.core.running_error import Bounded
-from fourfold.core.running_error_arrays import stored
+from fourfold.core.running_error import Bounded, stored
 from fourfold.core.workloads import Make, tiled, whole
 from fourfold.strategies.arrays import (
     FEW_ELEMENTS,

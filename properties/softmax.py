@@ -12,7 +12,8 @@ from fourfold.core.declared_errors import Arguments, tensor
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Cost, Evaluate, Operation, Relation
 from fourfold.core.relations import between, equal_where, equals, equals_exactly, only
-from fourfold.core.running_error_arrays import stored, total
+from fourfold.core.running_error import stored
+from fourfold.core.running_error_arrays import total
 from fourfold.core.workloads import Make, tiled, whole
 from fourfold.strategies.arrays import (
     GENERATORS,

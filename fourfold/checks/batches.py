@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import hypothesis
 import numpy as np
 import torch
 
+from fourfold.checks.grades import graded
 from fourfold.checks.search import (
     Failure,
     Search,
@@ -16,6 +16,7 @@ from fourfold.checks.search import (
     expected_results,
     given_tensors,
     named_results,
+    need,
 )
 from fourfold.core import far_apart
 from fourfold.core.case import Case
@@ -49,13 +50,14 @@ def _evaluate(
     return named_results(output.detach(), batched), tensors
 
 
+@graded
 def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
     """A sample has the same results in a batch and in a part of it: bit for bit if claimed, else within its bounds."""
     operation = subject.operation
 
     def body(case: Case) -> None:
         count = _samples(operation, case)
-        hypothesis.assume(count > 1 and case.grad_output.size)
+        need(count > 1 and case.grad_output.size)
         # All tensors are contiguous: a part of a transposed batch may be so too, and another kernel would read it.
         case = replace(case, layouts={})
         whole, tensors = _evaluate(subject, case)
@@ -108,7 +110,7 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
     def body(case: Case) -> None:
         count = _samples(operation, case)
         whole = all(case[name].ndim > axes for name, axes in operation.batched.items())
-        hypothesis.assume(whole and count and case.grad_output.size)
+        need(whole and count and case.grad_output.size)
         case = replace(case, layouts={})
         repetitions = 1 + max(samples // count, results // case.grad_output.size)
         given = given_tensors(subject, case)

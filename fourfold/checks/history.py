@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import hypothesis
 import numpy as np
 import torch
 
+from fourfold.checks.grades import graded
 from fourfold.checks.search import (
     Failure,
     Search,
@@ -18,12 +18,14 @@ from fourfold.checks.search import (
     expected_results,
     given_tensors,
     named_results,
+    need,
     storage_of,
 )
 from fourfold.compat import python_internals, torch_internals
 from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
 from fourfold.core.dtypes import DType, differing
+from fourfold.core.operation import gradients_of
 from fourfold.core.running_error import Bounded
 
 # How long to wait for a thread that a call has left running, before its results are compared again.
@@ -126,10 +128,10 @@ class _History:
         names = self.subject.operation.differentiable if self.gradients else ()
         for name in names:
             tensors[name].requires_grad_()
-        output = self.subject.implementation(**tensors, **self.parameters)
+        output = self.subject.call(**tensors, **self.parameters)
         if not names:
             return named_results(output, {})
-        gradients = torch.autograd.grad(output, [tensors[name] for name in names], given["grad_output"])
+        gradients = gradients_of(output, [tensors[name] for name in names], given["grad_output"])
         return named_results(output, dict(zip(names, gradients)))
 
     def _former_results_stand(self, when: str) -> None:
@@ -139,6 +141,7 @@ class _History:
                 raise Failure(f"{self.subject}: {name} of the call {made} was changed by the call {when}")
 
 
+@graded
 def history_does_not_matter(subject: Subject, search: Search) -> None:
     """A result depends only on the values of the inputs at the call, and belongs to the caller.
 
@@ -150,11 +153,11 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
         other = _changed(case, subject.dtype)
         expected, expected_of_other = expected_results(subject, case), expected_results(subject, other)
         # Otherwise a former result in place of the right one would go unnoticed.
-        hypothesis.assume(_tells_apart(expected_of_other, expected, subject.dtype))
+        need(_tells_apart(expected_of_other, expected, subject.dtype))
         for gradients in (False, True)[: 1 + subject.differentiable]:
             history = _History(subject, case.parameters, gradients)
             given, values = given_tensors(subject, case), given_tensors(subject, other)
-            hypothesis.assume(_lie_alike(given, values))
+            need(_lie_alike(given, values))
             first = history.call("on new tensors", given, expected)
             for name, tensor in given.items():
                 _write(tensor, values[name])
@@ -178,23 +181,24 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
     search.cases(subject, "history", body, few=True)
 
 
+@graded
 def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
     """On a GPU, a call on a stream reads what earlier work on that stream writes, however late it runs."""
 
     def body(case: Case) -> None:
         other = _changed(case, subject.dtype)
         expected, names = expected_results(subject, case), subject.operation.differentiable
-        hypothesis.assume(_tells_apart(expected, expected_results(subject, other), subject.dtype))
+        need(_tells_apart(expected, expected_results(subject, other), subject.dtype))
         given, values = given_tensors(subject, other), given_tensors(subject, case)
-        hypothesis.assume(_lie_alike(given, values))
+        need(_lie_alike(given, values))
         for name in names if subject.differentiable else ():
             given[name].requires_grad_()
         tensors = {name: tensor for name, tensor in given.items() if name != "grad_output"}
 
         def call() -> list[torch.Tensor]:
-            results = [subject.implementation(**tensors, **case.parameters)]
+            results = [subject.call(**tensors, **case.parameters)]
             if subject.differentiable:
-                results += torch.autograd.grad(results[0], [tensors[name] for name in names], given["grad_output"])
+                results += gradients_of(results[0], [tensors[name] for name in names], given["grad_output"])
             return [result.detach().clone() for result in results]
 
         call()  # the first call compiles, tunes and allocates, which may wait for the device

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from fourfold.checks.grades import graded
 from fourfold.checks.search import Failure, Search, Subject
 from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
@@ -44,6 +45,10 @@ def law_holds(law: Law, subject: Subject, search: Search) -> None:
 
     All laws of a subject are checked on the same cases, so that each result is computed only once.
     """
+    graded(functools.partial(_law_holds, law))(subject, search)
+
+
+def _law_holds(law: Law, subject: Subject, search: Search) -> None:
     kept = _kept(str(subject), subject.implementation) if search.keeps and search.examples <= MOST_KEPT else None
     with_gradients = False  # whether the law has asked for gradients; one call then computes both
 
@@ -61,6 +66,10 @@ def law_holds(law: Law, subject: Subject, search: Search) -> None:
             expected = {"output": reference(record, case, dtype)}
             if gradients:
                 expected |= reference_gradients(record, case, dtype)
+            for name, result in {"output": output, **found}.items():
+                if result.shape != expected[name].shape:
+                    shapes = f"shape {list(result.shape)}, expected {list(expected[name].shape)}"
+                    raise Failure(f"{subject}: {law.__name__}: {name} has {shapes}")
             return {
                 name: Bounded(array, expectation(expected[name], dtype).error, dtype.arithmetic)
                 for name, array in subject.dtype.arrays({"output": output, **found}).items()

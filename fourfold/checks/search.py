@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import hypothesis
 import torch
@@ -15,19 +16,25 @@ from hypothesis import strategies as st
 from fourfold.checks.database import Filed
 from fourfold.checks.escapes import held
 from fourfold.core.case import Case
+from fourfold.core.claims import EXACT, NO_CLAIMS, Claims
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Operation, evaluate_tensors, reference, reference_gradients
+from fourfold.core.refusals import Refusals, by_the_implementation, is_refusal
 from fourfold.core.running_error import Bounded
 from fourfold.strategies.special_values import cases_with_special_values
 
 # Limits of a brief search: named examples (the smallest ones), generated cases, and elements of a generated case.
 BRIEF_NAMED, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 3, 64
+# Generated cases that are to be found for an implementation that has refused every named example.
+AFTER_REFUSALS = 5
 # After a failure, search again with at most this many elements. Hypothesis draws them one by one, so they shrink
 # quickly to small whole numbers.
 FEW_ELEMENTS = 8
 SEED = secrets.randbits(32)  # one for this process
 # Why a candidate is not put through a check of gradients.
+# How the reasons begin for which a check says nothing of an implementation, and need not.
+REFUSED_ALL, UNCLAIMED = "refused all", "not claimed:"
 FORWARD_ONLY = "forward only: its output has no gradient where its inputs do"
 
 
@@ -37,6 +44,28 @@ class Failure(AssertionError):
 
 class Unsupported(Exception):
     """A check does not apply to an implementation; the message says why."""
+
+
+class Unsuitable(Exception):
+    """A check has no use for a case."""
+
+
+def need(condition: Any) -> None:
+    """Leave a case out that a check has no use for.
+
+    Raises:
+        Unsuitable: the condition does not hold.
+    """
+    if not condition:
+        raise Unsuitable
+
+
+class Refused(Unsupported):
+    """An implementation refused every case of a check."""
+
+    def __init__(self, refusals: Refusals) -> None:
+        (reason, _), *_ = refusals.counts.most_common()
+        super().__init__(f"{REFUSED_ALL} {refusals.total} cases: {reason}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +80,21 @@ class Subject:
     # The same backend's implementation of another operation, for laws that relate two.
     sibling: Callable[[str], tuple[Operation, Callable[..., torch.Tensor]]]
     differentiable: bool = True  # whether the implementation claims to have gradients
+    # What it claims beyond that; the operation's cases lie within.
+    claims: Claims = NO_CLAIMS
+    # Whether it may be less than exact, and need not raise the operation's errors: it is somebody else's.
+    foreign: bool = False
     # Why the bits of a sample's result may depend on the batch around it; None if it claims that they do not.
     depends_on_batch: str | None = "nothing is claimed of it"
     offsets_in_32_bits: str | None = None  # why it does not support offsets of 2^31 and more
 
     def __str__(self) -> str:
         return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
+
+    def call(self, **arguments: Any) -> torch.Tensor:
+        """Call the implementation, whose exceptions are marked as its own."""
+        with by_the_implementation():
+            return self.implementation(**arguments)
 
     def evaluate(
         self,
@@ -92,14 +130,20 @@ class Search:
     brief: bool = False
     # Whether a check may reuse the results that the subject gave for an equal case before.
     keeps: bool = True
-    # The seed of the cases that `alike` checks share.
+    # The seed of the cases that `alike` checks share; of all cases, where `seeded` is set.
     seed: int = field(default_factory=lambda: 0 if hypothesis.settings().derandomize else SEED)
+    seeded: bool = False
     note: Callable[[Case], None] = lambda case: None  # called with each case before it runs
     worst: float = 0.0
     ran: int = 0
     substantial: int = 0  # examples in which at least one element was held to a finite bound
     largest: int = 0  # elements of the largest result
     started: float = field(default_factory=time.perf_counter)
+    # The cases that the implementation refused, where it may.
+    refusals: Refusals | None = None
+    # What is wrong, and no failure: a bad input that gives a result, say.
+    warnings: list[str] = field(default_factory=list)
+    grade: str = EXACT
 
     def saw(self, *agreements: Agreement) -> None:
         """Count an example, and record the errors and sizes of its comparisons."""
@@ -129,8 +173,8 @@ class Search:
 
         def holds(case: Case) -> None:
             self.note(case)
-            with held():
-                body(case)
+            if not self._ran(body, case):
+                hypothesis.reject()
 
         # Hypothesis shows the name of the function where it tells of a failure.
         holds.__name__ = holds.__qualname__ = "".join(c if c.isalnum() else "_" for c in name)
@@ -152,11 +196,31 @@ class Search:
             ],
         )
         test = settings(hypothesis.given(strategy)(holds))
+        if seed is None and self.seeded:
+            seed = f"{self.seed} {name}"
         if seed is not None:
             test = hypothesis.seed(seed)(test)
         if self.blob:
             test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
-        test()
+        try:
+            test()
+        except hypothesis.errors.Unsatisfiable:
+            if self.refusals is None or not self.refusals.total:
+                raise
+
+    def _ran(self, body: Callable[[Case], None], case: Case) -> bool:
+        """Run `body` on a case; gives whether it was of use: suitable, and not refused."""
+        try:
+            with held():
+                body(case)
+        except Unsuitable:
+            return False
+        except Exception as error:
+            if self.refusals is None or not is_refusal(error):
+                raise
+            self.refusals.add(error)
+            return False
+        return True
 
     def cases(
         self,
@@ -183,16 +247,18 @@ class Search:
             for name, case in self._named(subject, named and not few, also):
                 self.note(case)
                 try:
-                    with held():
-                        body(case)
+                    self._ran(body, case)
                 except Exception as error:
                     error.add_note(f"Named example {name}: {case!r}")
                     raise
 
+        if self.refusals is not None and self.refusals.total and not self.ran:
+            examples = min(examples, AFTER_REFUSALS)
+
         def among(elements: int, shrink: bool = True) -> None:
             name = f"{check} {subject} {elements}"
             strategy = subject.operation.cases(subject.dtype, elements)
-            if special:
+            if special and not subject.claims.finite:
                 strategy = cases_with_special_values(subject.dtype, strategy)
             seed = f"{self.seed} {alike} {subject} {elements}" if alike else None
             self.for_all(name, strategy, body, shrink, examples, seed)
@@ -236,9 +302,12 @@ class Search:
         """Fail a search that verifies nothing because it saw nothing, or only single numbers.
 
         Raises:
+            Refused: the implementation refused every case.
             Failure: no example could have failed, or no result had more than one element although the output of a named
                 example has.
         """
+        if self.refusals is not None and self.refusals.total and not self.ran:
+            raise Refused(self.refusals)
         seen = f"{subject}: {check} ran {self.ran} examples, and"
         if not self.substantial:
             raise Failure(f"{seen} none of them could have failed")

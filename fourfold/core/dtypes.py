@@ -40,6 +40,13 @@ class DType:
         """The same dtype, for which only the documented derivative is right at a tie."""
         return replace(self, arithmetic=replace(self.arithmetic, documented_ties=True))
 
+    @cached_property
+    def with_rounded_steps(self) -> Self:
+        """The same dtype, of an arithmetic that rounds each intermediate to it; itself where it always does."""
+        if self.arithmetic.storage is None:
+            return self
+        return replace(self, arithmetic=replace(self.arithmetic, rounds_each_step=True))
+
     @property
     def overflow(self) -> Any:
         """The least number that rounds to infinity: half a unit in the last place past the largest."""

@@ -1,7 +1,7 @@
 """The record of an operation: everything that its verification needs to know, independent of any backend."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,7 @@ from fourfold.core.case import Case
 from fourfold.core.declared_errors import DeclaredError
 from fourfold.core.dtypes import DType
 from fourfold.core.far_apart import SHORTEST_AXIS
+from fourfold.core.refusals import by_the_implementation
 from fourfold.core.running_error import Arithmetic, Bounded
 from fourfold.core.tampering import nothing_else_changes
 from fourfold.core.workloads import Make
@@ -95,6 +96,7 @@ class Operation:
         cases: strategy for a dtype and a number of elements that inputs should stay within.
         examples: named cases that are always run: known bugs of such kernels, declared behaviour.
         source: where the operation is defined.
+        axes: of inputs by name, the names of their axes, as ``"... cols"``: equal names are axes of equal length.
         batched: inputs whose first axis is a batch, each with the number of its last axes that belong to one sample.
             The output has the same first axis. Of a sample, the output and the gradients of these inputs depend on no
             other sample. Unless given, nothing is said of batches.
@@ -116,6 +118,7 @@ class Operation:
     cases: Callable[[DType, int], SearchStrategy[Case]]
     examples: Mapping[str, Callable[[DType], Case]]
     source: str
+    axes: Mapping[str, str] = field(default_factory=dict)
     batched: Mapping[str, int] = field(default_factory=dict)
     laws: tuple[Law, ...] = ()
     smooth: Callable[[DType], SearchStrategy[Case]] = FOLLOWS
@@ -181,6 +184,14 @@ def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[
     return dict(_once(operation.backward, case, dtype, ask))
 
 
+def gradients_of(
+    output: torch.Tensor, inputs: Sequence[torch.Tensor], grad_output: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of an implementation's output, by its own backward pass, whose exceptions are marked so."""
+    with by_the_implementation():
+        return torch.autograd.grad(output, inputs, grad_output)
+
+
 def evaluate_tensors(
     implementation: Callable[..., torch.Tensor],
     operation: Operation,
@@ -197,14 +208,15 @@ def evaluate_tensors(
     around the call and its backward.
     """
     tensors = {name: place(name, tensor) for name, tensor in case.tensors(dtype, device).items()}
-    wanted = operation.differentiable if gradients else ()
+    wanted = [name for name in operation.differentiable if name in tensors] if gradients else []
     for name in wanted:
         tensors[name].requires_grad_()
-    grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if wanted else None
+    grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if wanted else torch.empty(0)
     found: dict[str, torch.Tensor] = {}
     with nothing_else_changes(case), watch or contextlib.nullcontext():
-        output = implementation(**tensors, **case.parameters)
-        if wanted:
-            grads = torch.autograd.grad(output, [tensors[name] for name in wanted], grad_output)
+        with by_the_implementation():
+            output = implementation(**tensors, **case.parameters)
+        if wanted and isinstance(output, torch.Tensor):
+            grads = gradients_of(output, [tensors[name] for name in wanted], grad_output)
             found = dict(zip(wanted, grads, strict=True))
     return output, found, tensors

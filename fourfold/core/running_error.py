@@ -35,6 +35,8 @@ class Arithmetic:
     storage: "Arithmetic | None" = None
     # Whether a derivative at a tie is held to the choice that the oracle documents, or free between the one-sided ones.
     documented_ties: bool = True
+    # Whether each intermediate is rounded to the type in which results are kept, as torch does in places.
+    rounds_each_step: bool = False
 
 
 class NoRule(TypeError):
@@ -58,6 +60,8 @@ class Rule:
     required: int
     positional: int
     keywords: frozenset[str]
+    # Whether its results are among the numbers that it is given, so that none needs to be rounded again.
+    selects: bool = False
 
     @classmethod
     def of(cls, compute: Callable[..., Any], operand: Callable[[Any, Arithmetic], Any]) -> Self:
@@ -133,14 +137,14 @@ class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
             raise no_rule(function, inputs, kwargs)
         operand, arithmetic = rule.operand, self.arithmetic
         with np.errstate(all="ignore"):
-            return rule.compute(*[operand(x, arithmetic) for x in inputs], **kwargs)
+            return rounded_step(rule, rule.compute(*[operand(x, arithmetic) for x in inputs], **kwargs))
 
     def __array_function__(self, function: Callable, types: Sequence[type], args: tuple, kwargs: dict) -> Any:
         rule = RULES.get(function)
         if rule is None or not rule.covers(args, kwargs):
             raise no_rule(function, args, kwargs)
         with np.errstate(all="ignore"):
-            return rule.compute(*args, **kwargs)
+            return rounded_step(rule, rule.compute(*args, **kwargs))
 
     def _drops_the_error(self, *args: Any, **kwargs: Any) -> Any:
         raise NoRule(
@@ -390,6 +394,31 @@ class Bounded(FollowsNumPy):
     prod = as_method(np.prod)
     std = as_method(np.std)
     var = as_method(np.var)
+
+
+def stored(a: Any) -> Any:
+    """`a` rounded to the type in which results are kept, as a step costs that passes through memory or a tensor core.
+
+    Plain arrays, and arithmetics whose results are kept as they are computed, pass unchanged.
+    """
+    if not isinstance(a, Bounded) or a.arithmetic.storage is None:
+        return a
+    storage = a.arithmetic.storage
+    with np.errstate(all="ignore"):
+        smallest = 2 * storage.roundoff * storage.smallest_normal
+        spacing = np.maximum(np.ldexp(storage.roundoff, np.frexp(a.value)[1]), smallest)
+        exact = (a.error == 0) & ((a.value / spacing == np.rint(a.value / spacing)) | ~np.isfinite(a.value))
+        magnitude = abs(a.value) + a.error
+        error = a.error + storage.roundoff * np.maximum(magnitude, storage.smallest_normal)
+        error = np.where(magnitude <= storage.largest, error, np.inf)
+        return Bounded(a.value, np.where(exact, 0, error), a.arithmetic)
+
+
+def rounded_step(rule: Rule, result: Any) -> Any:
+    """The result of a step, rounded where the arithmetic rounds each step."""
+    if rule.selects or not isinstance(result, Bounded) or not result.arithmetic.rounds_each_step:
+        return result
+    return stored(result)
 
 
 def certain(compared: Comparison) -> np.ndarray:

@@ -7,6 +7,7 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd editio
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -305,24 +306,6 @@ def dot(a: Any, b: Any) -> Bounded:
     return matrix_product(a, b)
 
 
-def stored(a: Any) -> Any:
-    """`a` rounded to the type in which results are kept, as a step costs that passes through memory or a tensor core.
-
-    Plain arrays, and arithmetics whose results are kept as they are computed, pass unchanged.
-    """
-    if not isinstance(a, Bounded) or a.arithmetic.storage is None:
-        return a
-    storage = a.arithmetic.storage
-    with np.errstate(all="ignore"):
-        smallest = 2 * storage.roundoff * storage.smallest_normal
-        spacing = np.maximum(np.ldexp(storage.roundoff, np.frexp(a.value)[1]), smallest)
-        exact = (a.error == 0) & ((a.value / spacing == np.rint(a.value / spacing)) | ~np.isfinite(a.value))
-        magnitude = abs(a.value) + a.error
-        error = a.error + storage.roundoff * np.maximum(magnitude, storage.smallest_normal)
-        error = np.where(magnitude <= storage.largest, error, np.inf)
-        return Bounded(a.value, np.where(exact, 0, error), a.arithmetic)
-
-
 # What moves elements, or makes arrays: no rounding.
 
 
@@ -357,7 +340,7 @@ def moving(function: Callable[..., Any]) -> Rule:
 
     names = list(inspect.signature(function).parameters)
     names = list(itertools.takewhile(lambda name: name not in ("order", "out", "subok", "copy"), names))
-    return Rule(compute, lift, 1, len(names), frozenset(names[1:]))
+    return Rule(compute, lift, 1, len(names), frozenset(names[1:]), selects=True)
 
 
 for _function in (
@@ -426,3 +409,13 @@ def ndim_of(a: Any) -> int:
 def size_of(a: Any, axis: int | None = None) -> int:
     """The number of elements, or of those along an axis."""
     return counted(a, axis)
+
+
+# Of these each result is one of the given numbers, or its negative.
+_SELECTING: tuple[Any, ...] = (
+    *(np.absolute, np.negative, np.positive, np.sign, np.maximum, np.minimum, np.where, np.clip),
+    *(np.max, np.min, (np.maximum, "reduce"), (np.minimum, "reduce"), np.stack, np.concatenate),
+    *(np.zeros_like, np.ones_like, np.empty_like),
+)
+for _selecting in _SELECTING:
+    RULES[_selecting] = replace(RULES[_selecting], selects=True)

@@ -1,7 +1,6 @@
 """Cells: one operation on one backend for one dtype, which of them a run verifies, and the candidates among them."""
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -13,16 +12,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from fourfold import backends
 from fourfold.backends import tuning
 from fourfold.checks.checks import Subject
 from fourfold.checks.escapes import held
+from fourfold.checks.search import UNCLAIMED
 from fourfold.core import registry
 from fourfold.core.case import Case
+from fourfold.core.claims import Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
+from fourfold.running.calling import CannotBeCalled, as_operation
 from fourfold.running.frames import own_frames
 
 # The backend of somebody's own implementation; what it is related to by a law is taken from torch.
@@ -84,49 +84,16 @@ class Candidate:
         """
         try:
             found = getattr(self._module(), self.function, None)
-            if isinstance(found, type) and issubclass(found, torch.nn.Module):
-                found = found()
+            if found is None:
+                raise SelectionError(f"--candidate {self.place} has no function {self.function}")
+            return as_operation(found, inspect.signature(backends.load(self.operation, "torch")), self.operation)
+        except SelectionError:
+            raise
+        except CannotBeCalled as error:
+            raise SelectionError(f"--candidate {self.place}: {error}") from None
         except (Exception, SystemExit, GeneratorExit) as error:
             at = [f" ({frame.filename}:{frame.lineno})" for frame in own_frames(error, self.file())[-1:]]
             raise SelectionError(f"--candidate {self.place}: {type(error).__name__}: {error}{''.join(at)}") from error
-        if isinstance(found, type) and issubclass(found, torch.autograd.Function):
-            found = found.apply  # type: ignore[attr-defined]
-        if not callable(found):
-            raise SelectionError(f"--candidate {self.place} has no function {self.function}")
-        owner = getattr(found, "__self__", None)
-        if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-            # Before torch 2.13 it takes no arguments by name.
-            return self._in_order(found)
-        return self._as_operation(found)
-
-    def _as_operation(self, found: Callable[..., Any]) -> Callable[..., Any]:
-        """By the operation's names where it knows them; else in their order."""
-        wanted = inspect.signature(backends.load(self.operation, "torch"))
-        try:
-            own = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
-        except (TypeError, ValueError):  # of a function that is not written in Python
-            return self._in_order(found)
-        with contextlib.suppress(TypeError):
-            own.bind(**dict.fromkeys(wanted.parameters))
-            return found
-        try:
-            own.bind(*wanted.parameters)
-        except TypeError as error:
-            raise SelectionError(
-                f"--candidate {self.place}: {self.function}{own} cannot be called as {self.operation}{wanted}: {error}"
-            ) from None
-        return self._in_order(found)
-
-    def _in_order(self, found: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(backends.load(self.operation, "torch"))
-
-        @functools.wraps(found)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return found(*bound.arguments.values())
-
-        return called
 
     def _module(self) -> ModuleType:
         if not self.place.endswith(".py"):
@@ -207,12 +174,16 @@ class Selection:
         candidates: by the name of the operation.
         cells: of the chosen operations, backends and dtypes, in order.
         narrowed: whether an option chose; a run then has no interest in tests that belong to no cell.
+        claims: of the candidates; None for what each says of itself by the decorator `fourfold.claims`.
+        strict_errors: whether candidates must raise the declared errors.
     """
 
     operations: Mapping[str, Operation]
     candidates: Mapping[str, Candidate]
     cells: tuple[Cell, ...]
     narrowed: bool
+    claims: Claims | None = None
+    strict_errors: bool = False
 
     @classmethod
     def of(
@@ -222,6 +193,8 @@ class Selection:
         op: Sequence[str],
         backend: Sequence[str],
         dtype: Sequence[str],
+        claims: Claims | None = None,
+        strict_errors: bool = False,
     ) -> "Selection":
         """From the options as given; with candidates and nothing else, only those.
 
@@ -241,13 +214,20 @@ class Selection:
             if backend_name != CANDIDATE or operation in by_operation
             for dtype_name in choose("--dtype", dtype, DTYPES)
         )
-        narrowed = bool(candidates or op or backend or dtype)
-        return cls(operations=operations, candidates=by_operation, cells=cells, narrowed=narrowed)
+        return cls(
+            operations=operations,
+            candidates=by_operation,
+            cells=cells,
+            narrowed=bool(candidates or op or backend or dtype),
+            claims=claims,
+            strict_errors=strict_errors,
+        )
 
     def unsupported(self, cell: Cell, device: str) -> str | None:
         """Why a cell cannot run on a device, or None."""
         if cell.backend == CANDIDATE:
-            return None
+            claimed = self.claims.dtypes if self.claims else ()
+            return f"{UNCLAIMED} {cell.dtype}" if claimed and cell.dtype not in claimed else None
         return backends.unsupported(cell.operation, cell.backend, cell.dtype, device)
 
     def depends_on_batch(self, cell: Cell, device: str) -> str | None:
@@ -291,14 +271,19 @@ class Selection:
             backend = "torch" if cell.backend == CANDIDATE else cell.backend
             return self.operations[name], self.implementation(name, backend)
 
+        implementation = self.implementation(cell.operation, cell.backend)
+        foreign = cell.backend == CANDIDATE
+        claims = (self.claims or claims_of(implementation)) if foreign else Claims()
         return Subject(
-            operation=self.operations[cell.operation],
+            operation=claims.restricted(self.operations[cell.operation]),
             backend=cell.backend,
-            dtype=DTYPES[cell.dtype].with_free_ties if cell.backend == CANDIDATE else DTYPES[cell.dtype],
+            dtype=DTYPES[cell.dtype].with_free_ties if foreign else DTYPES[cell.dtype],
             device=device,
-            implementation=self.implementation(cell.operation, cell.backend),
+            implementation=implementation,
             sibling=sibling,
-            differentiable=cell.backend != CANDIDATE or self._has_gradients(cell, device, note),
+            differentiable=not foreign or (claims.gradients and self._has_gradients(cell, device, note)),
+            claims=claims,
+            foreign=foreign and not self.strict_errors,
             depends_on_batch=self.depends_on_batch(cell, device),
             offsets_in_32_bits=self.offsets_in_32_bits(cell, device),
         )

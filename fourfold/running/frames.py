@@ -28,7 +28,8 @@ def spelled(frames: Sequence[traceback.FrameSummary]) -> str:
 
 def cause(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
     """The same for exceptions of one kind that come from one line, whatever numbers are in their messages."""
-    message = re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "N", words(error))
+    (line, *_) = words(error).splitlines() or [""]
+    message = re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "N", line)
     return f"{frames[-1].filename}:{frames[-1].lineno}: {type(error).__name__}: {message}"
 
 

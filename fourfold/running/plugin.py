@@ -19,7 +19,9 @@ from fourfold.checks.checks import Search, Subject, Unsupported
 from fourfold.checks.escapes import hear_ctrl_c, held
 from fourfold.compat import xdist_internals
 from fourfold.core.case import Case
+from fourfold.core.claims import STORAGE
 from fourfold.core.operation import Law
+from fourfold.core.refusals import Refusals
 from fourfold.running import isolation
 from fourfold.running.cells import CANDIDATE, Cell
 from fourfold.running.identity import Identity
@@ -30,7 +32,7 @@ from fourfold.running.progress import ProgressReporter
 from fourfold.running.shortcomings import Coverage, shortcomings
 from fourfold.running.table import Matrix
 from fourfold.running.threads import LeftBehind
-from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, Verdict, refer, skip_reason, tell
+from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, Entries, refer, skip_reason, tell
 
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
 # The same cases every time: a pull request fails by what it changes.
@@ -76,6 +78,15 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     )
     group.addoption("--forward-only", action="store_true", help="candidates need not have gradients")
     group.addoption("--forbid-fallback", action="store_true", help="candidates must not compute by torch's operators")
+    group.addoption(
+        "--claims",
+        metavar="CLAIMS",
+        help='what candidates claim, as in contiguous=True, sizes={"cols": (1, 1024)}, accuracy="storage"',
+    )
+    group.addoption("--no-refusals", action="store_true", help="a candidate's exception for a valid case is a failure")
+    group.addoption(
+        "--strict-errors", action="store_true", help="candidates must raise the operation's declared errors"
+    )
     group.addoption("--verdict", type=Path, metavar="FILE", help="write what each check came to as JSON")
     group.addoption("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
 
@@ -256,8 +267,14 @@ def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Ca
         examples=examples(pytestconfig),
         blob=pytestconfig.getoption("reproduce"),
         note=note,
+        refusals=Refusals() if _may_refuse(identity, pytestconfig) else None,
         brief=identity is not None and identity.cell in pytestconfig.stash[WRONG],
     )
+
+
+def _may_refuse(identity: Identity | None, config: pytest.Config) -> bool:
+    """Whether an exception of the implementation's own is a refusal: of a candidate's, unless an option forbids it."""
+    return identity is not None and identity.cell.backend == CANDIDATE and not config.getoption("no_refusals")
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
@@ -285,7 +302,8 @@ def pytest_runtest_makereport(
     """A failed check shows the case and the command that repeats it, in place of the way through the machinery."""
     search = getattr(item, "funcargs", {}).get("search")
     if call.when == "call" and search is not None:
-        seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds}
+        seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds, "grade": search.grade}
+        seen |= {"refusals": dict(search.refusals.counts) if search.refusals else {}, "warnings": search.warnings}
         item.user_properties.append((SEARCH, seen))
     report = yield
     identity = Identity.of_item(item)
@@ -302,7 +320,7 @@ class Record:
     """Tallies the reports, of this process or of the workers, and closes the run with the table."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config, self.matrix, self.verdict = config, Matrix(), Verdict()
+        self.config, self.matrix, self.verdict = config, Matrix(), Entries()
         self.coverage: dict[Cell, Coverage] = {}
         self.causes: dict[str, str] = {}  # of failures, and the test that had each first
         self.shortcomings: list[str] = []
@@ -340,6 +358,9 @@ class Record:
                 tally.worst = max(tally.worst, seen["worst"])
                 tally.examples += seen["examples"]
                 tally.seconds += seen["seconds"]
+                tally.refusals.update(seen["refusals"])
+                tally.warnings += [said for said in seen["warnings"] if said not in tally.warnings]
+                tally.storage |= seen["grade"] == STORAGE
 
     def _shorten(self, report: Any) -> None:
         """Show a cause once: what else fails by it refers to the first."""
@@ -355,7 +376,9 @@ class Record:
         if self.is_worker:
             return
         given = self.config.getoption
-        candidates, forward_only = self.config.stash[SELECTION].candidates, given("forward_only")
+        selection = self.config.stash[SELECTION]
+        candidates = selection.candidates
+        forward_only = given("forward_only") or (selection.claims is not None and not selection.claims.gradients)
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             lacking = shortcomings(self.coverage, given("op"), given("backend"), candidates, forward_only)
             self.shortcomings = list(lacking)

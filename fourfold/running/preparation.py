@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fourfold.checks.catalogue import operations
+from fourfold.core.claims import Claims
 from fourfold.running.black_box import BlackBox
 from fourfold.running.cells import Candidate, Selection, SelectionError
 from fourfold.running.verdict import DEVICE, SELECTION
@@ -43,10 +44,18 @@ def prepare(config: pytest.Config) -> None:
     if device == "cpu":
         # Before a candidate is loaded: whether its kernels run right must not depend on what else is selected.
         importlib.import_module("fourfold.backends.triton.interpreter").install()
-    selected = [config.getoption(name) for name in ("op", "backend", "dtype")]
     try:
-        config.stash[SELECTION] = Selection.of(operations(), config.getoption("candidate"), *selected)
-    except SelectionError as error:
+        claims = None if config.getoption("claims") is None else Claims.parse(config.getoption("claims"))
+        config.stash[SELECTION] = Selection.of(
+            operations(),
+            config.getoption("candidate"),
+            op=config.getoption("op"),
+            backend=config.getoption("backend"),
+            dtype=config.getoption("dtype"),
+            claims=claims,
+            strict_errors=config.getoption("strict_errors"),
+        )
+    except ValueError as error:
         raise pytest.UsageError(str(error)) from error
 
 

@@ -19,7 +19,8 @@ import pytest
 
 # Those of `fourfold` that take a value.
 OPTIONS = (
-    *("--op", "--backend", "--dtype", "--device", "--examples", "--candidate", "--verdict", "--reproduce", "--report"),
+    *("--op", "--backend", "--dtype", "--device", "--examples", "--candidate", "--claims"),
+    *("--verdict", "--reproduce", "--report"),
     *("--perf-gate-seconds", "--perf-gate-slowdowns"),
 )
 CONFIGURATIONS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")

@@ -3,9 +3,11 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fourfold.checks.search import FORWARD_ONLY
+from fourfold.checks.search import FORWARD_ONLY, REFUSED_ALL, UNCLAIMED
 from fourfold.running.cells import CANDIDATE, Cell
 
+# What a candidate refuses or does not claim is told, and no shortcoming.
+_ACCEPTED = (FORWARD_ONLY, REFUSED_ALL, UNCLAIMED)
 # Names in a line.
 SHOWN = 8
 
@@ -72,7 +74,7 @@ def _left_out(cells: Mapping[Cell, Coverage]) -> Iterator[str]:
     others = {
         cell: Coverage(unsupported=rest)
         for cell, found in cells.items()
-        if (rest := [reason for reason in found.unsupported if reason != FORWARD_ONLY])
+        if (rest := [reason for reason in found.unsupported if not reason.startswith(_ACCEPTED)])
     }
     if others:
         yield f"what is verified with a candidate must be in full: {_spelled(others)}"

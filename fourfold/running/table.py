@@ -1,11 +1,15 @@
 """The table that closes a run: what each cell came to, and why some were not run."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from fourfold.backends import BACKENDS
 from fourfold.core.dtypes import DTYPES
 from fourfold.running.cells import CANDIDATE, Cell
+
+# Reasons of refusals, and warnings, of a cell.
+SHOWN = 4
 
 
 @dataclass
@@ -19,6 +23,12 @@ class Tally:
     failed: int = 0
     # Reasons for which all or some checks were not run, and how many.
     skipped: dict[str, int] = field(default_factory=dict)
+    # Cases that the implementation refused, by reason.
+    refusals: Counter[str] = field(default_factory=Counter)
+    # What is no failure, and worth to be known.
+    warnings: list[str] = field(default_factory=list)
+    # Whether the implementation is as exact as its dtype can store, and no more.
+    storage: bool = False
 
     def show(self, footnote: "Footnotes") -> str:
         """Worst error over bound, examples and seconds; or how many checks failed; or a footnote."""
@@ -27,6 +37,8 @@ class Tally:
             return f"{self.failed} FAILED{notes}"
         if not self.passed:
             return f"unsupported{notes}" if self.skipped else ""
+        if self.storage:
+            notes += footnote.mark("storage accuracy: right if each intermediate is rounded to the dtype")
         return f"{self.worst:.2f} {short(self.examples):>5} {self.seconds:>3.0f}s{notes}"
 
 
@@ -75,8 +87,19 @@ class Matrix:
                     row = "".join(f"{tally.show(footnotes) if tally else '':<16}" for tally in cells)
                     yield f"  {backend:<16}{row}".rstrip()
         yield from footnotes
+        yield from self._remarks()
         examples = sum(tally.examples for tally in self.tallies.values())
         yield f"{examples} examples; in each cell: worst error over its bound, examples, seconds"
+
+    def _remarks(self) -> Iterator[str]:
+        """What implementations refused, and warnings."""
+        for cell, tally in self.tallies.items():
+            cases = tally.examples + tally.refusals.total()
+            for reason, count in tally.refusals.most_common(SHOWN):
+                yield f"{cell}: refused {count} of {cases} cases: {reason}"
+            yield from (f"{cell}: warning: {said}" for said in tally.warnings[:SHOWN])
+            if len(tally.warnings) > SHOWN:
+                yield f"{cell}: warning: and {len(tally.warnings) - SHOWN} more"
 
 
 def unique(names: Iterable[str]) -> list[str]:

@@ -93,14 +93,17 @@ def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | 
         operation = identity.cell.operation
         own = [text for text in config.getoption("candidate") if text.partition("=")[0] == operation]
         command += ["--candidate", *own]
-        if config.getoption("forbid_fallback"):
-            command.append("--forbid-fallback")
+        for option in ("forbid_fallback", "no_refusals", "strict_errors"):
+            if config.getoption(option):
+                command.append(f"--{option.replace('_', '-')}")
+        if config.getoption("claims"):
+            command += ["--claims", config.getoption("claims")]
     if blob := hypothesis_internals.blob_in(notes):
         command += ["--reproduce", blob]
     return shlex.join(command)
 
 
-class Verdict:
+class Entries:
     """The checks of a run, one entry each, as ``--verdict FILE`` writes them."""
 
     def __init__(self) -> None:
@@ -119,6 +122,7 @@ class Verdict:
         for key, seen in report.user_properties:
             if key == SEARCH and isinstance(seen, dict):
                 entry |= {"worst_error_over_bound": seen["worst"], "examples": seen["examples"]}
+                entry |= {name: seen[name] for name in ("grade", "refusals", "warnings") if seen[name]}
                 entry["seconds"] = round(seen["seconds"], 3)
             elif key == FAILURE and isinstance(seen, dict):
                 entry |= seen

@@ -132,7 +132,8 @@ def test_failures_of_one_cause_are_shown_once_and_repeated_from_the_same_folder(
     written(tmp_path / "my kernels" / "softmax.py", WRONG)
     helper = written(tmp_path / "my kernels" / "helper.py", HELPER)
     candidate = ["--candidate", "softmax=my kernels/softmax.py:softmax"]
-    ended = run(tmp_path, OPERATIONS, *candidate, *QUICK, "-k", "forward or laws", verdict=tmp_path / "verdict.json")
+    options = [*QUICK, "--no-refusals", "-k", "forward or laws"]
+    ended = run(tmp_path, OPERATIONS, *candidate, *options, verdict=tmp_path / "verdict.json")
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     failed = [entry for entry in ended.verdict["checks"] if entry["outcome"] == "failed"]
     assert len(failed) > 5
@@ -442,8 +443,9 @@ def test_orders_to_end_fail_the_check_and_end_nothing(tmp_path: Path) -> None:
     ends = written(tmp_path / "ends.py", ENDS)
     names = {"vector_add": "exits", "softmax": "interrupts", "giou_loss": "Backward", "matmul": "skips"}
     candidates = [f"--candidate={operation}={ends}:{name}" for operation, name in names.items()]
-    tests = [FORWARD, OPERATIONS / "test_errors.py", OPERATIONS / "test_backward.py", "--forward-only"]
-    ended = run(ROOT, *tests, *candidates, *QUICK, verdict=tmp_path / "verdict.json")
+    tests = [FORWARD, OPERATIONS / "test_errors.py", OPERATIONS / "test_backward.py"]
+    options = [*candidates, *QUICK, "--forward-only", "--strict-errors"]
+    ended = run(ROOT, *tests, *options, verdict=tmp_path / "verdict.json")
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     assert "another takes over" not in ended.output.lower()
     for operation, raised in (("vector_add", "SystemExit: 0"), ("softmax", "KeyboardInterrupt"), ("matmul", "Skipped")):

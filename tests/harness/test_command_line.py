@@ -67,7 +67,8 @@ def test_a_candidate_with_a_wrong_output_is_looked_at_briefly_by_the_other_check
     assert {check["outcome"] for check in others} == {"failed", "unsupported"}
     briefly = [check for check in others if check["outcome"] == "unsupported"]
     assert {check["reason"] for check in briefly} == {LOOKED_AT_BRIEFLY}
-    assert max(check.get("examples", 0) for check in others) <= 10
+    looked = [check for check in others if not check["check"].startswith("errors")]
+    assert max(check.get("examples", 0) for check in looked) <= 10
 
 
 def test_a_plain_run_verifies_laws_in_float32_and_in_what_else_is_selected(tmp_path: Path) -> None:

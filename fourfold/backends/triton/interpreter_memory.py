@@ -16,12 +16,13 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from fourfold.backends.triton.interpreter_arithmetic import NUMPY_FLOATS, Handle, narrowed, numpy_type, widened
+from fourfold.core.refusals import Fault
 
 # From this many elements on, NumPy reads and writes faster than the interpreter, up to ten times.
 MANY_ELEMENTS = 512
 
 
-class OutOfBounds(IndexError):
+class OutOfBounds(IndexError, Fault):
     """A kernel accessed memory that belongs to none of its tensors."""
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from fourfold.backends.cuda.compile import CudaError
+from fourfold.core.refusals import Fault
 
 Index = tuple[int, int, int]
 
 
-class KernelFault(CudaError):
+class KernelFault(CudaError, Fault):
     """A kernel did something undefined, and the launch was stopped at that point.
 
     Attributes:

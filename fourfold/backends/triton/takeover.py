@@ -1,0 +1,67 @@
+"""Interprets Triton kernels that were made for a GPU: those of modules imported before anybody asked for the CPU.
+
+Triton decides when it decorates a function whether it is compiled or interpreted. Its own functions, such as tl.sum,
+are decorated when it is imported.
+"""
+
+import gc
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+_VARIABLE = "TRITON_INTERPRET"
+
+
+def interpret_kernels() -> None:
+    """Let all Triton kernels of this process run in the interpreter, with its corrections.
+
+    Kernels that exist already are replaced wherever a module, a closure, an object or a list refers to them.
+
+    Raises:
+        RuntimeError: this release of Triton has changed a private part that is used here.
+    """
+    was_imported = "triton" in sys.modules
+    asked_for = os.environ.get(_VARIABLE, "0").lower() in ("1", "true", "on", "yes", "y")
+    os.environ[_VARIABLE] = "1"
+    from fourfold.backends.triton import interpreter
+
+    interpreter.install()
+    if was_imported and not asked_for:
+        _replace_compiled()
+
+
+def _replace_compiled() -> None:
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    interpreted = {}
+    for compiled in [found for found in gc.get_objects() if type(found) is JITFunction]:
+        interpreted[compiled] = InterpretedFunction(compiled.fn)
+        interpreted[compiled].__dict__["__doc__"] = compiled.fn.__doc__
+    # The compiler binds a function of the language to the block that it is called on, as in x.sum(). Python binds a
+    # function of its own alone.
+    for name, method in list(vars(tl.tensor).items()):
+        if type(method) is JITFunction:
+            setattr(tl.tensor, name, _bound(interpreted[method]))
+    for compiled, function in interpreted.items():
+        for owner in gc.get_referrers(compiled):
+            if owner is not interpreted:
+                _replace(owner, compiled, function)
+
+
+def _bound(function: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(*args, **kwargs)
+
+
+def _replace(owner: Any, compiled: Any, interpreted: Any) -> None:
+    """Replace a kernel in one object that refers to it."""
+    if isinstance(owner, dict):
+        for key in [key for key, value in owner.items() if value is compiled]:
+            owner[key] = interpreted
+    elif isinstance(owner, list):
+        owner[:] = [interpreted if value is compiled else value for value in owner]
+    elif isinstance(owner, types.CellType):
+        owner.cell_contents = interpreted

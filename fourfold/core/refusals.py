@@ -1,0 +1,77 @@
+"""Refusals: an implementation may say loudly that it does not take an input, by an exception of its own.
+
+A refusal is no wrong result. It is counted, with its reason. What an implementation does wrong on the way to an
+exception is no refusal: an access outside of its tensors, a race, an error that leaves a GPU unusable.
+"""
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+# Messages of CUDA errors after which nothing can be run in the process.
+_LOST_CONTEXT = re.compile(r"illegal (memory access|address|instruction)|misaligned address|launch failure|device-side")
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
+
+
+class Fault(Exception):
+    """A kernel did what is wrong for every input, such as an access outside of its tensors."""
+
+
+@contextlib.contextmanager
+def by_the_implementation() -> Iterator[None]:
+    """Mark exceptions that are raised inside as the implementation's own."""
+    try:
+        yield
+    except Exception as error:
+        with contextlib.suppress(AttributeError, TypeError):  # some exceptions take no attributes
+            error.by_the_implementation = True  # type: ignore[attr-defined]
+        raise
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an exception is the implementation's own and reports no fault."""
+    if not isinstance(error, Exception) or not getattr(error, "by_the_implementation", False):
+        return False
+    return not is_fault(error) and not any(_LOST_CONTEXT.search(str(cause)) for cause in _chain(error))
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether an exception reports a fault, or wraps one that does."""
+    return any(isinstance(cause, Fault) for cause in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def reason(error: BaseException) -> str:
+    """What a refusal says, in one line; of an exception that wraps another, what the innermost says."""
+    innermost = error
+    while innermost.__cause__ is not None:
+        innermost = innermost.__cause__
+    line = next((line.strip() for line in str(innermost).splitlines() if line.strip()), "")
+    kind = type(innermost).__name__
+    return f"{kind}: {line}" if line else kind
+
+
+@dataclass
+class Refusals:
+    """How many cases were refused, by reason. Reasons that differ in numbers alone are one."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    _spelled: dict[str, str] = field(default_factory=dict)
+
+    def add(self, error: BaseException) -> None:
+        """Count a refusal."""
+        said = reason(error)
+        self.counts[self._spelled.setdefault(_NUMBER.sub("N", said), said)] += 1
+
+    @property
+    def total(self) -> int:
+        """The number of refused cases."""
+        return sum(self.counts.values())

@@ -1,0 +1,80 @@
+"""How somebody's function is called as an operation: by the operation's names if it has them, else in their order."""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class CannotBeCalled(ValueError):
+    """What was given is no function that takes the operation's arguments."""
+
+
+def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Callable[..., Any]:
+    """A function that is called with an operation's arguments by name.
+
+    Args:
+        given: a function, an ``autograd.Function``, an ``nn.Module`` or its class.
+        wanted: the operation's arguments.
+        operation: its name, for messages.
+
+    Raises:
+        CannotBeCalled: it is none of these, or does not take the arguments.
+    """
+    found = given
+    if isinstance(found, type) and issubclass(found, torch.nn.Module):
+        found = found()
+    if isinstance(found, type) and issubclass(found, torch.autograd.Function):
+        found = found.apply  # type: ignore[attr-defined]
+    if not callable(found):
+        raise CannotBeCalled(f"a {type(found).__name__} is no function: it cannot be called as {operation}{wanted}")
+    owner = getattr(found, "__self__", None)
+    if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+        # Before torch 2.13 it takes no arguments by name.
+        return in_order(found, wanted)
+    try:
+        own = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return in_order(found, wanted)
+    with contextlib.suppress(TypeError):
+        own.bind(**dict.fromkeys(wanted.parameters))
+        return by_name(found, own, wanted)
+    try:
+        own.bind(*wanted.parameters)
+    except TypeError as error:
+        name = getattr(found, "__name__", type(found).__name__)
+        raise CannotBeCalled(f"{name}{own} cannot be called as {operation}{wanted}: {error}") from None
+    return in_order(found, wanted)
+
+
+def by_name(found: Callable[..., Any], own: inspect.Signature, wanted: inspect.Signature) -> Callable[..., Any]:
+    """The function itself, if it has every default that the operation has; else one that supplies those defaults."""
+    defaults = {name: of.default for name, of in wanted.parameters.items() if of.default is not of.empty}
+    missing = {
+        name: value
+        for name, value in defaults.items()
+        if name in own.parameters and own.parameters[name].default is inspect.Parameter.empty
+    }
+    if not missing:
+        return found
+
+    @functools.wraps(found)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return found(*args, **{**missing, **kwargs})
+
+    return called
+
+
+def in_order(found: Callable[..., Any], wanted: inspect.Signature) -> Callable[..., Any]:
+    """A function that is called with its arguments in the operation's order."""
+
+    @functools.wraps(found)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        bound = wanted.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return found(*bound.arguments.values())
+
+    return called

@@ -1,0 +1,205 @@
+"""The verdict on one implementation: what each check came to, and every distinct failure."""
+
+import html
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+
+from fourfold.core.claims import EXACT, STORAGE
+
+PASSED, FAILED, REFUSED, UNSUPPORTED = "passed", "failed", "refused", "unsupported"
+WRONG = "wrong"
+# Reasons of refusals, and warnings, that a text shows.
+SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One failure.
+
+    Attributes:
+        message: what was expected and what was found.
+        counterexample: the case, as text; None where there is none.
+        frames: the way through the author's own code, as Python shows it; "" where there is none.
+        cause: the same for failures of one cause.
+        blob: Hypothesis's name of the case, for `verify(..., reproduce=blob)`; None for a named example.
+    """
+
+    message: str
+    counterexample: str | None
+    frames: str
+    cause: str
+    blob: str | None
+
+    def __str__(self) -> str:
+        parts = [self.message, self.frames, f"at {self.counterexample}" if self.counterexample else ""]
+        return "\n".join(filter(None, parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one check of one dtype came to.
+
+    Attributes:
+        check: its name.
+        dtype: the dtype's name.
+        outcome: "passed", "failed", "refused" (every case was) or "unsupported" (it cannot be made here).
+        reason: why it was refused or is unsupported.
+        grade: "exact", "storage" or "wrong".
+        worst: the largest error, in units of its bound.
+        examples: how many cases were run.
+        refusals: how many cases were refused, by reason.
+        seconds: how long it took.
+        failure: of a failed check.
+    """
+
+    check: str
+    dtype: str
+    outcome: str
+    reason: str | None = None
+    grade: str = EXACT
+    worst: float = 0.0
+    examples: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    failure: Finding | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What an implementation came to.
+
+    Attributes:
+        implementation: its name.
+        operation: the operation's name.
+        device: where it ran.
+        claims: what it claims, as text.
+        outcomes: one for each check and dtype.
+        shortcomings: why it has not passed although no check has failed.
+        warnings: what is no failure, and worth to be known.
+        versions: of Python's packages.
+        seed: of the generated cases.
+        seconds: how long it took.
+    """
+
+    implementation: str
+    operation: str
+    device: str
+    claims: str
+    outcomes: tuple[Outcome, ...]
+    shortcomings: tuple[str, ...]
+    warnings: tuple[str, ...]
+    versions: dict[str, str]
+    seed: int
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check has failed, and enough was verified."""
+        return not self.shortcomings and not any(o.outcome == FAILED for o in self.outcomes)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    @property
+    def grade(self) -> str:
+        """The worst grade of all checks: "exact", "storage" or "wrong"."""
+        grades = {o.grade for o in self.outcomes}
+        return next((grade for grade in (WRONG, STORAGE) if grade in grades), EXACT)
+
+    @property
+    def worst(self) -> float:
+        """The largest error of all checks that passed, in units of its bound."""
+        return max((o.worst for o in self.outcomes), default=0.0)
+
+    @property
+    def examples(self) -> int:
+        """How many cases were run."""
+        return sum(o.examples for o in self.outcomes)
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """How many cases were refused, by reason."""
+        return sum((Counter(o.refusals) for o in self.outcomes), Counter())
+
+    @property
+    def failures(self) -> list[tuple[Outcome, Finding]]:
+        """Every distinct failure, with the first check that found it."""
+        first: dict[str, tuple[Outcome, Finding]] = {}
+        for outcome in self.outcomes:
+            if outcome.failure is not None:
+                first.setdefault(outcome.failure.cause, (outcome, outcome.failure))
+        return list(first.values())
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one sentence."""
+        name = f"{self.implementation} as {self.operation} on {self.device}"
+        if self.passed:
+            right = "right" if not self.refusals else "right wherever it accepts"
+            within = f" (claims: {self.claims})" if self.claims else ""
+            worst = f"worst error {self.worst:.2f} of its bound, {self.examples} examples"
+            return f"{name}: {right}, {self.grade}; {worst}{within}"
+        failed = sum(o.outcome == FAILED for o in self.outcomes)
+        if failed and self.grade == STORAGE:
+            return f"{name}: NOT PASSED; right with storage accuracy, which it does not claim"
+        if failed:
+            many = f"{len(self.failures)} distinct failure{'s' * (len(self.failures) != 1)}"
+            return f"{name}: WRONG; {failed} of {len(self.outcomes)} checks failed, {many}"
+        return f"{name}: NOT PASSED; {'; '.join(self.shortcomings)}"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield self.summary
+        yield from self._table()
+        total = self.examples + self.refusals.total()
+        for reason, count in self.refusals.most_common(SHOWN):
+            yield f"refused {count} of {total} cases: {reason}"
+        for number, (outcome, failure) in enumerate(self.failures, 1):
+            same = [o for o in self.outcomes if o.failure is not None and o.failure.cause == failure.cause]
+            also = f" (and {len(same) - 1} other checks)" if len(same) > 1 else ""
+            yield f"\n{number}. {outcome.check}, {outcome.dtype}{also}: {failure}"
+        yield from (f"not passed: {line}" for line in self.shortcomings)
+        yield from (f"warning: {line}" for line in self.warnings[:SHOWN])
+        if len(self.warnings) > SHOWN:
+            yield f"warning: and {len(self.warnings) - SHOWN} more"
+
+    def _table(self) -> Iterator[str]:
+        dtypes = list(dict.fromkeys(o.dtype for o in self.outcomes))
+        yield f"  {'':<24}" + "".join(f"{name:<14}" for name in dtypes).rstrip()
+        for check in dict.fromkeys(o.check for o in self.outcomes):
+            by_dtype = {o.dtype: o for o in self.outcomes if o.check == check}
+            cells = "".join(f"{_cell(by_dtype.get(name)):<14}" for name in dtypes)
+            yield f"  {check[:23]:<24}{cells}".rstrip()
+
+    def json(self) -> str:
+        """The whole verdict as JSON."""
+        about = {"passed": self.passed, "grade": self.grade, "worst_error_over_bound": self.worst}
+        return json.dumps({**about, "summary": self.summary, **asdict(self)}, indent=1, default=str)
+
+    def html(self) -> str:
+        """The whole verdict as a page."""
+        title = html.escape(f"{self.implementation} as {self.operation}")
+        text = html.escape("\n".join(self._lines()))
+        colour = "#1a7f37" if self.passed else "#c0232c"
+        return (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+            "<style>body{font:16px/1.5 system-ui;max-width:76rem;margin:1rem auto;padding:0 1rem}"
+            "pre{white-space:pre-wrap;font:13px/1.45 ui-monospace,monospace}</style>"
+            f'<h1>{title}</h1><p style="color:{colour};font-weight:600">{html.escape(self.summary)}</p>'
+            f"<pre>{text}</pre></html>\n"
+        )
+
+
+def _cell(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return ""
+    if outcome.outcome == FAILED:
+        return "FAILED" if outcome.grade == WRONG else "STORAGE"
+    if outcome.outcome in (REFUSED, UNSUPPORTED):
+        return outcome.outcome
+    storage = " storage" if outcome.grade == STORAGE else ""
+    return f"{outcome.worst:.2f} {outcome.examples:>4}{storage}"

@@ -1,0 +1,408 @@
+"""Verifies one implementation in this process: `verify`, `assert_correct` and, for pytest, `suite`."""
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fourfold import backends
+from fourfold.checks import checks, standard
+from fourfold.checks.catalogue import operations
+from fourfold.checks.escapes import Escape, held
+from fourfold.checks.grades import Imprecise
+from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unsupported
+from fourfold.checks.standard import FORWARD, Check
+from fourfold.compat import hypothesis_internals
+from fourfold.core.case import Case
+from fourfold.core.claims import STORAGE, Claims, claims_of
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import Operation
+from fourfold.core.refusals import Refusals
+from fourfold.running.calling import as_operation
+from fourfold.running.findings import FAILED, PASSED, REFUSED, UNSUPPORTED, WRONG, Finding, Outcome, Verdict
+from fourfold.running.frames import cause, own_frames, spelled, words
+from fourfold.running.verdict import counterexample
+from fourfold.strategies import defaults
+
+EXAMPLES = 25
+# The result that a message is about. A law is about the output.
+_RESULT = re.compile(r"gradient of \w+|output|left side")
+# Cases outside of the claims that are tried.
+OUTSIDE = 12
+ACCEPT = "Claims(gradients=False) accepts a forward pass alone"
+BRIEFLY = "looked at briefly, by a few small cases: the output is wrong already"
+
+
+def verify(
+    implementation: Callable[..., torch.Tensor],
+    operation: Operation | str,
+    *,
+    claims: Claims | None = None,
+    device: str = "auto",
+    dtypes: Collection[str] = (),
+    only: Collection[str] = (),
+    examples: int = EXAMPLES,
+    seed: int | None = None,
+    reproduce: str | None = None,
+    refusals: bool = True,
+    strict_errors: bool = False,
+) -> Verdict:
+    """Put an implementation through every check of an operation.
+
+    Args:
+        implementation: a function, an ``autograd.Function`` or an ``nn.Module``, which takes the operation's arguments
+            by their names or in their order and returns a new tensor.
+        operation: what it is to compute: a record, see `fourfold.operation`, or the name of a known operation.
+        claims: what it claims; unless given, what the decorator `fourfold.claims` says of it.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one.
+        dtypes: names of those to look at; all that are claimed if empty.
+        only: names of the checks to make; all if empty.
+        examples: how many generated cases each check runs.
+        seed: of the generated cases; a random one unless given.
+        reproduce: what a finding names as its ``blob``: this one case alone is run.
+        refusals: whether an exception of the implementation's own is a refusal of that case, and no failure.
+        strict_errors: whether bad input must raise the operation's declared errors.
+
+    Returns:
+        the verdict. A wrong implementation raises nothing here: see `assert_correct`.
+
+    Raises:
+        ValueError: an argument is not as said above. The message names it.
+        CannotBeCalled: the implementation cannot be called with the operation's arguments.
+    """
+    trial = _Trial.of(implementation, operation, claims, device, refusals, strict_errors)
+    started, seed = time.perf_counter(), secrets.randbits(32) if seed is None else seed
+    search = Search(examples=examples, seed=seed, seeded=True, blob=reproduce)
+    outcomes, warnings, wrong, refused = list[Outcome](), list[str](), set[str](), dict[str, Outcome]()
+    with trial.settings():
+        for check, dtype in trial.planned(dtypes, only):
+            if dtype in refused:
+                outcomes.append(replace(refused[dtype], check=check.name, refusals={}, seconds=0.0))
+                continue
+            outcome, said = trial.outcome(check, dtype, replace(search, brief=dtype in wrong))
+            outcomes.append(outcome)
+            warnings += [warning for warning in said if warning not in warnings]
+            if check.name == FORWARD and outcome.outcome == FAILED and outcome.grade == WRONG:
+                wrong.add(dtype)
+            if check.name == FORWARD and outcome.outcome == REFUSED:
+                refused[dtype] = outcome
+        if not any(o.outcome == FAILED for o in outcomes) and not only:
+            warnings += trial.silently_wrong_outside_of_the_claims(seed)
+    return Verdict(
+        implementation=trial.name,
+        operation=trial.operation.name,
+        device=torch.cuda.get_device_name() if trial.device == "cuda" else "cpu",
+        claims=str(trial.claims),
+        outcomes=tuple(outcomes),
+        shortcomings=tuple(_shortcomings(outcomes, trial.claims)),
+        warnings=tuple(warnings),
+        versions={name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy", "hypothesis")},
+        seed=seed,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def assert_correct(implementation: Callable[..., torch.Tensor], operation: Operation | str, **options: Any) -> None:
+    """Verify an implementation.
+
+    Args:
+        implementation: see `verify`.
+        operation: see `verify`.
+        **options: those of `verify`.
+
+    Raises:
+        AssertionError: it has not passed. The message is the verdict's text.
+    """
+    __tracebackhide__ = True
+    verdict = verify(implementation, operation, **options)
+    if not verdict.passed:
+        raise AssertionError(str(verdict))
+
+
+def suite(implementation: Callable[..., torch.Tensor], operation: Operation | str, **options: Any) -> type:
+    """A class of tests for pytest: one test for each check, with one case for each dtype.
+
+    Assign it to a name that begins with Test: ``TestSoftmax = fourfold.suite(my_softmax, "softmax")``.
+
+    Args:
+        implementation: see `verify`.
+        operation: see `verify`.
+        **options: those of `verify`.
+
+    Raises:
+        ValueError: an option is not as `verify` says.
+    """
+    given = {name: options.pop(name) for name in ("claims", "device", "refusals", "strict_errors") if name in options}
+    dtypes, only = options.pop("dtypes", ()), options.pop("only", ())
+    trial = _Trial.of(
+        implementation,
+        operation,
+        **{"claims": None, "device": "auto", "refusals": True, "strict_errors": False, **given},
+    )
+    search = Search(**{"examples": EXAMPLES, **options})
+    planned: dict[str, list[str]] = {}
+    checks_by_name = {}
+    for check, dtype in trial.planned(dtypes, only):
+        planned.setdefault(check.name, []).append(dtype)
+        checks_by_name[check.name] = check
+    tests = {
+        f"test_{name.replace(': ', '_').replace(' ', '_')}": _test(trial, checks_by_name[name], names, search)
+        for name, names in planned.items()
+    }
+    source = inspect.currentframe()
+    module = source.f_back.f_globals.get("__name__", __name__) if source and source.f_back else __name__
+    return type("TestSuite", (), {**tests, "__doc__": f"{trial.name} as {trial.operation.name}", "__module__": module})
+
+
+def _test(trial: "_Trial", check: Check, dtypes: Sequence[str], search: Search) -> Callable[..., None]:
+    """One test of a suite."""
+
+    def test(self: Any, dtype: str) -> None:
+        with trial.settings():
+            outcome, _ = trial.outcome(check, dtype, replace(search))
+        if outcome.failure is not None:
+            pytest.fail(f"{trial.name} as {trial.operation.name}, {dtype}: {outcome.failure}", pytrace=False)
+        if outcome.reason:
+            pytest.skip(outcome.reason)
+
+    test.__doc__ = check.run.__doc__ or check.name
+    return pytest.mark.parametrize("dtype", dtypes)(test)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Trial:
+    """One implementation as one operation on one device."""
+
+    name: str
+    implementation: Callable[..., torch.Tensor]
+    operation: Operation
+    unrestricted: Operation
+    claims: Claims
+    device: str
+    refusals: bool
+    strict_errors: bool
+    origin: Path
+
+    @classmethod
+    def of(
+        cls,
+        implementation: Any,
+        operation: Operation | str,
+        claims: Claims | None,
+        device: str,
+        refusals: bool,
+        strict_errors: bool,
+    ) -> "_Trial":
+        if device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f'device must be "auto", "cpu" or "cuda", not {device!r}')
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError('device="cuda": torch finds no GPU')
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        if device == "cpu":
+            importlib.import_module("fourfold.backends.triton.takeover").interpret_kernels()
+        record = _record(operation)
+        claims = claims_of(implementation) if claims is None else claims
+        called = as_operation(implementation, signature_of(record), record.name)
+        return cls(
+            name=getattr(implementation, "__name__", type(implementation).__name__),
+            implementation=called,
+            operation=claims.restricted(record),
+            unrestricted=record,
+            claims=claims,
+            device=device,
+            refusals=refusals,
+            strict_errors=strict_errors,
+            origin=_file_of(implementation),
+        )
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        """Inside, torch's own products of half types are summed in float32, as the bounds demand."""
+        matmul = torch.backends.cuda.matmul
+        names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+        before = {name: getattr(matmul, name) for name in names}
+        try:
+            for name in names:
+                setattr(matmul, name, False)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(matmul, name, value)
+
+    def planned(self, dtypes: Collection[str], only: Collection[str]) -> list[tuple[Check, str]]:
+        """The checks to make, the one that decides first."""
+        for name in dtypes:
+            if name not in DTYPES:
+                raise ValueError(f"dtypes: there is no {name}: there are {', '.join(DTYPES)}")
+        claimed = [name for name in DTYPES if name in (dtypes or self.claims.dtypes or DTYPES)]
+        known = standard.checks_of(self.operation, self.device, self.claims)
+        for name in only:
+            if name not in [check.name for check in known]:
+                raise ValueError(f"only: there is no check {name!r}: there are {', '.join(c.name for c in known)}")
+        chosen = [check for check in known if not only or check.name in only]
+        return [(check, dtype) for check in chosen for dtype in check.of(claimed)]
+
+    def subject(self, dtype: str) -> Subject:
+        """What a check takes."""
+
+        def sibling(name: str) -> tuple[Operation, Callable[..., torch.Tensor]]:
+            return operations()[name], backends.load(name, "torch")
+
+        return Subject(
+            operation=self.operation,
+            backend=self.name,
+            dtype=DTYPES[dtype].with_free_ties,
+            device=self.device,
+            implementation=self.implementation,
+            sibling=sibling,
+            differentiable=self.has_gradients(dtype),
+            claims=self.claims,
+            foreign=not self.strict_errors,
+        )
+
+    def outcome(self, check: Check, dtype: str, search: Search) -> tuple[Outcome, list[str]]:
+        """What one check came to, and its warnings."""
+        search.refusals, search.warnings = Refusals() if self.refusals else None, []
+        search.started = time.perf_counter()
+        subject = self.subject(dtype)
+        told: dict[str, Any] = {"outcome": PASSED}
+        last: list[str] = [""]
+        search.note = lambda case: last.__setitem__(0, repr(case))
+        try:
+            with held():
+                check.judge(subject, search)
+            if search.brief:
+                told = {"outcome": UNSUPPORTED, "reason": BRIEFLY}
+        except Unsupported as reason:
+            told = {"outcome": REFUSED if isinstance(reason, Refused) else UNSUPPORTED, "reason": str(reason)}
+        except Exception as error:
+            told = {"outcome": FAILED, "failure": self._finding(error, last[0])}
+            search.grade = STORAGE if isinstance(error, Imprecise) else WRONG
+        refused = {} if search.refusals is None else dict(search.refusals.counts)
+        made = Outcome(
+            check=check.name,
+            dtype=dtype,
+            grade=search.grade,
+            worst=search.worst,
+            examples=search.ran,
+            refusals=refused,
+            seconds=round(search.seconds, 3),
+            **told,
+        )
+        return made, search.warnings
+
+    @functools.lru_cache  # noqa: B019 - a trial is short-lived
+    def has_gradients(self, dtype: str) -> bool:
+        """Whether it claims gradients, and its output requires one where its inputs do.
+
+        What fails here fails in the checks.
+        """
+        if not self.claims.gradients or not self.operation.differentiable:
+            return False
+        for make in self.operation.examples.values():
+            case = make(DTYPES[dtype])
+            names = [name for name in self.operation.differentiable if name in case.inputs]
+            if not names or not case.grad_output.size:
+                continue
+            tensors = case.tensors(DTYPES[dtype], self.device)
+            for name in names:
+                tensors[name].requires_grad_()
+            with contextlib.suppress(Exception), held():
+                return bool(self.implementation(**tensors, **case.parameters).requires_grad)
+        return True
+
+    def _finding(self, error: Exception, at: str) -> Finding:
+        notes = "\n".join(map(str, getattr(error, "__notes__", [])))
+        frames = own_frames(error, self.origin)
+        own = isinstance(error, Failure | Escape)
+        message = words(error) if own else f"{type(error).__name__}: {words(error)}"
+        return Finding(
+            message=message,
+            counterexample=counterexample(notes) or at or None,
+            frames=spelled(frames),
+            cause=cause(error, frames) if frames else _cause_of(message),
+            blob=hypothesis_internals.blob_in(notes),
+        )
+
+    def silently_wrong_outside_of_the_claims(self, seed: int) -> list[str]:
+        """A warning if a case outside of the claims gives a wrong result, and no exception."""
+        claims, record = self.claims, self.unrestricted
+        dtype = next(name for name in ("float32", *DTYPES) if name in (claims.dtypes or DTYPES))
+        subject = replace(self.subject(dtype), operation=record, claims=Claims(accuracy=claims.accuracy))
+
+        def is_outside(case: Case) -> bool:
+            moved = claims.adapted(case).layouts != {n: how for n, how in case.layouts.items() if how != "contiguous"}
+            return claims.outside(record, case, DTYPES[dtype]) is not None or moved
+
+        def outside(_: Any, elements: int) -> Any:
+            return record.cases(DTYPES[dtype], elements).filter(is_outside)
+
+        if claims.restricted(record) is record:
+            return []
+        search = Search(examples=OUTSIDE, elements=256, seed=seed, refusals=Refusals())
+        probe = replace(subject, operation=replace(record, cases=outside, examples={}))
+        with contextlib.suppress(Exception):
+            try:
+                with held():
+                    checks.forward_agrees(probe, search)
+            except Failure as failure:
+                found = counterexample("\n".join(map(str, getattr(failure, "__notes__", []))))
+                if found:
+                    return [f"outside of its claims it gives a wrong result, and no error: {found}"]
+        return []
+
+
+def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
+    """Why an implementation has not passed although no check has failed."""
+    if any(o.outcome == FAILED for o in outcomes):
+        return
+    decisive = [o for o in outcomes if o.check == FORWARD] or list(outcomes)
+    if not any(o.outcome == PASSED for o in decisive):
+        reasons = dict.fromkeys(o.reason or "" for o in decisive)
+        yield f"nothing was verified: {'; '.join(reasons) or 'no check was planned'}"
+    elif claims.gradients and any(o.reason == FORWARD_ONLY for o in outcomes):
+        yield f"its output has no gradient where its inputs do; {ACCEPT}"
+    else:
+        backward = [o for o in outcomes if o.check == "backward"]
+        if backward and not any(o.outcome == PASSED for o in backward):
+            yield f"no gradient was verified: {backward[0].reason}; {ACCEPT}"
+
+
+def _cause_of(message: str) -> str:
+    """What a disagreement is about: one wrong result fails many checks."""
+    found = _RESULT.search(message)
+    return f"{found[0]} is wrong" if found else re.sub(r"\d+(\.\d+)?(e[+-]\d+)?|float\d+|bfloat16", "N", message)
+
+
+def _record(operation: Operation | str) -> Operation:
+    if isinstance(operation, Operation):
+        return defaults.completed(operation)
+    known = operations()
+    if operation not in known:
+        raise ValueError(f"operation must be a record or one of {', '.join(known)}, not {operation!r}")
+    return known[operation]
+
+
+def signature_of(operation: Operation) -> inspect.Signature:
+    """The arguments of an operation."""
+    definition = getattr(operation, "definition", None)
+    return inspect.signature(definition if definition is not None else backends.load(operation.name, "torch"))
+
+
+def _file_of(implementation: Any) -> Path:
+    target = inspect.unwrap(implementation) if callable(implementation) else implementation
+    for each in (target, type(target)):
+        with contextlib.suppress(TypeError, OSError):
+            return Path(inspect.getfile(each)).resolve()
+    return Path("/dev/null")

@@ -1,0 +1,335 @@
+"""fourfold.verify, assert_correct and suite: right functions are accepted, wrong ones rejected, refusals counted."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fourfold
+from fourfold import Claims, Verdict
+
+ROOT = Path(__file__).parents[2]
+QUICK: dict[str, Any] = {"examples": 6, "device": "cpu"}
+ONE: dict[str, Any] = {**QUICK, "dtypes": ["float32"]}
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def without_maximum(x: torch.Tensor) -> torch.Tensor:
+    powers = x.exp()
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def of_contiguous(x: torch.Tensor) -> torch.Tensor:
+    assert x.is_contiguous(), "x must be contiguous"
+    return torch.softmax(x, -1)
+
+
+def of_nothing(x: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError(f"no kernel for {x.dtype}")
+
+
+def forward_alone(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x.detach(), -1)
+
+
+class WithRoundedProducts(torch.autograd.Function):
+    """Its backward pass rounds products to the dtype before it sums them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x, -1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> torch.Tensor:
+        (y,) = ctx.saved_tensors
+        return y * (grad_output - (grad_output * y).sum(-1, keepdim=True))
+
+
+class WithBackwardOfAnother(WithRoundedProducts):
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> torch.Tensor:
+        (y,) = ctx.saved_tensors
+        return y * grad_output
+
+
+def silent_about_strides(x: torch.Tensor) -> torch.Tensor:
+    """Reads the elements in the order in which they lie in memory."""
+    flat = (
+        x.as_strided([x.numel()], [1]) if x.untyped_storage().nbytes() >= x.numel() * x.element_size() else x.flatten()
+    )
+    return torch.softmax(flat.reshape(x.shape), -1)
+
+
+def checks_that(verdict: Verdict, outcome: str) -> set[str]:
+    return {o.check for o in verdict.outcomes if o.outcome == outcome}
+
+
+def test_a_right_function_passes_every_check() -> None:
+    verdict = fourfold.verify(softmax, "softmax", **QUICK)
+    assert verdict.passed, str(verdict)
+    assert verdict
+    assert verdict.grade == "exact"
+    assert 0.5 < verdict.worst <= 1
+    assert not verdict.refusals
+    assert {o.dtype for o in verdict.outcomes} == {"float16", "bfloat16", "float32", "float64"}
+    assert {"forward", "backward", "gradcheck", "memory", "history", "bad input"} <= checks_that(verdict, "passed")
+    assert verdict.summary.startswith("softmax as softmax on cpu: right, exact")
+
+
+def test_a_wrong_function_is_rejected_with_its_distinct_failures() -> None:
+    verdict = fourfold.verify(without_maximum, "softmax", **ONE)
+    assert not verdict.passed
+    assert verdict.grade == "wrong"
+    # The output, its gradient, and laws: many checks fail by each.
+    assert 1 <= len(verdict.failures) <= 3 < sum(o.outcome == "failed" for o in verdict.outcomes)
+    first, failure = verdict.failures[0]
+    assert first.check == "forward"
+    assert "is nan, expected" in failure.message
+    assert failure.counterexample.startswith("Case(x=")
+    with pytest.raises(AssertionError, match="WRONG"):
+        fourfold.assert_correct(without_maximum, "softmax", **ONE)
+
+
+def test_a_failure_is_repeated_by_its_blob() -> None:
+    def wrong_for(cols: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: torch.softmax(x, -1) * (2 if x.shape[-1] == cols else 1)
+
+    options: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "only": ["forward"]}
+    # Of some numbers of columns no named case has rows.
+    verdicts = ((cols, fourfold.verify(wrong_for(cols), "softmax", examples=60, **options)) for cols in range(4, 30))
+    cols, (_, failure) = next((cols, v.failures[0]) for cols, v in verdicts if v.failures and v.failures[0][1].blob)
+    again = fourfold.verify(wrong_for(cols), "softmax", reproduce=failure.blob, **options)
+    assert [f.counterexample for _, f in again.failures] == [failure.counterexample]
+
+
+def test_an_exception_of_its_own_is_a_refusal_with_its_reason() -> None:
+    verdict = fourfold.verify(of_contiguous, "softmax", **ONE)
+    assert verdict.passed, str(verdict)
+    assert set(verdict.refusals) == {"AssertionError: x must be contiguous"}
+    assert "right wherever it accepts" in verdict.summary
+    assert "refused" in str(verdict)
+    strict = fourfold.verify(of_contiguous, "softmax", refusals=False, **ONE)
+    assert not strict.passed
+    ((_, failure),) = strict.failures
+    assert "x must be contiguous" in failure.message
+    assert "in of_contiguous" in failure.frames
+    assert "fourfold/checks" not in failure.frames
+
+
+def test_what_is_claimed_is_not_tried_and_so_not_refused() -> None:
+    verdict = fourfold.verify(of_contiguous, "softmax", claims=Claims(contiguous=True), **ONE)
+    assert verdict.passed, str(verdict)
+    assert not verdict.refusals
+    assert "contiguous=True" in verdict.summary
+
+
+def test_who_refuses_everything_has_not_passed() -> None:
+    verdict = fourfold.verify(of_nothing, "softmax", **ONE)
+    assert not verdict.passed
+    assert "nothing was verified: refused all" in verdict.summary
+    assert "no kernel for torch.float32" in verdict.summary
+
+
+def test_a_forward_pass_alone_must_be_claimed() -> None:
+    verdict = fourfold.verify(forward_alone, "softmax", **ONE)
+    assert not verdict.passed
+    assert "Claims(gradients=False)" in verdict.summary
+    assert fourfold.verify(forward_alone, "softmax", claims=Claims(gradients=False), **ONE).passed
+
+
+def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
+    options: dict[str, Any] = {"device": "cpu", "dtypes": ["bfloat16", "float32"], "seed": 1}
+    verdict = fourfold.verify(WithRoundedProducts, "softmax", **options)
+    assert not verdict.passed
+    assert verdict.grade == "storage"
+    assert {o.dtype for o in verdict.outcomes if o.grade != "exact"} == {"bfloat16"}
+    assert "storage accuracy" in verdict.failures[0][1].message
+    claimed = fourfold.verify(WithRoundedProducts, "softmax", claims=Claims(accuracy="storage"), **options)
+    assert claimed.passed, str(claimed)
+    assert claimed.grade == "storage"
+
+
+def test_what_is_wrong_is_wrong_in_every_grade() -> None:
+    claims = Claims(accuracy="storage")
+    verdict = fourfold.verify(
+        WithBackwardOfAnother, "softmax", claims=claims, examples=6, device="cpu", dtypes=["bfloat16"]
+    )
+    assert verdict.grade == "wrong"
+    assert "forward" in checks_that(verdict, "passed")
+    assert "backward" in checks_that(verdict, "failed")
+
+
+def test_a_sum_in_half_precision_is_worse_than_storage_accuracy() -> None:
+    def summed_one_by_one(x: torch.Tensor) -> torch.Tensor:
+        powers = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x
+        total = torch.zeros_like(powers.sum(-1, keepdim=True))
+        for column in range(x.shape[-1]):
+            total = total + powers[..., column : column + 1]
+        return powers / total
+
+    long_rows = {"claims": Claims(accuracy="storage", gradients=False, sizes={"cols": (1024, 4096)})}
+    verdict = fourfold.verify(summed_one_by_one, "softmax", dtypes=["bfloat16"], only=["forward"], **QUICK, **long_rows)
+    assert verdict.grade == "wrong"
+
+
+def test_bad_input_that_gives_a_result_is_a_warning_unless_errors_are_strict() -> None:
+    verdict = fourfold.verify(without_maximum, "softmax", only=["bad input"], **ONE)
+    assert any("x_of_int64" in warning for warning in verdict.warnings)
+    assert not checks_that(verdict, "failed")
+    strict = fourfold.verify(without_maximum, "softmax", only=["bad input"], strict_errors=True, **ONE)
+    assert checks_that(strict, "failed") == {"bad input"}
+
+
+def test_a_silently_wrong_result_outside_of_the_claims_is_told_once() -> None:
+    verdict = fourfold.verify(silent_about_strides, "softmax", claims=Claims(contiguous=True, gradients=False), **ONE)
+    assert verdict.passed, str(verdict)
+    assert sum("outside of its claims" in warning for warning in verdict.warnings) == 1
+    honest = fourfold.verify(of_contiguous, "softmax", claims=Claims(contiguous=True), **ONE)
+    assert not any("outside of its claims" in warning for warning in honest.warnings)
+
+
+def test_claims_stand_at_the_function_or_are_given() -> None:
+    marked = fourfold.claims(gradients=False, dtypes=("float32",))(lambda x: torch.softmax(x.detach(), -1))
+    verdict = fourfold.verify(marked, "softmax", **QUICK)
+    assert verdict.passed, str(verdict)
+    assert {o.dtype for o in verdict.outcomes} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    ("claims", "says"),
+    [
+        ({"dtypes": ("float8",)}, "dtypes"),
+        ({"dtypes": "float32"}, "dtypes"),
+        ({"accuracy": "good"}, "accuracy"),
+        ({"sizes": {"cols": (9, 1)}}, "sizes"),
+        ({"sizes": {"cols": 0}}, "sizes"),
+        ({"speed": "high"}, "speed is no claim"),
+    ],
+)
+def test_claims_that_cannot_be_are_errors_that_name_them(claims: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Claims.of(claims)
+
+
+def test_claims_are_read_as_they_are_written() -> None:
+    written = 'contiguous=True, sizes={"cols": (1, 64)}, accuracy="storage"'
+    assert Claims.parse(written) == Claims(contiguous=True, sizes={"cols": (1, 64)}, accuracy="storage")
+    assert Claims.parse(str(Claims.parse(written))) == Claims.parse(written)
+    with pytest.raises(ValueError, match="contiguous=True"):
+        Claims.parse("contiguous")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": "tpu"}, "device"),
+        ({"dtypes": ["float8"]}, "dtypes: there is no float8"),
+        ({"only": ["speed"]}, "only: there is no check"),
+        ({"claims": Claims(sizes={"columns": (1, 2)})}, "columns"),
+    ],
+)
+def test_bad_options_are_errors_that_name_them(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        fourfold.verify(softmax, "softmax", **{**QUICK, **options})
+
+
+def test_an_unknown_operation_is_an_error_that_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="layer_norm"):
+        fourfold.verify(softmax, "soft_max", **QUICK)
+
+
+WAYS_TO_BE_OFF: dict[str, tuple[Callable[..., Any], str]] = {
+    "tuple": (lambda x: (x.softmax(-1),), "output is a tuple, not a tensor"),
+    "nothing": (lambda x: None, "output is a NoneType, not a tensor"),
+    "dtype": (lambda x: x.softmax(-1).double(), "output has dtype torch.float64, expected torch.float32"),
+    "shape": (lambda x: x.softmax(-1)[None], "output has shape"),
+    "device": (lambda x: x.to("meta"), "output is on meta, expected on cpu"),
+    "inputs": (lambda x: x.copy_(x.softmax(-1)), "the call changed its input x"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_BE_OFF)
+def test_a_result_that_is_off_is_named_in_a_line(way: str) -> None:
+    function, says = WAYS_TO_BE_OFF[way]
+    verdict = fourfold.verify(function, "softmax", only=["forward"], **ONE)
+    ((_, failure),) = verdict.failures
+    assert says in failure.message.splitlines()[0]
+
+
+def test_a_function_that_takes_other_arguments_is_an_error_that_shows_both() -> None:
+    with pytest.raises(ValueError, match=r"softmax\(x"):
+        fourfold.verify(lambda x, dim, mode: x, "softmax", **QUICK)
+
+
+def test_a_parameter_without_a_default_gets_the_operations() -> None:
+    def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
+
+    verdict = fourfold.verify(layer_norm, "layer_norm", claims=Claims(largest=1e4), only=["forward", "backward"], **ONE)
+    assert verdict.passed, str(verdict)
+
+
+def test_a_verdict_is_told_as_json_and_as_a_page() -> None:
+    verdict = fourfold.verify(without_maximum, "softmax", only=["forward"], **ONE)
+    told = json.loads(verdict.json())
+    assert told["passed"] is False
+    assert told["outcomes"][0]["failure"]["counterexample"].startswith("Case(")
+    assert {"torch", "numpy"} <= told["versions"].keys()
+    assert "<h1>without_maximum as softmax</h1>" in verdict.html()
+    assert "&lt;" in fourfold.verify(lambda x: x, "softmax", only=["forward"], **ONE).html()
+
+
+IN_A_REPOSITORY = """
+import torch
+import triton
+import triton.language as tl
+import fourfold
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=mask) + tl.load(y_ptr + offsets, mask=mask), mask=mask)
+
+@fourfold.claims(gradients=False, contiguous=True)
+def add(x, y):
+    out = torch.empty_like(x)
+    n = x.numel()
+    if n:
+        add_kernel[(triton.cdiv(n, 64),)](x, y, out, n, BLOCK=64)
+    return out
+
+def subtract(x, y):
+    return add(x, -y)
+
+TestAdd = fourfold.suite(add, "vector_add", examples=5, device="cpu")
+TestSubtract = fourfold.suite(subtract, "vector_add", examples=5, device="cpu", dtypes=["float32"])
+"""
+
+
+def test_a_suite_in_a_foreign_repository_has_a_test_for_each_check_and_dtype(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(IN_A_REPOSITORY)
+    # Triton is imported before Fourfold, and its kernels are made for a GPU.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INT"))}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    passed = {line.split("::", 1)[1] for line in done.stdout.splitlines() if line.startswith("PASSED")}
+    failed = {line.split("::", 1)[1] for line in done.stdout.splitlines() if line.startswith("FAILED")}
+    assert {f"TestAdd::test_forward[{name}]" for name in ("float16", "bfloat16", "float32", "float64")} <= passed, (
+        done.stdout
+    )
+    assert any(name.startswith("TestSubtract::test_forward[float32]") for name in failed)
+    assert not any(name.startswith("TestAdd") for name in failed)
+    assert "fourfold/checks" not in done.stdout
