@@ -152,3 +152,12 @@ def negated_view(tensor: torch.Tensor) -> torch.Tensor:
 def sizes_are_their_own() -> AbstractContextManager:
     """Within it, torch.compile does not take sizes which happen to be equal in one call to be so in all."""
     return find("torch.fx.experimental._config").patch(use_duck_shape=False)
+
+
+@uses("torch.Tensor._make_wrapper_subclass")
+def wrapper_tensor(cls: type, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: torch.dtype) -> Any:
+    """A tensor of a subclass without memory of its own, whose operators go to the class's ``__torch_dispatch__``.
+
+    torch's notes on extending it make such tensors so; there is no public function.
+    """
+    return torch.Tensor._make_wrapper_subclass(cls, shape, strides=strides, storage_offset=offset, dtype=dtype)

@@ -168,6 +168,22 @@ def mode_that_sees_what_is_dispatched() -> None:
     assert [str(operator) for operator in seen.operators] == ["aten.ones.default", "aten.add.Tensor"]
 
 
+@contract("torch.Tensor._make_wrapper_subclass")
+def tensor_without_memory() -> None:
+    class Described(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return torch.zeros(())
+
+    seen: list[str] = []
+    tensor = torch_internals.wrapper_tensor(Described, (2, 3), (1, 2), 4, torch.float16)
+    assert isinstance(tensor, Described)
+    assert (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype) == ((2, 3), (1, 2), 4, torch.float16)
+    torch.neg(tensor)
+    assert seen == ["aten.neg.default"]
+
+
 @contract("torch._ops.OpOverload.namespace")
 def library_of_an_operator() -> None:
     assert torch_internals.namespace(torch.ops.aten.add.Tensor) == "aten"

@@ -1,0 +1,128 @@
+"""A plain torch function, evaluated with a running error bound, forward and backward.
+
+The function is called with tensors that carry `Bounded` arrays. torch hands each of its operators to a rule, which says
+how the error goes through it: mostly that of a NumPy function, in `running_error_rules` or `running_error_arrays`. What
+has no rule is taken apart by torch's own decompositions. Autograd works above the operators, so that the gradients are
+bounded by the same rules.
+
+The tensors report the tested dtype, so that ``x.float()`` or ``torch.finfo(x.dtype)`` do what they do in production. A
+cast between floating types changes no value: values are wide throughout.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# These register the rules.
+from fourfold.core import torch_running_error_arrays, torch_running_error_networks  # noqa: F401
+from fourfold.core.dtypes import DTYPES, DType
+from fourfold.core.running_error import Bounded, lift
+from fourfold.core.torch_running_error_tensors import Evaluation, NoTorchRule, rule
+
+__all__ = ["NoTorchRule", "backward_of", "forward_of", "rule"]
+
+
+def dtype_of(bounded: Bounded) -> DType:
+    """The tested dtype whose arithmetic an array has."""
+    mine = bounded.arithmetic
+    for dtype in DTYPES.values():
+        other = dtype.arithmetic
+        if (other.roundoff, other.storage) == (mine.roundoff, mine.storage):
+            return dtype if other.documented_ties == mine.documented_ties else dtype.with_free_ties
+    raise ValueError(f"no dtype has the arithmetic {mine}")
+
+
+def evaluation_of(arguments: Sequence[Any]) -> Evaluation:
+    """An evaluation in the arithmetic of the arguments; float32 where none of them has one."""
+    bounded = (argument for argument in arguments if isinstance(argument, Bounded))
+    first = next(bounded, None)
+    return Evaluation(DTYPES["float32"] if first is None else dtype_of(first))
+
+
+def tensor_of(argument: Any, evaluation: Evaluation) -> Any:
+    """An input as a tensor; a parameter as it is."""
+    if isinstance(argument, Bounded):
+        return evaluation.made(argument, evaluation.dtype.torch)
+    return torch.from_numpy(np.array(argument)) if isinstance(argument, np.ndarray) else argument
+
+
+def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any]) -> torch.Tensor:
+    """What a definition gives; it must be one tensor."""
+    with sdpa_kernel(SDPBackend.MATH):
+        output = definition(**tensors)
+    if not isinstance(output, torch.Tensor):
+        raise TypeError(f"the definition must return a tensor, and returned {type(output).__name__}")
+    return output
+
+
+def bounded_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
+    """The values of a tensor with their errors."""
+    return lift(evaluation.given(tensor), evaluation.dtype.arithmetic)
+
+
+def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded]:
+    """An `Operation.forward` that evaluates a definition in torch with a running error bound.
+
+    Args:
+        definition: takes the tensors and parameters of the operation by name, and returns one tensor.
+
+    Returns:
+        A function of the same arguments: floating inputs as `Bounded`, integers as NumPy arrays, parameters as they
+        are. It gives the output.
+
+    Raises:
+        NoTorchRule: when called, if the definition runs an operator that has no rule.
+        ValueError: when called, if a choice of the definition other than torch.where hangs on rounding.
+    """
+
+    @functools.wraps(definition)
+    def forward(**arguments: Any) -> Bounded:
+        evaluation = evaluation_of(list(arguments.values()))
+        with np.errstate(all="ignore"), torch.no_grad(), evaluation:
+            tensors = {name: tensor_of(argument, evaluation) for name, argument in arguments.items()}
+            return bounded_of(output_of(definition, tensors), evaluation)
+
+    return forward
+
+
+def backward_of(
+    definition: Callable[..., torch.Tensor], differentiable: Sequence[str]
+) -> Callable[..., tuple[Bounded, ...]]:
+    """An `Operation.backward` that differentiates a definition by autograd, with a running error bound.
+
+    Args:
+        definition: as in `forward_of`.
+        differentiable: the names of the inputs that have a gradient.
+
+    Returns:
+        A function of the cotangent, a `Bounded` of the output's shape, and of the arguments of `forward_of` by name. It
+        gives the gradients in the order of `differentiable`: zeros for inputs that the output does not depend on.
+
+    Raises:
+        NoTorchRule: when called, if the definition or its derivative runs an operator that has no rule.
+    """
+
+    @functools.wraps(definition)
+    def backward(grad_output: Bounded, **arguments: Any) -> tuple[Bounded, ...]:
+        evaluation = evaluation_of([grad_output])
+        with np.errstate(all="ignore"), torch.enable_grad(), evaluation:
+            tensors = {name: tensor_of(argument, evaluation) for name, argument in arguments.items()}
+            wanted = [tensors[name].requires_grad_() for name in differentiable]
+            output = output_of(definition, tensors)
+            found: Sequence[Any] = [None] * len(wanted)
+            if output.requires_grad:
+                evaluation.backward = True
+                cotangent = evaluation.made(grad_output, output.dtype)
+                found = torch.autograd.grad(output, wanted, cotangent, allow_unused=True)
+            return tuple(
+                Bounded.exact(np.zeros_like(arguments[name].value), evaluation.dtype.arithmetic)
+                if grad is None
+                else bounded_of(grad, evaluation)
+                for name, grad in zip(differentiable, found)
+            )
+
+    return backward

@@ -1,0 +1,353 @@
+"""Tensors that carry a bound on their error, and what hands each of torch's operators to its rule.
+
+A rule says how the error goes through an operator: see `rule`. Those of torch's own operators are in
+`torch_running_error_rules`, `torch_running_error_arrays` and `torch_running_error_networks`.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.compat.torch_internals import dispatch_mode, wrapper_tensor
+from fourfold.core.dtypes import DType
+from fourfold.core.running_error import Arithmetic, Bounded, Comparison, NoRule, certain, lift
+
+Array = np.ndarray
+
+
+class NoTorchRule(NoRule):
+    """torch ran an operator of which no rule says how the error goes through it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tied(Comparison):
+    """A comparison in a forward pass that knows where its operands are equal.
+
+    `kinks` is written into: it marks the ties at which two choices that hung on the comparison have the same value. The
+    function is continuous there, and every derivative between the one-sided ones is right. Where the values differ, the
+    function jumps, and the derivative is that of the choice.
+    """
+
+    ties: Array
+    kinks: Array
+
+    def moved(self, by: Callable[[Array], Array]) -> "Tied":
+        """The elements elsewhere, as `by` moves those of a plain array."""
+        return Tied(by(self.outcome), by(self.uncertain), self.arithmetic, by(self.ties), by(self.kinks))
+
+    def free(self) -> Comparison:
+        """The comparison as a backward pass may see it: at a kink it goes either way."""
+        return Comparison(self.outcome, self.uncertain | self.kinks, self.arithmetic)
+
+
+Payload = Bounded | Comparison
+
+
+@dataclass(eq=False)
+class Memory:
+    """What tensors that are views of each other share. Its arrays are never written into, but replaced."""
+
+    payload: Payload
+    written: int = 0
+    # What a rule wants to be reminded of when autograd hands its result to another one.
+    note: Any = None
+
+
+class BoundedTensor(torch.Tensor):
+    """A tensor whose elements are those of a `Bounded` array, or of a `Comparison` that is not certain."""
+
+    memory: Memory
+    part: Payload
+    seen: int
+
+    @staticmethod
+    def of(memory: Memory, part: Payload, dtype: torch.dtype, offset: int = 0) -> "BoundedTensor":
+        """A tensor that is `part` of a memory, which begins `offset` elements after the memory's first."""
+        value = part.outcome if isinstance(part, Comparison) else part.value
+        strides = tuple(stride // value.itemsize for stride in value.strides)
+        self = wrapper_tensor(BoundedTensor, value.shape, strides, offset, dtype)
+        self.memory, self.part, self.seen = memory, part, memory.written
+        return self
+
+    @property
+    def payload(self) -> Payload:
+        """The elements, as they are after everything that was written into the memory."""
+        if self.seen != self.memory.written:
+            place = (tuple(self.shape), self.stride(), int(self.storage_offset()))
+            self.part, self.seen = self.memory.payload.moved(lambda part: strided(part, *place)), self.memory.written
+        return self.part
+
+    def __repr__(self, **_: Any) -> str:
+        part = self.payload
+        return f"BoundedTensor({part.outcome if isinstance(part, Comparison) else part.value}, dtype={self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        return current().call(func, args, kwargs or {})
+
+
+def strided(part: Array, shape: Sequence[int], strides: Sequence[int], offset: int) -> Array:
+    """A view of a contiguous array, as torch.as_strided makes it: strides and offset count elements."""
+    places = [stride * part.itemsize for stride in strides]
+    return np.lib.stride_tricks.as_strided(part.reshape(-1)[offset:], shape, places)
+
+
+def as_torch(part: Array) -> torch.Tensor:
+    """A tensor that shares an array's memory; torch moves long doubles as complex numbers of the same size."""
+    return torch.from_numpy(part.view(np.complex128) if part.dtype == np.longdouble else part)
+
+
+def as_numpy(tensor: torch.Tensor, like: np.dtype) -> Array:
+    """The array of a tensor that `as_torch` has made, or of what torch has moved."""
+    array = tensor.numpy()
+    return array.view(like) if array.dtype != like and array.dtype == np.complex128 else array
+
+
+# By the operator's full name, as "aten.add.Tensor".
+RULES: dict[str, Callable[..., Any]] = {}
+
+
+def rule(*overloads: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the decorated function the rule of operators: it says how the error goes through them.
+
+    The function is called as the operator is, with a `Bounded` for each floating tensor, a `Comparison` or an array of
+    bool for each tensor of bool, and an array for each tensor of integers. It returns a `Bounded`, a `Comparison`, an
+    array, or a tuple of them. `rounded` in `fourfold.core.running_error_rules` makes the result of a step.
+
+    Args:
+        overloads: operators with their overloads, as ``torch.ops.aten.erfinv.default``, or their names, as
+            ``"aten.erfinv.default"``.
+
+    Raises:
+        TypeError: an operator is given without its overload.
+    """
+    for overload in overloads:
+        if str(overload).count(".") != 2:
+            raise TypeError(f"rule: {overload} is no operator with its overload, as aten.erfinv.default is one")
+
+    def register(compute: Callable[..., Any]) -> Callable[..., Any]:
+        RULES.update({str(overload): compute for overload in overloads})
+        return compute
+
+    return register
+
+
+# Rules that are given the evaluation, the operator and its arguments as they are, tensors included.
+WHOLE: dict[str, Callable[["Evaluation", Any, tuple, dict[str, Any]], Any]] = {}
+
+
+def whole(*names: str) -> Callable:
+    """Make the decorated function the rule of aten's operators that are about tensors rather than their values."""
+
+    def register(compute: Callable) -> Callable:
+        WHOLE.update({f"aten.{name}": compute for name in names})
+        return compute
+
+    return register
+
+
+_running = threading.local()
+
+
+def current() -> "Evaluation":
+    """The evaluation that runs in this thread."""
+    running = getattr(_running, "evaluation", None)
+    if running is None:
+        raise NoRule("a tensor with an error bound was used outside of the evaluation that made it")
+    return running
+
+
+def arithmetic() -> Arithmetic:
+    """The arithmetic of the evaluation that runs in this thread."""
+    return current().dtype.arithmetic
+
+
+def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
+    """Every tensor among the arguments of an operator."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, list | tuple):
+            yield from tensors_in(argument)
+
+
+def result_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    """The floating dtype to which torch promotes tensors: those without axes count only where there are no others."""
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    ranked = [tensor.dtype for tensor in floating if tensor.ndim] or [tensor.dtype for tensor in floating]
+    return functools.reduce(torch.promote_types, ranked) if ranked else torch.get_default_dtype()
+
+
+@functools.cache
+def decompositions() -> dict[str, Callable[..., Any]]:
+    """torch's own decompositions of operators into simpler ones, by the operator's full name."""
+    return {str(operator): function for operator, function in torch.export.default_decompositions().items()}
+
+
+class Evaluation(dispatch_mode()):  # type: ignore[misc]
+    """A mode that hands every operator of torch to its rule.
+
+    Attributes:
+        dtype: the tested dtype, whose arithmetic the rules use.
+        backward: whether autograd computes gradients at the moment.
+    """
+
+    def __init__(self, dtype: DType):
+        super().__init__()
+        self.dtype, self.backward = dtype, False
+
+    @property
+    def free_ties(self) -> bool:
+        """Whether every derivative between the one-sided ones is right at a tie."""
+        return not self.dtype.arithmetic.documented_ties
+
+    def __enter__(self) -> Any:
+        self.outer = getattr(_running, "evaluation", None)
+        _running.evaluation = self
+        return super().__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        _running.evaluation = self.outer
+        super().__exit__(*failure)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    def call(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The result of an operator: by its rule, in place, by torch itself where there is no error, or taken apart."""
+        name = str(func)
+        if special := WHOLE.get(name):
+            return special(self, func, args, kwargs)
+        library, operator, overload = name.split(".")
+        if operator.endswith("_") and not operator.endswith("__"):
+            return self.write(func, getattr(getattr(torch.ops, library), operator[:-1]), overload, args, kwargs)
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        if not any(isinstance(tensor, BoundedTensor) or tensor.is_floating_point() for tensor in tensors):
+            plain = func(*args, **kwargs)
+            if not any(t.is_floating_point() for t in tensors_in(plain if isinstance(plain, tuple) else (plain,))):
+                return plain
+        if compute := RULES.get(name):
+            given = {key: self.given(value) for key, value in kwargs.items() if key not in UNUSED}
+            result = compute(*map(self.given, args), **given)
+            wanted = kwargs.get("dtype")
+            floating = wanted is not None and wanted.is_floating_point
+            return self.made(result, wanted if floating else result_dtype(tensors))
+        return self.taken_apart(func, name, args, kwargs)
+
+    def taken_apart(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The result of an operator without a rule, by torch's decomposition of it."""
+        if decomposition := decompositions().get(name):
+            with self:
+                return decomposition(*args, **kwargs)
+        with self:
+            result = func.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            raise NoTorchRule(
+                f"{name} has no running-error rule, and torch does not take it apart. Give one:"
+                f" @fourfold.core.torch_running_error.rule(torch.ops.{name}) makes a function the rule of this operator"
+            )
+        return result
+
+    def given_as_it_is(self, tensor: torch.Tensor) -> Any:
+        """What a tensor holds, with the ties of a comparison."""
+        return tensor.payload if isinstance(tensor, BoundedTensor) else self.given(tensor)
+
+    def given(self, argument: Any) -> Any:
+        """An argument as rules take it."""
+        if isinstance(argument, BoundedTensor):
+            payload = argument.payload
+            return payload.free() if self.backward and isinstance(payload, Tied) else payload
+        if isinstance(argument, torch.Tensor):
+            if argument.is_floating_point():
+                return Bounded.exact(self.dtype.array(argument), self.dtype.arithmetic)
+            return argument.numpy()
+        if isinstance(argument, list | tuple):
+            return type(argument)(map(self.given, argument))
+        return argument
+
+    def made(self, result: Any, dtype: torch.dtype) -> Any:
+        """The result of a rule as tensors."""
+        if isinstance(result, Bounded):
+            payload: Payload = self.tidy(result)
+            return BoundedTensor.of(Memory(payload), payload, dtype)
+        if isinstance(result, Comparison):
+            return self.compared(result, torch.bool)
+        if isinstance(result, list | tuple):
+            return type(result)(self.made(part, dtype) for part in result)
+        if isinstance(result, np.ndarray | np.generic):
+            return torch.from_numpy(np.array(result))
+        return result
+
+    def compared(self, result: Comparison, dtype: torch.dtype) -> torch.Tensor:
+        """A comparison as a tensor of bool, or of ones and zeros: a plain one where it is certain."""
+        matters = result.uncertain.any() or (isinstance(result, Tied) and result.ties.any())
+        if not matters and dtype == torch.bool:
+            return torch.from_numpy(np.array(result.outcome))
+        part = result.moved(lambda array: np.array(array, order="C"))
+        return BoundedTensor.of(Memory(part), part, dtype)
+
+    def tidy(self, result: Bounded) -> Bounded:
+        """The same array, contiguous, of the wide type, and of one shape throughout."""
+
+        def settled(part: Any) -> Array:
+            part = np.asarray(part, dtype=self.dtype.wide)
+            part = np.broadcast_to(part, shape) if part.shape != shape else part
+            return part if part.flags.c_contiguous and part.flags.writeable else np.array(part, order="C")
+
+        shape = np.shape(result.value)
+        value, error = settled(result.value), settled(result.error)
+        limit = None if result.limit is None else settled(result.limit)
+        if value is result.value and error is result.error and limit is result.limit:
+            return result
+        return Bounded(value, error, result.arithmetic, limit)
+
+    def write(self, func: Any, functional: Any, overload: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The result of an operator that writes into its first argument: what was there before is kept for others."""
+        target, *_ = args
+        if not isinstance(target, BoundedTensor):
+            tensors = list(tensors_in((*args, *kwargs.values())))
+            if not any(isinstance(tensor, BoundedTensor) for tensor in tensors):
+                return func(*args, **kwargs)
+            raise NoTorchRule(f"{func} would write numbers with an error into a tensor that was made without one")
+        result = self.call(getattr(functional, overload), args, kwargs)
+        self.store(target, result)
+        return target
+
+    def store(self, target: BoundedTensor, result: Any) -> None:
+        """Replace the elements of a tensor."""
+        memory, given = target.memory, self.given(result)
+        comparison = isinstance(memory.payload, Comparison)
+        item = as_comparison(given) if comparison else lift(given, self.dtype.arithmetic)
+        item = item.moved(lambda part: np.broadcast_to(part, target.shape))
+        place = (tuple(target.shape), target.stride(), int(target.storage_offset()))
+        copy = memory.payload.moved(np.copy)
+        into = copy.moved(lambda part: strided(part, *place))
+        if isinstance(into, Bounded):
+            into[...] = item
+        else:
+            into.outcome[...], into.uncertain[...] = item.outcome, item.uncertain
+        memory.payload, memory.written, memory.note = copy, memory.written + 1, None
+
+
+# Arguments that say nothing of the values.
+UNUSED = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "requires_grad", "dtype"}
+
+
+def as_comparison(given: Any) -> Comparison:
+    """A tensor of bool as a `Comparison`."""
+    if isinstance(given, Comparison):
+        return given
+    outcome = np.asarray(given, dtype=bool)
+    return Comparison(outcome, np.zeros_like(outcome), arithmetic())
+
+
+def plain(argument: Any) -> Any:
+    """A tensor of bool that decides what is looked at, as a plain tensor: it must not hang on rounding."""
+    if isinstance(argument, BoundedTensor) and isinstance(argument.payload, Comparison):
+        return torch.from_numpy(np.array(certain(argument.payload)))
+    return [plain(part) for part in argument] if isinstance(argument, list | tuple) else argument
