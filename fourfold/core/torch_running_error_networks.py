@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from fourfold.core.running_error import Bounded
-from fourfold.core.running_error_arrays import total
+from fourfold.core.running_error_arrays import matrix_product, total
 from fourfold.core.running_error_rules import add, divide, maximum, multiply, reciprocal, sqrt, subtract
+from fourfold.core.torch_running_error_moves import pad
 from fourfold.core.torch_running_error_rules import aten, lifted
 
 # Softmax.
@@ -117,3 +118,228 @@ def layer_norm_backward(
         total(multiply(grad, normal), rows) if mask[1] else None,
         total(grad, rows) if mask[2] else None,
     )
+
+
+def as_channels(a: Any, like: Bounded) -> Any:
+    """A number for each channel, the second axis of `like`; None as it is."""
+    return None if a is None else lifted(a).reshape(1, -1, *[1] * (like.ndim - 2))
+
+
+@aten("native_group_norm.default")
+def group_norm(
+    a: Any, weight: Any, bias: Any, batch: int, channels: int, size: int, groups: int, eps: float
+) -> tuple[Bounded, ...]:
+    """Each sample's groups of channels normalized, then weight and bias of each channel."""
+    a = lifted(a)
+    normal, mean, inverse = normalized(a.reshape(batch, groups, -1), (2,), eps)
+    result = scaled_and_shifted(normal.reshape(a.shape), as_channels(weight, a), as_channels(bias, a))
+    return result, mean.reshape(batch, groups), inverse.reshape(batch, groups)
+
+
+@aten("native_group_norm_backward.default")
+def group_norm_backward(
+    grad: Any,
+    a: Any,
+    mean: Any,
+    inverse: Any,
+    weight: Any,
+    batch: int,
+    channels: int,
+    size: int,
+    groups: int,
+    mask: Any,
+) -> tuple[Any, ...]:
+    """The gradients of the input, weight and bias."""
+    grad, a = lifted(grad), lifted(a)
+    mean, inverse = (lifted(x).reshape(batch, groups, 1) for x in (mean, inverse))
+    normal = multiply(subtract(a.reshape(batch, groups, -1), mean), inverse)
+    scaled = grad if weight is None else multiply(grad, as_channels(weight, a))
+    rows = (0, *range(2, a.ndim))
+    return (
+        of_normalized(scaled.reshape(batch, groups, -1), normal, inverse, (2,)).reshape(a.shape) if mask[0] else None,
+        total(multiply(grad, normal.reshape(a.shape)), rows) if mask[1] else None,
+        total(grad, rows) if mask[2] else None,
+    )
+
+
+def by_running(a: Bounded, mean: Any, variance: Any, eps: float) -> tuple[Bounded, Bounded]:
+    """(a - mean) / deviation for each channel's given mean and variance, and 1 / deviation."""
+    deviation = sqrt(add(as_channels(variance, a), lifted(eps)))
+    return divide(subtract(a, as_channels(mean, a)), deviation), reciprocal(deviation)
+
+
+@aten("native_batch_norm.default", "_native_batch_norm_legit_no_training.default", "_native_batch_norm_legit.no_stats")
+def batch_norm(a: Any, weight: Any, bias: Any, *given: Any) -> tuple[Bounded, ...]:
+    """Each channel normalized by its own mean and variance, or by given ones; then weight and bias."""
+    a = lifted(a)
+    *running, _, eps = given
+    train = bool(running.pop()) if running and isinstance(running[-1], bool) else not running
+    if not train:
+        normal, _ = by_running(a, running[0], running[1], eps)
+        nothing = Bounded.exact(np.zeros(0, a.dtype), a.arithmetic)
+        return scaled_and_shifted(normal, as_channels(weight, a), as_channels(bias, a)), nothing, nothing
+    normal, mean, inverse = normalized(a, (0, *range(2, a.ndim)), eps)
+    result = scaled_and_shifted(normal, as_channels(weight, a), as_channels(bias, a))
+    return result, mean.reshape(-1), inverse.reshape(-1)
+
+
+@aten("native_batch_norm_backward.default")
+def batch_norm_backward(
+    grad: Any,
+    a: Any,
+    weight: Any,
+    running_mean: Any,
+    running_variance: Any,
+    mean: Any,
+    inverse: Any,
+    train: bool,
+    eps: float,
+    mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    """The gradients of the input, weight and bias."""
+    grad, a = lifted(grad), lifted(a)
+    along = (0, *range(2, a.ndim))
+    if train:
+        inverse = as_channels(inverse, a)
+        normal = multiply(subtract(a, as_channels(mean, a)), inverse)
+    else:
+        normal, inverse = by_running(a, running_mean, running_variance, eps)
+    scaled = grad if weight is None else multiply(grad, as_channels(weight, a))
+    grad_a = of_normalized(scaled, normal, inverse, along) if train else multiply(scaled, inverse)
+    return (
+        grad_a if mask[0] else None,
+        total(multiply(grad, normal), along) if mask[1] else None,
+        total(grad, along) if mask[2] else None,
+    )
+
+
+# Convolutions, as products of matrices: for each place of the output a row of the elements that the kernel covers.
+
+
+def windows(a: Bounded, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Bounded:
+    """``[batch, channels, *places, *kernel]`` of ``[batch, channels, *size]``: the elements under the kernel."""
+    reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
+    spatial = tuple(range(2, a.ndim))
+    steps = (
+        slice(None),
+        slice(None),
+        *(slice(None, None, s) for s in stride),
+        *(slice(None, None, d) for d in dilation),
+    )
+    return a.moved(lambda part: np.lib.stride_tricks.sliding_window_view(part, reach, spatial)[steps])
+
+
+def padded(a: Bounded, widths: Sequence[tuple[int, int]]) -> Bounded:
+    """Zeros around the elements of the spatial axes; below 0, elements are cut off."""
+    return pad(a, [width for pair in reversed(widths) for width in pair])
+
+
+def dilated(a: Bounded, stride: Sequence[int]) -> Bounded:
+    """Zeros between the elements of the spatial axes, so that they lie `stride` apart."""
+    shape = (*a.shape[:2], *(max((size - 1) * step + 1, 0) for size, step in zip(a.shape[2:], stride)))
+    result = Bounded.exact(np.zeros(shape, a.dtype), a.arithmetic)
+    result[(..., *(slice(None, None, step) for step in stride))] = a
+    return result
+
+
+def grouped(a: Bounded, groups: int) -> Bounded:
+    """``[groups, batch * places, channels / groups * kernel]`` of what `windows` gives."""
+    spatial = (a.ndim - 2) // 2
+    a = a.reshape(a.shape[0], groups, a.shape[1] // groups, *a.shape[2:])
+    a = a.transpose(1, 0, *range(3, 3 + spatial), 2, *range(3 + spatial, 3 + 2 * spatial))
+    return a.reshape(groups, math.prod(a.shape[1 : 2 + spatial]), -1)
+
+
+def correlated(a: Bounded, weight: Bounded, stride: Sequence[int], dilation: Sequence[int], groups: int) -> Bounded:
+    """The sums of products of the elements under the kernel and its weights, ``[out, in / groups, *kernel]``."""
+    under = windows(a, weight.shape[2:], stride, dilation)
+    places = under.shape[2 : a.ndim]
+    weights = weight.reshape(groups, weight.shape[0] // groups, -1).transpose(0, 2, 1)
+    result = matrix_product(grouped(under, groups), weights)
+    result = result.transpose(1, 0, 2).reshape(a.shape[0], *places, weight.shape[0])
+    return result.moved(lambda part: np.moveaxis(part, -1, 1))
+
+
+def turned(weight: Bounded, groups: int) -> Bounded:
+    """The kernel that takes gradients back: its places in reverse, and inputs and outputs exchanged in each group."""
+    spatial = tuple(range(2, weight.ndim))
+    split = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:]).swapaxes(1, 2)
+    joined = split.reshape(groups * split.shape[1], *split.shape[2:])
+    return joined.moved(lambda part: np.flip(part, spatial))
+
+
+def taken_back(
+    grad: Bounded,
+    weight: Bounded,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    size: Sequence[int],
+) -> Bounded:
+    """What each element of an input of `size` receives from the outputs that it went into."""
+    spread = dilated(grad, stride)
+    reach = [d * (k - 1) for k, d in zip(weight.shape[2:], dilation)]
+    widths = [(r - p, n + p - length) for r, p, n, length in zip(reach, padding, size, spread.shape[2:])]
+    return correlated(padded(spread, widths), turned(weight, groups), [1] * len(stride), dilation, groups)
+
+
+@aten("convolution.default")
+def convolution(
+    a: Any,
+    weight: Any,
+    bias: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Bounded:
+    """torch's convolution, or the transposed one, of any number of spatial axes."""
+    a, weight = lifted(a), lifted(weight)
+    if transposed:
+        kernel = zip(a.shape[2:], stride, padding, dilation, weight.shape[2:], output_padding)
+        size = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, s, p, d, k, o in kernel]
+        result = taken_back(a, weight, stride, padding, dilation, groups, size)
+    else:
+        result = correlated(padded(a, [(p, p) for p in padding]), weight, stride, dilation, groups)
+    return result if bias is None else add(result, as_channels(bias, result))
+
+
+@aten("convolution_backward.default")
+def convolution_backward(
+    grad: Any,
+    a: Any,
+    weight: Any,
+    bias_sizes: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    """The gradients of the input, weight and bias."""
+    grad, a, weight = lifted(grad), lifted(a), lifted(weight)
+    around = [(p, p) for p in padding]
+    if transposed:
+        grad_a = correlated(padded(grad, around), weight, stride, dilation, groups) if mask[0] else None
+        outer, inner = grad, a
+    else:
+        grad_a = taken_back(grad, weight, stride, padding, dilation, groups, a.shape[2:]) if mask[0] else None
+        outer, inner = a, grad
+    grad_weight = None
+    if mask[1]:
+        # Of each pair of an outer channel and an inner one, at each place of the kernel.
+        under = windows(padded(outer, around), weight.shape[2:], stride, dilation)
+        under = under[(slice(None), slice(None), *(slice(n) for n in inner.shape[2:]))]
+        products = matrix_product(grouped(columns(inner), groups).transpose(0, 2, 1), grouped(under, groups))
+        grad_weight = products.reshape(weight.shape)
+    return grad_a, grad_weight, total(grad, (0, *range(2, grad.ndim))) if mask[2] else None
+
+
+def columns(a: Bounded) -> Bounded:
+    """Windows of one element each."""
+    return a.reshape(*a.shape, *[1] * (a.ndim - 2))

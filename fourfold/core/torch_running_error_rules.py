@@ -56,6 +56,13 @@ def lifted(x: Any) -> Bounded:
     return lift(x, arithmetic())
 
 
+def axes(dim: Any) -> Any:
+    """torch's axes as NumPy's: none, or an empty list, are all."""
+    if dim is None or isinstance(dim, int):
+        return dim
+    return tuple(dim) or None
+
+
 # Those of which NumPy's rule says all, by the names of aten's operators. Operands are lifted.
 ELEMENTWISE = {
     np.absolute: "abs.default",

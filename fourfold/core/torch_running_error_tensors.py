@@ -45,6 +45,91 @@ class Tied(Comparison):
         return Comparison(self.outcome, self.uncertain | self.kinks, self.arithmetic)
 
 
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The indices along an axis at which numbers of `source` were found, and these numbers.
+
+    Where two numbers of a row are as near as rounding, or equal, each may have been found at either one's place.
+    """
+
+    index: Array
+    source: Bounded
+    values: Bounded
+    axis: int
+
+    @property
+    def outcome(self) -> Array:
+        """The indices of the exact numbers."""
+        return self.index
+
+    def rows(self, part: Array) -> Array:
+        """Rows of the axis, of an array that may lack it."""
+        part = part if part.ndim == self.source.ndim else np.expand_dims(part, self.axis)
+        part = np.moveaxis(part, self.axis, -1)
+        return part.reshape(-1, part.shape[-1])
+
+    def groups(self, with_ties: bool) -> tuple[Array, int]:
+        """For each number of each row its group, within which the order hangs on rounding, and how many there are.
+
+        Equal numbers without an error make a group only `with_ties`.
+        """
+        value, error = self.rows(self.source.value), self.rows(self.source.error)
+        order = np.argsort(value, axis=1, kind="stable")
+        high, low = (np.take_along_axis(part, order, 1) for part in (value + error, value - error))
+        reached = np.maximum.accumulate(high, axis=1)[:, :-1]
+        apart = reached < low[:, 1:] if with_ties else ~(reached > low[:, 1:])
+        first = np.ones_like(value, dtype=np.int64)
+        first[:, 1:] = apart
+        group = np.empty_like(first)
+        np.put_along_axis(group, order, (np.cumsum(first) - 1).reshape(first.shape), 1)
+        return group, int(first.sum())
+
+    def certain(self) -> Array:
+        """The indices; they must not hang on rounding. Of equal numbers that are exact, torch chooses."""
+        group, count = self.groups(with_ties=False)
+        picked = np.take_along_axis(group, self.rows(self.index), 1)
+        if (np.bincount(group.reshape(-1), minlength=count)[picked] > 1).any():
+            raise ValueError("the order of numbers depends on rounding errors, and so do their indices")
+        return self.index
+
+    def spread(self, grad: Bounded, with_ties: bool) -> Bounded:
+        """The gradients of the places put at the numbers.
+
+        Each number of a group may have the gradient of any of the group's places, or none where these are too few.
+        """
+        group, count = self.groups(with_ties)
+        rows, index = np.arange(len(group))[:, None], self.rows(self.index)
+        value, error = np.zeros(group.shape, grad.dtype), np.zeros(group.shape, grad.dtype)
+        value[rows, index], error[rows, index] = self.rows(grad.value), self.rows(grad.error)
+        low, high = np.full(count, np.inf, grad.dtype), np.full(count, -np.inf, grad.dtype)
+        places = group[rows, index]
+        np.minimum.at(low, places, (value - error)[rows, index])
+        np.maximum.at(high, places, (value + error)[rows, index])
+        size, taken = np.bincount(group.reshape(-1), minlength=count), np.bincount(places.reshape(-1), minlength=count)
+        low, high = (
+            np.where(taken < size, limit(end, 0), end) for limit, end in ((np.minimum, low), (np.maximum, high))
+        )
+        reach = np.where((size > 1) & (taken > 0), np.stack([low, high]), np.nan)[:, group]
+        error = np.fmax(error, np.fmax(reach[1] - value, value - reach[0]))
+        shape = np.moveaxis(self.source.value, self.axis, -1).shape
+        value, error = (np.moveaxis(part.reshape(shape), -1, self.axis) for part in (value, error))
+        return Bounded(value, error, grad.arithmetic)
+
+    def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A view of the indices: the same places, where it only lacks an axis of one element or has it again."""
+        index = func(torch.from_numpy(self.index), *args[1:], **kwargs)
+        if isinstance(index, torch.Tensor) and index.numel() == self.index.size:
+            shape = self.source.shape
+            kept = tuple(index.shape)
+            if kept in (self.index.shape, shape[: self.axis] + shape[self.axis + 1 :]) or (
+                len(kept) == len(shape) and all(i == self.axis or kept[i] == shape[i] for i in range(len(shape)))
+            ):
+                places = Places(index.numpy(), self.source, self.values.reshape(kept), self.axis)
+                return BoundedTensor.of(Memory(places), places, torch.int64)
+        self.certain()
+        return index
+
+
 Payload = Bounded | Comparison
 
 
@@ -52,7 +137,7 @@ Payload = Bounded | Comparison
 class Memory:
     """What tensors that are views of each other share. Its arrays are never written into, but replaced."""
 
-    payload: Payload
+    payload: Any
     written: int = 0
     # What a rule wants to be reminded of when autograd hands its result to another one.
     note: Any = None
@@ -62,20 +147,20 @@ class BoundedTensor(torch.Tensor):
     """A tensor whose elements are those of a `Bounded` array, or of a `Comparison` that is not certain."""
 
     memory: Memory
-    part: Payload
+    part: Any
     seen: int
 
     @staticmethod
-    def of(memory: Memory, part: Payload, dtype: torch.dtype, offset: int = 0) -> "BoundedTensor":
+    def of(memory: Memory, part: Any, dtype: torch.dtype, offset: int = 0) -> "BoundedTensor":
         """A tensor that is `part` of a memory, which begins `offset` elements after the memory's first."""
-        value = part.outcome if isinstance(part, Comparison) else part.value
+        value = part.value if isinstance(part, Bounded) else part.outcome
         strides = tuple(stride // value.itemsize for stride in value.strides)
         self = wrapper_tensor(BoundedTensor, value.shape, strides, offset, dtype)
         self.memory, self.part, self.seen = memory, part, memory.written
         return self
 
     @property
-    def payload(self) -> Payload:
+    def payload(self) -> Any:
         """The elements, as they are after everything that was written into the memory."""
         if self.seen != self.memory.written:
             place = (tuple(self.shape), self.stride(), int(self.storage_offset()))
@@ -84,11 +169,16 @@ class BoundedTensor(torch.Tensor):
 
     def __repr__(self, **_: Any) -> str:
         part = self.payload
-        return f"BoundedTensor({part.outcome if isinstance(part, Comparison) else part.value}, dtype={self.dtype})"
+        return f"BoundedTensor({part.value if isinstance(part, Bounded) else part.outcome}, dtype={self.dtype})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         return current().call(func, args, kwargs or {})
+
+
+def places_in(index: Any) -> Places | None:
+    """The places that a tensor of indices stands for."""
+    return index.payload if isinstance(index, BoundedTensor) and isinstance(index.payload, Places) else None
 
 
 def strided(part: Array, shape: Sequence[int], strides: Sequence[int], offset: int) -> Array:
@@ -241,6 +331,9 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
 
     def taken_apart(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The result of an operator without a rule, by torch's decomposition of it."""
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        if not any(tensor.is_floating_point() for tensor in tensors):
+            return func(*map(plain, args), **kwargs)
         if decomposition := decompositions().get(name):
             with self:
                 return decomposition(*args, **kwargs)
@@ -255,12 +348,16 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
 
     def given_as_it_is(self, tensor: torch.Tensor) -> Any:
         """What a tensor holds, with the ties of a comparison."""
-        return tensor.payload if isinstance(tensor, BoundedTensor) else self.given(tensor)
+        if isinstance(tensor, BoundedTensor) and not isinstance(tensor.payload, Places):
+            return tensor.payload
+        return self.given(tensor)
 
     def given(self, argument: Any) -> Any:
         """An argument as rules take it."""
         if isinstance(argument, BoundedTensor):
             payload = argument.payload
+            if isinstance(payload, Places):
+                return payload.certain()
             return payload.free() if self.backward and isinstance(payload, Tied) else payload
         if isinstance(argument, torch.Tensor):
             if argument.is_floating_point():
@@ -347,7 +444,8 @@ def as_comparison(given: Any) -> Comparison:
 
 
 def plain(argument: Any) -> Any:
-    """A tensor of bool that decides what is looked at, as a plain tensor: it must not hang on rounding."""
-    if isinstance(argument, BoundedTensor) and isinstance(argument.payload, Comparison):
-        return torch.from_numpy(np.array(certain(argument.payload)))
+    """Tensors of bool or indices, which decide what is looked at, as plain ones: they must not hang on rounding."""
+    if isinstance(argument, BoundedTensor) and not isinstance(argument.payload, Bounded):
+        payload = argument.payload
+        return torch.from_numpy(np.array(certain(payload) if isinstance(payload, Comparison) else payload.certain()))
     return [plain(part) for part in argument] if isinstance(argument, list | tuple) else argument
