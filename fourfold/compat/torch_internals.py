@@ -1,5 +1,7 @@
 """torch's private parts: streams, dispatch, and settings of its compiler."""
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -161,3 +163,18 @@ def wrapper_tensor(cls: type, shape: tuple[int, ...], strides: tuple[int, ...], 
     torch's notes on extending it make such tensors so; there is no public function.
     """
     return torch.Tensor._make_wrapper_subclass(cls, shape, strides=strides, storage_offset=offset, dtype=dtype)
+
+
+def _documented_decompositions() -> dict[str, Callable[..., Any]]:
+    return {str(operator): function for operator, function in torch.export.default_decompositions().items()}
+
+
+@functools.cache
+@uses("torch._decomp.decomposition_table", otherwise=_documented_decompositions)
+def decompositions() -> dict[str, Callable[..., Any]]:
+    """torch's functions that compute an operator by simpler ones, by the operator's full name.
+
+    The documented ``torch.export.default_decompositions`` leaves out some, as those of interpolation and of pooling.
+    """
+    table = find("torch._decomp.decomposition_table")
+    return {str(operator): function for operator, function in table.items()}

@@ -1,6 +1,7 @@
 """The rules of torch's operators along axes: sums, extremes, products of matrices, what moves or makes elements."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,15 +91,30 @@ def partial_sums(a: Any, dim: int) -> Bounded:
     return cumsum(a, dim) if a.ndim else a
 
 
+def by_prefix(function: Callable[[Bounded], Bounded], a: Bounded, dim: int) -> Bounded:
+    """What a function of the first axis makes of all elements up to each one."""
+    if not a.size or not a.ndim:
+        return a
+    prefixes = [a.moved(lambda part, end=end: np.moveaxis(part, dim, 0)[:end]) for end in range(1, a.shape[dim] + 1)]
+    return NUMPY_RULES[np.stack].compute([function(prefix) for prefix in prefixes], dim)
+
+
 @aten("cumprod.default")
 def partial_products(a: Any, dim: int) -> Bounded:
     """The product of all elements up to each one."""
-    a = lifted(a)
-    if not a.ndim:
-        return a
-    ends = range(1, a.shape[dim] + 1)
-    products = [product(a.moved(lambda part, end=end: np.moveaxis(part, dim, 0)[:end]), 0) for end in ends]
-    return NUMPY_RULES[np.stack].compute(products, dim) if products else a
+    return by_prefix(lambda prefix: product(prefix, 0), lifted(a), dim)
+
+
+@aten("dist.default")
+def distance(a: Any, b: Any, p: Any = 2) -> Bounded:
+    """The norm of the difference."""
+    return norm(subtract(lifted(a), lifted(b)), p)
+
+
+@aten("logcumsumexp.default")
+def partial_logsumexp(a: Any, dim: int) -> Bounded:
+    """The logarithm of the sum of the exponentials of all elements up to each one."""
+    return by_prefix(lambda prefix: logsumexp(prefix, 0), lifted(a), dim)
 
 
 @aten("linalg_vector_norm.default")

@@ -61,7 +61,7 @@ def parts_of(evaluation: Evaluation, tensors: Sequence[torch.Tensor]) -> tuple[l
         if len(payloads) == 1 and isinstance(payloads[0], Tied):
             return [*parts, [payloads[0].ties], [payloads[0].kinks]], lambda a, b, *c: Tied(a, b, arithmetic(), *c)
         return parts, lambda a, b: Comparison(a, b, arithmetic())
-    numbers = [evaluation.tidy(lift(payload, evaluation.dtype.arithmetic)) for payload in payloads]
+    numbers = [p if isinstance(p, Bounded) else evaluation.tidy(lift(p, evaluation.dtype.arithmetic)) for p in payloads]
     parts = [[n.value for n in numbers], [n.error for n in numbers]]
     if any(number.limit is not None for number in numbers):
         parts.append([evaluation.tidy(Bounded(n.least, n.error, n.arithmetic)).value for n in numbers])
@@ -324,6 +324,13 @@ def embedding_backward(grad: Any, index: Array, rows: int, padding: int, by_freq
     grad = grad[places != padding]
     empty = Bounded.exact(np.zeros((rows, grad.shape[1]), grad.dtype), grad.arithmetic)
     return index_add(empty, 0, places[places != padding], grad)
+
+
+@aten("put.default")
+def put(a: Any, index: Array, items: Any, accumulate: bool = False) -> Bounded:
+    """The items at places that are counted along the flattened tensor."""
+    a = lifted(a)
+    return index_put(a.reshape(-1), [index], items, accumulate).reshape(a.shape)
 
 
 @aten("index_put.default", "_unsafe_index_put.default")

@@ -22,6 +22,8 @@ from fourfold.core.running_error_rules import (
     add,
     divide,
     limited,
+    maximum,
+    minimum,
     multiply,
     power,
     reciprocal,
@@ -211,25 +213,28 @@ def sigmoid(a: Any) -> Bounded:
 
 
 def special(
-    function: Callable[[torch.Tensor], torch.Tensor], slope: Callable[[Array], Array], peak: float = 0.0
+    function: Callable[[torch.Tensor], torch.Tensor], slope: Callable[[Array], Array], peak: float = np.nan
 ) -> Callable[[Any], Bounded]:
     """The rule, within 2 ulp, of a function that torch computes in double precision.
 
     Args:
         function: what torch computes.
-        slope: its derivative, which has its largest magnitude at `peak` and falls to both sides.
-        peak: where the slope is largest.
+        slope: its derivative, whose magnitude grows or falls all the way, but for its largest or smallest at one number.
+        peak: the number at which the slope is steepest, if there is one.
     """
 
     def compute(a: Any) -> Bounded:
         a = lifted(a)
         double = np.asarray(a.value, dtype=np.float64)
-        value = torch.as_tensor(function(torch.from_numpy(double))).numpy()
+        value = function(torch.from_numpy(double)).numpy()
         # What a long double has beyond a double enters to first order.
         beyond = np.where(np.isfinite(a.value), a.value - double, 0)
         value = value + np.where(beyond == 0, 0, beyond * slope(a.value))
-        nearest = np.clip(peak, a.value - a.error, a.value + a.error)
-        inherited = np.where(a.error > 0, a.error * abs(slope(nearest)), 0.0)
+        ends = a.value - a.error, a.value + a.error
+        steepest = np.maximum(*(abs(slope(end)) for end in ends))
+        if not np.isnan(peak):
+            steepest = np.maximum(steepest, abs(slope(np.clip(peak, *ends))))
+        inherited = np.where(a.error > 0, a.error * steepest, 0.0)
         return rounded(value, inherited + 4 * DOUBLE * abs(value), (a,), WITHIN_2_ULP)
 
     return compute
@@ -240,10 +245,65 @@ def bell(x: Array) -> Array:
     return 2 / np.sqrt(np.pi) * np.exp(-np.square(x))
 
 
-erf = aten("erf.default")(special(torch.special.erf, bell))
-erfc = aten("erfc.default")(special(torch.special.erfc, lambda x: -bell(x)))
-atan = aten("atan.default")(special(torch.atan, lambda x: 1 / (1 + np.square(x))))
-asinh = aten("asinh.default")(special(torch.asinh, lambda x: 1 / np.sqrt(1 + np.square(x))))
+def arc(x: Array) -> Array:
+    """The derivative of the arc sine."""
+    return 1 / np.sqrt(1 - np.square(x))
+
+
+erf = aten("erf.default")(special(torch.special.erf, bell, 0.0))
+erfc = aten("erfc.default", "special_erfc.default")(special(torch.special.erfc, bell, 0.0))
+atan = aten("atan.default")(special(torch.atan, lambda x: 1 / (1 + np.square(x)), 0.0))
+aten("asinh.default")(special(torch.asinh, lambda x: 1 / np.sqrt(1 + np.square(x)), 0.0))
+aten("acosh.default")(special(torch.acosh, lambda x: 1 / np.sqrt(np.square(x) - 1)))
+aten("asin.default")(special(torch.asin, arc))
+aten("acos.default")(special(torch.acos, arc))
+aten("atanh.default")(special(torch.atanh, lambda x: 1 / (1 - np.square(x))))
+aten("sinh.default")(special(torch.sinh, np.cosh))
+aten("cosh.default")(special(torch.cosh, np.sinh))
+
+
+@aten("tan.default")
+def tan(a: Any) -> Bounded:
+    """sin(a) / cos(a)."""
+    return divide(np.sin(lifted(a)), np.cos(lifted(a)))
+
+
+@aten("atan2.default")
+def atan2(a: Any, b: Any) -> Bounded:
+    """The angle of a point: it turns by at most its error over the distance, unless that may cross the negative axis."""
+    a, b = lifted(a), lifted(b)
+    value = np.arctan2(a.value, b.value)
+    nearest = np.hypot(np.maximum(abs(a.value) - a.error, 0), np.maximum(abs(b.value) - b.error, 0))
+    moved = a.error + b.error
+    inherited = np.where(moved > 0, np.arctan(moved / nearest) * (np.pi / 2), 0.0)
+    unknown = (moved > 0) & ((nearest <= 0) | ((abs(a.value) <= a.error) & (b.value <= b.error)))
+    return rounded(value, inherited, (a, b), units(3), unknown)
+
+
+@aten("hypot.default")
+def hypot(a: Any, b: Any) -> Bounded:
+    """sqrt(a^2 + b^2)."""
+    return sqrt(add(square(lifted(a)), square(lifted(b))))
+
+
+def remainder(whole_part: np.ufunc) -> Callable[[Any, Any], Bounded]:
+    """a - n b with the whole part n of a / b; nothing is known where n hangs on rounding."""
+
+    def compute(a: Any, b: Any) -> Bounded:
+        a, b = lifted(a), lifted(b)
+        # The function itself is exact: of numbers without an error it is rounded at most once.
+        n = whole_part(a.value / b.value)
+        value = np.fmod(a.value, b.value) if whole_part is np.trunc else np.remainder(a.value, b.value)
+        error = a.error + abs(n) * b.error
+        ends = [whole_part((a.value + i * a.error) / (b.value + j * b.error)) for i in (-1, 1) for j in (-1, 1)]
+        unknown = (error > 0) & ~np.all([end == n for end in ends], axis=0)
+        return rounded(value, error, (a, b), ROUNDED_ONCE, unknown | ((error > 0) & (abs(b.value) <= b.error)))
+
+    return compute
+
+
+aten("fmod.Tensor", "fmod.Scalar")(remainder(np.trunc))
+aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")(remainder(np.floor))
 
 
 # Choices.
@@ -304,6 +364,26 @@ def clamp(a: Any, min: Any = None, max: Any = None) -> Bounded:
 def clamp_max(a: Any, max: Any) -> Bounded:
     """The minimum with an upper limit."""
     return clamp(a, None, max)
+
+
+@aten("hardtanh.default")
+def hardtanh(a: Any, low: Any = -1.0, high: Any = 1.0) -> Bounded:
+    """Between two limits."""
+    return clamp(a, low, high)
+
+
+def of_not_nan(choose: Callable[[Bounded, Bounded], Bounded]) -> Callable[[Any, Any], Bounded]:
+    """The larger or the smaller of two numbers, or the one that is not NaN."""
+
+    def compute(a: Any, b: Any) -> Bounded:
+        a, b = lifted(a), lifted(b)
+        return either(np.isnan(a), b, either(np.isnan(b), a, choose(a, b)))
+
+    return compute
+
+
+aten("fmax.default")(of_not_nan(maximum))
+aten("fmin.default")(of_not_nan(minimum))
 
 
 @aten("sign.default", "sgn.default")
@@ -486,3 +566,17 @@ def passes(grad: Bounded, a: Bounded, threshold: Any, otherwise: Bounded) -> Bou
 def leaky_relu_backward(grad: Any, a: Any, slope: Any, self_is_result: bool) -> Bounded:
     """grad above 0, else slope times it."""
     return passes(lifted(grad), lifted(a), 0.0, multiply(lifted(grad), lifted(slope)))
+
+
+@aten("elu.default")
+def elu(a: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> Bounded:
+    """scale a above 0, else scale alpha (e^(input_scale a) - 1)."""
+    a = lifted(a)
+    below = multiply(np.expm1(scaled(a, input_scale)), lifted(alpha * scale))
+    return either(a > 0.0, scaled(a, scale), below)
+
+
+@aten("softshrink_backward.default", "hardshrink_backward.default")
+def shrink_backward(grad: Any, a: Any, limit: Any) -> Bounded:
+    """The gradient where a is farther from 0 than the limit, else 0."""
+    return passes(lifted(grad), np.absolute(lifted(a)), limit, lifted(0.0))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.compat.torch_internals import dispatch_mode, wrapper_tensor
+from fourfold.compat.torch_internals import decompositions, dispatch_mode, wrapper_tensor
 from fourfold.core.dtypes import DType
 from fourfold.core.running_error import Arithmetic, Bounded, Comparison, NoRule, certain, lift
 
@@ -273,12 +273,6 @@ def result_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
     return functools.reduce(torch.promote_types, ranked) if ranked else torch.get_default_dtype()
 
 
-@functools.cache
-def decompositions() -> dict[str, Callable[..., Any]]:
-    """torch's own decompositions of operators into simpler ones, by the operator's full name."""
-    return {str(operator): function for operator, function in torch.export.default_decompositions().items()}
-
-
 class Evaluation(dispatch_mode()):  # type: ignore[misc]
     """A mode that hands every operator of torch to its rule.
 
@@ -315,12 +309,13 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             return special(self, func, args, kwargs)
         library, operator, overload = name.split(".")
         if operator.endswith("_") and not operator.endswith("__"):
-            return self.write(func, getattr(getattr(torch.ops, library), operator[:-1]), overload, args, kwargs)
+            packet = getattr(getattr(torch.ops, library), operator[:-1], None)
+            return self.write(func, getattr(packet, overload, None), args, kwargs)
         tensors = list(tensors_in((*args, *kwargs.values())))
-        if not any(isinstance(tensor, BoundedTensor) or tensor.is_floating_point() for tensor in tensors):
-            plain = func(*args, **kwargs)
-            if not any(t.is_floating_point() for t in tensors_in(plain if isinstance(plain, tuple) else (plain,))):
-                return plain
+        if not any(tensor.is_floating_point() or isinstance(tensor, BoundedTensor) for tensor in tensors):
+            plain_result = func(*args, **kwargs)
+            if not any(tensor.is_floating_point() for tensor in tensors_in([plain_result])):
+                return plain_result
         if compute := RULES.get(name):
             given = {key: self.given(value) for key, value in kwargs.items() if key not in UNUSED}
             result = compute(*map(self.given, args), **given)
@@ -332,13 +327,17 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
     def taken_apart(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The result of an operator without a rule, by torch's decomposition of it."""
         tensors = list(tensors_in((*args, *kwargs.values())))
-        if not any(tensor.is_floating_point() for tensor in tensors):
+        if tensors and not any(tensor.is_floating_point() for tensor in tensors):
             return func(*map(plain, args), **kwargs)
-        if decomposition := decompositions().get(name):
+        try:
             with self:
-                return decomposition(*args, **kwargs)
-        with self:
-            result = func.decompose(*args, **kwargs)
+                decomposition = decompositions().get(name, func.decompose)
+                result = decomposition(*args, **kwargs)
+        except NoTorchRule as missing:
+            # Below aten there are operators of which users do not hear.
+            if "prims." not in str(missing):
+                raise
+            result = NotImplemented
         if result is NotImplemented:
             raise NoTorchRule(
                 f"{name} has no running-error rule, and torch does not take it apart. Give one:"
@@ -403,7 +402,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             return result
         return Bounded(value, error, result.arithmetic, limit)
 
-    def write(self, func: Any, functional: Any, overload: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def write(self, func: Any, functional: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The result of an operator that writes into its first argument: what was there before is kept for others."""
         target, *_ = args
         if not isinstance(target, BoundedTensor):
@@ -411,8 +410,9 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             if not any(isinstance(tensor, BoundedTensor) for tensor in tensors):
                 return func(*args, **kwargs)
             raise NoTorchRule(f"{func} would write numbers with an error into a tensor that was made without one")
-        result = self.call(getattr(functional, overload), args, kwargs)
-        self.store(target, result)
+        if functional is None or torch.Tag.inplace_view in func.tags:
+            raise NoTorchRule(f"{func} has no running-error rule: take the function that returns a new tensor")
+        self.store(target, self.call(functional, args, kwargs))
         return target
 
     def store(self, target: BoundedTensor, result: Any) -> None:

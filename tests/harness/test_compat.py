@@ -184,6 +184,13 @@ def tensor_without_memory() -> None:
     assert seen == ["aten.neg.default"]
 
 
+@contract("torch._decomp.decomposition_table")
+def operators_by_simpler_ones() -> None:
+    x = torch.rand(1, 1, 2, 2)
+    doubled = torch_internals.decompositions()["aten.upsample_nearest2d.default"](x, [4, 4])
+    assert torch.equal(doubled, torch.nn.functional.interpolate(x, scale_factor=2.0))
+
+
 @contract("torch._ops.OpOverload.namespace")
 def library_of_an_operator() -> None:
     assert torch_internals.namespace(torch.ops.aten.add.Tensor) == "aten"
