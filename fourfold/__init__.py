@@ -24,14 +24,19 @@ _PUBLIC = {
     "Verdict": "fourfold.running.findings",
     "assert_correct": "fourfold.running.verification",
     "claims": "fourfold.core.claims",
+    "lengths": "fourfold.strategies.arguments",
+    "offsets": "fourfold.strategies.arguments",
+    "operation": "fourfold.strategies.declared",
     "suite": "fourfold.running.verification",
+    "tensor": "fourfold.strategies.arguments",
+    "values": "fourfold.strategies.arguments",
     "verify": "fourfold.running.verification",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'fourfold' has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 

@@ -294,5 +294,6 @@ operation = Operation(
     errors=ARGUMENTS.errors,
     cost=cost,
     workloads=workloads,
+    axes=ARGUMENTS.axes,
     source="Rezatofighi et al., Generalized Intersection over Union, CVPR 2019",
 )

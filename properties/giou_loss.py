@@ -271,5 +271,6 @@ operation = Operation(
     errors=ARGUMENTS.errors,
     cost=cost,
     workloads=workloads,
+    axes=ARGUMENTS.axes,
     source="Accelerating AI/ML Model Training with Custom Operators, 2024: the padded loss, with Rezatofighi's clamp",
 )

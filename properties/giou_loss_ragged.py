@@ -234,5 +234,6 @@ operation = Operation(
     errors=errors,
     cost=cost,
     workloads=workloads,
+    axes=ARGUMENTS.axes,
     source="Accelerating AI/ML Model Training with Custom Operators, 2024: the ragged loss, with Rezatofighi's clamp",
 )

@@ -363,5 +363,6 @@ operation = Operation(
     errors=ARGUMENTS.errors,
     cost=cost,
     workloads=workloads,
+    axes=ARGUMENTS.axes,
     source="Ba, Kiros, Hinton, Layer Normalization, 2016",
 )

@@ -352,5 +352,6 @@ operation = Operation(
     errors=ARGUMENTS.errors,
     cost=cost,
     workloads=workloads,
+    axes=ARGUMENTS.axes,
     source="Higham, Accuracy and Stability of Numerical Algorithms, section 3.5; leaky_relu: Maas et al., ICML 2013",
 )

@@ -293,5 +293,6 @@ operation = Operation(
     errors=ARGUMENTS.errors,
     cost=cost,
     workloads=workloads,
+    axes=ARGUMENTS.axes,
     source="Bridle, Probabilistic interpretation of feedforward classification network outputs, Neurocomputing 1990",
 )

@@ -61,5 +61,6 @@ operation = Operation(
     ),
     errors=ARGUMENTS.errors,
     workloads=SUMMANDS.workloads,
+    axes=ARGUMENTS.axes,
     source="torch.add",
 )

@@ -128,9 +128,9 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
     work is compiled anew, and the compiler may fuse other multiplications and additions.
     """
     subject.needs_gradients()
-    names = subject.operation.differentiable
 
     def body(case: Case) -> None:
+        names = subject.operation.differentiable_in(case)
         expected = reference_gradients(subject.operation, case, subject.dtype)
         some: list[tuple[str, ...]] = [(name,) for name in names]
         if len(names) > 2:
@@ -159,9 +159,10 @@ def backward_is_of_the_call(subject: Subject, search: Search) -> None:
     def body(case: Case) -> None:
         expected = reference_gradients(subject.operation, case, subject.dtype)
         agreements = [Agreement(0.0, 1, 0)]
-        for written in (*subject.operation.differentiable, "the output"):
+        names = subject.operation.differentiable_in(case)
+        for written in (*names, "the output"):
             tensors = case.tensors(subject.dtype, subject.device)
-            leaves = [tensors[name].requires_grad_() for name in subject.operation.differentiable]
+            leaves = [tensors[name].requires_grad_() for name in names]
             output = subject.call(**tensors, **case.parameters)
             with torch.no_grad():
                 (output if written == "the output" else tensors[written]).mul_(-2)
@@ -184,7 +185,7 @@ def gradcheck(subject: Subject, search: Search) -> None:
     subject.needs_gradients()
 
     def body(case: Case) -> None:
-        names = subject.operation.differentiable
+        names = subject.operation.differentiable_in(case)
         constants = {
             name: tensor for name, tensor in case.tensors(subject.dtype, subject.device).items() if name not in names
         }

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from fourfold.checks.grades import graded
@@ -22,7 +21,7 @@ from fourfold.checks.search import (
     storage_of,
 )
 from fourfold.compat import python_internals, torch_internals
-from fourfold.core.case import Case
+from fourfold.core.case import Case, is_floating
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
 from fourfold.core.dtypes import DType, differing
 from fourfold.core.operation import gradients_of
@@ -43,7 +42,7 @@ def _changed(case: Case, dtype: DType) -> Case:
     """
     inputs, factor = {}, 0.5
     for name, array in case.inputs.items():
-        floating = not np.issubdtype(array.dtype, np.integer)
+        floating = is_floating(array)
         inputs[name] = (array.astype(dtype.wide) * factor).astype(dtype.numpy) if floating else array
         factor = factor / 2 if floating else factor
     return replace(case, inputs=inputs, grad_output=(case.grad_output.astype(dtype.wide) * -0.5).astype(dtype.numpy))
@@ -125,7 +124,7 @@ class _History:
 
     def _results(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         tensors = {name: tensor for name, tensor in given.items() if name != "grad_output"}
-        names = self.subject.operation.differentiable if self.gradients else ()
+        names = [name for name in self.subject.operation.differentiable if self.gradients and name in given]
         for name in names:
             tensors[name].requires_grad_()
         output = self.subject.call(**tensors, **self.parameters)
@@ -187,7 +186,7 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
 
     def body(case: Case) -> None:
         other = _changed(case, subject.dtype)
-        expected, names = expected_results(subject, case), subject.operation.differentiable
+        expected, names = expected_results(subject, case), subject.operation.differentiable_in(case)
         need(_tells_apart(expected, expected_results(subject, other), subject.dtype))
         given, values = given_tensors(subject, other), given_tensors(subject, case)
         need(_lie_alike(given, values))
@@ -197,7 +196,7 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
 
         def call() -> list[torch.Tensor]:
             results = [subject.call(**tensors, **case.parameters)]
-            if subject.differentiable:
+            if subject.differentiable and names:
                 results += gradients_of(results[0], [tensors[name] for name in names], given["grad_output"])
             return [result.detach().clone() for result in results]
 

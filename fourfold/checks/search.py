@@ -113,10 +113,12 @@ class Subject:
         """Require that the implementation has gradients.
 
         Raises:
-            Unsupported: it has none.
+            Unsupported: it has none, or the operation has none.
         """
         if not self.differentiable:
             raise Unsupported(FORWARD_ONLY)
+        if not self.operation.differentiable:
+            raise Unsupported(f"{self.operation.name} has no gradients")
 
 
 @dataclass(kw_only=True)
@@ -259,7 +261,7 @@ class Search:
             name = f"{check} {subject} {elements}"
             strategy = subject.operation.cases(subject.dtype, elements)
             if special and not subject.claims.finite:
-                strategy = cases_with_special_values(subject.dtype, strategy)
+                strategy = cases_with_special_values(subject.dtype, strategy, subject.operation.ordinary)
             seed = f"{self.seed} {alike} {subject} {elements}" if alike else None
             self.for_all(name, strategy, body, shrink, examples, seed)
 

@@ -14,6 +14,11 @@ from fourfold.core.layouts import LAYOUTS
 SHOWN_ELEMENTS = 64
 
 
+def is_floating(array: np.ndarray) -> bool:
+    """Whether an array holds floating-point numbers, bfloat16 among them, and not integers or booleans."""
+    return array.dtype.kind not in "biu"
+
+
 def show(array: np.ndarray) -> str:
     """Return an array as text from which it can be rebuilt, or only its shape and range if it is long."""
     if array.size == 0:

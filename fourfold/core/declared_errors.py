@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from fourfold.core import axes as notation
+from fourfold.core.axes import Shape
+
 # Sizes of named axes, in the order of their names, and what "..." stands for: no two alike, and none that broadcasts.
 SIZES = (2, 3, 5, 7, 11, 13)
 LEADING = (8, 9)
-SHIFTED = "+1"  # ends the name of an axis that is longer by one
 NOT_FLOATING = (torch.int64, torch.uint8, torch.bool, torch.complex64)
 NOT_INTEGERS = (torch.float32, torch.float64, torch.bool, torch.complex64)
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +62,15 @@ def tensor(axes: str | None, says: str | None = None) -> TensorArgument:
     """A floating-point tensor.
 
     Args:
-        axes: ``"... cols"``: equal names are axes of equal length in all tensors, "..." is any number of axes, "4" one
-            of that length, "batch+1" one that is longer by one. None where nothing is known of them.
+        axes: ``"... cols"``: see `fourfold.core.axes`. None where nothing is known of them.
         says: what a message must have that names the argument, where its name is a word of English.
     """
-    return TensorArgument(None if axes is None else tuple(axes.split()), says=says)
+    return TensorArgument(None if axes is None else notation.parse(axes), says=says)
 
 
 def integers(axes: str, *values: int) -> TensorArgument:
     """An int64 tensor, and the values that it has in a call of tensors whose axes are `SIZES` long."""
-    return TensorArgument(tuple(axes.split()), values)
+    return TensorArgument(notation.parse(axes), values)
 
 
 def positive(good: float) -> Parameter:
@@ -96,6 +96,11 @@ class Arguments:
     def __init__(self, **arguments: TensorArgument | Parameter) -> None:
         self._tensors = {name: a for name, a in arguments.items() if isinstance(a, TensorArgument)}
         self._parameters = {name: a for name, a in arguments.items() if isinstance(a, Parameter)}
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """The notation of each tensor's axes, of those of which something is known."""
+        return {name: " ".join(tensor.axes) for name, tensor in self._tensors.items() if tensor.axes is not None}
 
     @cached_property
     def good(self) -> dict[str, Any]:
@@ -139,7 +144,8 @@ class Arguments:
     def _other_dtypes(self) -> Iterator[DeclaredError]:
         floating = [name for name, tensor in self._tensors.items() if tensor.integers is None]
         for name, tensor in self._tensors.items():
-            for dtype in NOT_FLOATING if tensor.integers is None else NOT_INTEGERS:
+            others = NOT_FLOATING if tensor.integers is None else NOT_INTEGERS
+            for dtype in (other for other in others if other != self.good[name].dtype):
                 yield self._of_dtypes(f"{name}_of_{_short(dtype)}", name, {name: dtype})
         if len(floating) > 1:
             yield self._of_dtypes("all_of_integers", floating[0], dict.fromkeys(floating, torch.int64))
@@ -183,25 +189,19 @@ class Arguments:
     def _shapes(self) -> dict[str, Shape]:
         """Of the tensors of a good call."""
         sizes: dict[str, int] = {}
-        shapes = {}
-        for name, tensor in self._tensors.items():
-            shape: list[int] = []
-            for axis in tensor.axes or ("...",):
-                if axis == "...":
-                    shape += LEADING
-                elif axis.isdigit():
-                    shape.append(int(axis))
-                else:
-                    base = axis.removesuffix(SHIFTED)
-                    shape.append(sizes.setdefault(base, SIZES[len(sizes)]) + axis.endswith(SHIFTED))
-            shapes[name] = tuple(shape)
-        return shapes
+        for tensor in self._tensors.values():
+            for name in notation.names(tensor.axes or ()):
+                sizes.setdefault(name, SIZES[len(sizes)])
+        return {
+            name: notation.shape(tensor.axes or (notation.LEADING,), sizes, LEADING)
+            for name, tensor in self._tensors.items()
+        }
 
     def _misfit(self, shapes: Mapping[str, Shape]) -> str | None:
         """The first tensor whose shape is not what its axes say, where the earlier ones are as long as they are."""
         known: dict[str, Any] = {}
         for name, tensor in self._tensors.items():
-            if tensor.axes is not None and not _fits(tensor.axes, shapes[name], known):
+            if tensor.axes is not None and not notation.fits(tensor.axes, shapes[name], known):
                 return name
         return None
 
@@ -230,26 +230,6 @@ def other_shapes(shape: Shape, others: Iterable[Shape]) -> list[Shape]:
     for axis, size in enumerate(shape):
         found += [(*shape[:axis], other, *shape[axis + 1 :]) for other in (size + 1, size - 1, 1)]
     return [other for other in dict.fromkeys(found) if other != shape]
-
-
-def _fits(axes: tuple[str, ...], shape: Shape, known: dict[str, Any]) -> bool:
-    """Whether a shape is what its axes say; lengths that are not known yet are noted."""
-    if "..." in axes:
-        at = axes.index("...")
-        after = len(axes) - at - 1
-        if len(shape) < at + after:
-            return False
-        leading = shape[at : len(shape) - after]
-        if known.setdefault("...", leading) != leading:
-            return False
-        axes, shape = axes[:at] + axes[at + 1 :], shape[:at] + shape[len(shape) - after :]
-    if len(axes) != len(shape):
-        return False
-    for axis, size in zip(axes, shape):
-        base, length = axis.removesuffix(SHIFTED), size - axis.endswith(SHIFTED)
-        if length != (int(axis) if axis.isdigit() else known.setdefault(base, length)):
-            return False
-    return True
 
 
 def _short(dtype: torch.dtype) -> str:

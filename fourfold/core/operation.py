@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from hypothesis.strategies import SearchStrategy
 
-from fourfold.core.case import Case
+from fourfold.core import axes as notation
+from fourfold.core.case import Case, is_floating
 from fourfold.core.declared_errors import DeclaredError
 from fourfold.core.dtypes import DType
 from fourfold.core.far_apart import SHORTEST_AXIS
@@ -91,7 +91,7 @@ class Operation:
         name: snake_case; also the module in `oracles` and `properties`, the folder in `impls` and the function there.
         forward: the oracle's forward. It takes the inputs and parameters by name; its running error gives the bound.
         backward: the oracle's backward. It takes the cotangent, then the arguments of `forward`, and returns the
-            gradients of `differentiable`, in order.
+            gradients of `differentiable`, in order, and None for an input that is None.
         differentiable: names of the inputs that have a gradient.
         cases: strategy for a dtype and a number of elements that inputs should stay within.
         examples: named cases that are always run: known bugs of such kernels, declared behaviour.
@@ -109,6 +109,9 @@ class Operation:
             nothing is known.
         workloads: the cases whose speed is recorded, by name, on "cpu" and on "cuda". Unless given, the largest named
             examples.
+        axes: the notation of the axes of inputs, by name: see `fourfold.core.axes`. Unless given, nothing is known.
+        ordinary: inputs that are given no special values beyond those that `cases` draws, as the operation is not
+            defined outside of their range.
     """
 
     name: str
@@ -125,6 +128,12 @@ class Operation:
     errors: tuple[DeclaredError, ...] = FOLLOWS
     cost: Callable[[Case], tuple[Cost, Cost]] = what_must_be_moved
     workloads: Mapping[str, Mapping[str, Make]] = FOLLOWS
+    axes: Mapping[str, str] = field(default_factory=dict)
+    ordinary: tuple[str, ...] = ()
+
+    def differentiable_in(self, case: Case) -> tuple[str, ...]:
+        """The names in `differentiable` of the inputs that a case has: an input that may be None may be absent."""
+        return tuple(name for name in self.differentiable if name in case.inputs)
 
     def examples_for_offsets(self, dtype: DType) -> dict[str, Case]:
         """Return named examples whose offsets are computed by steps that few cases take.
@@ -147,14 +156,26 @@ class Operation:
 
 
 def wide(case: Case, dtype: DType) -> dict[str, Any]:
-    """Return the inputs of a case as exact `Bounded` arrays (integers unchanged), and its parameters."""
+    """Return the inputs of a case as exact `Bounded` arrays (integers and booleans unchanged), and its parameters."""
     arrays = {
-        name: array
-        if np.issubdtype(array.dtype, np.integer)
-        else Bounded.exact(array.astype(dtype.wide), dtype.arithmetic)
+        name: Bounded.exact(array.astype(dtype.wide), dtype.arithmetic) if is_floating(array) else array
         for name, array in case.inputs.items()
     }
     return {**arrays, **case.parameters}
+
+
+def sizes_of(operation: Operation, case: Case) -> dict[str, int]:
+    """The sizes of the named axes in a case, such as ``{"cols": 33}``; none of an operation without `axes`.
+
+    Raises:
+        ValueError: an input's shape is not what its axes say, or not what other inputs say of their sizes.
+    """
+    known: dict[str, Any] = {}
+    for name, written in operation.axes.items():
+        if name in case.inputs and not notation.fits(notation.parse(written), case[name].shape, known):
+            has = f"{name} has shape {list(case[name].shape)}, where its axes are {written!r}"
+            raise ValueError(f"a case of {operation.name}: {has} and {known} is known of other axes")
+    return {name: size for name, size in known.items() if name != notation.LEADING}
 
 
 # The oracles' results for cases that are still referenced: a mutation trial runs many kernels on the same cases.
@@ -179,7 +200,9 @@ def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[
 
     def ask() -> dict[str, Bounded]:
         grad_output = Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
-        return dict(zip(operation.differentiable, operation.backward(grad_output, **wide(case, dtype)), strict=True))
+        gradients = operation.backward(grad_output, **wide(case, dtype))
+        found = dict(zip(operation.differentiable, gradients, strict=True))
+        return {name: found[name] for name in operation.differentiable_in(case)}
 
     return dict(_once(operation.backward, case, dtype, ask))
 
@@ -208,7 +231,7 @@ def evaluate_tensors(
     around the call and its backward.
     """
     tensors = {name: place(name, tensor) for name, tensor in case.tensors(dtype, device).items()}
-    wanted = [name for name in operation.differentiable if name in tensors] if gradients else []
+    wanted = operation.differentiable_in(case) if gradients else ()
     for name in wanted:
         tensors[name].requires_grad_()
     grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if wanted else torch.empty(0)

@@ -55,7 +55,7 @@ class Call:
         if direction not in DIRECTIONS:
             raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}, not {direction!r}")
         self.calls_per_run = 1
-        self._implementation, self._names = implementation, operation.differentiable
+        self._implementation, self._names = implementation, operation.differentiable_in(workload.case)
         self.tensors = {name: workload.tensor(name, dtype, device) for name in workload.case.inputs}
         self._parameters = workload.case.parameters
         self._grad_output = workload.tensor("grad_output", dtype, device)

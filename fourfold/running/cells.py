@@ -297,7 +297,7 @@ class Selection:
         case = next(iter(operation.examples.values()))(dtype)
         note(case)
         tensors = case.tensors(dtype, device)
-        for name in operation.differentiable:
+        for name in operation.differentiable_in(case):
             tensors[name].requires_grad_()
         with contextlib.suppress(Exception), held():
             output = self.implementation(cell.operation, cell.backend)(**tensors, **case.parameters)

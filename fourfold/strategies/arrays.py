@@ -14,6 +14,8 @@ AWKWARD_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 1
 AWKWARD_LARGE = (1000, 1023, 1024, 1025, 2047, 2049, 4097)
 
 KINDS = ("normal", "whole", "constant", "offset", "spread", "huge", "tiny")
+# Kinds of numbers that keep to a range: for inputs outside of whose range an operation is not defined.
+LIMITED = ("positive", "unit", "probabilities")
 # Arrays of at most this many elements are sometimes drawn element by element.
 FEW_ELEMENTS = 12
 # NONE is the share of arrays without rows. Each small size stands for STEPS drawn numbers, so that 0 is as rare there.
@@ -66,7 +68,7 @@ def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> np.ndarray:
-    """A random array of one of `KINDS`, rounded to the dtype."""
+    """A random array of one of `KINDS` or `LIMITED`, rounded to the dtype."""
     drawn = np.asarray(rng.normal(0, 2, shape))
     if kind == "whole":  # many ties, and exact sums
         drawn = np.rint(drawn)
@@ -80,6 +82,13 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind:
         drawn = np.asarray(rng.uniform(-1, 1, shape)) * dtype.largest
     elif kind == "tiny":  # subnormal numbers
         drawn = drawn * dtype.smallest_subnormal
+    elif kind == "positive":  # from about 1/500 to 500
+        drawn = np.exp(drawn)
+    elif kind == "unit":  # between 0 and 1
+        drawn = np.asarray(rng.uniform(0, 1, shape))
+    elif kind == "probabilities":  # their sum along the last axis is 1, within rounding
+        drawn = np.exp(drawn)
+        drawn = drawn / drawn.sum(-1 if shape else None, keepdims=True)
     return np.asarray(drawn).astype(dtype.numpy)  # arithmetic turns arrays without axes into scalars
 
 

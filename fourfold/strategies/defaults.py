@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
+from fourfold.core.case import Case, is_floating
 from fourfold.core.declared_errors import ArgumentsOf, DeclaredError
 from fourfold.core.dtypes import DTYPES, DType
 from fourfold.core.operation import FOLLOWS, Operation
@@ -42,7 +42,7 @@ def smooth(cases: Cases) -> Callable[[DType], st.SearchStrategy[Case]]:
     def strategy(draw: st.DrawFn, dtype: DType) -> Case:
         case, rng = draw(cases(dtype, FEW_ELEMENTS).filter(_has_elements)), draw(GENERATORS)
         inputs = {
-            name: array if np.issubdtype(array.dtype, np.integer) else values(rng, array.shape, dtype, "normal")
+            name: values(rng, array.shape, dtype, "normal") if is_floating(array) else array
             for name, array in case.inputs.items()
         }
         return Case(inputs, cotangent(rng, case.grad_output.shape, dtype), case.parameters)

@@ -1,0 +1,366 @@
+"""A declaration: a definition in torch, what its arguments are, and the cases that follow from it."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
+
+from fourfold.core import axes as notation
+from fourfold.core.axes import LEADING, Shape
+from fourfold.core.case import Case, is_floating
+from fourfold.core.dtypes import DTYPES, DType
+from fourfold.strategies.arguments import SHARES, Ragged, TensorInput, Values, shared
+from fourfold.strategies.arrays import GENERATORS, LIMITED, cotangent, layouts_for, leading_axes, repeated
+from fourfold.strategies.extents import Extent, drawn_sizes, extent
+
+# Elements of an input of a case that is differentiated numerically, once for each of them.
+FEW_ELEMENTS = 6
+# How many times as many elements as its inputs' limit a definition's intermediate results may have.
+INTERMEDIATE = 16
+# One of so many cases leaves out an optional input.
+ABSENT = 4
+
+
+class _Largest(TorchFunctionMode):
+    """Notes the number of elements of the largest tensor that a function of torch returns."""
+
+    elements = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(each, torch.Tensor):
+                self.elements = max(self.elements, each.numel())
+        return result
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a definition returns: a tensor of this shape. `largest` counts the elements of its largest intermediate."""
+
+    shape: Shape
+    largest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A call before its numbers.
+
+    Attributes:
+        sizes: those of the named axes.
+        leading: what ``...`` stands for.
+        counts: by name of the axis of all rows, how many of them each sample of a ragged batch has.
+        parameters: the arguments that are no tensors. Of an optional input that is absent it holds None.
+    """
+
+    sizes: Mapping[str, int]
+    leading: Shape = ()
+    counts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Declaration:
+    """What is declared of a definition.
+
+    Args:
+        name: the definition's, for messages.
+        definition: a function of torch tensors.
+        tensors: its tensors, in the order of its signature.
+        parameters: its parameters that are declared.
+        defaults: what named cases take for them.
+        sizes: the sizes that axes may have, as `extent` takes them.
+
+    Raises:
+        ValueError: an axis is named that no tensor has, or the definition does not take what is declared.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        definition: Callable[..., Any],
+        tensors: Mapping[str, TensorInput],
+        parameters: Mapping[str, Values],
+        defaults: Mapping[str, Any],
+        sizes: Mapping[str, Any],
+    ) -> None:
+        self.name, self.definition = name, definition
+        self.tensors, self.parameters, self.defaults = tensors, parameters, defaults
+        self.optional = tuple(name for name, of in tensors.items() if of.optional)
+        self.differentiable = tuple(name for name, of in tensors.items() if of.has_gradient)
+        self.ragged = {of.total: of for of in tensors.values() if isinstance(of, Ragged)}
+        self._require_axes(sizes)
+        self.allowed = {axis: extent(axis, sizes.get(axis, (0, None))) for axis in self.axes}
+        self._on_meta = True  # whether the definition runs on tensors without numbers
+        self._outcomes: dict[Any, Outcome] = {}
+
+    @functools.cached_property
+    def axes(self) -> tuple[str, ...]:
+        """All named axes, and ``...`` if some tensor has it, in the order in which they come."""
+        found = dict.fromkeys(LEADING for of in self.tensors.values() if LEADING in of.axes)
+        for of in self.tensors.values():
+            found |= dict.fromkeys(notation.names(of.axes))
+        return tuple(found)
+
+    def _require_axes(self, sizes: Mapping[str, Any]) -> None:
+        named = [("sizes", axis) for axis in sizes]
+        for name, of in self.tensors.items():
+            named += [(f"high of {name}", of.high)] if isinstance(of.high, str) else []
+            if isinstance(of, Ragged):
+                named += [(f"total of {name}", of.total), *([(f"most of {name}", of.most)] if of.most else [])]
+                if of.samples != self.ragged[of.total].samples:
+                    raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
+        for what, axis in named:
+            if axis not in self.axes:
+                raise ValueError(f"{what}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
+
+    def learn(self) -> None:
+        """Run the definition on few numbers, and find out which axes may be empty.
+
+        Raises:
+            ValueError: it does not take what is declared of its arguments.
+        """
+        few = {axis: self.allowed[axis].nearest(2 + place % 3) for place, axis in enumerate(self.axes)}
+
+        def runs(sizes: Mapping[str, int], absent: str | None = None) -> None:
+            leading = (sizes[LEADING],) if LEADING in sizes else ()
+            plan = self.plan(sizes, leading, {**self.defaults, **({absent: None} if absent else {})})
+            self._tried_on_some(plan)
+
+        for absent in (None, *self.optional):
+            runs(few, absent)
+        for axis in self.axes:
+            if self.allowed[axis].nearest(0) == 0:
+                try:
+                    runs({**few, axis: 0})
+                except ValueError:
+                    self.allowed[axis] = self.allowed[axis].not_empty()
+
+    # ---- calls without numbers
+
+    def plan(
+        self,
+        sizes: Mapping[str, int],
+        leading: Shape = (),
+        parameters: Mapping[str, Any] | None = None,
+        counts: Mapping[str, np.ndarray] | None = None,
+    ) -> Plan:
+        """A call of these sizes, made consistent: samples sum to their total, and indices have something to point at.
+
+        `counts` are taken as they are. Unless given, the rows are shared out alike.
+        """
+        fixed, parameters = dict(sizes), parameters or {}
+        shares: dict[str, np.ndarray] = dict(counts or {})
+        for total, ragged in self.ragged.items():
+            if total not in shares:
+                most = fixed[ragged.most] if ragged.most else None
+                shares[total] = shared(np.random.default_rng(0), fixed[total], fixed[ragged.samples], most, "equal")
+            fixed[total], fixed[ragged.samples] = int(shares[total].sum()), len(shares[total])
+        for name, of in self.tensors.items():
+            if isinstance(of.high, str) and not of.also and parameters.get(name, name) is not None:
+                empty = 0 in notation.shape(of.axes, fixed, leading)
+                fixed[of.high] = max(fixed[of.high], 0 if empty else of.low + 1)
+        return Plan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
+
+    def shapes(self, plan: Plan) -> dict[str, Shape]:
+        """The shapes of the inputs that a call has."""
+        present = {name: of for name, of in self.tensors.items() if name not in plan.parameters}
+        return {name: notation.shape(of.axes, plan.sizes, plan.leading) for name, of in present.items()}
+
+    def made(self, plan: Plan, rng: np.random.Generator, dtype: DType, how: Mapping[str, str]) -> dict[str, np.ndarray]:
+        """The inputs of a call, of random numbers: `how` is as in `TensorInput.made`, by name."""
+        found = {}
+        for name, shape in self.shapes(plan).items():
+            of = self.tensors[name]
+            if isinstance(of, Ragged):
+                found[name] = of.of_counts(plan.counts[of.total], int(rng.integers(2)))
+            else:
+                found[name] = of.made(rng, shape, dtype, plan.sizes, how.get(name, ""))
+        return found
+
+    def tried(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> Outcome:
+        """What the definition returns for numbers, in float32.
+
+        Raises:
+            ValueError: it raises an error, or returns no floating-point tensor.
+        """
+        given = {
+            name: torch.from_numpy(np.array(array, np.float32 if is_floating(array) else array.dtype, order="C"))
+            for name, array in inputs.items()
+        }
+        try:
+            return self._ran(given, parameters)
+        except Exception as error:
+            shown = [f"{name}{list(array.shape)}" for name, array in inputs.items()]
+            shown += [f"{name}={value!r}" for name, value in parameters.items()]
+            raise ValueError(f"{self.name}({', '.join(shown)}): {type(error).__name__}: {error}") from error
+
+    def _ran(self, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, Any]) -> Outcome:
+        with torch.no_grad(), _Largest() as largest:
+            output = self.definition(**tensors, **parameters)
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            what = output.dtype if isinstance(output, torch.Tensor) else type(output).__name__
+            raise TypeError(f"a definition must return one floating-point tensor, not {what}")
+        return Outcome(tuple(output.shape), max(largest.elements, output.numel()))
+
+    def outcome(self, plan: Plan) -> Outcome:
+        """What the definition returns: found without numbers, or, if it takes numbers, for some."""
+        if not self._on_meta:
+            return self._tried_on_some(plan)
+        shapes = self.shapes(plan)
+        key = tuple(shapes.items()), repr(sorted(plan.parameters.items()))
+        if key not in self._outcomes:
+            dtypes = {name: self.tensors[name].dtypes for name in shapes}
+            tensors = {
+                name: torch.empty(shape, dtype=getattr(torch, (dtypes[name] or ("float32",))[0]), device="meta")
+                for name, shape in shapes.items()
+            }
+            try:
+                with torch.device("meta"):
+                    self._outcomes[key] = self._ran(tensors, plan.parameters)
+            except Exception:
+                found = self._tried_on_some(plan)
+                self._on_meta = False  # it runs on numbers alone
+                return found
+        return self._outcomes[key]
+
+    def output_shape(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> Shape:
+        """The shape of the output of a call."""
+        found = self.outcome(plan) if self._on_meta else None
+        return (found if self._on_meta and found else self.tried(inputs, plan.parameters)).shape
+
+    def _tried_on_some(self, plan: Plan) -> Outcome:
+        return self.tried(self.made(plan, np.random.default_rng(0), DTYPES["float32"], {}), plan.parameters)
+
+    def smaller(self, plan: Plan, elements: int) -> Plan:
+        """A plan of shorter axes, if there is one, where intermediate results would be much larger than the inputs."""
+        sizes = dict(plan.sizes)
+        while self.outcome(plan).largest > INTERMEDIATE * max(elements, 64):
+            longest = max(sizes, key=lambda axis: sizes[axis] if self._shorter(axis, sizes[axis]) else -1)
+            if not self._shorter(longest, sizes[longest]):
+                break
+            sizes[longest] = self.allowed[longest].nearest(sizes[longest] // 2)
+            plan = self.plan(sizes, (sizes[LEADING],) if LEADING in sizes else (), plan.parameters)
+        return plan
+
+    def _shorter(self, axis: str, size: int) -> bool:
+        return self.allowed[axis].nearest(size // 2) < size
+
+    # ---- cases
+
+    def cases(self, dtype: DType, elements: int) -> st.SearchStrategy[Case]:
+        """Cases whose inputs have up to `elements` elements each."""
+        return _cases(self, dtype, elements)
+
+    def smooth(self, dtype: DType) -> st.SearchStrategy[Case]:
+        """Cases of few elements and ordinary numbers, none of them empty."""
+        return _smooth(self, dtype)
+
+    def may_repeat(self, name: str) -> bool:
+        """Whether numbers of an input may be repeated in place of others: its rows do not depend on one another."""
+        of = self.tensors[name]
+        return not isinstance(of, Ragged) and of.make is None
+
+    def case(
+        self,
+        plan: Plan,
+        inputs: Mapping[str, np.ndarray],
+        rng: np.random.Generator,
+        dtype: DType,
+        layouts: Mapping[str, str],
+        grad_axis: int = 0,
+    ) -> Case:
+        """A case of a plan's numbers in some layouts; those that are "expanded" hold the same along an axis."""
+        held = dict(inputs)
+        for place, (name, array) in enumerate(inputs.items()):
+            if layouts.get(name) == "expanded" and self.may_repeat(name):
+                held[name] = repeated(array, -(place % 2))
+        grad_output = cotangent(rng, self.output_shape(plan, held), dtype)
+        if layouts.get("grad_output") == "expanded":
+            grad_output = repeated(grad_output, grad_axis)
+        return Case(held, grad_output, dict(plan.parameters), layouts)
+
+    def given(self, arguments: Mapping[str, Any], dtype: DType) -> Case:
+        """A case of given arguments.
+
+        Raises:
+            ValueError: an argument is not declared or is left out, or shapes do not fit.
+        """
+        if unknown := sorted(arguments.keys() - self.tensors.keys() - self.parameters.keys()):
+            raise ValueError(f"{self.name} has no argument {unknown[0]} that is declared")
+        inputs: dict[str, np.ndarray] = {}
+        parameters = {**self.defaults, **{n: v for n, v in arguments.items() if n in self.parameters}}
+        known: dict[str, Any] = {}
+        for name, of in self.tensors.items():
+            if arguments.get(name) is None:
+                if not of.optional:
+                    raise ValueError(f"{self.name}: an example must give {name}")
+                parameters[name] = None
+                continue
+            inputs[name] = np.array(arguments[name], np.float64 if not of.dtypes else None).astype(
+                of.numpy_dtype(dtype)
+            )
+            if not notation.fits(of.axes, inputs[name].shape, known):
+                raise ValueError(
+                    f"{self.name}: {name} of shape {list(inputs[name].shape)} is not {' '.join(of.axes)!r}"
+                )
+        shape = self.tried(inputs, parameters).shape
+        grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(dtype.numpy)
+        return Case(inputs, grad_output, parameters)
+
+
+@st.composite
+def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, None]:
+    """Optional inputs to leave out: not all that have a gradient."""
+    absent = {name for name in of.optional if draw(st.integers(1, ABSENT)) == ABSENT}
+    if of.differentiable and absent >= set(of.differentiable):
+        absent.discard(of.differentiable[0])
+    return {name: None for name in of.tensors if name in absent}
+
+
+@st.composite
+def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elements: int) -> Plan:
+    parameters = {name: draw(values.drawn()) for name, values in of.parameters.items()} | draw(_absent(of))
+    sizes = draw(drawn_sizes(of.axes, [tensor.axes for tensor in of.tensors.values()], allowed, elements))
+    leading: Shape = (sizes[LEADING],) if LEADING in sizes else ()
+    plan = of.smaller(of.plan(sizes, leading, parameters), elements)
+    counts = {}
+    for total, ragged in of.ragged.items():
+        most = plan.sizes[ragged.most] if ragged.most else None
+        rng, how = draw(GENERATORS), draw(st.sampled_from(SHARES))
+        counts[total] = shared(rng, plan.sizes[total], plan.sizes[ragged.samples], most, how)
+    if leading:
+        leading = draw(leading_axes(plan.sizes[LEADING]))
+    return of.plan(plan.sizes, leading, parameters, counts)
+
+
+@st.composite
+def _cases(draw: st.DrawFn, of: Declaration, dtype: DType, elements: int) -> Case:
+    plan = draw(_plans(of, of.allowed, elements))
+    inputs = {}
+    for name, shape in of.shapes(plan).items():
+        tensor = of.tensors[name]
+        if isinstance(tensor, Ragged):
+            inputs[name] = tensor.of_counts(plan.counts[tensor.total], draw(st.integers(0, 1)))
+        else:
+            inputs[name] = draw(tensor.drawn(dtype, shape, plan.sizes))
+    layouts = draw(layouts_for(*inputs, "grad_output"))
+    # Constant along the first or the last axis, as the backward pass of a sum over that axis makes it.
+    return of.case(plan, inputs, draw(GENERATORS), dtype, layouts, draw(st.sampled_from((0, -1))))
+
+
+@st.composite
+def _smooth(draw: st.DrawFn, of: Declaration, dtype: DType) -> Case:
+    allowed = {axis: extent.not_empty() for axis, extent in of.allowed.items()}
+    plan, rng = draw(_plans(of, allowed, FEW_ELEMENTS)), draw(GENERATORS)
+    how = {name: "normal" for name, tensor in of.tensors.items() if not tensor.dtypes and not limited(tensor)}
+    return of.case(plan, of.made(plan, rng, dtype, how), rng, dtype, {})
+
+
+def limited(tensor: TensorInput) -> bool:
+    """Whether a floating-point tensor's numbers keep to a range."""
+    return any(kind in LIMITED for kind in tensor.kinds)

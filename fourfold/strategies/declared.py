@@ -1,0 +1,181 @@
+"""The record of an operation from its definition: a function of torch tensors, and a declaration of its arguments.
+
+@fourfold.operation(x=tensor("... cols"), weight=tensor("cols"), eps=values(1e-6, 1e-5))
+def rms_norm(x, weight, eps=1e-6):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+"""
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from fourfold.core.operation import FOLLOWS, Operation
+from fourfold.strategies import defaults, named_cases
+from fourfold.strategies.arguments import TensorInput, Values, lengths, offsets, tensor, values
+from fourfold.strategies.declaration import Declaration
+
+__all__ = ["DefinedOperation", "lengths", "offsets", "operation", "tensor", "values"]
+
+_FIELDS = {each.name for each in dataclasses.fields(Operation)}
+# Fields that follow from the arguments, and cannot be given.
+_OF_ARGUMENTS = {"axes", "differentiable", "ordinary"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DefinedOperation(Operation):
+    """An operation made from a definition. Called, it is the definition.
+
+    Attributes:
+        definition: a function of torch tensors that returns one.
+    """
+
+    definition: Callable[..., torch.Tensor]
+
+    def __call__(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        """Call the definition."""
+        return self.definition(*arguments, **named)
+
+    def __repr__(self) -> str:
+        return f"<operation {self.name}, defined in {self.source}>"
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.definition)
+
+
+def operation(*, sizes: Mapping[str, Any] | None = None, **given: Any) -> Callable[[Callable], DefinedOperation]:
+    """Make the record of an operation from its definition: a decorator.
+
+    Args:
+        sizes: by the name of an axis, the sizes that it may have: a pair of the least and the largest (None: any), a
+            range, a list of sizes, or one size. ``"..."`` stands for the product of all leading axes.
+        given: by the name of an argument of the definition, what it is: `tensor`, `lengths`, `offsets`, `values`, or a
+            Hypothesis strategy of a parameter. An argument that has a default may be left out; it is not passed then.
+            Also fields of `fourfold.core.operation.Operation`, such as laws, errors, forward and backward, in place of
+            what follows from the declaration. `examples` are added to those that follow, unless `cases` is given too;
+            each is a function of the dtype that makes a case, or a mapping of arguments.
+
+    Returns:
+        A decorator. What it returns is an `Operation`, and may be called as the definition.
+
+    Raises:
+        TypeError: an argument of the definition is neither declared nor has a default, or the definition has no
+            argument of that name; raised where the definition is decorated.
+        ValueError: the definition does not take such tensors, or does not return one floating-point tensor.
+    """
+    for field in _OF_ARGUMENTS:
+        if field in given and not _is_declared(given[field]):
+            raise TypeError(f"operation: {field} follows from the declarations of the arguments")
+    declared = {name: what for name, what in given.items() if _is_declared(what)}
+    fields = {name: what for name, what in given.items() if name not in declared}
+    for name, what in fields.items():
+        if name not in _FIELDS:
+            wanted = "tensor(...), values(...), lengths(...), offsets(...) or a Hypothesis strategy"
+            raise TypeError(f"operation: {name} must be {wanted}, not {what!r}")
+
+    def decorate(definition: Callable[..., Any]) -> DefinedOperation:
+        return _made(definition, declared, fields, sizes or {})
+
+    return decorate
+
+
+def _is_declared(what: Any) -> bool:
+    return isinstance(what, TensorInput | Values | st.SearchStrategy)
+
+
+def _made(
+    definition: Callable[..., Any], declared: Mapping[str, Any], fields: Mapping[str, Any], sizes: Mapping[str, Any]
+) -> DefinedOperation:
+    name = fields.get("name") or definition.__name__
+    declaration = _declaration(name, definition, declared, sizes)
+    own_cases, own_examples = fields.get("cases"), fields.get("examples")
+    if own_cases is None or own_examples is None:
+        declaration.learn()
+    examples = {
+        each: what if callable(what) else _example(declaration, what) for each, what in (own_examples or {}).items()
+    }
+    if own_cases is None or own_examples is None:
+        examples = {**named_cases.examples(declaration), **examples}
+    record: dict[str, Any] = {
+        "name": name,
+        "differentiable": declaration.differentiable,
+        "cases": declaration.cases,
+        "source": _place(definition),
+        "smooth": declaration.smooth if own_cases is None else FOLLOWS,
+        "axes": {argument: " ".join(of.axes) for argument, of in declaration.tensors.items()},
+        "ordinary": tuple(argument for argument, of in declaration.tensors.items() if not of.special),
+    }
+    record |= {**fields, "examples": examples}
+    if "forward" not in record or "backward" not in record:
+        record = _oracle(definition, declaration) | record
+    made = DefinedOperation(definition=definition, **record)
+    if made.errors is FOLLOWS:
+        made = dataclasses.replace(made, errors=_errors(made, declaration))
+    return defaults.completed(made)  # type: ignore[return-value]
+
+
+def _declaration(
+    name: str, definition: Callable[..., Any], declared: Mapping[str, Any], sizes: Mapping[str, Any]
+) -> Declaration:
+    """Match what is declared with the definition's signature."""
+    tensors: dict[str, TensorInput] = {}
+    parameters: dict[str, Values] = {}
+    default: dict[str, Any] = {}
+    signature = inspect.signature(definition).parameters
+    for argument in declared:
+        if argument not in signature:
+            raise TypeError(f"{name} has no argument {argument}, which is declared")
+    for argument, parameter in signature.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"{name}: its argument {argument} cannot be given by its name")
+        what = declared.get(argument)
+        if what is None:
+            if parameter.default is parameter.empty:
+                raise TypeError(f"{name}: its argument {argument} is not declared, and has no default")
+        elif isinstance(what, TensorInput):
+            tensors[argument] = what
+        else:
+            parameters[argument] = of = what if isinstance(what, Values) else Values((), what)
+            if parameter.default is parameter.empty and not of.choices:
+                raise TypeError(f"{name}: {argument} needs a default or values, which named cases take")
+            default[argument] = of.choices[0] if parameter.default is parameter.empty else parameter.default
+    if not tensors:
+        raise TypeError(f"{name}: none of its arguments is declared to be a tensor")
+    return Declaration(name, definition, tensors, parameters, default, sizes)
+
+
+def _example(declaration: Declaration, arguments: Mapping[str, Any]) -> named_cases.Make:
+    return lambda dtype: declaration.given(arguments, dtype)
+
+
+def _place(definition: Callable[..., Any]) -> str:
+    """The file and the line of a function, relative to the current folder if it lies there."""
+    code = inspect.unwrap(definition).__code__
+    path = os.path.relpath(code.co_filename) if os.path.exists(code.co_filename) else code.co_filename
+    return f"{code.co_filename if path.startswith(os.pardir) else path}:{code.co_firstlineno}"
+
+
+def _oracle(definition: Callable[..., Any], declaration: Declaration) -> dict[str, Callable]:
+    """Forward and backward with a running error, from the definition."""
+    from fourfold.core.torch_running_error import backward_of, forward_of
+
+    def backward(grad_output: Any, **arguments: Any) -> tuple:
+        """The gradients of the definition; None for an input that is None."""
+        names = declaration.differentiable
+        given = tuple(name for name in names if arguments.get(name) is not None)
+        found = dict(zip(given, backward_of(definition, given)(grad_output, **arguments), strict=True))
+        return tuple(found.get(name) for name in names)
+
+    return {"forward": forward_of(definition), "backward": backward}
+
+
+def _errors(made: Operation, declaration: Declaration) -> tuple:
+    """What follows from arguments of any shapes. None is no error where an input may be None."""
+    may_be = {f"{name}_is_none" for name in declaration.optional}
+    return tuple(error for error in defaults.errors(made.examples) if error.name not in may_be)
