@@ -18,12 +18,16 @@ from fourfold.strategies.arguments import SHARES, Ragged, TensorInput, Values, s
 from fourfold.strategies.arrays import GENERATORS, LIMITED, cotangent, layouts_for, leading_axes, repeated
 from fourfold.strategies.extents import Extent, drawn_sizes, extent
 
-# Elements of an input of a case that is differentiated numerically, once for each of them.
+# Elements of an input of a case that is differentiated numerically, once for each of them: so many times the least.
 FEW_ELEMENTS = 6
 # How many times as many elements as its inputs' limit a definition's intermediate results may have.
 INTERMEDIATE = 16
+# Inputs of so many elements together are tried as they are. Of more, shapes alone are tried.
+FEW_TO_TRY = 4096
 # One of so many cases leaves out an optional input.
 ABSENT = 4
+# One of so many has no leading axes.
+ALONE = 16
 
 
 class _Largest(TorchFunctionMode):
@@ -183,29 +187,31 @@ class Declaration:
         return found
 
     def tried(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> Outcome:
-        """What the definition returns for numbers, in float32.
+        """What the definition returns for numbers: its shape is the same in float32 and in the tested dtype.
 
         Raises:
             ValueError: it raises an error, or returns no floating-point tensor.
         """
-        given = {
-            name: torch.from_numpy(np.array(array, np.float32 if is_floating(array) else array.dtype, order="C"))
-            for name, array in inputs.items()
-        }
         try:
-            return self._ran(given, parameters)
+            return _outcome(*self._ran(_in(np.float32, inputs), parameters))
         except Exception as error:
             shown = [f"{name}{list(array.shape)}" for name, array in inputs.items()]
             shown += [f"{name}={value!r}" for name, value in parameters.items()]
             raise ValueError(f"{self.name}({', '.join(shown)}): {type(error).__name__}: {error}") from error
 
-    def _ran(self, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, Any]) -> Outcome:
+    def _ran(self, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
+        """The output, and the number of elements of the largest intermediate result."""
         with torch.no_grad(), _Largest() as largest:
             output = self.definition(**tensors, **parameters)
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             what = output.dtype if isinstance(output, torch.Tensor) else type(output).__name__
             raise TypeError(f"a definition must return one floating-point tensor, not {what}")
-        return Outcome(tuple(output.shape), max(largest.elements, output.numel()))
+        return output, max(largest.elements, output.numel())
+
+    def is_finite(self, case: Case) -> bool:
+        """Whether the definition gives no NaN and no infinity for a case."""
+        output, _ = self._ran(_in(np.float64, case.inputs), case.parameters)
+        return bool(output.isfinite().all())
 
     def outcome(self, plan: Plan) -> Outcome:
         """What the definition returns: found without numbers, or, if it takes numbers, for some."""
@@ -221,7 +227,7 @@ class Declaration:
             }
             try:
                 with torch.device("meta"):
-                    self._outcomes[key] = self._ran(tensors, plan.parameters)
+                    self._outcomes[key] = _outcome(*self._ran(tensors, plan.parameters))
             except Exception:
                 found = self._tried_on_some(plan)
                 self._on_meta = False  # it runs on numbers alone
@@ -230,8 +236,12 @@ class Declaration:
 
     def output_shape(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> Shape:
         """The shape of the output of a call."""
-        found = self.outcome(plan) if self._on_meta else None
-        return (found if self._on_meta and found else self.tried(inputs, plan.parameters)).shape
+        few = sum(array.size for array in inputs.values()) <= FEW_TO_TRY
+        if not few and self._on_meta:
+            found = self.outcome(plan)
+            if self._on_meta:
+                return found.shape
+        return self.tried(inputs, plan.parameters).shape
 
     def _tried_on_some(self, plan: Plan) -> Outcome:
         return self.tried(self.made(plan, np.random.default_rng(0), DTYPES["float32"], {}), plan.parameters)
@@ -257,8 +267,15 @@ class Declaration:
         return _cases(self, dtype, elements)
 
     def smooth(self, dtype: DType) -> st.SearchStrategy[Case]:
-        """Cases of few elements and ordinary numbers, none of them empty."""
-        return _smooth(self, dtype)
+        """Cases of few elements and ordinary numbers, for which the definition gives some."""
+        return _smooth(self, dtype).filter(self.is_finite)
+
+    def least(self, allowed: Mapping[str, Extent]) -> int:
+        """The elements of the largest floating-point input where each axis is as short as it may be."""
+        sizes = {axis: allowed[axis].nearest(0) for axis in self.axes}
+        leading = (sizes[LEADING],) if LEADING in sizes else ()
+        floating = [of for of in self.tensors.values() if not of.dtypes]
+        return max((int(np.prod(notation.shape(of.axes, sizes, leading))) for of in floating), default=1)
 
     def may_repeat(self, name: str) -> bool:
         """Whether numbers of an input may be repeated in place of others: its rows do not depend on one another."""
@@ -313,6 +330,19 @@ class Declaration:
         return Case(inputs, grad_output, parameters)
 
 
+def _in(dtype: type, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Inputs as tensors, those of floating-point numbers in one dtype."""
+    with np.errstate(over="ignore"):
+        return {
+            name: torch.from_numpy(np.array(array, dtype if is_floating(array) else array.dtype, order="C"))
+            for name, array in inputs.items()
+        }
+
+
+def _outcome(output: torch.Tensor, largest: int) -> Outcome:
+    return Outcome(tuple(output.shape), largest)
+
+
 @st.composite
 def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, None]:
     """Optional inputs to leave out: not all that have a gradient."""
@@ -326,6 +356,9 @@ def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, None]:
 def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elements: int) -> Plan:
     parameters = {name: draw(values.drawn()) for name, values in of.parameters.items()} | draw(_absent(of))
     sizes = draw(drawn_sizes(of.axes, [tensor.axes for tensor in of.tensors.values()], allowed, elements))
+    alone = LEADING in sizes and allowed[LEADING].nearest(1) == 1 and draw(st.integers(1, ALONE)) == ALONE
+    if alone:
+        sizes[LEADING] = 1
     leading: Shape = (sizes[LEADING],) if LEADING in sizes else ()
     plan = of.smaller(of.plan(sizes, leading, parameters), elements)
     counts = {}
@@ -334,7 +367,7 @@ def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elem
         rng, how = draw(GENERATORS), draw(st.sampled_from(SHARES))
         counts[total] = shared(rng, plan.sizes[total], plan.sizes[ragged.samples], most, how)
     if leading:
-        leading = draw(leading_axes(plan.sizes[LEADING]))
+        leading = () if alone else draw(leading_axes(plan.sizes[LEADING]))
     return of.plan(plan.sizes, leading, parameters, counts)
 
 
@@ -356,7 +389,7 @@ def _cases(draw: st.DrawFn, of: Declaration, dtype: DType, elements: int) -> Cas
 @st.composite
 def _smooth(draw: st.DrawFn, of: Declaration, dtype: DType) -> Case:
     allowed = {axis: extent.not_empty() for axis, extent in of.allowed.items()}
-    plan, rng = draw(_plans(of, allowed, FEW_ELEMENTS)), draw(GENERATORS)
+    plan, rng = draw(_plans(of, allowed, FEW_ELEMENTS * of.least(allowed))), draw(GENERATORS)
     how = {name: "normal" for name, tensor in of.tensors.items() if not tensor.dtypes and not limited(tensor)}
     return of.case(plan, of.made(plan, rng, dtype, how), rng, dtype, {})
 

@@ -53,6 +53,9 @@ class NamedCases:
     def __init__(self, declaration: Declaration) -> None:
         self._of = of = declaration
         last = dict.fromkeys(tensor.axes[-1] for tensor in of.tensors.values() if tensor.axes)
+        for total, ragged in of.ragged.items():  # more rows than samples
+            last |= {total: None}
+            last.pop(ragged.samples, None)
         self._base: dict[str, int] = {}
         for axis in of.axes:
             choices = LAST if axis in last and axis != LEADING else OTHERS
@@ -109,20 +112,27 @@ class NamedCases:
         return self._of.tried(inputs, plan.parameters).largest
 
     def _ranks(self) -> Iterator[tuple[str, Wanted]]:
-        if LEADING not in self._of.axes or self._of.allowed[LEADING].nearest(1) != 1:
+        if LEADING not in self._of.axes:
             return
+        allowed = self._of.allowed[LEADING]
         turns = ("transposed", "axes_reversed")
         names = [*self._names(), "grad_output"]
         in_turn = {name: turns[place % 2] for place, name in enumerate(names)}
-        yield "without_leading_axes", Wanted(leading=())
-        yield "two_leading_axes", Wanted(leading=(3, 4))
-        yield "three_leading_axes", Wanted(leading=(2, 3, 4))
-        yield "two_leading_axes_each_in_another_order", Wanted(leading=(3, 4), layouts=in_turn)
-        yield "three_leading_axes_each_in_another_order", Wanted(leading=(3, 2, 5), layouts=in_turn)
+        ranks = {
+            "without_leading_axes": Wanted(leading=()),
+            "two_leading_axes": Wanted(leading=(3, 4)),
+            "three_leading_axes": Wanted(leading=(2, 3, 4)),
+            "two_leading_axes_each_in_another_order": Wanted(leading=(3, 4), layouts=in_turn),
+            "three_leading_axes_each_in_another_order": Wanted(leading=(3, 2, 5), layouts=in_turn),
+        }
+        for name, what in ranks.items():
+            rows = int(np.prod(what.leading or (), dtype=np.int64))
+            if allowed.nearest(rows) == rows:
+                yield name, what
         last = {axis: self._of.allowed[axis].nearest(3) for axis in self._of.axes if axis != LEADING}
-        wanted = Wanted(sizes={**last, LEADING: 700})
-        if self._largest({**last, LEADING: 700}, LEADING) <= AFFORDABLE:
-            yield "many_short_rows", wanted
+        short = {**last, LEADING: allowed.nearest(700)}
+        if self._largest(short, LEADING) <= AFFORDABLE:
+            yield "many_short_rows", Wanted(sizes=short)
 
     def _ragged(self) -> Iterator[tuple[str, Wanted]]:
         batches = {

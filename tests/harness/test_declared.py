@@ -1,0 +1,595 @@
+"""A declaration gives a complete record: cases whose sizes agree, of all sizes and layouts, and the named ones."""
+
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from declared_operations import DECLARED, IGNORED, attention, embedding, masked_softmax, ragged_mean, rms_norm
+from hypothesis import strategies as st
+
+import fourfold
+from fourfold import lengths, offsets, operation, tensor, values
+from fourfold.checks import checks, impostors
+from fourfold.checks.catalogue import operations
+from fourfold.checks.checks import Failure, Search, Subject
+from fourfold.core import axes as notation
+from fourfold.core.case import Case, is_floating
+from fourfold.core.comparison import Agreement
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.layouts import LAYOUTS
+from fourfold.core.operation import sizes_of
+from fourfold.strategies.declared import DefinedOperation
+from fourfold.strategies.extents import Extent, extent
+
+FLOAT32, FLOAT64 = DTYPES["float32"], DTYPES["float64"]
+DRAWS, ELEMENTS, FEW = 300, 2048, 8
+X = tensor("... cols")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Small calls on many threads take longer, and much longer where other processes use the processors too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def drawn(strategy: st.SearchStrategy[Case], count: int) -> list[Case]:
+    found: list[Case] = []
+
+    @hypothesis.settings(
+        max_examples=count,
+        database=None,
+        derandomize=True,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(strategy)
+    def keep(case: Case) -> None:
+        found.append(case)
+
+    keep()
+    return found
+
+
+@functools.cache
+def cases_of(name: str) -> list[Case]:
+    return drawn(DECLARED[name].cases(FLOAT32, ELEMENTS), DRAWS)
+
+
+@functools.cache
+def small_cases_of(name: str) -> list[Case]:
+    return drawn(DECLARED[name].cases(FLOAT32, FEW), 100)
+
+
+@functools.cache
+def named(name: str) -> dict[str, Case]:
+    return {each: make(FLOAT32) for each, make in DECLARED[name].examples.items()}
+
+
+def subject(made: DefinedOperation, implementation: Callable[..., Any], dtype: str = "float32") -> Subject:
+    return Subject(
+        operation=made,
+        backend="candidate",
+        dtype=DTYPES[dtype].with_free_ties,
+        device="cpu",
+        implementation=implementation,
+        sibling=lambda name: (made, implementation),
+    )
+
+
+# ---- drawn cases
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_sizes_agree_in_every_case(name: str) -> None:
+    made = DECLARED[name]
+    for case in [*cases_of(name), *named(name).values(), *small_cases_of(name)]:
+        sizes_of(made, case)  # raises where they do not
+        assert case.grad_output.shape == made(**case.tensors(FLOAT32, "cpu"), **case.parameters).shape
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_each_axis_is_empty_of_one_and_longer_than_a_block(name: str) -> None:
+    made = DECLARED[name]
+    seen = [sizes_of(made, case) for case in (*cases_of(name), *named(name).values())]
+    for axis in seen[0]:
+        found = {sizes[axis] for sizes in seen}
+        assert found >= ({8, 128} if axis == "dim" and name == "attention" else {1, 127, 129, 1025, 4101}), axis
+        assert (0 in found) == (axis not in ("classes", "keys") and (name, axis) != ("attention", "dim")), axis
+    sizes = [size for case in cases_of(name) for size in sizes_of(made, case).values()]
+    assert {0, 1} <= {*sizes, *(size for case in small_cases_of(name) for size in sizes_of(made, case).values())}
+    assert max(sizes) >= (256 if name == "attention" else 1000)  # of ELEMENTS, where dim is at least 8
+    assert len(set(sizes)) > 30
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_inputs_stay_within_the_elements_asked_for(name: str) -> None:
+    for elements, cases in ((FEW, small_cases_of(name)), (ELEMENTS, cases_of(name))):
+        for case in cases:
+            # An axis has its least size, 8 of attention's, even where it is too long. Offsets are longer by one.
+            assert max(array.size for array in case.inputs.values()) <= max(elements, 24) + 1
+            assert case.grad_output.size <= 16 * max(elements, 64)
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_every_tensor_comes_in_every_layout(name: str) -> None:
+    for each in (*DECLARED[name].axes, "grad_output"):
+        assert {case.layouts.get(each, "contiguous") for case in named(name).values()} == set(LAYOUTS), each
+        found = [case for case in (*cases_of(name), *small_cases_of(name)) if each in case.layouts]
+        assert len({case.layouts[each] for case in found}) >= len(LAYOUTS) - 1, each
+        if name == "cross_entropy" and each == "grad_output":  # it has no axes
+            continue
+        repeats = [case for case in found if case.layouts[each] == "expanded"]
+        strides = [case.tensor(each, FLOAT32, "cpu").stride() for case in repeats]
+        assert any(0 in stride for stride in strides) or each in ("counts", "starts"), each
+
+
+def test_leading_axes_are_none_to_three_and_alike() -> None:
+    for name, least in (("rms_norm", 1), ("masked_softmax", 1), ("embedding", 0)):
+        first = next(iter(DECLARED[name].axes))
+        assert {case[first].ndim - least for case in (*cases_of(name), *small_cases_of(name))} == {0, 1, 2, 3}
+        assert {case[first].ndim - least for case in named(name).values()} == {0, 1, 2, 3}
+    assert all(case["x"].shape == case["mask"].shape for case in cases_of("masked_softmax"))
+
+
+def test_integers_keep_to_their_range_and_reach_its_ends() -> None:
+    least, largest, ignored = 0, 0, 0
+    for case in (*cases_of("cross_entropy"), *named("cross_entropy").values()):
+        target, classes = case["target"], case["logits"].shape[1]
+        assert ((target == IGNORED) | ((target >= 0) & (target < classes))).all()
+        least += int((target == 0).sum())
+        largest += int((target == classes - 1).sum())
+        ignored += int((target == IGNORED).any() and not (target == IGNORED).all())
+    assert min(least, largest, ignored) > 10
+    assert {case["target"].dtype.name for case in cases_of("cross_entropy")} == {"int64", "int32"}
+    assert (named("cross_entropy")["target_all_-100"]["target"] == IGNORED).all()
+    for case in (*cases_of("embedding"), *small_cases_of("embedding")):
+        assert ((case["ids"] >= 0) & (case["ids"] < case["table"].shape[0])).all()
+    assert any(np.unique(case["ids"]).size < case["ids"].size / 2 for case in cases_of("embedding"))
+
+
+def test_masks_are_full_empty_and_in_between() -> None:
+    shares = {float(case["mask"].mean()) for case in cases_of("masked_softmax") if case["mask"].size > 20}
+    assert {0.0, 1.0} <= shares
+    assert any(0.02 < share < 0.3 for share in shares)
+    assert any(0.7 < share < 0.98 for share in shares)
+    assert all(case["mask"].dtype == bool for case in cases_of("masked_softmax"))
+
+
+def test_lengths_and_offsets_are_of_the_same_samples() -> None:
+    cases = [*cases_of("ragged_mean"), *named("ragged_mean").values(), *small_cases_of("ragged_mean")]
+    for case in cases:
+        assert case["counts"].sum() == len(case["x"])
+        assert case["starts"][0] == 0
+        assert (np.diff(case["starts"]) == case["counts"]).all()
+        assert (case["counts"] >= 0).all()
+    assert {case["starts"].dtype.name for case in cases} == {"int64", "int32"}
+    several = [case["counts"] for case in cases if len(case["counts"]) > 2 and len(case["x"])]
+    assert any((counts == 0).any() for counts in several)
+    assert any((counts > 0).sum() == 1 for counts in several)
+    assert any((counts > 0).all() for counts in several)
+    assert named("ragged_mean")["empty_samples_at_both_ends"]["counts"].tolist() == [0, 0, 3, 0, 2, 0]
+
+
+def test_no_sample_has_more_rows_than_there_are_slots() -> None:
+    @operation(padded=tensor("batch slots"), counts=lengths("batch", total="rows", most="slots"), flat=tensor("rows"))
+    def filled(padded: torch.Tensor, counts: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+        taken = torch.arange(padded.shape[1]) < counts.unsqueeze(-1)
+        return padded.masked_scatter(taken, flat)
+
+    cases = [*drawn(filled.cases(FLOAT32, 256), 100), *(make(FLOAT32) for make in filled.examples.values())]
+    for case in cases:
+        assert (case["counts"] <= case["padded"].shape[1]).all()
+        assert case["counts"].sum() == len(case["flat"])
+    assert any(len(case["flat"]) > 20 for case in cases)
+
+
+def test_an_input_that_may_be_none_sometimes_is() -> None:
+    for cases in (cases_of("masked_softmax"), list(named("masked_softmax").values())):
+        absent = [case for case in cases if "bias" not in case.inputs]
+        assert 0 < len(absent) < len(cases) / 2
+        assert all(case.parameters["bias"] is None for case in absent)
+        assert all("bias" not in case.parameters for case in cases if "bias" in case.inputs)
+    assert masked_softmax.differentiable == ("x", "bias")
+    absent_case = named("masked_softmax")["without_bias"]
+    assert masked_softmax.differentiable_in(absent_case) == ("x",)
+    assert not any(error.name == "bias_is_none" for error in masked_softmax.errors)
+    assert any(error.name == "x_is_none" for error in masked_softmax.errors)
+    assert not any(error.name == "mask_of_bool" for error in masked_softmax.errors)
+
+
+def test_parameters_are_drawn_and_named_cases_take_the_default() -> None:
+    assert {case.parameters["eps"] for case in cases_of("rms_norm")} == {1e-6, 1e-5}
+    assert named("rms_norm")["ordinary"].parameters == {"eps": 1e-6}
+    assert named("rms_norm")["eps_1e-05"].parameters == {"eps": 1e-5}
+
+    @operation(x=X, low=st.floats(-1, 0), high=values(2.0, 3.0))
+    def clipped(x: torch.Tensor, high: float, low: float = -0.5, unused: float = 7.0) -> torch.Tensor:
+        return x.clamp(low, high)
+
+    assert clipped.examples["ordinary"](FLOAT32).parameters == {"high": 2.0, "low": -0.5}
+    assert len({case.parameters["low"] for case in drawn(clipped.cases(FLOAT32, 8), 50)}) > 5
+
+
+def test_sizes_are_multiples_ranges_lists_and_numbers() -> None:
+    dims = {sizes_of(attention, case)["dim"] for case in (*cases_of("attention"), *named("attention").values())}
+    assert dims <= set(range(8, 129, 8))
+    assert len(dims) > 2
+    for given, size, nearest in (
+        ((1, None), 0, 1),
+        ((1, 64), 100, 64),
+        (range(8, 129, 8), 31, 24),
+        ([16, 64, 32], 40, 32),
+        ([16, 64], 3, 16),
+        (7, 100, 7),
+    ):
+        assert extent("cols", given).nearest(size) == nearest
+    for bad in ((3, 1), (-1, 2), [], "8", 1.5, range(0), (1, 2, 3)):
+        with pytest.raises(ValueError, match="sizes of cols must be"):
+            extent("cols", bad)
+    assert extent("cols", (0, 9)).not_empty() == Extent(1, 9)
+
+
+def test_an_axis_that_the_definition_does_not_take_empty_is_never_empty() -> None:
+    @operation(x=X)
+    def largest(x: torch.Tensor) -> torch.Tensor:
+        return x.amax(-1)
+
+    cases = [*drawn(largest.cases(FLOAT32, 256), 100), *(make(FLOAT32) for make in largest.examples.values())]
+    assert all(case["x"].shape[-1] for case in cases)
+    assert any(not case["x"].size for case in cases)
+
+
+def test_intermediate_results_are_not_much_larger_than_the_inputs() -> None:
+    sizes = []
+
+    @operation(x=tensor("n d"), y=tensor("m d"))
+    def distances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        between = (x.unsqueeze(1) - y).square()
+        sizes.append(between.numel())
+        return between.sum(-1)
+
+    for case in drawn(distances.cases(FLOAT32, ELEMENTS), 60):
+        sizes.clear()
+        distances(**case.tensors(FLOAT32, "cpu"))
+        assert sizes[0] <= 16 * ELEMENTS
+    sizes.clear()
+    assert max(make(FLOAT32).grad_output.size for make in distances.examples.values()) > 4000
+    assert max(sizes) <= 1 << 18
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_special_values_occur(name: str) -> None:
+    for cases in (cases_of(name), list(named(name).values())):
+        arrays = [array for case in cases for array in case.inputs.values() if is_floating(array)]
+        assert any(np.isnan(array).any() for array in arrays)
+        assert any(np.isinf(array).any() for array in arrays)
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds"),
+    [
+        ("positive", lambda array: (array > 0).all() and np.isfinite(array).all()),
+        ("unit", lambda array: ((array >= 0) & (array <= 1)).all()),
+        ("probabilities", lambda array: np.allclose(array.sum(-1), 1, atol=1e-2) and (array >= 0).all()),
+    ],
+)
+def test_numbers_keep_to_the_range_of_their_kind(kind: str, holds: Callable[[np.ndarray], bool]) -> None:
+    @operation(x=tensor("rows cols", kind=kind), y=tensor("rows cols"), sizes={"cols": (1, None)})
+    def weighted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y
+
+    assert weighted.ordinary == ("x",)
+    for dtype in (DTYPES["float16"], FLOAT32):
+        seen = [*drawn(weighted.cases(dtype, 64), 60), *drawn(weighted.smooth(dtype), 20)]
+        for case in (*seen, *(make(dtype) for make in weighted.examples.values())):
+            if case["x"].size and case.layouts.get("x") != "expanded":
+                assert holds(case["x"].astype(np.float64))
+    searched: list[Case] = []
+    search = Search(examples=40)
+
+    def body(case: Case) -> None:
+        searched.append(case)
+        search.saw(Agreement(0.0, 2, 0))
+
+    search.cases(subject(weighted, weighted), "values", body)
+    assert all(np.isfinite(case["x"]).all() for case in searched)
+    assert any(not np.isfinite(case["y"]).all() for case in searched)
+
+
+def test_a_tensor_may_be_made_by_a_function() -> None:
+    def ascending(rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        return np.sort(rng.normal(0, 1, shape), axis=-1)
+
+    @operation(x=tensor("... cols", make=ascending))
+    def differences(x: torch.Tensor) -> torch.Tensor:
+        return x.diff(dim=-1)
+
+    cases = [*drawn(differences.cases(FLOAT32, 64), 40), *(make(FLOAT32) for make in differences.examples.values())]
+    assert all((np.diff(case["x"]) >= 0).all() for case in cases)
+    assert all(case["x"].dtype == np.float32 for case in cases)
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_smooth_cases_are_small_and_their_outputs_finite(name: str) -> None:
+    made = DECLARED[name]
+    cases = drawn(made.smooth(FLOAT64), 40)
+    for case in cases:
+        assert all(array.size for array in (*case.inputs.values(), case.grad_output))
+        assert max(array.size for array in case.inputs.values()) <= (64 if name == "attention" else 7)
+        assert made(**case.tensors(FLOAT64, "cpu"), **case.parameters).isfinite().all()
+    assert len({case.grad_output.shape for case in cases}) > 2 or name == "cross_entropy"
+
+
+# ---- the record
+
+
+def test_the_operation_is_the_definition_too() -> None:
+    x, weight = torch.randn(3, 4), torch.randn(4)
+    expected = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+    assert torch.equal(rms_norm(x, weight), expected)
+    assert torch.equal(rms_norm(x, weight=weight, eps=1e-6), expected)
+    assert re.fullmatch(r".*declared_operations\.py:\d+", rms_norm.source)
+    assert rms_norm.axes == {"x": "... cols", "weight": "cols"}
+    assert (rms_norm.name, rms_norm.differentiable) == ("rms_norm", ("x", "weight"))
+    assert embedding.differentiable == ("table",)
+
+
+def test_fields_may_be_given_and_examples_are_added() -> None:
+    def forward(x: Any) -> Any:
+        return 2 * x
+
+    @operation(
+        x=X,
+        name="double",
+        source="arithmetic",
+        batched={"x": 1},
+        forward=forward,
+        backward=lambda grad_output, x: (2 * grad_output,),
+        examples={
+            "two": {"x": [[1.0, 2.0]]},
+            "ordinary": lambda dtype: Case({"x": np.ones(2, dtype.numpy)}, np.ones(2)),
+        },
+    )
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+    assert (doubled.name, doubled.source, doubled.batched, doubled.forward) == (
+        "double",
+        "arithmetic",
+        {"x": 1},
+        forward,
+    )
+    assert doubled.examples["two"](FLOAT32).grad_output.tolist() == [[-1.5, 2.0]]
+    assert doubled.examples["ordinary"](FLOAT32)["x"].tolist() == [1.0, 1.0]
+    assert "cols_1025" in doubled.examples
+    search = Search(examples=10)
+    checks.backward_agrees(subject(doubled, doubled), search)
+    assert search.substantial > 30
+
+
+def test_a_strategy_of_cases_takes_the_place_of_what_the_notation_says() -> None:
+    @st.composite
+    def cases(draw: st.DrawFn, dtype: Any, elements: int) -> Case:
+        size = draw(st.integers(1, 3))
+        return Case({"x": np.eye(size, dtype=dtype.numpy)}, np.ones((size, size), dtype.numpy))
+
+    @operation(x=tensor("n n"), cases=cases, examples={"two": {"x": [[1.0, 0.0], [0.0, 1.0]]}})
+    def inverse(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x)
+
+    assert list(inverse.examples) == ["two"]
+    assert {case["x"].shape for case in drawn(inverse.cases(FLOAT32, 64), 20)} == {(1, 1), (2, 2), (3, 3)}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_named_cases_of_few_elements_come_first(name: str) -> None:
+    made = named(name)
+    sizes = [sum(array.size for array in case.inputs.values()) for case in list(made.values())[1:]]
+    assert sizes == sorted(sizes)
+    assert next(iter(made)) == "ordinary"
+    assert made["ordinary"].grad_output.size
+    alike = {repr(case) for case in made.values()}
+    assert len(alike) > 0.9 * len(made)
+
+
+# ---- mistakes in a declaration
+
+
+@pytest.mark.parametrize(
+    ("declare", "error", "message"),
+    [
+        (lambda: operation(x=X)(lambda x, y: x), TypeError, "argument y is not declared, and has no default"),
+        (lambda: operation(x=X, y=X)(lambda x: x), TypeError, "no argument y, which is declared"),
+        (lambda: operation(x=X)(lambda *x: x), TypeError, "argument x cannot be given by its name"),
+        (lambda: operation(x=X, y=1e-5)(lambda x, y: x), TypeError, "y must be tensor"),
+        (lambda: operation(eps=values(1.0))(lambda eps: eps), TypeError, "none of its arguments is declared"),
+        (lambda: operation(x=X, p=st.floats(0, 1))(lambda x, p: x), TypeError, "p needs a default or values"),
+        (lambda: operation(x=X, axes={})(lambda x: x), TypeError, "axes follows from the declarations"),
+        (lambda: operation(x=X, sizes={"rows": 3})(lambda x: x), ValueError, "sizes: no tensor .* an axis 'rows'"),
+        (lambda: operation(x=X)(lambda x: (x, x)), ValueError, "must return one floating-point tensor, not tuple"),
+        (lambda: operation(x=X)(lambda x: x > 0), ValueError, "must return one floating-point tensor, not torch.bool"),
+        (lambda: operation(x=X)(lambda x: x @ x), ValueError, r"<lambda>\(x\[2, 3\]\): RuntimeError: .*mat1"),
+        (
+            lambda: operation(x=X, w=tensor("cols", optional=True))(lambda x, w: x * w),
+            ValueError,
+            r"w=None\): TypeError",
+        ),
+        (
+            lambda: operation(x=X, i=tensor("cols", dtype="int64", high="vocab"))(lambda x, i: x),
+            ValueError,
+            "high of i: no tensor .* an axis 'vocab'",
+        ),
+        (
+            lambda: operation(x=X, examples={"e": {"y": 1}})(lambda x: x).examples["e"](FLOAT32),
+            ValueError,
+            "no argument y",
+        ),
+        (lambda: operation(x=X, examples={"e": {}})(lambda x: x).examples["e"](FLOAT32), ValueError, "must give x"),
+        (lambda: tensor("... 2.5"), ValueError, "'2.5' is no axis"),
+        (lambda: tensor("... rows ..."), ValueError, r"\.\.\. may stand there once"),
+        (lambda: tensor(4), TypeError, "axes must be a string"),  # type: ignore[arg-type]
+        (lambda: tensor("n", dtype="int64"), ValueError, "high must be given"),
+        (lambda: tensor("n", dtype="float8"), ValueError, "dtype must be among"),
+        (lambda: tensor("n", kind="even"), ValueError, "kind must be among"),
+        (lambda: tensor("n", high=3), ValueError, "low, high and also are for"),
+        (lambda: tensor("n", dtype="int64", high=3, kind="unit"), ValueError, "kind is for"),
+        (lambda: values(), ValueError, "at least one value"),
+        (lambda: lengths("a b", total="c"), ValueError, "axis must be the name of one axis"),
+        (lambda: offsets("a", total="4"), ValueError, "total must be the name of one axis"),
+        (lambda: lengths("a", total="c", dtype="bool"), ValueError, "dtype must be int64 or int32"),
+    ],
+)
+def test_a_mistake_is_told_by_name(declare: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        declare()
+
+
+# ---- axes
+
+
+def test_the_notation_gives_shapes_and_recognizes_them() -> None:
+    axes = notation.parse("batch+1 ... 4 cols")
+    sizes = {"batch": 2, "cols": 7}
+    assert notation.shape(axes, sizes, (5, 6)) == (3, 5, 6, 4, 7)
+    known: dict[str, Any] = {}
+    assert notation.fits(axes, (3, 5, 6, 4, 7), known)
+    assert known == {"batch": 2, "cols": 7, "...": (5, 6)}
+    for wrong in ((3, 5, 6, 4, 8), (4, 5, 6, 4, 7), (3, 5, 6, 5, 7), (3, 5, 4, 7), (3, 4), (3, 5, 6, 4)):
+        assert not notation.fits(axes, wrong, dict(known)), wrong
+
+
+@pytest.mark.parametrize("name", operations())
+def test_the_axes_of_every_record_are_known(name: str) -> None:
+    record = operations()[name]
+    for make in record.examples.values():
+        case = make(FLOAT32)
+        assert record.axes.keys() == case.inputs.keys()
+        sizes = sizes_of(record, case)
+        if name in ("softmax", "layer_norm"):
+            assert sizes == {"cols": case["x"].shape[-1]}
+        if name == "giou_loss_ragged":
+            assert sizes["batch"] == len(case["offsets"]) - 1
+
+
+def test_sizes_that_do_not_agree_are_told() -> None:
+    case = Case({"x": np.ones((2, 3)), "weight": np.ones(4)}, np.ones((2, 3)))
+    with pytest.raises(ValueError, match="weight has shape"):
+        sizes_of(rms_norm, case)
+
+
+# ---- with the reference that follows from the definition
+
+
+@pytest.mark.parametrize(
+    ("check", "dtype"),
+    [
+        (checks.forward_agrees, "float32"),
+        (checks.backward_agrees, "float32"),
+        (checks.single_gradients_agree, "float32"),
+        (checks.backward_is_of_the_call, "float32"),
+        (checks.memory_is_respected, "float32"),
+        (checks.history_does_not_matter, "float32"),
+        (checks.gradcheck, "float64"),
+    ],
+)
+@pytest.mark.parametrize("name", DECLARED)
+def test_the_definition_itself_passes(name: str, check: Callable[[Subject, Search], None], dtype: str) -> None:
+    search = Search(examples=8)
+    check(subject(DECLARED[name], DECLARED[name].definition, dtype), search)
+    assert search.substantial
+
+
+def rms_norm_without_eps(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * weight
+
+
+def rms_norm_without_weight(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) + 0 * weight
+
+
+def rms_norm_of_one_less(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) / (x.shape[-1] - 1) + eps) * weight
+
+
+def attention_of_one_block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return attention(q, k[:, :, :1024], v[:, :, :1024])
+
+
+def masked_softmax_without_bias(x: torch.Tensor, mask: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return masked_softmax(x, mask)
+
+
+def cross_entropy_of_all(logits: torch.Tensor, target: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+    losses = torch.nn.functional.cross_entropy(logits, target.long(), reduction="sum", ignore_index=IGNORED)
+    return losses if reduction == "sum" else losses / len(target)
+
+
+def embedding_of_one_axis(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return table[ids.flatten().sort().values].view(*ids.shape, table.shape[1])
+
+
+def ragged_mean_of_full_samples(x: torch.Tensor, counts: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    return ragged_mean(x, counts.clamp(min=1), starts)
+
+
+def matmul_of_one_block(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a[:, :1024] @ b[:1024]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("rms_norm", rms_norm_without_eps),
+        ("rms_norm", rms_norm_without_weight),
+        ("rms_norm", rms_norm_of_one_less),
+        ("attention", attention_of_one_block),
+        ("masked_softmax", masked_softmax_without_bias),
+        ("cross_entropy", cross_entropy_of_all),
+        ("embedding", embedding_of_one_axis),
+        ("ragged_mean", ragged_mean_of_full_samples),
+        ("matmul", matmul_of_one_block),
+    ],
+)
+def test_a_wrong_kernel_is_rejected(name: str, wrong: Callable[..., torch.Tensor]) -> None:
+    with pytest.raises(Failure, match=r"output\[.*\] is"):
+        checks.forward_agrees(subject(DECLARED[name], wrong), Search(examples=8))
+
+
+def test_a_gradient_is_asked_for_where_an_optional_input_is_there_only() -> None:
+    def forgetful(x: torch.Tensor, mask: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return masked_softmax(x, mask, bias if bias is None else (bias + bias.detach()) / 2)
+
+    with pytest.raises(Failure, match="gradient of bias"):
+        checks.backward_agrees(subject(masked_softmax, forgetful), Search(examples=8))
+
+
+def test_what_says_nothing_does_not_pass() -> None:
+    cases = list(named("masked_softmax").values())
+    assert not impostors.accepted(masked_softmax, FLOAT32, [case for case in cases if case.grad_output.size < 2000])
+
+
+# ---- the package
+
+
+def test_public_names_are_imported_when_they_are_asked_for() -> None:
+    code = "import sys, fourfold; assert 'torch' not in sys.modules and 'hypothesis' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for name in ("operation", "tensor", "values", "lengths", "offsets"):
+        assert callable(getattr(fourfold, name))
+        assert name in dir(fourfold)
+    with pytest.raises(AttributeError, match="has no attribute 'operations'"):
+        _ = fourfold.operations
