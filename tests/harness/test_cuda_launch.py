@@ -48,7 +48,7 @@ def test_a_parameter_knows_what_it_takes():
     parameters = cuda_launch._parameters("_Z1kPKfdxbi", [8, 8, 8, 1, 4])
     values = [torch.zeros(1), None, 1.0, 1, True]
     taken = [[value for value in values if parameter.takes(value)] for parameter in parameters]
-    assert taken == [[values[0], None], [1.0], [1], [True], []]
+    assert taken == [[values[0], None], [1.0, 1], [1], [True], [1]]
     # A kernel with a C name reveals only the sizes of its parameters.
     parameters = cuda_launch._parameters("k", [8, 1])
     taken = [[value for value in values if parameter.takes(value)] for parameter in parameters]
@@ -217,7 +217,7 @@ def test_wrong_arguments_are_refused_before_the_launch():
     kernel = SOFTMAX[x.dtype]
     with pytest.raises(TypeError, match="takes 3 arguments, but 2 were given"):
         kernel.launch(5, 256, x, x)
-    with pytest.raises(TypeError, match=r"argument 2 is long long in C\+\+, but float was given"):
+    with pytest.raises(TypeError, match=r"argument 2 \(cols\) is long long in C\+\+, but float was given"):
         kernel.launch(5, 256, x, x, 300.0)
     with pytest.raises(ValueError, match="different devices: argument 0 on cuda:0, argument 1 on cpu"):
         kernel.launch(5, 256, x, x.cpu(), 300)

@@ -40,7 +40,7 @@ KERNELS = {
         *(f"atomic_sum<{type_}>" for type_ in ("float", "double", "__half", "__nv_bfloat16", "unsigned long long")),
         *("atomics", "warp_intrinsics", "syncs_ever_fewer_lanes", "reverses_in_dynamic_shared", "doubles_rows"),
         *("adds_vectors", "mathematics", "pairs<__half, __half2>", "pairs<__nv_bfloat16, __nv_bfloat162>"),
-        *("tensor_cores<__half>", "tensor_cores<__nv_bfloat16>", "takes_an_int"),
+        *("tensor_cores<__half>", "tensor_cores<__nv_bfloat16>", "takes_a_struct"),
     )
 }
 ORDERS = ["forward", "reverse", 1, 2]
@@ -452,14 +452,24 @@ def test_a_wrong_number_of_arguments_is_refused(arguments, message, mode):
 @pytest.mark.parametrize(
     ("x", "y", "cols", "message"),
     [
-        (torch.zeros(4), torch.zeros(4), 4.0, r"argument 2 is long long.* in C\+\+, but float was given"),
+        (torch.zeros(4), torch.zeros(4), 4.0, r"argument 2 \(cols\) is long long.* in C\+\+, but float was given"),
         (torch.zeros(4), torch.zeros(4), True, r"argument 2 .*but bool was given"),
         (torch.zeros(4), torch.zeros(4), torch.zeros(4), r"argument 2 .*but a tensor of float32 was given"),
         (torch.zeros(4), torch.zeros(4), None, r"argument 2 .*but NoneType was given"),
-        (torch.zeros(4), 0, 4, r"argument 1 is float\* in C\+\+, but int was given"),
-        (torch.zeros(4).double(), torch.zeros(4), 4, r"argument 0 is const float\* in C\+\+, but a tensor of float64"),
-        (torch.zeros(4).half(), torch.zeros(4), 4, r"argument 0 is const float\* in C\+\+, but a tensor of float16"),
-        (torch.zeros(4), torch.zeros(4), np.int64(4), r"argument 2 .*but int64 was given"),
+        (torch.zeros(4), 0, 4, r"argument 1 \(y\) is float\* in C\+\+, but int was given"),
+        (
+            torch.zeros(4).double(),
+            torch.zeros(4),
+            4,
+            r"argument 0 \(x\) is const float\*.* but a tensor of float64",
+        ),
+        (
+            torch.zeros(4).half(),
+            torch.zeros(4),
+            4,
+            r"argument 0 \(x\) is const float\*.* but a tensor of float16",
+        ),
+        (torch.zeros(4), torch.zeros(4), np.float64(4), r"argument 2 \(cols\) .*but float64 was given"),
     ],
 )
 def test_an_argument_of_the_wrong_kind_is_refused(x, y, cols, message, mode):
@@ -468,13 +478,57 @@ def test_an_argument_of_the_wrong_kind_is_refused(x, y, cols, message, mode):
 
 
 def test_a_parameter_that_nothing_can_be_passed_to_is_explained():
-    with pytest.raises(TypeError, match=r"argument 1 is int in C\+\+.*take pointers, long long, double and bool"):
-        KERNELS["takes_an_int"].launch(1, 1, torch.zeros(1), 3)
+    with pytest.raises(TypeError, match=r"argument 1 \(sizes\) is int2 in C\+\+.*kernels take pointers and numbers"):
+        KERNELS["takes_a_struct"].launch(1, 1, torch.zeros(1), 3)
 
 
 def test_an_integer_too_large_is_refused():
     with pytest.raises(OverflowError, match="long long"):
         KERNELS["softmax<float>"].launch(1, 32, torch.zeros(1), torch.zeros(1), 1 << 63)
+
+
+NUMBERS = {
+    "int": (-(2**31), 7, 2**31 - 1, np.int64(3)),
+    "unsigned": (0, 2**32 - 1),
+    "short": (-(2**15), 2**15 - 1),
+    "unsigned char": (0, 255),
+    "long long": (-(2**63), 2**63 - 1),
+    "size_t": (0, 2**64 - 1),
+    "float": (0.1, -3, math.inf, np.float32(2.5)),
+    "double": (0.1, 5, 1e300),
+    "__half": (0.1, 65504.0, -2),
+    "__nv_bfloat16": (0.1, 3e38, -2),
+    "bool": (True, False),
+}
+UNFIT = {
+    "int": (2**31, 1.0, True),
+    "unsigned": (-1, 2**32),
+    "short": (2**15,),
+    "unsigned char": (-1, 256),
+    "long long": (2**63,),
+    "size_t": (-1, 2**64),
+    "float": (1e39, "1", True),
+    "double": (None,),
+    "__half": (70000.0,),
+    "__nv_bfloat16": (3.4e38,),
+    "bool": (1,),
+}
+TAKES = {type_: CudaKernel(CONTROLS, f"takes<{type_}>") for type_ in NUMBERS}
+
+
+@pytest.mark.parametrize(("type_", "number"), [(type_, n) for type_, ns in NUMBERS.items() for n in ns])
+def test_a_number_arrives_as_the_declared_type(type_, number, mode):
+    out = torch.zeros(1, dtype=torch.float64)
+    TAKES[type_].launch(1, 1, out, number)
+    rounded = {"float": torch.float32, "__half": torch.float16, "__nv_bfloat16": torch.bfloat16}
+    expected = torch.tensor(number).to(rounded[type_]) if type_ in rounded else number
+    assert out.item() == float(expected)
+
+
+@pytest.mark.parametrize(("type_", "number"), [(type_, n) for type_, ns in UNFIT.items() for n in ns])
+def test_a_number_that_does_not_fit_is_refused_by_the_name_of_its_parameter(type_, number, mode):
+    with pytest.raises((TypeError, OverflowError), match=r"takes<.*argument 1 \(number\) is .* in C\+\+"):
+        TAKES[type_].launch(1, 1, torch.zeros(1, dtype=torch.float64), number)
 
 
 @pytest.mark.parametrize("block", [0, 1025, (32, 33), (-1,), (1, 1, 0), ()])

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fourfold.backends.cuda import declarations
 from fourfold.backends.cuda.compile import CudaError, compile_kernels
-from fourfold.backends.cuda.on_cpu.launcher import Argument, CpuKernel, Parameter, check_count, mismatch, mode
+from fourfold.backends.cuda.on_cpu.launcher import CpuKernel, mode
+from fourfold.backends.cuda.parameters import Argument, Parameter, check_count, mismatch, too_large
 from fourfold.compat import torch_internals
 
 if TYPE_CHECKING:
@@ -133,13 +135,15 @@ class CudaKernel:
             grid: number of blocks, as one number or up to three. Nothing is launched if one of them is 0.
             block: threads per block, as one number or up to three.
             args: one for each parameter. A tensor is passed as a pointer to its first element, None as a null pointer,
-                an int as `long long`, a float as `double`, a bool as `bool`, and a tensor map of
-                `fourfold.backends.cuda.tensor_map` as a struct `TensorMap`. Kernels must have no other parameter types.
+                a number as the declared type: any integer type, float, double, a half type or bool. A tensor map of
+                `fourfold.backends.cuda.tensor_map` is passed as a struct `TensorMap`. There are no other types.
             shared_bytes: size of the `extern __shared__` array, in bytes.
             cluster: blocks per cluster, as one number or up to three. Needs compute capability 9.0 or later.
 
         Raises:
-            TypeError: there are too few or too many arguments, or one does not have the parameter's type.
+            TypeError: there are too few or too many arguments, or one does not fit the parameter's type, as a float
+                does not fit an int.
+            OverflowError: a number is out of the range of the parameter's type.
             ValueError: the tensors are on different devices, or the block, grid or cluster is not possible.
             CudaError: the file does not compile, or the driver refuses the launch.
             KernelFault: on the CPU, the kernel did something undefined.
@@ -216,9 +220,9 @@ class CudaKernel:
         if kernel is None:
             with _compiling:
                 kernel = self._on_gpu[device] = _GpuKernel(self.source, self.name, _compiled_along(self.source), device)
-        if types not in kernel.accepted_types:
-            kernel.check(args)
-            kernel.accepted_types.add(types)
+        conversions = kernel.conversions.get(types)
+        if conversions is None:
+            conversions = kernel.conversions[types] = kernel.check(args)
         if shared_bytes > kernel.allowed_shared_bytes:
             kernel.allow_shared_bytes(shared_bytes)
         values: list[Any] = list(args)
@@ -226,6 +230,8 @@ class CudaKernel:
             values[i] = values[i].data_ptr()
         for i in nulls:
             values[i] = 0
+        for i in conversions:
+            values[i] = kernel.converted(i, values[i])
         # The cache holds only a stream's handle, so a stream that torch has freed does no harm.
         handle = torch_internals.current_stream(device)
         stream = _streams.get((device, handle))
@@ -245,26 +251,47 @@ class _GpuKernel:
         from cuda.bindings import driver
 
         self.name = name
-        self.accepted_types: set[tuple[type, ...]] = set()
+        # By the types of the arguments: the positions of those that are not passed on as they are.
+        self.conversions: dict[tuple[type, ...], tuple[int, ...]] = {}
         compiled = compile_kernels(source, name, also, architecture(*torch.cuda.get_device_capability(device)))
         try:
             self.handle = _object_code(compiled.path).get_kernel(compiled.lowered_names[name])
             sizes = [parameter.size for parameter in self.handle.arguments_info]
         except Exception as error:
             raise CudaError(f"{name} cannot be loaded: {error}") from error
-        self.parameters = _parameters(compiled.lowered_names[name], sizes)
+        self._declared = declarations.declared(source, name)
+        self.parameters = _parameters(compiled.lowered_names[name], sizes, self._declared)
         self._shared_limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._device = _driver_result(driver.cuDeviceGet(device))
         self.allowed_shared_bytes = _driver_result(
             driver.cuKernelGetAttribute(self._shared_limit, self.handle.handle, self._device)
         )
 
-    def check(self, args: tuple[Argument, ...]) -> None:
-        """Raise TypeError if the number or the types of the arguments do not fit the kernel."""
+    def check(self, args: tuple[Argument, ...]) -> tuple[int, ...]:
+        """Return the positions of the numbers that have to be converted.
+
+        Raises:
+            TypeError: the number or the types of the arguments do not fit the kernel.
+        """
         check_count(self.name, len(self.parameters), len(args))
         for position, (parameter, argument) in enumerate(zip(self.parameters, args, strict=True)):
             if not parameter.takes(argument):
-                raise mismatch(self.name, position, parameter, argument)
+                raise mismatch(self.name, self._place(position), parameter, argument)
+        return tuple(
+            position
+            for position, (parameter, argument) in enumerate(zip(self.parameters, args, strict=True))
+            if parameter.kind in "iufheb" and type(argument) is not parameter.python_type
+        )
+
+    def converted(self, position: int, argument: Argument) -> Any:
+        """A number as cuda-core takes it."""
+        try:
+            return self.parameters[position].for_gpu(argument)
+        except OverflowError:
+            raise too_large(self.name, self._place(position), self.parameters[position], argument) from None
+
+    def _place(self, position: int) -> str:
+        return self._declared.position(position) if self._declared else f"argument {position}"
 
     def allow_shared_bytes(self, shared_bytes: int) -> None:
         """Raise the kernel's limit of dynamic shared memory above the default."""
@@ -344,9 +371,13 @@ def _config(name: str, grid: Size, block: Size, shared_bytes: int, cluster: Size
     return _core().LaunchConfig(grid=clusters, cluster=shape, block=threads, shmem_size=shared_bytes)
 
 
-def _parameters(lowered_name: str, sizes: list[int]) -> list[Parameter]:
-    """A kernel's parameters, read from its mangled name, or from their sizes alone if it is extern "C"."""
+def _parameters(
+    lowered_name: str, sizes: list[int], declared: declarations.DeclaredKernel | None = None
+) -> list[Parameter]:
+    """A kernel's parameters, read from its mangled name; if it is extern "C", from the file, or else the sizes."""
     types = _parameter_types(lowered_name)
+    if types is None and declared is not None and declared.template is None:
+        types = [parameter.type for parameter in declared.parameters]
     if types is None or len(types) != len(sizes):
         names = {1: "bool", 8: "any of 8 bytes"}
         types = [names.get(size, f"a type of {size} bytes") for size in sizes]

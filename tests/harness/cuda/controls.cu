@@ -236,7 +236,12 @@ template <class T> __global__ void tensor_cores(const T* a, const T* b, float* c
     wmma::store_matrix_sync(c + row * n + col, sums, n, wmma::mem_row_major);
 }
 
-__global__ void takes_an_int(float* x, int n) { x[0] = n; }
+__global__ void takes_a_struct(float* x, int2 sizes) { x[0] = sizes.x; }
+
+template <class T> __device__ double as_double(T number) { return double(number); }
+__device__ double as_double(__half number) { return __half2float(number); }
+__device__ double as_double(__nv_bfloat16 number) { return __bfloat162float(number); }
+template <class T> __global__ void takes(double* out, T number) { *out = as_double(number); }
 
 // Every thread keeps so many values that no architecture has registers for them.
 __global__ void __launch_bounds__(1024) spills(const float* x, float* y, long long n) {

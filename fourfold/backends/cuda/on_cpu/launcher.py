@@ -6,21 +6,19 @@ import array
 import contextlib
 import contextvars
 import ctypes
-import dataclasses
 import functools
 import os
 import pathlib
 import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeAlias
 
 import torch
 
+from fourfold.backends.cuda import declarations
 from fourfold.backends.cuda.on_cpu import build
 from fourfold.backends.cuda.on_cpu.faults import FAULTS, Index
-
-Argument: TypeAlias = torch.Tensor | int | float | bool | None
+from fourfold.backends.cuda.parameters import Argument, Parameter, check_count, mismatch, short, too_large
 
 _order = contextvars.ContextVar("order", default=(0, 0))
 
@@ -66,84 +64,6 @@ def mode() -> str:
     return chosen
 
 
-_PYTHON_TYPES = {("i", 8): int, ("f", 8): float, ("b", 1): bool}
-_SCALARS = {
-    *("float", "double", "__half", "__nv_bfloat16", "bool", "char", "signed char", "unsigned char"),
-    *("short int", "short unsigned int", "int", "unsigned int", "long int", "long unsigned int"),
-    *("long long int", "long long unsigned int"),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """A kernel's parameter.
-
-    Attributes:
-        kind: "P" for a pointer, "p" for a pointer to const, "i", "f" or "b" for a number, "?" for an unknown type of
-            8 bytes, "m" for a tensor map, "s" for a type that no argument has.
-        size: bytes of the value, or of the element that a pointer points to.
-        spelling: the type in C++.
-    """
-
-    kind: str
-    size: int
-    spelling: str
-
-    @classmethod
-    def of_type(cls, spelling: str, size: int) -> Parameter:
-        """The parameter whose type has this C++ name and `size` bytes."""
-        if spelling.endswith("*"):
-            return cls("p" if "const" in spelling else "P", size, spelling)
-        kinds = {"long long": "i", "long": "i", "double": "f", "bool": "b", "any of 8 bytes": "?", "TensorMap": "m"}
-        return cls(kinds.get(spelling, "s"), size, spelling)
-
-    @property
-    def is_pointer(self) -> bool:
-        """Whether the parameter takes a tensor or None."""
-        return self.kind in "pP"
-
-    @property
-    def python_type(self) -> type | None:
-        """The Python type of the numbers that the parameter takes, or None."""
-        return _PYTHON_TYPES.get((self.kind, self.size))
-
-    def takes(self, argument: Argument) -> bool:
-        """Whether an argument has the right type. A tensor's dtype is not checked here."""
-        if self.kind == "?":
-            return argument is None or type(argument) in (int, float) or isinstance(argument, torch.Tensor)
-        if self.is_pointer:
-            return argument is None or isinstance(argument, torch.Tensor)
-        if self.kind == "m":
-            return type(argument).__name__ == "TensorMapDescriptor"
-        return type(argument) is self.python_type
-
-    @property
-    def element_bytes(self) -> int:
-        """The required size of a tensor's elements, or 0 if a divisor of the pointee's size fits, as for float4."""
-        pointee = self.spelling.removesuffix("*").replace("const ", "").replace("volatile ", "").strip()
-        return self.size if pointee in _SCALARS else 0
-
-
-def check_count(name: str, parameters: int, given: int) -> None:
-    """Raise TypeError if a kernel gets too many or too few arguments."""
-    if given != parameters:
-        raise TypeError(f"{name} takes {parameters} arguments, but {given} were given")
-
-
-def mismatch(name: str, position: int, parameter: Parameter, argument: Argument) -> TypeError:
-    """The error for an argument that does not fit its parameter."""
-    given = type(argument).__name__
-    if isinstance(argument, torch.Tensor):
-        given = f"a tensor of {_short(argument.dtype)}"
-    none_fits = not parameter.is_pointer and parameter.kind != "?" and parameter.python_type is None
-    hint = "; kernels take pointers, long long, double and bool" if none_fits else ""
-    return TypeError(f"{name}: argument {position} is {parameter.spelling} in C++, but {given} was given{hint}")
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 class _Fault(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int),
@@ -185,8 +105,9 @@ class CpuKernel:
         self._index = self._library.built.kernels.index(name)
         signature = self._library.handle.fourfold_signature(self._index).decode()
         rows = re.findall(r"^(.) (\d+) .*?\[with T = (.*)\]$", signature, re.MULTILINE)
-        self.parameters = tuple(Parameter(kind, int(size), type_.strip()) for kind, size, type_ in rows)
-        codes = "".join("d" if p.kind == "f" else "q" for p in self.parameters)
+        self.parameters = tuple(_parameter(kind, int(size), type_.strip()) for kind, size, type_ in rows)
+        self._declared = declarations.declared(source, name)
+        codes = "".join(parameter.pack_code for parameter in self.parameters)
         self._pack: Callable[..., bytes] = struct.Struct(f"={_HEADER_WORDS}q{codes}").pack
         self._expected = [
             (p.is_pointer, p.python_type, p.element_bytes, p.size, int(p.kind == "P")) for p in self.parameters
@@ -207,7 +128,7 @@ class CpuKernel:
             if isinstance(argument, torch.Tensor):
                 size = argument.element_size()
                 if not is_pointer or (size != element_bytes if element_bytes else pointee_bytes % size):
-                    raise mismatch(self.name, position, self.parameters[position], argument)
+                    raise mismatch(self.name, self._place(position), self.parameters[position], argument)
                 address = argument.data_ptr()
                 values.append(address)
                 if self._checked:
@@ -222,13 +143,16 @@ class CpuKernel:
             elif isinstance(argument, int | float) and type(argument) is python_type:
                 values.append(argument)
             else:
-                raise mismatch(self.name, position, self.parameters[position], argument)
+                values.append(self._number(position, argument))
         if grid[0] * grid[1] * grid[2] >= 1 << 31:
             raise ValueError(f"{self.name}: a grid of {grid} is too large for the CPU")
         try:
             words = self._pack(*grid, *block, shared_bytes, *_order.get(), len(values), *values)
         except struct.error:
-            raise OverflowError(f"{self.name}: an integer argument does not fit a long long: {values}") from None
+            for position, argument in enumerate(args):
+                if isinstance(argument, int):
+                    self._number(position, argument)
+            raise
         address = None
         if self._checked:
             packed = array.array("q", views)
@@ -236,6 +160,19 @@ class CpuKernel:
         limit = float(os.environ.get("FOURFOLD_CUDA_ON_CPU_SECONDS", 120))
         if fault := self._library.launch(self._index, words, address, limit):
             self._raise(_Fault.from_address(fault), args)
+
+    def _place(self, position: int) -> str:
+        return self._declared.position(position) if self._declared else f"argument {position}"
+
+    def _number(self, position: int, argument: Argument) -> int | float:
+        """An argument that is no tensor as a value of the declared type."""
+        parameter = self.parameters[position]
+        if isinstance(argument, torch.Tensor) or argument is None or not parameter.takes(argument):
+            raise mismatch(self.name, self._place(position), parameter, argument)
+        try:
+            return parameter.converted(argument)
+        except OverflowError:
+            raise too_large(self.name, self._place(position), parameter, argument) from None
 
     def _raise(self, fault: _Fault, args: Sequence[Argument]) -> None:
         built = self._library.built
@@ -251,8 +188,14 @@ class CpuKernel:
         raise FAULTS[fault.kind - 1](self.name, *place, tuple(fault.block), tuple(fault.thread), what)
 
 
+def _parameter(kind: str, size: int, spelling: str) -> Parameter:
+    """From a line of the kernel's signature. Its compiler knows better than the spelling what points to const."""
+    parameter = Parameter.of_type(spelling, size)
+    return Parameter(kind, size, spelling) if kind in "pP" else parameter
+
+
 def _described(position: int, args: Sequence[Argument]) -> str:
     tensor = args[position]
     assert isinstance(tensor, torch.Tensor)
     strides = "" if tensor.is_contiguous() else f" and strides {tuple(tensor.stride())}"
-    return f"argument {position} (a {_short(tensor.dtype)} tensor of shape {tuple(tensor.shape)}{strides})"
+    return f"argument {position} (a {short(tensor.dtype)} tensor of shape {tuple(tensor.shape)}{strides})"

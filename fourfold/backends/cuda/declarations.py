@@ -1,0 +1,222 @@
+"""What a `.cu` file declares: its `__global__` functions, the names and types of their parameters, their templates.
+
+A compiled kernel knows the types of its parameters, but not their names. These are read from the text.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+_OPENING, _CLOSING = "([{<", ")]}>"
+# Between `__global__` and a kernel's name, these take arguments of their own.
+_ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__block_size__", "__attribute__", "alignas"}
+_QUALIFIERS = re.compile(r"\b(?:__restrict__|__restrict|restrict|__grid_constant__|volatile|struct)\b")
+# The dtype of the elements that a pointer points to, by their C++ type.
+ELEMENTS = {
+    **dict.fromkeys(("float", "float1", "float2", "float3", "float4"), torch.float32),
+    **dict.fromkeys(("double", "double1", "double2", "double3", "double4"), torch.float64),
+    **dict.fromkeys(("half", "__half", "half2", "__half2", "__half_raw"), torch.float16),
+    **dict.fromkeys(("__nv_bfloat16", "nv_bfloat16", "__nv_bfloat162", "nv_bfloat162"), torch.bfloat16),
+}
+
+
+class NoSuchKernel(LookupError):
+    """A `.cu` file has no `__global__` function of this name."""
+
+
+@dataclass(frozen=True)
+class DeclaredParameter:
+    """A parameter of a kernel.
+
+    Attributes:
+        name: "" if it has none.
+        type: without `__restrict__`, and with aliases of the file replaced: "const float*", "int", "T*".
+    """
+
+    name: str
+    type: str
+
+    @property
+    def is_pointer(self) -> bool:
+        """Whether it takes a tensor."""
+        return self.type.endswith("*")
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it is a pointer that the kernel may write through."""
+        return self.is_pointer and not re.search(r"\bconst\b", self.type)
+
+    @property
+    def element(self) -> str:
+        """The type that a pointer points to, without const."""
+        return re.sub(r"\bconst\b", "", self.type.removesuffix("*")).strip()
+
+
+@dataclass(frozen=True)
+class DeclaredKernel:
+    """A `__global__` function.
+
+    Attributes:
+        name: without template arguments and namespace.
+        parameters: in order.
+        template: the names of its template parameters that are types, in order; None if it is no template.
+        values: the names of its template parameters that are values and have no default.
+    """
+
+    name: str
+    parameters: tuple[DeclaredParameter, ...]
+    template: tuple[str, ...] | None = None
+    values: tuple[str, ...] = ()
+
+    def position(self, position: int) -> str:
+        """A parameter as an error names it: "argument 2 (cols)"."""
+        named = self.parameters[position].name if position < len(self.parameters) else ""
+        return f"argument {position}" + (f" ({named})" if named else "")
+
+
+def base_name(expression: str) -> str:
+    """A kernel's name without namespace and template arguments: "copy" of "mine::copy<float, 4>"."""
+    return expression.partition("<")[0].rpartition("::")[2].strip()
+
+
+def declared(source: pathlib.Path, expression: str) -> DeclaredKernel | None:
+    """The declaration of the kernel that a name expression names, or None if the file does not show it."""
+    try:
+        text = source.read_text(errors="replace")
+    except OSError:
+        return None
+    return next((kernel for kernel in kernels(text) if kernel.name == base_name(expression)), None)
+
+
+def kernel_of(source: pathlib.Path, expression: str) -> DeclaredKernel:
+    """The declaration of the kernel that a name expression names.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        NoSuchKernel: the file has no such kernel; the message lists those that it has.
+    """
+    if not source.is_file():
+        raise FileNotFoundError(f"there is no file {source}")
+    found = declared(source, expression)
+    if found is None:
+        names = ", ".join(kernel.name for kernel in kernels(source.read_text(errors="replace")))
+        has = f"its kernels are {names}" if names else "it has no __global__ function"
+        raise NoSuchKernel(f"{source.name} has no __global__ function {base_name(expression)}: {has}")
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def kernels(text: str) -> tuple[DeclaredKernel, ...]:
+    """The `__global__` functions of a `.cu` file's text, in order; of several with one name the first."""
+    code = without_comments(text)
+    aliases = _aliases(code)
+    found: dict[str, DeclaredKernel] = {}
+    for match in re.finditer(r"\b__global__\b", code):
+        if kernel := _kernel(code, match.start(), match.end(), aliases):
+            found.setdefault(kernel.name, kernel)
+    return tuple(found.values())
+
+
+def without_comments(text: str) -> str:
+    """The text with comments, and what is in quotes, replaced by blanks; every other character keeps its place."""
+    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\''
+    return re.sub(pattern, lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL)
+
+
+def closing(code: str, start: int) -> int:
+    """The place of the bracket that closes the one at `start`, or the end of the code."""
+    opening = code[start]
+    closes = _CLOSING[_OPENING.index(opening)]
+    depth = 0
+    for at in range(start, len(code)):
+        depth += (code[at] == opening) - (code[at] == closes)
+        if depth == 0:
+            return at
+    return len(code)
+
+
+def _kernel(code: str, start: int, after: int, aliases: dict[str, str]) -> DeclaredKernel | None:
+    """The kernel whose `__global__` lies at `start`."""
+    at = after
+    while match := re.compile(r"\s*(?:\b([A-Za-z_]\w*)\b|[*&:])").match(code, at):
+        at = match.end()
+        opens = re.compile(r"\s*\(").match(code, at)
+        if not opens:
+            continue
+        end = closing(code, opens.end() - 1)
+        if match[1] in _ATTRIBUTES:
+            at = end + 1
+            continue
+        parts = split(code[opens.end() : end])
+        parameters = tuple(_parameter(part, aliases) for part in parts if part != "void")
+        types, values = _template(code, start)
+        return DeclaredKernel(match[1] or "", parameters, types, values)
+    return None
+
+
+def split(text: str) -> list[str]:
+    """The parts of a list at its outermost commas."""
+    parts, depth, begin = [], 0, 0
+    for at, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if character == "," and depth == 0:
+            parts.append(text[begin:at].strip())
+            begin = at + 1
+    return [part for part in (*parts, text[begin:].strip()) if part]
+
+
+def _parameter(text: str, aliases: dict[str, str]) -> DeclaredParameter:
+    text = _QUALIFIERS.sub(" ", text.partition("=")[0]).strip()
+    array = re.search(r"\[[^\]]*\]\s*$", text)
+    if array:
+        text = text[: array.start()].strip()
+    match = re.fullmatch(r"(.*[\s*&>])\s*([A-Za-z_]\w*)", text, re.DOTALL)
+    type_, name = (match[1], match[2]) if match else (text, "")
+    words = re.sub(r"\b[A-Za-z_]\w*\b", lambda word: aliases.get(word[0], word[0]), type_)
+    # `float const*` and `float* const` are the same to a caller as `const float*` and `float*`.
+    words = re.sub(r"\*\s*const\s*$", "*", words.strip())
+    plain = " ".join(words.replace("*", " * ").split()).replace(" *", "*") + ("*" if array else "")
+    return DeclaredParameter(name, plain)
+
+
+def _template(code: str, start: int) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """The template parameters of the function whose `__global__` lies at `start`: types, and values to be given."""
+    for match in re.finditer(r"\btemplate\s*<", code[:start]):
+        end = closing(code, match.end() - 1)
+        if end >= start or re.search(r"[;{}]", code[end:start]):
+            continue
+        types, values = [], []
+        for part in split(code[match.end() : end]):
+            declaration, default, _ = part.partition("=")
+            name = (re.findall(r"[A-Za-z_]\w*", declaration) or [""])[-1]
+            if re.match(r"(?:typename|class)\b", part):
+                types.append(name)
+            elif not default:
+                values.append(name)
+        return tuple(types), tuple(values)
+    return None, ()
+
+
+def _aliases(code: str) -> dict[str, str]:
+    """Names that stand for one type alone: by typedef, using or #define."""
+    patterns = (
+        r"\btypedef\s+(?P<type>[\w:]+)\s+(?P<name>\w+)\s*;",
+        r"\busing\s+(?P<name>\w+)\s*=\s*(?P<type>[\w:]+)\s*;",
+        r"^[ \t]*#[ \t]*define[ \t]+(?P<name>\w+)[ \t]+(?P<type>[A-Za-z_]\w*)[ \t]*$",
+    )
+    direct = {match["name"]: match["type"] for p in patterns for match in re.finditer(p, code, re.MULTILINE)}
+    return {name: list(_followed(name, direct))[-1] for name in direct}
+
+
+def _followed(name: str, direct: dict[str, str]) -> Iterator[str]:
+    seen: set[str] = set()
+    while name in direct and name not in seen:
+        seen.add(name)
+        name = direct[name]
+        yield name

@@ -1,0 +1,154 @@
+"""The parameters of compiled kernels, and how arguments of Python become values of the declared C++ types."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import re
+import struct
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import torch
+
+Argument: TypeAlias = torch.Tensor | int | float | bool | None
+
+_SCALARS = {
+    *("float", "double", "__half", "__nv_bfloat16", "bool", "char", "signed char", "unsigned char"),
+    *("short int", "short unsigned int", "int", "unsigned int", "long int", "long unsigned int"),
+    *("long long int", "long long unsigned int"),
+}
+_INTEGER = re.compile(
+    r"(?:(?:signed|unsigned|char|short|int|long)\b ?)+|u?int\d+_t|size_t|ssize_t|ptrdiff_t|u(?:int|long)"
+)
+_KINDS = {
+    **dict.fromkeys(("float", "double"), "f"),
+    **dict.fromkeys(("__half", "half"), "h"),
+    **dict.fromkeys(("__nv_bfloat16", "nv_bfloat16"), "e"),
+    "bool": "b",
+    "any of 8 bytes": "?",
+    "TensorMap": "m",
+}
+_HALF_TYPES = {"h": np.dtype(np.float16), "e": np.dtype(ml_dtypes.bfloat16)}
+# The types of arguments that are passed on as they are, by kind and size.
+_AS_THEY_ARE = {("i", 8): int, ("f", 8): float, ("b", 1): bool}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A kernel's parameter.
+
+    Attributes:
+        kind: "P" for a pointer, "p" for a pointer to const, "i" and "u" for a signed and an unsigned integer, "f" for
+            float and double, "h" for __half, "e" for __nv_bfloat16, "b" for bool, "?" for an unknown type of 8 bytes,
+            "m" for a tensor map, "s" for a type that no argument has.
+        size: bytes of the value, or of the element that a pointer points to.
+        spelling: the type in C++.
+    """
+
+    kind: str
+    size: int
+    spelling: str
+
+    @classmethod
+    def of_type(cls, spelling: str, size: int) -> Parameter:
+        """The parameter whose type has this C++ name and `size` bytes."""
+        if spelling.endswith("*"):
+            return cls("p" if re.search(r"\bconst\b", spelling) else "P", size, spelling)
+        plain = spelling.removeprefix("const ").removeprefix("std::").strip()
+        if _INTEGER.fullmatch(plain):
+            unsigned = "unsigned" in plain or plain.startswith(("u", "size_t"))
+            return cls("u" if unsigned else "i", size, spelling)
+        return cls(_KINDS.get(plain, "s"), size, spelling)
+
+    @property
+    def is_pointer(self) -> bool:
+        """Whether the parameter takes a tensor or None."""
+        return self.kind in "pP"
+
+    @property
+    def python_type(self) -> type | None:
+        """The type of the arguments that are passed on as they are, or None if there is none."""
+        return _AS_THEY_ARE.get((self.kind, self.size))
+
+    @property
+    def pack_code(self) -> str:
+        """The code by which `struct` writes the value into 8 bytes."""
+        return {"u": "Q", "f": "d" if self.size == 8 else "f4x"}.get(self.kind, "q")
+
+    def takes(self, argument: Argument) -> bool:
+        """Whether an argument has the right type. Neither a tensor's dtype nor the range of a number is checked."""
+        if self.kind == "?":
+            return argument is None or type(argument) in (int, float) or isinstance(argument, torch.Tensor)
+        if self.is_pointer:
+            return argument is None or isinstance(argument, torch.Tensor)
+        if self.kind == "m":
+            return type(argument).__name__ == "TensorMapDescriptor"
+        if self.kind == "b" or isinstance(argument, bool):
+            return self.kind == "b" and isinstance(argument, bool)
+        if self.kind in "iu":
+            return isinstance(argument, numbers.Integral)
+        return self.kind in "fhe" and isinstance(argument, numbers.Real)
+
+    def converted(self, argument: Any) -> int | float | bool:
+        """A number as the C++ type: an integer or a float that it can hold; of a half type the bits.
+
+        Raises:
+            OverflowError: the type cannot hold the number.
+        """
+        if self.kind in "iu":
+            number, bits = int(argument), 8 * self.size
+            low, high = (0, 1 << bits) if self.kind == "u" else (-1 << (bits - 1), 1 << (bits - 1))
+            if not low <= number < high:
+                raise OverflowError
+            return number
+        if self.kind in "he":
+            with np.errstate(over="ignore"):
+                half = np.array(float(argument)).astype(_HALF_TYPES[self.kind])
+            if np.isinf(half) and not np.isinf(float(argument)):
+                raise OverflowError
+            return int(half.view(np.uint16))
+        if self.kind == "f":
+            if self.size == 4:
+                struct.pack("=f", argument)  # raises where the native "f" gives infinity
+            return float(argument)
+        return argument
+
+    def for_gpu(self, argument: Any) -> Any:
+        """A number in the form from which cuda-core takes as many bytes as the C++ type has."""
+        number = self.converted(argument)
+        if self.kind == "f" and self.size == 4:
+            return np.float32(number)
+        return np.uint64(number) if self.kind == "u" else number
+
+    @property
+    def element_bytes(self) -> int:
+        """The required size of a tensor's elements, or 0 if a divisor of the pointee's size fits, as for float4."""
+        pointee = self.spelling.removesuffix("*").replace("const ", "").replace("volatile ", "").strip()
+        return self.size if pointee in _SCALARS else 0
+
+
+def check_count(name: str, parameters: int, given: int) -> None:
+    """Raise TypeError if a kernel gets too many or too few arguments."""
+    if given != parameters:
+        raise TypeError(f"{name} takes {parameters} arguments, but {given} were given")
+
+
+def mismatch(name: str, place: str, parameter: Parameter, argument: Argument) -> TypeError:
+    """The error for an argument that does not fit its parameter; `place` names it: "argument 2 (cols)"."""
+    given = type(argument).__name__
+    if isinstance(argument, torch.Tensor):
+        given = f"a tensor of {short(argument.dtype)}"
+    hint = "; kernels take pointers and numbers" if parameter.kind == "s" else ""
+    return TypeError(f"{name}: {place} is {parameter.spelling} in C++, but {given} was given{hint}")
+
+
+def too_large(name: str, place: str, parameter: Parameter, argument: Any) -> OverflowError:
+    """The error for a number that its parameter's type cannot hold."""
+    return OverflowError(f"{name}: {place} is {parameter.spelling} in C++, which cannot hold {argument}")
+
+
+def short(dtype: torch.dtype) -> str:
+    """A dtype's name without the module's."""
+    return str(dtype).removeprefix("torch.")
