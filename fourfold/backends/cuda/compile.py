@@ -23,6 +23,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from fourfold.backends.cuda.device_code import for_nvrtc, needs_torch
+
 
 class CudaError(RuntimeError):
     """A CUDA C++ file does not compile, or the driver refuses something. The message contains the compiler's output."""
@@ -162,6 +164,21 @@ def source_closure(source: pathlib.Path) -> dict[str, str]:
     return texts
 
 
+def check_headers(texts: Mapping[str, str]) -> None:
+    """Check that a `.cu` file, whose texts `source_closure` gives, is device code, and no extension of torch.
+
+    Raises:
+        CompilationError: it includes headers of torch. The message says what to do.
+    """
+    for path, text in texts.items():
+        if header := needs_torch(text):
+            raise CompilationError(
+                f"{pathlib.Path(path).name} includes {header}, and Fourfold compiles device code without torch's"
+                " headers. Either move the __global__ functions to a .cu file that does not include them, or compile"
+                " the file with torch.utils.cpp_extension.load or load_inline on a GPU and name the Python function"
+            )
+
+
 @functools.cache
 def cuda_include_directories() -> tuple[pathlib.Path, ...]:
     """The folders of NVIDIA's headers, from pip's wheels, conda or a toolkit.
@@ -259,8 +276,11 @@ def compile_kernels(source: pathlib.Path, name: str, also: Collection[str], arch
     Raises:
         CudaError: NVRTC is missing or rejects the file. The message contains its output.
     """
-    options = nvrtc_options(source, arch)
-    directory = cache_folder("cuda", digest(_nvrtc_version(), options, source_closure(source)))
+    options, texts = nvrtc_options(source, arch), source_closure(source)
+    check_headers(texts)
+    prepared = for_nvrtc(str(source), texts)
+    changed = [] if prepared == (texts[str(source)], {}) else [prepared]
+    directory = cache_folder("cuda", digest(_nvrtc_version(), options, texts, *changed))
     if found := _find(directory, name):
         return found
     with locked(directory):
@@ -455,7 +475,9 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
     if _nvrtc_version() >= (13, 0):
         # Split compilation uses all cores and gives the same code. A result from the driver's cache has no log.
         options = [*options, "--split-compile=0", "--no-cache"]
-    program = _checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), str(source).encode(), 0, None, None))
+    text, headers = for_nvrtc(str(source), source_closure(source))
+    contents, includes = ([part.encode() for part in parts] for parts in (headers.values(), headers))
+    program = _checked(nvrtc.nvrtcCreateProgram(text.encode(), str(source).encode(), len(headers), contents, includes))
     try:
         for name in names:
             _checked(nvrtc.nvrtcAddNameExpression(program, name.encode()))

@@ -18,6 +18,7 @@ from fourfold.backends.cuda.compile import (
     CompilationError,
     CudaError,
     cache_folder,
+    check_headers,
     checksum,
     cuda_include_directories,
     digest,
@@ -28,6 +29,7 @@ from fourfold.backends.cuda.compile import (
     write_atomically,
     write_entry,
 )
+from fourfold.backends.cuda.device_code import device_code
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -119,9 +121,10 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool)
     if reason := unavailable_reason():
         raise CudaError(reason)
     closure = source_closure(source)
+    check_headers(closure)
     options = _CHECKED if checked else _FAST
     runtime_key = digest(_command(), _compiler_version(), [p.read_text() for p in _runtime_files()])
-    directory = cache_folder("cuda_on_cpu", digest(runtime_key, options, closure))
+    directory = cache_folder("cuda_on_cpu", digest(runtime_key, options, closure, _unit(source)))
     if built := _find(directory, name, closure):
         return built
     with locked(directory):
@@ -171,7 +174,7 @@ def _command(source: pathlib.Path | None = None) -> list[str]:
 
 @functools.cache
 def _runtime_files() -> tuple[pathlib.Path, ...]:
-    return tuple(sorted(p for p in HERE.rglob("*") if p.suffix in (".h", ".cpp")))
+    return tuple(sorted(p for p in HERE.rglob("*") if p.suffix in (".h", ".cuh", ".cpp")))
 
 
 def _run(*command: str, refused: type[CudaError] = CudaError) -> str:
@@ -194,11 +197,12 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         unit, library = pathlib.Path(scratch, "unit.o"), pathlib.Path(scratch, "kernels.so")
         table = "\n".join(f"    FOURFOLD_KERNEL({name})," for name in names)
-        text = (
-            f'#include "device.h"\n#include "{source}"\nconst fourfold::Entry fourfold_kernels[] = {{\n{table}\n}};\n'
-        )
-        unit.with_suffix(".cpp").write_text(text)
-        _run(*command, *options, "-c", str(unit.with_suffix(".cpp")), "-o", str(unit), refused=CompilationError)
+        code = unit.with_suffix(".cpp")
+        code.write_text(f"{_unit(source)}\nconst fourfold::Entry fourfold_kernels[] = {{\n{table}\n}};\n")
+        try:
+            _run(*command, *options, "-c", str(code), "-o", str(unit), refused=CompilationError)
+        except CompilationError as error:
+            raise CompilationError(_explained(source, str(error), code)) from None
         if options is _CHECKED:
             copies = ("memcpy", "memmove", "memset")
             _run("objcopy", *(f"--redefine-sym={name}=fourfold_{name}" for name in copies), str(unit))
@@ -228,6 +232,24 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
         kept = directory / f"{digest(names)}.so"
         os.replace(library, kept)
         write_entry(kept, {"kernels": names, "shared": shared})
+
+
+def _unit(source: pathlib.Path) -> str:
+    """What is compiled: the file, or what there is in it for a device."""
+    text = source.read_text()
+    device = device_code(text)
+    whole = f'#include "{source}"' if device == text else f'#line 1 "{source}"\n{device}\n#line 1 "kernels"'
+    return f'#include "device.h"\n{whole}'
+
+
+def _explained(source: pathlib.Path, output: str, unit: pathlib.Path) -> str:
+    """What the compiler says of a file, the first error in the file itself at the head."""
+    lines = output.splitlines()[1:]  # the first is the command
+    errors = [line for line in lines if " error: " in line]
+    first = next((line for line in errors if line.startswith(f"{source}:")), errors[0] if errors else "")
+    if "no matches converting function" in first or str(unit) in first:
+        first = f"{source}: the kernel cannot be had by this name and these template arguments"
+    return "\n".join([f"{source.name} does not compile for the CPU: {first.replace(str(source), source.name)}", *lines])
 
 
 def _runtime_objects(key: str) -> list[str]:

@@ -1,0 +1,161 @@
+"""Of a `.cu` file the part that runs on a device, and the headers that NVRTC lacks.
+
+Kernels often stand in one file with their launcher, a reference on the CPU and `main`. Neither NVRTC nor the host's
+C++ compiler can compile a launch `kernel<<<grid, block>>>(...)`. So functions of the host are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+
+from fourfold.backends.cuda.declarations import closing, without_comments
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
+_OF_TORCH = re.compile(r"(?:torch|ATen|c10|pybind11)/|Python\.h$")
+_FOR_DEVICE = re.compile(r"\b(?:__global__|__device__|constexpr)\b")
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
+
+_CONSTANTS = re.compile(r"\bM_(?:PI|E|SQRT2|SQRT1_2|2_SQRTPI|LOG2E|LN2)\b")
+
+_LIMITS = {
+    "FLT": ("1.175494351e-38f", "3.402823466e+38f", "1.192092896e-07f", 24, 6),
+    "DBL": ("2.2250738585072014e-308", "1.7976931348623157e+308", "2.2204460492503131e-16", 53, 15),
+}
+_FLOAT = "#pragma once\n" + "".join(
+    f"#define {of}_MIN {least}\n#define {of}_MAX {largest}\n#define {of}_EPSILON {epsilon}\n"
+    f"#define {of}_MANT_DIG {bits}\n#define {of}_DIG {digits}\n"
+    for of, (least, largest, epsilon, bits, digits) in _LIMITS.items()
+)
+_INTEGERS = """#pragma once
+#define CHAR_BIT 8
+#define SCHAR_MIN (-128)
+#define SCHAR_MAX 127
+#define UCHAR_MAX 255
+#define SHRT_MIN (-32768)
+#define SHRT_MAX 32767
+#define USHRT_MAX 65535
+#define INT_MAX 2147483647
+#define INT_MIN (-INT_MAX - 1)
+#define UINT_MAX 4294967295u
+#define LLONG_MAX 9223372036854775807ll
+#define LLONG_MIN (-LLONG_MAX - 1)
+#define ULLONG_MAX 18446744073709551615ull
+#define LONG_MAX 9223372036854775807l
+#define LONG_MIN (-LONG_MAX - 1)
+#define ULONG_MAX 18446744073709551615ul
+"""
+_MATH = "#pragma once\n#define M_PI 3.14159265358979323846\n#define M_E 2.7182818284590452354\n" + (
+    "#define M_SQRT2 1.41421356237309504880\n#define M_SQRT1_2 0.70710678118654752440\n"
+    "#define M_2_SQRTPI 1.12837916709551257390\n#define M_LOG2E 1.4426950408889634074\n"
+    "#define M_LN2 0.69314718055994530942\n"
+)
+
+
+def _of_libcudacxx(name: str) -> str:
+    return f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace ::cuda::std; }}\n"
+
+
+# NVRTC refuses the header of all of CUB, which has parts for the host.
+_OF_CUB = ("block/block_reduce", "block/block_scan", "block/block_load", "block/block_store", "warp/warp_reduce")
+# NVRTC has the functions of the C library without a header, and no header at all.
+_HEADERS: Mapping[str, str] = {
+    **dict.fromkeys(("float.h", "cfloat"), _FLOAT),
+    **dict.fromkeys(("limits.h", "climits"), _INTEGERS),
+    **dict.fromkeys(("math.h", "cmath"), _MATH),
+    **dict.fromkeys(("stdint.h", "cstdint"), _of_libcudacxx("cstdint")),
+    **{name: _of_libcudacxx(name) for name in ("limits", "type_traits", "utility", "algorithm", "cstddef")},
+    **dict.fromkeys(("assert.h", "cassert", "stdio.h", "cstdio", "stddef.h", "string.h", "cstring"), "#pragma once\n"),
+    "cub/cub.cuh": "#pragma once\n" + "".join(f"#include <cub/{name}.cuh>\n" for name in _OF_CUB),
+    # Of these a kernel can use nothing: they are for the functions of the host beside it.
+    **dict.fromkeys(
+        (
+            *(
+                "stdlib.h",
+                "cstdlib",
+                "time.h",
+                "ctime",
+                "iostream",
+                "fstream",
+                "sstream",
+                "iomanip",
+                "vector",
+                "string",
+            ),
+            *(
+                "string",
+                "chrono",
+                "random",
+                "memory",
+                "map",
+                "functional",
+                "numeric",
+                "stdexcept",
+                "cublas_v2.h",
+                "curand.h",
+            ),
+            *("cuda_runtime_api.h", "device_launch_parameters.h", "omp.h", "getopt.h", "unistd.h", "sys/time.h"),
+        ),
+        "#pragma once\n",
+    ),
+}
+
+
+def included(text: str) -> list[str]:
+    """The names of the headers that a text includes, in angle brackets or quotes."""
+    return _INCLUDE.findall(text)
+
+
+def needs_torch(text: str) -> str | None:
+    """The first of torch's or Python's own headers that a text includes, or None."""
+    return next((name for name in included(text) if _OF_TORCH.match(name)), None)
+
+
+def for_nvrtc(source: str, texts: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """What NVRTC compiles of a `.cu` file, and by name the text of those headers that it does not have.
+
+    Args:
+        source: the file's path.
+        texts: by path the text of the file and of its own headers.
+    """
+    text = device_code(texts[source])
+    names = [name for part in texts.values() for name in included(part) if name in _HEADERS]
+    if _CONSTANTS.search(text) and "math.h" not in names:
+        # nvcc includes <math.h> in every file.
+        names.append("math.h")
+        text = f'#include <math.h>\n#line 1 "{source}"\n{text}'
+    return text, {name: _HEADERS[name] for name in names}
+
+
+@functools.lru_cache(maxsize=64)
+def device_code(text: str) -> str:
+    """A `.cu` file's text without the functions of the host; the lines keep their numbers.
+
+    Left out are functions that are neither `__global__` nor `__device__` nor constexpr, which no kernel can call.
+    """
+    code = without_comments(text)
+    code = _DIRECTIVE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), code)
+    for start, end in _host_functions(code):
+        text = text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
+    return text
+
+
+def _host_functions(code: str) -> Iterator[tuple[int, int]]:
+    """Where functions that no kernel can call begin and end, outside of classes."""
+    at = 0
+    while match := re.compile(r"\s*").match(code, at):
+        start = match.end()
+        ends = re.compile(r"[;{}]").search(code, start)
+        if ends is None:
+            return
+        at = ends.end()
+        if ends[0] != "{":
+            continue
+        head = code[start : ends.start()]
+        if re.search(r"\bnamespace\b[\w\s:]*$|^\s*extern\s*$", head):
+            continue  # its contents come next
+        at = closing(code, ends.start()) + 1
+        is_function = re.search(r"\)\s*(?:const|noexcept|override|->[^;{}]*)?\s*$", head)
+        if is_function and not _FOR_DEVICE.search(head):
+            yield start, at

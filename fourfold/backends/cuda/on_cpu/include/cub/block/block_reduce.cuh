@@ -1,0 +1,3 @@
+// See cub/cub.cuh.
+#pragma once
+#include "../cub.cuh"

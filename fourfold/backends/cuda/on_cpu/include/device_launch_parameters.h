@@ -1,0 +1,2 @@
+// device.h has threadIdx and its like.
+#pragma once
