@@ -24,6 +24,7 @@ _PUBLIC = {
     "Verdict": "fourfold.running.findings",
     "assert_correct": "fourfold.running.verification",
     "claims": "fourfold.core.claims",
+    "cuda_kernel": "fourfold.backends.cuda.functions",
     "lengths": "fourfold.strategies.arguments",
     "offsets": "fourfold.strategies.arguments",
     "operation": "fourfold.strategies.declared",

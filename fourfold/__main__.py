@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,8 @@ from typing import Any
 
 import fourfold
 
+# A kernel of a .cu file, with its launch or without.
+LAUNCHED = re.compile(r"\.cuh?:")
 DESCRIPTION = {
     "tour": "verify two kernels that come with this package, a right one and a wrong one, and say what to do next",
     "verify": "put a kernel of yours through every check of a known operation",
@@ -39,13 +42,38 @@ def verify(arguments: Sequence[str]) -> int:
     """``fourfold verify FILE:FUNCTION --as OPERATION [PYTEST OPTION ...]``; gives pytest's exit code."""
     parser = argparse.ArgumentParser(prog="fourfold verify", description=DESCRIPTION["verify"])
     parser.add_argument(
-        "kernel", metavar="FILE_OR_MODULE:FUNCTION", help="the implementation, as my_kernels.py:my_softmax"
+        "kernel",
+        metavar="FILE_OR_MODULE:FUNCTION",
+        help="the implementation, as my_kernels.py:my_softmax or softmax.cu:softmax_kernel",
     )
     parser.add_argument(
         "--as", dest="operation", required=True, metavar="OPERATION", help="what it computes, as softmax"
     )
+    of_cuda = parser.add_argument_group("a kernel of a .cu file", "expressions over sizes, as rows or ceil(n / 256)")
+    of_cuda.add_argument("--grid", metavar="BLOCKS", help="the number of blocks, or up to three")
+    of_cuda.add_argument("--block", metavar="THREADS", help="the threads of a block, or up to three numbers")
+    of_cuda.add_argument("--shared", metavar="BYTES", help="dynamic shared memory: 0 unless told")
+    of_cuda.add_argument("--args", metavar="A, B, ...", help="the kernel's arguments, as x, out, rows, cols")
     given, options = parser.parse_known_args(arguments)
-    return subprocess.run(pytest_command("--candidate", f"{given.operation}={given.kernel}", *options)).returncode
+    kernel = given.kernel
+    if LAUNCHED.search(kernel):
+        kernel = launched(parser, given)
+        options.append("--forward-only")  # such a kernel has no gradient
+    elif given.grid or given.block or given.shared or given.args:
+        parser.error(f"--grid, --block, --shared and --args are for a kernel of a .cu file, and {kernel} is none")
+    return subprocess.run(pytest_command("--candidate", f"{given.operation}={kernel}", *options)).returncode
+
+
+def launched(parser: argparse.ArgumentParser, given: argparse.Namespace) -> str:
+    """The kernel of a .cu file with its launch: ``FILE.cu:KERNEL<<<GRID, BLOCK, SHARED>>>(ARGUMENTS)``."""
+    if "<<<" in given.kernel:
+        return given.kernel
+    if not (given.grid and given.block):
+        parser.error(f"{given.kernel} needs --grid and --block, as --grid rows --block 256")
+    shared = f", {given.shared}" if given.shared else ""
+    sizes = (f"({size})" if "," in size and not size.startswith("(") else size for size in (given.grid, given.block))
+    arguments = f"({given.args})" if given.args else ""
+    return f"{given.kernel}<<<{', '.join(sizes)}{shared}>>>{arguments}"
 
 
 def mutate(arguments: Sequence[str]) -> int:

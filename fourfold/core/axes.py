@@ -58,6 +58,20 @@ def shape(axes: Sequence[str], sizes: Mapping[str, int], leading: Shape = ()) ->
     return tuple(found)
 
 
+def sizes(written: Mapping[str, str], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """The sizes of the named axes of tensors that fit, and under "..." the leading ones.
+
+    Args:
+        written: the notation of each tensor's axes, by name.
+        shapes: of the tensors that there are.
+    """
+    known: dict[str, Any] = {}
+    for name, notation in written.items():
+        if name in shapes:
+            fits(parse(notation), shapes[name], known)
+    return known
+
+
 def fits(axes: Sequence[str], given: Shape, known: dict[str, Any]) -> bool:
     """Whether a shape is what its axes say. Sizes that are not known yet are noted in `known`, "..." as a shape."""
     axes = tuple(axes)

@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
+from fourfold.core.case import Case, is_floating
 from fourfold.core.dtypes import DTYPES, DType
-from fourfold.core.operation import Operation, reference_gradients
+from fourfold.core.operation import Operation, reference_gradients, sizes_of
 
 EXACT, STORAGE = "exact", "storage"
-_ANY = "..."
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "__fourfold_claims__"
 
@@ -107,7 +106,7 @@ class Claims:
 
     def outside(self, operation: Operation, case: Case, dtype: DType) -> str | None:
         """Why a case lies outside of the claims, or None. Layouts do not count: see `adapted`."""
-        floating = {name: array for name, array in case.inputs.items() if not np.issubdtype(array.dtype, np.integer)}
+        floating = {name: array for name, array in case.inputs.items() if is_floating(array)}
         first = next(iter(case.inputs.values()), None)
         if self.ranks and first is not None and first.ndim not in self.ranks:
             return f"{first.ndim} axes"
@@ -176,23 +175,8 @@ MISALIGNED = ("misaligned", "sliced_rows", "sliced_columns", "cut_from_wider")
 
 def axes_of(operation: Operation) -> list[str]:
     """The names of an operation's axes."""
-    named = [axis for notation in operation.axes.values() for axis in notation.split()]
-    return [axis for axis in dict.fromkeys(named) if axis != _ANY and not axis.isdigit() and "+" not in axis]
-
-
-def sizes_of(operation: Operation, case: Case) -> dict[str, int]:
-    """The sizes of the named axes in a case."""
-    found: dict[str, int] = {}
-    for name, notation in operation.axes.items():
-        if name not in case.inputs:
-            continue
-        names, shape = notation.split(), case.inputs[name].shape
-        if _ANY in names:
-            at = names.index(_ANY)
-            last = len(names) - at - 1
-            names, shape = names[:at] + names[at + 1 :], shape[:at] + shape[len(shape) - last :]
-        found |= {axis: size for axis, size in zip(names, shape) if not axis.isdigit() and "+" not in axis}
-    return found
+    named = [axis for written in operation.axes.values() for axis in written.split()]
+    return [axis for axis in dict.fromkeys(named) if axis != "..." and not axis.isdigit() and "+" not in axis]
 
 
 def _has_ties(operation: Operation, case: Case, dtype: DType) -> bool:

@@ -96,7 +96,6 @@ class Operation:
         cases: strategy for a dtype and a number of elements that inputs should stay within.
         examples: named cases that are always run: known bugs of such kernels, declared behaviour.
         source: where the operation is defined.
-        axes: of inputs by name, the names of their axes, as ``"... cols"``: equal names are axes of equal length.
         batched: inputs whose first axis is a batch, each with the number of its last axes that belong to one sample.
             The output has the same first axis. Of a sample, the output and the gradients of these inputs depend on no
             other sample. Unless given, nothing is said of batches.
@@ -121,7 +120,6 @@ class Operation:
     cases: Callable[[DType, int], SearchStrategy[Case]]
     examples: Mapping[str, Callable[[DType], Case]]
     source: str
-    axes: Mapping[str, str] = field(default_factory=dict)
     batched: Mapping[str, int] = field(default_factory=dict)
     laws: tuple[Law, ...] = ()
     smooth: Callable[[DType], SearchStrategy[Case]] = FOLLOWS

@@ -14,6 +14,7 @@ from typing import Any
 
 from fourfold import backends
 from fourfold.backends import tuning
+from fourfold.backends.cuda.compile import CudaError
 from fourfold.checks.checks import Subject
 from fourfold.checks.escapes import held
 from fourfold.checks.search import UNCLAIMED
@@ -23,6 +24,8 @@ from fourfold.core.claims import Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
 from fourfold.running.calling import CannotBeCalled, as_operation
+from fourfold.running.cuda_candidates import CudaCandidate, Launch
+from fourfold.running.cuda_candidates import load as load_cuda
 from fourfold.running.frames import own_frames
 
 # The backend of somebody's own implementation; what it is related to by a law is taken from torch.
@@ -51,8 +54,8 @@ class Candidate:
 
     Attributes:
         operation: which operation it claims to be.
-        place: a Python file or a module's name.
-        function: its name there.
+        place: a Python file, a `.cu` file or a module's name.
+        function: its name there; of a kernel also its launch, as `fourfold.running.cuda_candidates` reads it.
     """
 
     operation: str
@@ -64,17 +67,41 @@ class Candidate:
 
     @classmethod
     def parse(cls, text: str, known: Iterable[str]) -> "Candidate":
-        """``OP=FILE_OR_MODULE:FUNCTION``.
+        """``OP=FILE_OR_MODULE:FUNCTION``, or ``OP=FILE.cu:KERNEL<<<GRID, BLOCK>>>``.
 
         Raises:
             SelectionError: the text has another form, or the operation is unknown.
         """
         operation, equals, target = text.partition("=")
+        if equals and (launch := cls._launch(target)):
+            choose("--candidate", [operation], known)
+            return cls(operation, launch.file, launch.launched)
         place, colon, function = target.rpartition(":")
         if not (equals and colon and place and function.isidentifier()):
             raise SelectionError(f"--candidate must be OP=FILE_OR_MODULE:FUNCTION, not {text!r}")
         choose("--candidate", [operation], known)
         return cls(operation, place, function)
+
+    @staticmethod
+    def _launch(target: str) -> Launch | None:
+        try:
+            return Launch.parse(target)
+        except ValueError as error:
+            raise SelectionError(f"--candidate {error}") from None
+
+    @property
+    def of_cuda(self) -> CudaCandidate | None:
+        """The kernel, where it is one of a `.cu` file.
+
+        Raises:
+            SelectionError: there is no such file or kernel, or it is not clear how to launch it.
+        """
+        if not self.place.endswith((".cu", ".cuh")):
+            return None
+        try:
+            return load_cuda(f"{self.place}:{self.function}", self.operation, backends.load(self.operation, "torch"))
+        except (OSError, LookupError, ValueError, CudaError) as error:
+            raise SelectionError(f"--candidate {self.place}: {error}") from None
 
     def load(self) -> Callable[..., Any]:
         """The function, to be called as the operation's own.
@@ -82,6 +109,8 @@ class Candidate:
         Raises:
             SelectionError: there is no such file, module or function, it fails on import, or cannot be called so.
         """
+        if kernel := self.of_cuda:
+            return kernel
         try:
             found = getattr(self._module(), self.function, None)
             if found is None:
@@ -116,7 +145,7 @@ class Candidate:
 
     def file(self) -> Path:
         """Where it is defined; of a module, once it is imported."""
-        if self.place.endswith(".py"):
+        if self.place.endswith((".py", ".cu", ".cuh")):
             return Path(self.place).resolve()
         return Path(getattr(sys.modules.get(self.place), "__file__", None) or os.devnull)
 
@@ -227,7 +256,10 @@ class Selection:
         """Why a cell cannot run on a device, or None."""
         if cell.backend == CANDIDATE:
             claimed = self.claims.dtypes if self.claims else ()
-            return f"{UNCLAIMED} {cell.dtype}" if claimed and cell.dtype not in claimed else None
+            if claimed and cell.dtype not in claimed:
+                return f"{UNCLAIMED} {cell.dtype}"
+            kernel = self.candidates[cell.operation].of_cuda
+            return kernel.unsupported(cell.dtype, device) if kernel else None
         return backends.unsupported(cell.operation, cell.backend, cell.dtype, device)
 
     def depends_on_batch(self, cell: Cell, device: str) -> str | None:
@@ -275,7 +307,7 @@ class Selection:
         foreign = cell.backend == CANDIDATE
         claims = (self.claims or claims_of(implementation)) if foreign else Claims()
         return Subject(
-            operation=claims.restricted(self.operations[cell.operation]),
+            operation=claims.restricted(self._record(cell)),
             backend=cell.backend,
             dtype=DTYPES[cell.dtype].with_free_ties if foreign else DTYPES[cell.dtype],
             device=device,
@@ -288,11 +320,19 @@ class Selection:
             offsets_in_32_bits=self.offsets_in_32_bits(cell, device),
         )
 
+    def _record(self, cell: Cell) -> Operation:
+        """What a cell is verified as: a kernel of a `.cu` file may take fewer parameters than the operation has."""
+        operation = self.operations[cell.operation]
+        kernel = self.candidates[cell.operation].of_cuda if cell.backend == CANDIDATE else None
+        return kernel.narrowed(operation) if kernel else operation
+
     def _has_gradients(self, cell: Cell, device: str, note: Callable[[Case], None]) -> bool:
         """Whether a candidate claims to: its output requires a gradient where its inputs do.
 
         One that fails here is taken to, and fails in the checks.
         """
+        if self.candidates[cell.operation].of_cuda:
+            return False
         operation, dtype = self.operations[cell.operation], DTYPES[cell.dtype]
         case = next(iter(operation.examples.values()))(dtype)
         note(case)

@@ -1,0 +1,205 @@
+"""A `__global__` function as a Python function of tensors: `cuda_kernel`."""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fourfold.backends.cuda import declarations
+from fourfold.backends.cuda.compile import check_headers, source_closure
+from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel, Size
+from fourfold.backends.cuda.parameters import short
+
+# The names of dtypes in messages and on the command line.
+DTYPES = {short(dtype): dtype for dtype in CPP_TYPES}
+# float4 and the like are loaded in one access, which needs an address that is a multiple of its size.
+ALIGNMENT = 16
+
+
+class Kernels:
+    """The instances of a kernel for each dtype: one of a plain function, several of a template.
+
+    Args:
+        source: the `.cu` file.
+        name: a name expression: "softmax_kernel", "copy_kernel<float, 4>", or "copy_kernel<{T}, 4>", where {T} stands
+            for the type of an element. A template that has types alone for parameters needs no arguments.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        NoSuchKernel: the file has no such kernel.
+        ValueError: the template has parameters that the name does not give.
+    """
+
+    def __init__(self, source: pathlib.Path, name: str) -> None:
+        self.source, self.declared = source, declarations.kernel_of(source, name)
+        template = self.declared.template
+        if template is not None and "<" not in name:
+            if self.declared.values or not template:
+                values = ", ".join(self.declared.values) or "parameters"
+                example = f"{name}<{', '.join(['{T}'] * len(template) + ['...'])}>"
+                raise ValueError(f"{name} is a template with {values} to be given: name it as {example!r}")
+            name = f"{name}<{', '.join(['{T}'] * len(template))}>"
+        self.name = name
+        self._of_dtype = {
+            dtype: CudaKernel(source, name.replace("{T}", type_))
+            for dtype, type_ in CPP_TYPES.items()
+            if self.unsupported(dtype) is None
+        }
+
+    def unsupported(self, dtype: torch.dtype) -> str | None:
+        """Say why there is no instance for tensors of a floating-point dtype, or return None if there is one."""
+        if "{T}" in self.name:
+            return None
+        taken = {self.element(parameter) for parameter in self.declared.parameters} - {None}
+        if not taken or dtype in taken:
+            return None
+        pointers = " and ".join(sorted({p.type for p in self.declared.parameters if self.element(p)}))
+        only = " and ".join(sorted(short(each) for each in taken if each))
+        return f"{self.name} of {self.source.name} takes {pointers}: {only} only"
+
+    def element(self, parameter: declarations.DeclaredParameter) -> torch.dtype | None:
+        """The floating-point dtype of the tensors that a parameter takes; None where it may be any."""
+        if not parameter.is_pointer:
+            return None
+        types = self.declared.template or ()
+        if parameter.element in types and "{T}" not in self.name:
+            given = declarations.split(self.name.partition("<")[2].rpartition(">")[0])
+            at = types.index(parameter.element)
+            return declarations.ELEMENTS.get(given[at]) if at < len(given) else None
+        return declarations.ELEMENTS.get(parameter.element)
+
+    def check_headers(self) -> None:
+        """Check that the file needs no headers of torch.
+
+        Raises:
+            CompilationError: it does; the message says what to do.
+        """
+        check_headers(source_closure(self.source))
+
+    def of(self, dtype: torch.dtype) -> CudaKernel:
+        """The instance for tensors of a dtype.
+
+        Raises:
+            TypeError: there is none.
+        """
+        kernel = self._of_dtype.get(dtype)
+        if kernel is None:
+            why = self.unsupported(dtype) if dtype in CPP_TYPES else "it takes no tensors of this dtype"
+            raise TypeError(f"there is no {self.name} for {short(dtype)}: {why}")
+        return kernel
+
+    def check(self, dtype: torch.dtype, arguments: tuple[Any, ...]) -> None:
+        """Check that tensors have the dtypes that the pointers are declared to point to.
+
+        Raises:
+            TypeError: one has not.
+        """
+        for position, (parameter, argument) in enumerate(zip(self.declared.parameters, arguments)):
+            if isinstance(argument, torch.Tensor):
+                of_template = "{T}" in self.name and parameter.element in (self.declared.template or ())
+                wanted = dtype if of_template else self.element(parameter)
+                if wanted is not None and argument.dtype != wanted:
+                    place = self.declared.position(position)
+                    raise TypeError(
+                        f"{self.name}: {place} is {parameter.type} in C++ and takes {short(wanted)},"
+                        f" but a tensor of {short(argument.dtype)} was given"
+                    )
+
+
+def cuda_kernel(
+    source: str | pathlib.Path,
+    name: str,
+    *,
+    grid: Size | Callable[..., Size],
+    block: Size | Callable[..., Size],
+    arguments: Callable[..., tuple[Any, ...]],
+    output: Callable[..., Any] | None = None,
+    shared_bytes: int | Callable[..., int] = 0,
+    contiguous: bool = True,
+) -> Callable[..., Any]:
+    """A Python function that launches a `__global__` function of a `.cu` file on tensors.
+
+    softmax = fourfold.cuda_kernel(
+        "softmax.cu", "softmax_kernel", grid=lambda x: len(x), block=256, arguments=lambda x, out: (x, out, *x.shape)
+    )
+
+    On a GPU NVRTC compiles the file; on the CPU g++ does, and every access is checked. The function has no gradient of
+    its own: call it in the forward and backward of a `torch.autograd.Function`.
+
+    Args:
+        source: the file; a relative path begins at the folder of the calling file, or else at the current one.
+        name: the kernel; see `Kernels`. Of a template the dtype of the first tensor chooses the instance.
+        grid: the number of blocks, as one number or up to three, or a function that returns it.
+        block: the threads of a block, in the same way.
+        arguments: a function that returns the kernel's arguments, in order: tensors, numbers, None for a null pointer.
+            The names of its parameters, without `out`, are those of the Python function.
+        output: a function that returns a new tensor, or a tuple of them, for the result; by default it is of the first
+            tensor's shape and dtype. It need not be initialised.
+        shared_bytes: size of the `extern __shared__` array in bytes, or a function that returns it.
+        contiguous: hand copies on in place of tensors that are not contiguous, or not aligned to 16 bytes.
+
+    `grid`, `block`, `arguments`, `output` and `shared_bytes` are called with those of the function's arguments that
+    their parameters name; all but `output` may also take `out`, the result.
+
+    Returns:
+        The function. It takes the tensors and numbers that `arguments` names, and returns the result.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        LookupError: the file has no such kernel.
+        ValueError: the template has parameters that the name does not give, or `arguments` names none.
+    """
+    path = _beside(sys._getframe(1).f_globals.get("__file__"), pathlib.Path(source))
+    kernels = Kernels(path, name)
+    signature = inspect.signature(arguments)
+    named = [p for p in signature.parameters.values() if p.name != "out" and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if not named:
+        raise ValueError(f"cuda_kernel: arguments of {name} must name the function's arguments, as lambda x, out: ...")
+    own = inspect.Signature(named)
+
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        bound = own.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = {key: plain(value) if contiguous else value for key, value in bound.arguments.items()}
+        first = next((value for value in given.values() if isinstance(value, torch.Tensor)), None)
+        if first is None:
+            raise TypeError(f"{name}: no argument is a tensor")
+        out = _called(output, given) if output else torch.empty(first.shape, dtype=first.dtype, device=first.device)
+        given["out"] = out
+        passed = tuple(_called(arguments, given))
+        kernels.check(first.dtype, passed)
+        sizes: list[Any] = [_called(size, given) if callable(size) else size for size in (grid, block, shared_bytes)]
+        blocks, threads, shared = sizes
+        kernels.of(first.dtype).launch(blocks, threads, *passed, shared_bytes=shared)
+        return out
+
+    launch.__name__ = launch.__qualname__ = kernels.declared.name
+    launch.__doc__ = f"{kernels.name} of {path.name}."
+    launch.__signature__ = own  # type: ignore[attr-defined]
+    return launch
+
+
+def _beside(caller: str | None, source: pathlib.Path) -> pathlib.Path:
+    beside = pathlib.Path(caller).resolve().parent / source if caller else source
+    return (beside if beside.is_file() else source).resolve()
+
+
+def plain(value: Any) -> Any:
+    """A value; a tensor as kernels mostly expect it: contiguous, and aligned as an allocation is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach().contiguous()
+    return value.clone() if value.data_ptr() % ALIGNMENT else value
+
+
+def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """The result of a function for those of some values that its parameters name."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return function(**given)
+    return function(**{p.name: given[p.name] for p in parameters if p.name in given})
