@@ -25,6 +25,7 @@ _PUBLIC = {
     "assert_correct": "fourfold.running.verification",
     "claims": "fourfold.core.claims",
     "cuda_kernel": "fourfold.backends.cuda.functions",
+    "like": "fourfold.running.adapters",
     "lengths": "fourfold.strategies.arguments",
     "offsets": "fourfold.strategies.arguments",
     "operation": "fourfold.strategies.declared",
@@ -32,6 +33,8 @@ _PUBLIC = {
     "tensor": "fourfold.strategies.arguments",
     "values": "fourfold.strategies.arguments",
     "verify": "fourfold.running.verification",
+    "verify_contract": "fourfold.running.adapters",
+    "verify_kernelbench": "fourfold.running.adapters",
 }
 
 

@@ -1,0 +1,182 @@
+"""Ways in for kernels that come with a reference and example inputs instead of a declaration.
+
+- `like` makes an operation of a torch function and inputs to call it with.
+- `verify_contract` takes a module with ``kernel_fn``, ``reference_fn`` and ``get_inputs``.
+- `verify_kernelbench` takes a problem of KernelBench, with ``Model``, ``get_inputs`` and ``get_init_inputs``, and a
+  solution with ``ModelNew``.
+
+Source of the latter: A. Ouyang et al., KernelBench: Can LLMs Write Efficient GPU Kernels?, 2025.
+"""
+
+import functools
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from fourfold.core.claims import Claims
+from fourfold.running.findings import Verdict
+from fourfold.running.verification import verify
+from fourfold.strategies.arguments import TensorInput, Values, tensor, values
+from fourfold.strategies.declared import DefinedOperation, operation
+
+# Elements of an input. The reference of more takes minutes a case.
+MOST_ELEMENTS = 1 << 22
+_INTEGERS = {torch.int64: "int64", torch.int32: "int32"}
+
+
+def like(
+    definition: Callable[..., torch.Tensor],
+    inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    vary: bool = False,
+    name: str | None = None,
+    **fields: Any,
+) -> DefinedOperation:
+    """The operation of a torch function, declared by a call.
+
+    Args:
+        definition: the function that says what is right.
+        inputs: the arguments of a call, in order or by name. Integers of a tensor stay between its smallest and its
+            largest one. What is no tensor stays as it is.
+        vary: whether sizes are drawn. Axes of one size then have the same size in every case. Otherwise all sizes are
+            those of the call.
+        name: of the operation; the function's unless given.
+        **fields: of the operation, see `fourfold.operation`.
+
+    Raises:
+        ValueError: an input is of a dtype that cannot be drawn, or too large.
+        TypeError: the function does not take the inputs.
+    """
+    signature = inspect.signature(definition)
+    bound = signature.bind(**inputs) if isinstance(inputs, Mapping) else signature.bind(*inputs)
+    tensors = [given for given in bound.arguments.values() if isinstance(given, torch.Tensor)]
+    lengths = sorted({size for given in tensors for size in given.shape if size > 1})
+    declared: dict[str, TensorInput | Values] = {
+        argument: _declared(argument, given, lengths if vary else []) for argument, given in bound.arguments.items()
+    }
+
+    @functools.wraps(definition)
+    def defined(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return definition(*args, **kwargs)
+
+    defined.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[p for p in signature.parameters.values() if p.name in declared]
+    )
+    defined.__name__ = name or str(getattr(definition, "__name__", "reference"))
+    sizes = {} if vary else {_axis(size): size for size in lengths}
+    return operation(sizes=sizes, **declared, **fields)(defined)
+
+
+def _axis(size: int) -> str:
+    return f"of_{size}" if size > 1 else str(size)
+
+
+def _declared(argument: str, given: Any, lengths: Sequence[int]) -> TensorInput | Values:
+    """What is known of an argument. Integers below one of the lengths that vary are taken to be places along it."""
+    if not isinstance(given, torch.Tensor):
+        return values(given)
+    if given.numel() > MOST_ELEMENTS:
+        raise ValueError(f"{argument} has {given.numel()} elements: a reference takes at most {MOST_ELEMENTS}")
+    axes = " ".join(map(_axis, given.shape))
+    if given.is_floating_point():
+        return tensor(axes)
+    if given.dtype == torch.bool:
+        return tensor(axes, dtype="bool")
+    if given.dtype not in _INTEGERS:
+        raise ValueError(f"{argument} has dtype {given.dtype}, which cannot be drawn")
+    low, high = (int(given.min()), int(given.max()) + 1) if given.numel() else (0, 1)
+    along = next((length for length in lengths if length >= high and low >= 0), None)
+    return tensor(
+        axes, dtype=_INTEGERS[given.dtype], low=low if along is None else 0, high=_axis(along) if along else high
+    )
+
+
+def verify_contract(module: Any, *, vary: bool = False, **options: Any) -> Verdict:
+    """Verify a module's ``kernel_fn`` against its ``reference_fn`` on inputs such as ``get_inputs()`` gives.
+
+    Args:
+        module: has these three functions. `get_inputs` returns the arguments of a call, in order or by name.
+        vary: see `like`.
+        **options: those of `fourfold.verify`.
+
+    Raises:
+        AttributeError: the module lacks a function. The message names it.
+    """
+    kernel, reference, get_inputs = (_named(module, name) for name in ("kernel_fn", "reference_fn", "get_inputs"))
+    inputs = get_inputs()
+    inputs = inputs if isinstance(inputs, Mapping) else tuple(inputs)
+    return verify(kernel, like(reference, inputs, vary=vary), **options)
+
+
+def verify_kernelbench(
+    problem: str | Path,
+    solution: str | Path,
+    *,
+    sizes: Mapping[str, Any] | None = None,
+    vary: bool = False,
+    claims: Claims | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Verdict:
+    """Verify the ``ModelNew`` of a solution against the ``Model`` of a KernelBench problem, in float32, forward only.
+
+    Both models are made with the same random numbers, and with the same weights if these have the same names.
+
+    Args:
+        problem: a Python file with Model, get_inputs and get_init_inputs.
+        solution: a Python file with ModelNew.
+        sizes: values in place of the problem's own global variables, such as ``{"batch_size": 4}``. The sizes of
+            KernelBench are made for timing, and too large for a reference.
+        vary: see `like`.
+        claims: of the solution; contiguous tensors of finite float32 numbers, forward only, unless given.
+        seed: of the models' random numbers.
+        **options: those of `fourfold.verify`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        AttributeError: a file lacks one of the names, or `sizes` names a variable that the problem does not have.
+        ValueError: the inputs are too large: see `sizes`.
+    """
+    given, answer = _module(problem), _module(solution)
+    for name, value in (sizes or {}).items():
+        _named(given, name)
+        setattr(given, name, value)
+    init = _named(given, "get_init_inputs")()
+    reference = _model(_named(given, "Model"), init, seed)
+    candidate = _model(_named(answer, "ModelNew"), init, seed)
+    if reference.state_dict().keys() == candidate.state_dict().keys():
+        candidate.load_state_dict(reference.state_dict())
+    record = like(reference.forward, tuple(_named(given, "get_inputs")()), vary=vary, name=Path(problem).stem)
+    limits = Claims(dtypes=("float32",), contiguous=True, gradients=False, finite=True) if claims is None else claims
+    return verify(candidate, record, claims=limits, **options)
+
+
+def _model(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    model = kind(**init) if isinstance(init, Mapping) else kind(*init)
+    return model.requires_grad_(False).eval()
+
+
+def _named(module: Any, name: str) -> Any:
+    if not hasattr(module, name):
+        raise AttributeError(f"{getattr(module, '__file__', module)} has no {name}")
+    return getattr(module, name)
+
+
+def _module(path: str | Path) -> ModuleType:
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is no file")
+    name = f"fourfold_{file.stem}_{abs(hash(str(file)))}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

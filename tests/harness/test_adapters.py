@@ -1,0 +1,140 @@
+"""Kernels that come with a reference and example inputs: KernelBench, the three names, operators of torch.library."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import fourfold
+from fourfold import tensor
+
+QUICK: dict[str, Any] = {"examples": 5, "device": "cpu"}
+
+PROBLEM = """
+import torch
+batch_size, dim = 4096, 16384
+
+class Model(torch.nn.Module):
+    def __init__(self, out):
+        super().__init__()
+        self.linear = torch.nn.Linear(dim, out)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)).sum(dim=1, keepdim=True)
+
+def get_inputs():
+    return [torch.rand(batch_size, dim)]
+
+def get_init_inputs():
+    return [8]
+"""
+SOLUTION = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def relu_sum_kernel(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * cols + at, mask=at < cols, other=-1.0)
+    tl.store(out_ptr + row, tl.sum(tl.maximum(x, {least}), axis=0))
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, out):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, out)
+
+    def forward(self, x):
+        hidden = self.linear(x)
+        out = torch.empty(hidden.shape[0], 1)
+        relu_sum_kernel[(hidden.shape[0],)](hidden, out, hidden.shape[1], BLOCK={block})
+        return out
+"""
+
+
+def kernelbench(folder: Path, sizes: dict[str, int] | None = None, **of_solution: Any) -> fourfold.Verdict:
+    (folder / "problem.py").write_text(PROBLEM)
+    (folder / "solution.py").write_text(SOLUTION.format(**{"least": "0.0", "block": 8, **of_solution}))
+    given = {"batch_size": 4, "dim": 16} if sizes is None else sizes
+    return fourfold.verify_kernelbench(folder / "problem.py", folder / "solution.py", sizes=given, **QUICK)
+
+
+def test_a_solution_of_kernelbench_is_accepted(tmp_path: Path) -> None:
+    verdict = kernelbench(tmp_path)
+    assert verdict.passed, str(verdict)
+    assert {o.dtype for o in verdict.outcomes} == {"float32"}
+    assert verdict.operation == "problem"
+
+
+@pytest.mark.parametrize("fault", [{"least": "-1.0"}, {"block": 4}])
+def test_a_wrong_solution_of_kernelbench_is_rejected(tmp_path: Path, fault: dict[str, Any]) -> None:
+    verdict = kernelbench(tmp_path, **fault)
+    assert verdict.grade == "wrong", str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "says"),
+    [
+        ({"dim": 16, "batch_size": 1 << 22}, ValueError, "x has 67108864 elements"),
+        ({"batches": 2}, AttributeError, "has no batches"),
+    ],
+)
+def test_sizes_that_cannot_be_are_errors(
+    tmp_path: Path, sizes: dict[str, int], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        kernelbench(tmp_path, sizes)
+
+
+def test_a_missing_file_or_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "problem.py").write_text(PROBLEM)
+    with pytest.raises(FileNotFoundError, match=r"solution\.py"):
+        fourfold.verify_kernelbench(tmp_path / "problem.py", tmp_path / "solution.py")
+    with pytest.raises(AttributeError, match="ModelNew"):
+        fourfold.verify_kernelbench(tmp_path / "problem.py", tmp_path / "problem.py", sizes={"dim": 16})
+
+
+def scaled(x: torch.Tensor, index: torch.Tensor, scale: float) -> torch.Tensor:
+    return x[index] * scale
+
+
+@pytest.mark.parametrize("vary", [False, True])
+@pytest.mark.parametrize(("factor", "grade"), [(1.0, "exact"), (1.01, "wrong")])
+def test_the_three_names_are_enough(vary: bool, factor: float, grade: str) -> None:
+    module = SimpleNamespace(
+        reference_fn=scaled,
+        kernel_fn=lambda x, index, scale: torch.index_select(x, 0, index) * (scale * factor),
+        get_inputs=lambda: (torch.randn(6, 5), torch.tensor([0, 3, 5]), 0.5),
+    )
+    verdict = fourfold.verify_contract(module, vary=vary, dtypes=["float32"], only=["forward", "backward"], **QUICK)
+    assert verdict.grade == grade, str(verdict)
+    assert verdict.passed == (grade == "exact")
+
+
+def test_a_missing_name_is_named() -> None:
+    with pytest.raises(AttributeError, match="get_inputs"):
+        fourfold.verify_contract(SimpleNamespace(kernel_fn=scaled, reference_fn=scaled))
+
+
+def test_inputs_of_a_dtype_that_cannot_be_drawn_are_named() -> None:
+    with pytest.raises(ValueError, match=r"x has dtype torch\.complex64"):
+        fourfold.like(lambda x: x.abs(), [torch.zeros(2, dtype=torch.complex64)])
+
+
+@fourfold.operation(x=tensor("... cols"))
+def doubled_squares(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x.square()
+
+
+def test_an_operator_of_torch_library_is_verified() -> None:
+    library = torch.library.Library("fourfold_adapters", "DEF")
+    library.define("squares(Tensor x, float factor=2.0) -> Tensor")
+    library.impl("squares", lambda x, factor=2.0: factor * x * x, "CompositeImplicitAutograd")
+    operator = torch.ops.fourfold_adapters.squares
+    verdict = fourfold.verify(operator, doubled_squares, **QUICK)
+    assert verdict.passed, str(verdict)
+    forward: dict[str, Any] = {"only": ["forward"], "dtypes": ["float32"], **QUICK}
+    assert not fourfold.verify(lambda x: operator(x, 2.5), doubled_squares, **forward).passed
