@@ -95,8 +95,8 @@ def by_prefix(function: Callable[[Bounded], Bounded], a: Bounded, dim: int) -> B
     """What a function of the first axis makes of all elements up to each one."""
     if not a.size or not a.ndim:
         return a
-    prefixes = [a.moved(lambda part, end=end: np.moveaxis(part, dim, 0)[:end]) for end in range(1, a.shape[dim] + 1)]
-    return NUMPY_RULES[np.stack].compute([function(prefix) for prefix in prefixes], dim)
+    rows = a.moved(lambda part: np.moveaxis(part, dim, 0))
+    return NUMPY_RULES[np.stack].compute([function(rows[: i + 1]) for i in range(len(rows))], dim)
 
 
 @aten("cumprod.default")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.core.running_error import Bounded
+from fourfold.core.running_error import Bounded, NoRule
 from fourfold.core.running_error_arrays import matrix_product, total
 from fourfold.core.running_error_rules import add, divide, maximum, multiply, reciprocal, sqrt, subtract
 from fourfold.core.torch_running_error_moves import pad
@@ -343,3 +343,62 @@ def convolution_backward(
 def columns(a: Bounded) -> Bounded:
     """Windows of one element each."""
     return a.reshape(*a.shape, *[1] * (a.ndim - 2))
+
+
+# Averages of windows: convolutions of each channel by itself, with ones.
+
+
+class Pool:
+    """The windows of a pooling, and how many elements each of them averages."""
+
+    def __init__(self, a: Bounded, kernel: Any, stride: Any, padding: Any, ceil: bool, pads_count: bool, divisor: Any):
+        if ceil:
+            raise NoRule("average pooling with ceil_mode has no running-error rule")
+        self.axes = len(kernel)
+        self.ones = Bounded.exact(np.ones((a.shape[-self.axes - 1], 1, *kernel), a.dtype), a.arithmetic)
+        self.stride, self.padding = stride or kernel, list(padding) * (self.axes // len(padding))
+        self.shape = (-1, *a.shape[-self.axes - 1 :])
+        inside = Bounded.exact(np.ones((1, *self.shape[1:]), a.dtype), a.arithmetic)
+        around = padded(inside, [(p, p) for p in self.padding])
+        counts = around.moved(np.ones_like) if pads_count else around
+        counted = windows(counts, kernel, self.stride, [1] * self.axes).value.sum(axis=tuple(range(-self.axes, 0)))
+        self.count = np.full_like(counted, divisor) if divisor else counted
+
+
+@aten("avg_pool2d.default", "avg_pool3d.default")
+def average_pool(
+    a: Any,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Bounded:
+    """The sum of the elements of each window, divided by their number."""
+    a = lifted(a)
+    pool = Pool(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    around = padded(a.reshape(pool.shape), [(p, p) for p in pool.padding])
+    sums = correlated(around, pool.ones, pool.stride, [1] * pool.axes, len(pool.ones))
+    result = divide(sums, lifted(pool.count))
+    return result.reshape(*a.shape[: -pool.axes], *result.shape[2:])
+
+
+@aten("avg_pool2d_backward.default", "avg_pool3d_backward.default")
+def average_pool_backward(
+    grad: Any,
+    a: Any,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Bounded:
+    """To each element of a window its share of the gradient."""
+    grad, a = lifted(grad), lifted(a)
+    pool = Pool(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    shares = divide(grad.reshape(-1, *grad.shape[-pool.axes - 1 :]), lifted(pool.count))
+    size = a.shape[-pool.axes :]
+    result = taken_back(shares, pool.ones, pool.stride, pool.padding, [1] * pool.axes, len(pool.ones), size)
+    return result.reshape(a.shape)

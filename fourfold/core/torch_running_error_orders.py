@@ -79,7 +79,8 @@ def equal(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]
     a, b = args
     for top, row in ((a, b), (b, a)):
         if is_extreme_of(top, row) and evaluation.backward:
-            return evaluation.compared(rivals(evaluation.given(row), evaluation.given(top)), torch.bool)
+            found = rivals(evaluation.given(row), evaluation.given(top))
+            return BoundedTensor.of(Memory(found), found, torch.bool)
     if not any(isinstance(x, BoundedTensor) or x.is_floating_point() for x in args):
         return func(a, b)
     return evaluation.made(compared(np.equal, True, False)(*map(evaluation.given, args)), torch.bool)

@@ -17,8 +17,10 @@ from fourfold.core.running_error_rules import (
     DIVISION,
     EXPONENT,
     EXPONENTIAL,
+    POWER,
     ROUNDED_ONCE,
     WITHIN_2_ULP,
+    absolute,
     add,
     divide,
     limited,
@@ -219,7 +221,7 @@ def special(
 
     Args:
         function: what torch computes.
-        slope: its derivative, whose magnitude grows or falls all the way, but for its largest or smallest at one number.
+        slope: its derivative, whose magnitude grows or falls all the way, but for one number where it turns.
         peak: the number at which the slope is steepest, if there is one.
     """
 
@@ -270,14 +272,14 @@ def tan(a: Any) -> Bounded:
 
 @aten("atan2.default")
 def atan2(a: Any, b: Any) -> Bounded:
-    """The angle of a point: it turns by at most its error over the distance, unless that may cross the negative axis."""
+    """The angle of a point: it turns by at most its error over the distance, unless it may cross the negative axis."""
     a, b = lifted(a), lifted(b)
     value = np.arctan2(a.value, b.value)
     nearest = np.hypot(np.maximum(abs(a.value) - a.error, 0), np.maximum(abs(b.value) - b.error, 0))
     moved = a.error + b.error
     inherited = np.where(moved > 0, np.arctan(moved / nearest) * (np.pi / 2), 0.0)
     unknown = (moved > 0) & ((nearest <= 0) | ((abs(a.value) <= a.error) & (b.value <= b.error)))
-    return rounded(value, inherited, (a, b), units(3), unknown)
+    return rounded(value, inherited, (a, b), POWER, unknown)
 
 
 @aten("hypot.default")
@@ -579,4 +581,4 @@ def elu(a: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> B
 @aten("softshrink_backward.default", "hardshrink_backward.default")
 def shrink_backward(grad: Any, a: Any, limit: Any) -> Bounded:
     """The gradient where a is farther from 0 than the limit, else 0."""
-    return passes(lifted(grad), np.absolute(lifted(a)), limit, lifted(0.0))
+    return passes(lifted(grad), absolute(lifted(a)), limit, lifted(0.0))

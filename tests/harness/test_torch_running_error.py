@@ -1,0 +1,708 @@
+"""Definitions in torch have the values and bounds of the NumPy oracles, and bounds that torch's own kernels meet."""
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+
+from fourfold.checks.catalogue import operations
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DTYPES, DType
+from fourfold.core.operation import wide
+from fourfold.core.running_error import Bounded
+from fourfold.core.running_error_rules import rounded, units
+from fourfold.core.torch_running_error import NoTorchRule, backward_of, forward_of, rule
+from fourfold.core.torch_running_error_tensors import RULES
+
+OPERATIONS = operations()
+FREE = DTYPES["float32"].with_free_ties
+SINGLE = DTYPES["float32"].arithmetic
+Definition = Callable[..., torch.Tensor]
+
+
+def results(definition: Definition, dtype: DType, grad_output: torch.Tensor, **arguments: Any) -> list[Bounded]:
+    """The output and the gradients of all floating inputs, each with its bound."""
+
+    def given(argument: Any) -> Any:
+        if not isinstance(argument, torch.Tensor):
+            return argument
+        return exact(argument, dtype) if argument.is_floating_point() else argument.numpy()
+
+    floating = [name for name, x in arguments.items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    arguments = {name: given(argument) for name, argument in arguments.items()}
+    backward = backward_of(definition, floating)(exact(grad_output, dtype), **arguments)
+    return [forward_of(definition)(**arguments), *backward]
+
+
+def exact(tensor: torch.Tensor, dtype: DType) -> Bounded:
+    return Bounded.exact(dtype.array(tensor), dtype.arithmetic)
+
+
+def computed(definition: Definition, grad_output: torch.Tensor, **arguments: Any) -> list[torch.Tensor]:
+    """What torch itself computes; a gradient that does not exist is 0."""
+    leaves = {
+        name: argument.clone().requires_grad_()
+        for name, argument in arguments.items()
+        if isinstance(argument, torch.Tensor) and argument.is_floating_point()
+    }
+    output = definition(**{**arguments, **leaves})
+    grads = torch.autograd.grad(output, list(leaves.values()), grad_output, materialize_grads=True, allow_unused=True)
+    return [output.detach(), *grads]
+
+
+def outside(actual: torch.Tensor, expected: Bounded) -> int:
+    """How many elements lie outside of their bounds."""
+    values = actual.double().numpy()
+    assert values.shape == expected.shape
+    with np.errstate(invalid="ignore"):
+        within = abs(values - expected.value) <= expected.error
+    same = (values == expected.value) | (np.isnan(values) & np.isnan(expected.value)) | np.isinf(expected.error)
+    return int(np.count_nonzero(~(within | same)))
+
+
+# The seven operations as one would write them in torch.
+
+
+def clamped(x: torch.Tensor, least: float) -> torch.Tensor:
+    """The maximum with a number; its gradient passes at the limit, whatever torch's version says of clamp."""
+    return torch.where(x >= least, x, x.detach().clamp(min=least))
+
+
+def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    left1, top1, right1, bottom1 = boxes1.unbind(-1)
+    left2, top2, right2, bottom2 = boxes2.unbind(-1)
+    width = clamped(torch.minimum(right1, right2) - torch.maximum(left1, left2), 0)
+    height = clamped(torch.minimum(bottom1, bottom2) - torch.maximum(top1, top2), 0)
+    intersection = width * height
+    area1, area2 = (right1 - left1) * (bottom1 - top1), (right2 - left2) * (bottom2 - top2)
+    union = clamped(area1 + area2 - intersection, eps)
+    hull_width = torch.maximum(right1, right2) - torch.minimum(left1, left2)
+    hull = clamped(hull_width * (torch.maximum(bottom1, bottom2) - torch.minimum(top1, top2)), eps)
+    return intersection / union - (hull - union) / hull
+
+
+def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    valid = target[..., 3] > 0
+    return (1 - giou(pred[valid], target[valid], eps)).sum() / valid.sum().clamp(min=1)
+
+
+def giou_loss_ragged(
+    pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
+) -> torch.Tensor:
+    counts = offsets.diff()
+    sample = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    place = torch.arange(len(sample)) - offsets[sample]
+    return (1 - giou(pred[sample, place], target, eps)).sum() / max(len(sample), 1)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    cols = max(x.shape[-1], 1)
+    centred = x - x.sum(-1, keepdim=True) / cols
+    deviation = (centred.square().sum(-1, keepdim=True) / cols + eps).sqrt()
+    return centred / deviation * weight + bias
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
+    product = a @ b
+    if activation == "relu":
+        return product.relu()
+    return product if activation == "none" else torch.where(product > 0, product, product * negative_slope)
+
+
+DEFINITIONS: dict[str, Definition] = {
+    "vector_add": lambda x, y: x + y,
+    "softmax": lambda x: torch.softmax(x, -1),
+    "layer_norm": layer_norm,
+    "matmul": matmul,
+    "giou": giou,
+    "giou_loss": giou_loss,
+    "giou_loss_ragged": giou_loss_ragged,
+}
+# How much wider a bound may be than the oracle's. Autograd takes layer_norm's derivative step by step; the oracle has
+# its closed form, in which less cancels.
+FACTORS = {"layer_norm": 60.0, "giou": 4.0}
+
+
+def both(name: str, case: Case, dtype: DType) -> list[tuple[Bounded, Bounded]]:
+    """The oracle's output and gradients, and those of the definition in torch."""
+    operation, arguments = OPERATIONS[name], wide(case, dtype)
+    grad_output = Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
+    definition = DEFINITIONS[name]
+    with np.errstate(all="ignore"):
+        oracle = [operation.forward(**arguments), *operation.backward(grad_output, **arguments)]
+    mine = [
+        forward_of(definition)(**arguments),
+        *backward_of(definition, operation.differentiable)(grad_output, **arguments),
+    ]
+    return list(zip(oracle, mine, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_a_definition_has_the_values_and_bounds_of_the_numpy_oracle(name: str, dtype: str) -> None:
+    compared = 0
+
+    @hypothesis.settings(max_examples=16, deadline=None, database=None, phases=[hypothesis.Phase.generate])
+    @hypothesis.seed(3)
+    @hypothesis.given(st.data())
+    def agree(data: st.DataObject) -> None:
+        nonlocal compared
+        for tested in (DTYPES[dtype], DTYPES[dtype].with_free_ties):
+            case = data.draw(OPERATIONS[name].cases(tested, 48))
+            for oracle, mine in both(name, case, tested):
+                assert oracle.shape == mine.shape
+                known = np.broadcast_to(np.isfinite(oracle.error), mine.shape)
+                assert np.all(np.isfinite(mine.error[known]))
+                assert np.count_nonzero(np.isfinite(mine.error) & ~known) <= 1 + mine.size / 10
+                value, error = oracle.value[known], np.broadcast_to(oracle.error, mine.shape)[known]
+                finite = np.isfinite(value)
+                np.testing.assert_array_equal(mine.value[known][~finite], value[~finite])
+                value, error, mine_value, mine_error = (
+                    part[finite] for part in (value, error, mine.value[known], mine.error[known])
+                )
+                roundoff = np.finfo(value.dtype).eps
+                assert np.all(abs(mine_value - value) <= 1e-3 * error + 8 * roundoff * abs(value))
+                assert np.all(mine_error <= FACTORS.get(name, 2.2) * error + 8 * roundoff * abs(value))
+                assert np.all(mine_error >= error / 8)
+                compared += int(finite.sum())
+
+    agree()
+    assert compared > 100
+
+
+# Functions of torch.nn.functional: the definition, its inputs, and three plausible faults.
+
+SEQUENCE = {"x": (3, 37)}
+HEADS = {"q": (2, 2, 7, 8), "k": (2, 2, 7, 8), "v": (2, 2, 7, 8)}
+CAUSAL = torch.ones(7, 7).tril().bool()
+LABELS = torch.tensor([4, 0, 7, 7, 2])
+WORDS = torch.tensor([[3, 0, 3], [1, 3, 5]])
+BIAS = {"weight": (6,), "bias": (6,)}
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    return (q @ k.mT * scale).masked_fill(~mask, -torch.inf).softmax(-1) @ v
+
+
+FUNCTIONS: dict[str, tuple[Definition, dict[str, tuple[int, ...]], list[Definition]]] = {
+    "softmax": (
+        lambda x: F.softmax(x, -1),
+        SEQUENCE,
+        [
+            lambda x: F.pad(F.softmax(x[:, :-1], -1), (0, 1)),
+            lambda x: F.softmax(x, 0),
+            lambda x: F.softmax(x.bfloat16(), -1).to(x.dtype),
+        ],
+    ),
+    "log_softmax": (
+        lambda x: F.log_softmax(x, -1),
+        SEQUENCE,
+        [
+            lambda x: x - x.exp().sum(-1, keepdim=True).log2(),
+            lambda x: F.softmax(x, -1),
+            lambda x: x - x.detach().logsumexp(-1, keepdim=True),
+        ],
+    ),
+    "logsumexp": (
+        lambda x: torch.logsumexp(x, -1),
+        SEQUENCE,
+        [
+            lambda x: x[:, 1:].logsumexp(-1),
+            lambda x: x.logsumexp(-1) + 1e-5,
+            lambda x: x.amax(-1) + (x - x.amax(-1, keepdim=True)).half().exp().sum(-1).to(x.dtype).log(),
+        ],
+    ),
+    "layer_norm": (
+        lambda x, weight, bias: F.layer_norm(x, (6,), weight, bias),
+        {"x": (5, 6), **BIAS},
+        [
+            lambda x, weight, bias: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True) * weight + bias,
+            lambda x, weight, bias: F.layer_norm(x, (6,), weight, bias, eps=2e-5),
+            lambda x, weight, bias: F.layer_norm(x, (6,), weight, bias.detach()),
+        ],
+    ),
+    "rms_norm": (
+        lambda x, weight: F.rms_norm(x, (6,), weight, 1e-6),
+        {"x": (5, 6), "weight": (6,)},
+        [
+            lambda x, weight: x * (x.square().sum(-1, keepdim=True) / 5 + 1e-6).rsqrt() * weight,
+            lambda x, weight: x * (x.square().mean(-1, keepdim=True).detach() + 1e-6).rsqrt() * weight,
+            lambda x, weight: F.rms_norm(x, (6,), weight + 1, 1e-6),
+        ],
+    ),
+    "group_norm": (
+        lambda x, weight, bias: F.group_norm(x, 3, weight, bias),
+        {"x": (2, 6, 5), **BIAS},
+        [
+            lambda x, weight, bias: F.group_norm(x, 2, weight, bias),
+            lambda x, weight, bias: F.group_norm(x, 3, weight.flip(0), bias),
+            lambda x, weight, bias: F.group_norm(x, 3, weight, bias, eps=1e-4),
+        ],
+    ),
+    "cross_entropy": (
+        lambda x: F.cross_entropy(x, LABELS, ignore_index=7),
+        {"x": (5, 8)},
+        [
+            lambda x: F.cross_entropy(x, LABELS),
+            lambda x: F.cross_entropy(x, LABELS, ignore_index=7, reduction="sum") / 5,
+            lambda x: F.cross_entropy(x, LABELS, ignore_index=7, label_smoothing=1e-4),
+        ],
+    ),
+    "scaled_dot_product_attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        HEADS,
+        [
+            lambda q, k, v: attention(q, k, v, CAUSAL | True, 1 / 8),
+            lambda q, k, v: attention(q, k, v, CAUSAL, 8**-0.5),
+            lambda q, k, v: attention(q, k.half().to(k.dtype), v, CAUSAL | True, 8**-0.5),
+        ],
+    ),
+    "causal_attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        HEADS,
+        [
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+            lambda q, k, v: attention(q, k, v, CAUSAL.roll(1, 1), 8**-0.5),
+            lambda q, k, v: attention(q, k, v, CAUSAL | torch.eye(7).roll(1, 1).bool(), 8**-0.5),
+        ],
+    ),
+    "gelu": (
+        lambda x: F.gelu(x),
+        SEQUENCE,
+        [lambda x: F.gelu(x, approximate="tanh"), lambda x: x * torch.sigmoid(1.702 * x), lambda x: F.gelu(x) + 1e-5],
+    ),
+    "gelu_tanh": (
+        lambda x: F.gelu(x, approximate="tanh"),
+        SEQUENCE,
+        [
+            lambda x: F.gelu(x),
+            lambda x: 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.044715 * x**3))),
+            lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.04471 * x**3))),
+        ],
+    ),
+    "silu": (
+        lambda x: F.silu(x),
+        SEQUENCE,
+        [
+            lambda x: x.detach() * torch.sigmoid(x),
+            lambda x: x * torch.sigmoid(x.half()).to(x.dtype),
+            lambda x: x * torch.sigmoid(1.001 * x),
+        ],
+    ),
+    "cumsum": (
+        lambda x: torch.cumsum(x, -1),
+        SEQUENCE,
+        [
+            lambda x: x.cumsum(-1) - x,
+            lambda x: x.cumsum(0),
+            lambda x: torch.cat([x[:, :32].cumsum(-1), x[:, 32:].cumsum(-1)], -1),
+        ],
+    ),
+    "embedding": (
+        lambda weight: F.embedding(WORDS, weight, padding_idx=1),
+        {"weight": (6, 4)},
+        [
+            lambda weight: F.embedding(WORDS, weight),
+            lambda weight: weight[(WORDS + 1) % 6],
+            lambda weight: weight[WORDS].roll(1, -1),
+        ],
+    ),
+    "conv1d": (
+        lambda x, weight, bias: F.conv1d(x, weight, bias, stride=2, padding=2, dilation=2, groups=2),
+        {"x": (2, 4, 11), "weight": (6, 2, 3), "bias": (6,)},
+        [
+            lambda x, weight, bias: F.conv1d(x, weight.flip(-1), bias, stride=2, padding=2, dilation=2, groups=2),
+            lambda x, weight, bias: F.conv1d(F.pad(x, (2, 2), "reflect"), weight, bias, stride=2, dilation=2, groups=2),
+            lambda x, weight, bias: F.conv1d(x, weight, None, stride=2, padding=2, dilation=2, groups=2),
+        ],
+    ),
+}
+
+
+def random_inputs(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+    """Ordinary numbers of a dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_torch_is_within_the_bounds_of_its_functions_and_three_faults_are_not(name: str, dtype: str) -> None:
+    definition, shapes, faults = FUNCTIONS[name]
+    tested = DTYPES[dtype].with_free_ties
+    compute = torch.float64 if dtype == "float64" else torch.float32
+    caught = [False] * len(faults)
+    for seed in range(3):
+        inputs = random_inputs(shapes, tested.torch, seed)
+        plain = {key: tensor.to(compute) for key, tensor in inputs.items()}
+        with torch.no_grad():
+            shape = definition(**plain).shape
+        grad_output = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(tested.torch)
+        expected = results(definition, tested, grad_output, **inputs)
+        for actual, bound in zip(computed(definition, grad_output.to(compute), **plain), expected, strict=True):
+            assert outside(actual, bound) == 0
+            ordinary = abs(bound.value) > 1e-2
+            assert np.median(bound.error[ordinary] / abs(bound.value[ordinary])) < 1e-4
+        for i, fault in enumerate(faults):
+            wrong = computed(fault, grad_output.to(compute), **plain)
+            caught[i] |= any(outside(actual, bound) for actual, bound in zip(wrong, expected, strict=True))
+    assert caught == [True] * len(faults)
+
+
+# Operators of torch, each in an expression of the inputs: x and y of any numbers, p and s of positive ones, an image.
+
+INDEX = torch.tensor([2, 0, 1, 2])
+PAIRS = torch.tensor([[0, 1], [1, 0]])
+
+
+def written(z: torch.Tensor, key: Any, item: Any) -> torch.Tensor:
+    """A copy in which some elements are replaced."""
+    z = z.clone()
+    z[key] = item
+    return z
+
+
+def in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = (x * 1).add_(y)
+    z[1:3].mul_(2)
+    z.t()[0].copy_(y[:, 1])
+    return z.exp_()
+
+
+def words(names: str) -> list[str]:
+    return names.split()
+
+
+OPERATORS: dict[str, Definition] = {
+    **{
+        name: lambda x, name=name: getattr(torch, name)(x)
+        for name in words(
+            "abs neg exp exp2 expm1 sin cos tan sinh cosh tanh sigmoid erf erfc atan asinh square frac relu sum mean"
+            " prod max min var std norm amax amin flatten deg2rad nan_to_num"
+        )
+    },
+    **{
+        name: lambda p, name=name: getattr(torch, name)(p)
+        for name in words("log log2 log10 log1p sqrt rsqrt reciprocal")
+    },
+    "asin": lambda p: torch.asin(p / 2),
+    "acos": lambda p: torch.acos(p / 2),
+    "atanh": lambda p: torch.atanh(p / 2),
+    "acosh": lambda p: torch.acosh(p + 1),
+    "logit": lambda p: torch.logit(p / 2),
+    **{
+        name: lambda x, p, name=name: getattr(torch, name)(x, p)
+        for name in words("add sub mul div maximum minimum fmax fmin atan2 hypot logaddexp remainder fmod")
+    },
+    "xlogy": lambda p, s: torch.xlogy(p, s),
+    "pow": lambda p, y: p**y,
+    "cube": lambda x: x**3,
+    "negative power": lambda p: p**-1.5,
+    "power of 2": lambda x: 2**x,
+    "rsub": lambda x: 1 - x,
+    "addcmul": lambda x, y: torch.addcmul(x, x, y, value=2),
+    "addcdiv": lambda x, p: torch.addcdiv(x, x, p),
+    "lerp": lambda x, y: torch.lerp(x, y, 0.3),
+    **{
+        name: lambda x, name=name: getattr(F, name)(x)
+        for name in words(
+            "relu6 hardtanh elu selu celu leaky_relu silu mish softplus softsign logsigmoid hardswish gelu tanhshrink"
+            " softshrink hardshrink glu"
+        )
+    },
+    "prelu": lambda x, p: F.prelu(x, p[0]),
+    "threshold": lambda x: F.threshold(x, 0.1, 2.0),
+    **{
+        f"{name} along": lambda x, name=name: getattr(torch, name)(x, dim=-1)
+        for name in words("sum mean prod amax amin var std logsumexp cumsum cumprod norm softmax log_softmax")
+    },
+    "var_mean": lambda x: torch.stack(torch.var_mean(x, 1)),
+    "p norm": lambda x: x.norm(3, dim=0),
+    "max.dim": lambda x: x.max(1).values,
+    "min.dim": lambda x: x.min(0, keepdim=True).values,
+    "sort": lambda x: (x * 3).sort(-1, descending=True).values,
+    "topk": lambda x: (x * 3).topk(3, -1).values,
+    "kthvalue": lambda x: x.kthvalue(2, -1).values,
+    "argsort": lambda x, y: y.gather(-1, x.argsort(-1)),
+    "argmax": lambda x, y: F.one_hot(x.argmax(-1), 6) * y,
+    "mm": lambda x, y: x @ y.mT,
+    "einsum": lambda x, y: torch.einsum("ij,kj->ik", x, y),
+    "bmm": lambda x, y: x[None].expand(2, 4, 6) @ y.mT.expand(2, 6, 4),
+    "mv": lambda x, y: x @ y[0],
+    "dot": lambda x, y: x[0] @ y[0],
+    "outer": lambda x, y: torch.outer(x[0], y[0]),
+    "addmm": lambda x, y: torch.addmm(x[:, :4], x, y.mT, beta=0.5, alpha=2),
+    "linear": lambda x, y, p: F.linear(x, y, p[:, 0]),
+    "cosine_similarity": lambda x, y: F.cosine_similarity(x, y),
+    "normalize": lambda x: F.normalize(x),
+    "cross": lambda x, y: torch.linalg.cross(x[:, :3], y[:, :3]),
+    "cat": lambda x, y: torch.cat([x, y], 1),
+    "stack": lambda x, y: torch.stack([x, y]),
+    "split": lambda x, y: x.split(2, 1)[1] * y[:, :2],
+    "unbind": lambda x: x.unbind(1)[2],
+    "pad": lambda x: F.pad(x, (1, -2, 3, 0), value=0.1),
+    "reflect": lambda image: F.pad(image, (1, 2, 1, 1), mode="reflect"),
+    "circular": lambda image: F.pad(image, (1, 2, 1, 1), mode="circular"),
+    "flip": lambda x, y: x.flip(0) * y,
+    "roll": lambda x, y: x.roll(2, 1) * y,
+    "tril": lambda x, y: x.tril() * y.triu(1),
+    "expand": lambda x, y: x[None].expand(3, 4, 6) * y,
+    "permute": lambda image, p: image.permute(2, 0, 3, 1) * p[0, :3],
+    "diagonal": lambda x, y: x.diagonal() + torch.diag_embed(y).sum(1)[:, :4],
+    "unfold": lambda x: x.unfold(1, 3, 2) * 2,
+    "repeat": lambda x: x.repeat(2, 3) + x.repeat_interleave(2, 0).tile(1, 3),
+    "diff": lambda x: x.diff(),
+    "index": lambda x: x[INDEX, 1:],
+    "mask as index": lambda x: x[x > 0],
+    "index_put": lambda x, y: x.index_put((INDEX,), y, accumulate=True),
+    "index_copy": lambda x, y: x.index_copy(0, INDEX[:2], y[:2]),
+    "index_add": lambda x, y: x.index_add(0, INDEX, y, alpha=2),
+    "index_select": lambda x: x.index_select(1, INDEX),
+    "gather": lambda x: x.gather(1, PAIRS),
+    "take_along_dim": lambda x: x.take_along_dim(INDEX[:, None], 1),
+    "take": lambda x: x.take(INDEX),
+    "scatter": lambda x, y: x.scatter(1, PAIRS, y[:2, :2]),
+    "scatter a number": lambda x: x.scatter(1, PAIRS, 2.5),
+    "scatter_add": lambda x, y: x.scatter_add(0, torch.zeros(4, 6, dtype=torch.int64), y),
+    "written into": lambda x, y: written(x * 2, (slice(None), 0), y[:, 1]),
+    "in place": in_place,
+    "select_scatter": lambda x, y: x.select_scatter(y[0], 0, 1).slice_scatter(y[:2], 0, 1, 3),
+    "where": lambda x, y: torch.where((x > 0) & ~(y > 0), x, y * 0.3),
+    "masked_fill": lambda x: x.masked_fill(x > 0, -1.0),
+    "mask as factor": lambda x, y: x * (x > y).float() / (x > 0).sum(),
+    "any": lambda x, y: torch.where((x > 1).any(-1, keepdim=True), x, y),
+    "clamp": lambda x: x.clamp(-0.5, 0.7),
+    "clamp by tensors": lambda x, y: x.clamp(min=y - 0.2, max=y + 0.3),
+    "constants": lambda x: x * torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) + torch.arange(6) / 3 + torch.ones(6),
+    "casts": lambda x, y: (x.double() * y).to(x.dtype),
+    "group_norm": lambda image: F.group_norm(image, 3),
+    "batch_norm": lambda image: F.batch_norm(image, None, None, training=True),
+    "instance_norm": lambda image: F.instance_norm(image),
+    "conv2d": lambda image, x: F.conv2d(image, x.expand(2, 3, 4, 6)[..., :3], padding=1, stride=2),
+    "conv_transpose2d": lambda image, x: F.conv_transpose2d(
+        image, x.expand(3, 2, 4, 6)[..., :3], stride=2, padding=1, output_padding=1, groups=3
+    ),
+    "max_pool2d": lambda image: F.max_pool2d(image, 2),
+    "avg_pool2d": lambda image: F.avg_pool2d(image, 3, 2, 1),
+    "pixel_shuffle": lambda image: F.pixel_shuffle(image.reshape(2, 12, 4, 4), 2),
+    "unfold image": lambda image: F.fold(F.unfold(image, 3), (8, 8), 3),
+    "mse_loss": lambda x, y: F.mse_loss(x, y),
+    "l1_loss": lambda x, y: F.l1_loss(x, y),
+    "smooth_l1_loss": lambda x, y: F.smooth_l1_loss(x, y),
+    "huber_loss": lambda x, y: F.huber_loss(x, y, delta=0.4),
+    "binary_cross_entropy": lambda p, s: F.binary_cross_entropy(p / 2, s / 2),
+    "binary_cross_entropy_with_logits": lambda x, p: F.binary_cross_entropy_with_logits(x, p),
+    "kl_div": lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean"),
+    "nll_loss": lambda x: F.nll_loss(x.log_softmax(-1), INDEX),
+    "cross_entropy of an image": lambda image: F.cross_entropy(image, torch.zeros(2, 8, 8, dtype=torch.int64)),
+    "triplet_margin_loss": lambda x, y: F.triplet_margin_loss(x, y, x.flip(0)),
+    "masked attention": lambda x, y, p: F.scaled_dot_product_attention(
+        x[None], y[None], p[None], PAIRS.repeat(2, 2) > 0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_has_torchs_value_and_a_narrow_bound_that_torch_meets(name: str) -> None:
+    definition, generator = OPERATORS[name], torch.Generator().manual_seed(7)
+    known = {
+        "x": torch.randn(4, 6, generator=generator),
+        "y": torch.randn(4, 6, generator=generator),
+        "p": torch.rand(4, 6, generator=generator) + 0.5,
+        "s": torch.rand(4, 6, generator=generator) + 0.5,
+        "image": torch.randn(2, 3, 8, 8, generator=generator),
+    }
+    inputs = {
+        key: known[key] for key in definition.__code__.co_varnames[: definition.__code__.co_argcount] if key in known
+    }
+    grad_output = torch.randn(definition(**inputs).shape, generator=generator)
+    expected = results(definition, DTYPES["float32"], grad_output, **inputs)
+    exactly = computed(definition, grad_output.double(), **{key: x.double() for key, x in inputs.items()})
+    for i, (value, actual, bound) in enumerate(zip(exactly, computed(definition, grad_output, **inputs), expected)):
+        # A constant tensor is of float32 in torch, and wide here.
+        np.testing.assert_allclose(bound.value, value.numpy(), rtol=2e-7 if name == "constants" else 1e-12, atol=1e-12)
+        assert outside(actual, bound) == 0
+        size = abs(bound.value)
+        narrow = bound.error <= 1e-3 * np.maximum(size, np.median(size[size > 0]) if size.any() else 1)
+        assert narrow.all(), (i, bound.error.max())
+
+
+# Ties: each of the derivatives between the one-sided ones is right, where the function is continuous.
+
+
+def span(
+    definition: Definition, numbers: list[float], grad: float = 1.0, dtype: DType = FREE
+) -> list[tuple[float, float]]:
+    """The least and the largest derivative of a sum of outputs, to rounding, that is admitted for each number."""
+    x = torch.tensor(numbers, dtype=torch.float32)
+    with torch.no_grad():
+        shape = definition(x).shape
+    bound = results(definition, dtype, torch.full(shape, grad), x=x)[1]
+    return [(round(float(v - e), 4) + 0.0, round(float(v + e), 4) + 0.0) for v, e in zip(bound.value, bound.error)]
+
+
+KINKS: dict[str, tuple[Definition, list[float], list[tuple[float, float]]]] = {
+    "relu": (lambda x: F.relu(x), [-1, 0, 2], [(0, 0), (0, 1), (1, 1)]),
+    "leaky_relu": (lambda x: F.leaky_relu(x, 0.5), [-1, 0, 2], [(0.5, 0.5), (0.5, 1), (1, 1)]),
+    "abs": (lambda x: x.abs(), [-1, 0, 2], [(-1, -1), (-1, 1), (1, 1)]),
+    "clamp": (lambda x: x.clamp(-1, 1), [-2, -1, 0, 1], [(0, 0), (0, 1), (1, 1), (0, 1)]),
+    "hardtanh": (lambda x: F.hardtanh(x), [-1, 0, 1, 3], [(0, 1), (1, 1), (0, 1), (0, 0)]),
+    "where": (lambda x: torch.where(x > 0, x, 0.0), [-1, 0, 2], [(0, 0), (0, 1), (1, 1)]),
+    "mask as factor": (lambda x: x * (x > 0).float(), [-1, 0, 2], [(0, 0), (0, 1), (1, 1)]),
+    "maximum": (lambda x: torch.maximum(x[0], x[1:]), [1, 1, 2], [(0, 1), (0, 1), (1, 1)]),
+    "amax": (lambda x: x.amax(), [1, 3, 3, 2], [(0, 0), (0, 1), (0, 1), (0, 0)]),
+    "max": (lambda x: x.max(), [1, 3, 3, 2], [(0, 0), (0, 1), (0, 1), (0, 0)]),
+    "max.dim": (lambda x: x.max(0).values, [1, 3, 3, 2], [(0, 0), (0, 1), (0, 1), (0, 0)]),
+    "min alone": (lambda x: x.amin(), [1, 3, 3, 2], [(1, 1), (0, 0), (0, 0), (0, 0)]),
+    "sort": (lambda x: x.sort().values * torch.tensor([1.0, 2, 4]), [5, 5, 1], [(2, 4), (2, 4), (1, 1)]),
+    "topk": (lambda x: x.topk(2).values * torch.tensor([1.0, 2]), [5, 5, 5], [(0, 2)] * 3),
+    "topk apart": (lambda x: x.topk(2).values * torch.tensor([1.0, 2]), [5, 4, 3], [(1, 1), (2, 2), (0, 0)]),
+    # These jump, and the derivative is that of what was chosen.
+    "mask": (lambda x: torch.where(x > 0, x + 1, 0.0), [-1, 0, 2], [(0, 0), (0, 0), (1, 1)]),
+    "index": (lambda x: x[x >= 0], [-1, 0, 2], [(0, 0), (1, 1), (1, 1)]),
+}
+
+
+def admits(found: list[tuple[float, float]], wanted: list[tuple[float, float]]) -> bool:
+    """Whether all that is wanted is admitted, and where that is one number, nothing else."""
+    return all(f[0] <= w[0] and w[1] <= f[1] and (w[0] < w[1] or f == w) for f, w in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_at_a_kink_every_derivative_between_the_one_sided_ones_is_right(name: str) -> None:
+    definition, numbers, wanted = KINKS[name]
+    found = span(definition, numbers)
+    assert admits(found, [(float(low), float(high)) for low, high in wanted]), found
+    # No more than as much again, to either side.
+    assert all(f[1] - f[0] <= 2 * (w[1] - w[0]) for f, w in zip(found, wanted)), found
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_where_ties_are_documented_torchs_own_derivative_is_held(name: str) -> None:
+    definition, numbers, _ = KINKS[name]
+    x = torch.tensor(numbers, dtype=torch.float32)
+    with torch.no_grad():
+        ones = torch.ones_like(definition(x))
+    _, theirs = computed(definition, ones, x=x)
+    assert span(definition, numbers, dtype=DTYPES["float32"]) == [(float(g), float(g)) for g in theirs]
+
+
+def test_a_sign_that_hangs_on_rounding_leaves_the_gradient_free() -> None:
+    x = torch.tensor([1 / 3, 1.0])
+    bound = results(lambda x: F.relu(x + x + x - 3 * x), FREE, torch.ones(2), x=x)[1]
+    assert np.all(bound.value - bound.error <= 0)
+    assert np.all(bound.error < 10)
+
+
+def test_what_hangs_on_rounding_is_refused_where_it_decides_what_is_computed() -> None:
+    x = torch.tensor([1 / 3, 1 / 3])
+    zero = lambda x: x + x + x - 3 * x  # noqa: E731
+    for definition in (
+        lambda x: x[zero(x) > 0],
+        lambda x: x[zero(x).argmax()],
+        lambda x: x if (zero(x) > 0).any() else -x,
+        lambda x: x[(zero(x) * 1e9).long()],
+    ):
+        with pytest.raises(ValueError, match="rounding"):
+            forward_of(definition)(x=exact(x, FREE))
+
+
+def test_a_number_that_python_would_read_must_be_exact() -> None:
+    x = exact(torch.tensor(2.0), FREE)
+    assert forward_of(lambda x: x * x.item())(x=x).value == 4
+    with pytest.raises(TypeError, match="drop its error"):
+        forward_of(lambda x: x * x.exp().item())(x=x)
+
+
+# The dtype that a definition sees.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_definition_sees_the_tested_dtype_and_computes_in_a_wider_one(dtype: str) -> None:
+    seen = []
+
+    def definition(x: torch.Tensor) -> torch.Tensor:
+        seen.append((x.dtype, x.float().dtype, (x.float() * x).dtype, (x > 0).dtype, x.shape, x.device.type))
+        return (x.float().exp() / torch.finfo(x.dtype).max).to(x.dtype)
+
+    tested = DTYPES[dtype]
+    x = torch.tensor([0.5, 1.0], dtype=tested.torch)
+    output = forward_of(definition)(x=exact(x, tested))
+    wider = torch.float64 if dtype == "float64" else torch.float32
+    assert seen == [(tested.torch, torch.float32, wider, torch.bool, (2,), "cpu")]
+    assert output.dtype == tested.wide
+    expected = np.exp(tested.array(x)) / tested.wide(torch.finfo(tested.torch).max)
+    np.testing.assert_allclose(output.value.astype(float), expected.astype(float), rtol=1e-15)
+
+
+def test_arguments_that_are_no_tensors_are_given_as_they_are() -> None:
+    def definition(
+        x: torch.Tensor, bias: torch.Tensor | None, lengths: torch.Tensor, scale: float = 2.0
+    ) -> torch.Tensor:
+        assert bias is None
+        return x[: int(lengths[0])] * scale
+
+    x = exact(torch.ones(3), FREE)
+    arguments = {"x": x, "bias": None, "lengths": np.array([2]), "scale": 3.0}
+    assert forward_of(definition)(**arguments).value.tolist() == [3, 3]
+    (grad,) = backward_of(definition, ["x"])(exact(torch.ones(2), FREE), **arguments)
+    assert grad.value.tolist() == [3, 3, 0]
+
+
+def test_an_input_without_influence_has_a_gradient_of_zeros() -> None:
+    x, y = exact(torch.ones(3), FREE), exact(torch.ones(2), FREE)
+    for definition in (lambda x, y: y * 2, lambda x, y: y.detach()):
+        grad_x, _ = backward_of(definition, ["x", "y"])(exact(torch.ones(2), FREE), x=x, y=y)
+        assert grad_x.value.tolist() == grad_x.error.tolist() == [0, 0, 0]
+
+
+def test_inputs_are_not_written_into() -> None:
+    x = exact(torch.ones(3), FREE)
+    forward_of(lambda x: x.mul_(2))(x=x)
+    assert x.value.tolist() == [1, 1, 1]
+
+
+def test_a_definition_must_return_a_tensor() -> None:
+    with pytest.raises(TypeError, match="must return a tensor, and returned tuple"):
+        forward_of(lambda x: (x, x))(x=exact(torch.ones(3), FREE))
+
+
+# Operators without a rule.
+
+
+def test_an_operator_without_a_rule_is_named_and_one_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.tensor([0.5, 3.5])
+    definition = lambda x: torch.lgamma(x)  # noqa: E731
+    with pytest.raises(NoTorchRule, match=r"aten\.lgamma\.default has no running-error rule.*rule\(torch\.ops\.aten"):
+        forward_of(definition)(x=exact(x, FREE))
+    for name in ("aten.lgamma.default", "aten.digamma.default"):
+        monkeypatch.setitem(RULES, name, None)
+
+    @rule(torch.ops.aten.lgamma.default)
+    def lgamma(a: Bounded) -> Bounded:
+        value = torch.lgamma(torch.from_numpy(a.value)).numpy()
+        return rounded(value, a.error * abs(torch.digamma(torch.from_numpy(a.value)).numpy()), (a,), units(4))
+
+    @rule("aten.digamma.default")
+    def digamma(a: Bounded) -> Bounded:
+        return rounded(torch.digamma(torch.from_numpy(a.value)).numpy(), a.error, (a,), units(4))
+
+    grad_output = torch.ones(2)
+    for actual, bound in zip(computed(definition, grad_output, x=x), results(definition, FREE, grad_output, x=x)):
+        assert outside(actual, bound) == 0
+        assert np.all(bound.error < 1e-5)
+
+
+def test_an_operator_of_random_numbers_is_refused() -> None:
+    with pytest.raises(NoTorchRule, match=r"aten\.rand\.default"):
+        forward_of(lambda x: x + torch.rand(3))(x=exact(torch.ones(3), FREE))
+
+
+def test_a_rule_is_for_an_operator_with_its_overload() -> None:
+    with pytest.raises(TypeError, match=r"aten\.lgamma is no operator with its overload"):
+        rule(torch.ops.aten.lgamma)
