@@ -11,6 +11,7 @@ cast between floating types changes no value: values are wide throughout.
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,12 @@ __all__ = ["NoTorchRule", "backward_of", "forward_of", "rule"]
 
 
 def dtype_of(bounded: Bounded) -> DType:
-    """The tested dtype whose arithmetic an array has."""
+    """The tested dtype of an array: that whose kernels, or whose results, have the array's arithmetic."""
     mine = bounded.arithmetic
     for dtype in DTYPES.values():
-        other = dtype.arithmetic
-        if (other.roundoff, other.storage) == (mine.roundoff, mine.storage):
-            return dtype if other.documented_ties == mine.documented_ties else dtype.with_free_ties
+        theirs = (dtype.arithmetic, dtype.arithmetic.storage)
+        if any(other and replace(other, documented_ties=mine.documented_ties) == mine for other in theirs):
+            return replace(dtype, arithmetic=mine)
     raise ValueError(f"no dtype has the arithmetic {mine}")
 
 

@@ -30,13 +30,14 @@ Array = np.ndarray
 # Sums and what is made of them.
 
 
-def count_of_ties(a: Comparison, along: Any, keepdim: bool) -> Bounded:
+def count_of_ties(a: Comparison, along: Any, keepdim: bool) -> Any:
     """How many are true. In a backward pass, where extremes share a gradient, as few as one of them may count."""
-    count = np.sum(a.outcome, axis=along, keepdims=keepdim).astype(np.float64)
+    count = np.sum(a.outcome, axis=along, keepdims=keepdim)
     error = np.sum(a.uncertain, axis=along, keepdims=keepdim).astype(np.float64)
     evaluation = current()
     if not evaluation.backward:
-        return Bounded(count, error, a.arithmetic)
+        return Bounded(count.astype(np.float64), error, a.arithmetic) if error.any() else count
+    count = count.astype(np.float64)
     least = np.maximum(np.sum(a.outcome & ~a.uncertain, axis=along, keepdims=keepdim), np.minimum(count, 1))
     if evaluation.free_ties:
         error, least = error + np.maximum(count - 1, 0), np.minimum(count, 1)
@@ -44,7 +45,7 @@ def count_of_ties(a: Comparison, along: Any, keepdim: bool) -> Bounded:
 
 
 @aten("sum.default", "sum.dim_IntList")
-def sum_along(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
+def sum_along(a: Any, dim: Any = None, keepdim: bool = False) -> Any:
     """The sum in any order that `summation_growth` admits."""
     if isinstance(a, Comparison) or (isinstance(a, np.ndarray) and a.dtype == bool):
         truth = a if isinstance(a, Comparison) else Comparison(a, np.zeros_like(a), arithmetic())

@@ -21,8 +21,17 @@ def from_the_largest(a: Bounded, dim: int) -> Bounded:
     return subtract(a, Bounded.exact(top, a.arithmetic))
 
 
-@aten("_softmax.default", "_safe_softmax.default")
-def softmax(a: Any, dim: int, half_to_float: Any = False, *, dtype: Any = None) -> Bounded:
+@aten("_safe_softmax.default")
+def safe_softmax(a: Any, dim: int, *, dtype: Any = None) -> Bounded:
+    """Softmax with zeros for what holds nothing but -inf, as attention masks leave it."""
+    a = lifted(a)
+    masked = np.all(np.isneginf(a.value) & (a.error == 0), axis=dim, keepdims=True)
+    result = softmax(a, dim)
+    return Bounded(np.where(masked, 0, result.value), np.where(masked, 0, result.error), a.arithmetic)
+
+
+@aten("_softmax.default")
+def softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
     """exp(a - m) / sum(exp(a - m)) with the maximum m."""
     a = lifted(a)
     if not a.ndim:

@@ -35,6 +35,7 @@ from fourfold.core.running_error_rules import (
     subtract,
 )
 from fourfold.core.torch_running_error_tensors import (
+    LOGICAL,
     BoundedTensor,
     Tied,
     arithmetic,
@@ -130,6 +131,8 @@ def subtract_from(a: Any, b: Any, alpha: Any = 1) -> Bounded:
 @aten("mul.Tensor", "mul.Scalar")
 def times(a: Any, b: Any) -> Bounded:
     """a b; a factor that is a comparison chooses between the other one and 0."""
+    if a is b:
+        return square(lifted(a))
     for choice, other in ((a, b), (b, a)):
         if isinstance(choice, Tied):
             mark_kinks(choice, lifted(other), lifted(0.0))
@@ -459,6 +462,7 @@ for _function, _names in {
     np.logical_not: ("logical_not.default", "bitwise_not.default"),
 }.items():
     aten(*_names)(joined_truth(_function))
+    LOGICAL.update(f"aten.{_name}" for _name in _names)
 
 
 @aten("item.default", "_local_scalar_dense.default")

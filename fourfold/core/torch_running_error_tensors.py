@@ -241,6 +241,21 @@ def whole(*names: str) -> Callable:
     return register
 
 
+# Operators whose result keeps the ties of the comparisons among its operands.
+LOGICAL: set[str] = set()
+
+
+def has_error(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has an error, or the ties of a comparison, or is of a floating type, and so may have one."""
+    return isinstance(tensor, BoundedTensor) or tensor.is_floating_point()
+
+
+def may_differ(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is more than integers or truths that are certain."""
+    certainly = isinstance(tensor, BoundedTensor) and tensor.dtype == torch.bool and not tensor.payload.uncertain.any()
+    return has_error(tensor) and not certainly
+
+
 _running = threading.local()
 
 
@@ -312,10 +327,11 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             packet = getattr(getattr(torch.ops, library), operator[:-1], None)
             return self.write(func, getattr(packet, overload, None), args, kwargs)
         tensors = list(tensors_in((*args, *kwargs.values())))
-        if not any(tensor.is_floating_point() or isinstance(tensor, BoundedTensor) for tensor in tensors):
-            plain_result = func(*args, **kwargs)
-            if not any(tensor.is_floating_point() for tensor in tensors_in([plain_result])):
-                return plain_result
+        settled = not self.backward and name not in LOGICAL and not any(map(may_differ, tensors))
+        if settled or not any(map(has_error, tensors)):
+            result = func(*map(plain, args), **kwargs)
+            if not any(tensor.is_floating_point() for tensor in tensors_in([result])):
+                return result
         if compute := RULES.get(name):
             given = {key: self.given(value) for key, value in kwargs.items() if key not in UNUSED}
             result = compute(*map(self.given, args), **given)
