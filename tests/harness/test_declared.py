@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -456,6 +457,18 @@ def test_named_cases_of_few_elements_come_first(name: str) -> None:
 def test_a_mistake_is_told_by_name(declare: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         declare()
+
+
+def test_every_example_of_the_page_works() -> None:
+    page = Path(__file__).parents[2] / "docs" / "declaring.md"
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        exec(block, names)
+    made = [each for each in names.values() if isinstance(each, DefinedOperation)]
+    assert len(made) >= 9
+    for each in made:
+        for check in (checks.forward_agrees, checks.backward_agrees):
+            check(subject(each, each.definition), Search(examples=4))
 
 
 # ---- axes
