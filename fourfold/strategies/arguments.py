@@ -64,14 +64,14 @@ class TensorInput:
             dtype: the dtype that is tested.
             sizes: those of the named axes.
             how: one of `kinds`; of integers one of `PATTERNS`, or "least", "largest" or "others", of which all are
-                then. Unless given, the first kind, or any integers.
+                then. Unless given, the first kind; integers are then as often as one another.
         """
         kept = self.numpy_dtype(dtype, int(rng.integers(2)))
         if self.make is not None:
             return self._checked(np.asarray(self.make(rng, shape, kept)), shape, kept)
         if not self.dtypes:
             return arrays.values(rng, shape, dtype, how or self.kinds[0])
-        return _integers(rng, shape, *self.range(sizes), self.also, how or "any").astype(kept)
+        return _integers(rng, shape, *self.range(sizes), self.also, how or "even").astype(kept)
 
     def drawn(self, dtype: DType, shape: Shape, sizes: Mapping[str, int]) -> st.SearchStrategy[np.ndarray]:
         """Arrays of a shape, where the named axes have these sizes."""
@@ -273,8 +273,9 @@ def _integers(rng: np.random.Generator, shape: Shape, low: int, high: int, also:
         found = low + np.arange(size) % (high - low)
     else:
         found = rng.integers(low, high, size)
-        if high - low == 2:  # as of masks: few or many, not always half
+        if high - low == 2 and how == "any":  # as of masks: few or many, not always half
             found = low + (rng.random(size) < rng.choice([0.0, 0.1, 0.5, 0.9, 1.0]))
     if also:
-        found = np.where(rng.random(size) < rng.choice([0.0, 0.2, 0.2, 1.0]), rng.choice(also, size), found)
+        share = 0.2 if how == "even" else rng.choice([0.0, 0.2, 0.2, 1.0])
+        found = np.where(rng.random(size) < share, rng.choice(also, size), found)
     return found.reshape(shape).astype(np.int64)

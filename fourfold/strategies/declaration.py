@@ -1,6 +1,7 @@
 """A declaration: a definition in torch, what its arguments are, and the cases that follow from it."""
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -201,7 +202,8 @@ class Declaration:
 
     def _ran(self, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         """The output, and the number of elements of the largest intermediate result."""
-        with torch.no_grad(), _Largest() as largest:
+        with torch.no_grad(), _Largest() as largest, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as torch's about a variance of no numbers
             output = self.definition(**tensors, **parameters)
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             what = output.dtype if isinstance(output, torch.Tensor) else type(output).__name__

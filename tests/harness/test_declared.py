@@ -154,6 +154,7 @@ def test_integers_keep_to_their_range_and_reach_its_ends() -> None:
     assert min(least, largest, ignored) > 10
     assert {case["target"].dtype.name for case in cases_of("cross_entropy")} == {"int64", "int32"}
     assert (named("cross_entropy")["target_all_-100"]["target"] == IGNORED).all()
+    assert 0 < (named("cross_entropy")["rows_1025"]["target"] == IGNORED).mean() < 0.5
     for case in (*cases_of("embedding"), *small_cases_of("embedding")):
         assert ((case["ids"] >= 0) & (case["ids"] < case["table"].shape[0])).all()
     assert any(np.unique(case["ids"]).size < case["ids"].size / 2 for case in cases_of("embedding"))
@@ -165,6 +166,7 @@ def test_masks_are_full_empty_and_in_between() -> None:
     assert any(0.02 < share < 0.3 for share in shares)
     assert any(0.7 < share < 0.98 for share in shares)
     assert all(case["mask"].dtype == bool for case in cases_of("masked_softmax"))
+    assert 0.3 < named("masked_softmax")["ordinary"]["mask"].mean() < 0.7
 
 
 def test_lengths_and_offsets_are_of_the_same_samples() -> None:
