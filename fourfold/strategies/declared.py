@@ -37,16 +37,17 @@ class DefinedOperation(Operation):
 
     definition: Callable[..., torch.Tensor]
 
+    def __post_init__(self) -> None:
+        # What `inspect.signature` and `help` say of the definition. The instance is frozen.
+        object.__setattr__(self, "__signature__", inspect.signature(self.definition))
+        object.__setattr__(self, "__doc__", self.definition.__doc__)
+
     def __call__(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """Call the definition."""
         return self.definition(*arguments, **named)
 
     def __repr__(self) -> str:
         return f"<operation {self.name}, defined in {self.source}>"
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.definition)
 
 
 def operation(*, sizes: Mapping[str, Any] | None = None, **given: Any) -> Callable[[Callable], DefinedOperation]:

@@ -1,6 +1,7 @@
 """A declaration gives a complete record: cases whose sizes agree, of all sizes and layouts, and the named ones."""
 
 import functools
+import inspect
 import re
 import subprocess
 import sys
@@ -19,13 +20,14 @@ import fourfold
 from fourfold import lengths, offsets, operation, tensor, values
 from fourfold.checks import checks, impostors
 from fourfold.checks.catalogue import operations
-from fourfold.checks.checks import Failure, Search, Subject
+from fourfold.checks.checks import Failure, Search, Subject, Unsupported
 from fourfold.core import axes as notation
 from fourfold.core.case import Case, is_floating
 from fourfold.core.comparison import Agreement
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.layouts import LAYOUTS
 from fourfold.core.operation import sizes_of
+from fourfold.performance.calls import Call, References, worst_error
 from fourfold.strategies.declared import DefinedOperation
 from fourfold.strategies.extents import Extent, extent
 
@@ -346,6 +348,7 @@ def test_the_operation_is_the_definition_too() -> None:
     assert torch.equal(rms_norm(x, weight), expected)
     assert torch.equal(rms_norm(x, weight=weight, eps=1e-6), expected)
     assert re.fullmatch(r".*declared_operations\.py:\d+", rms_norm.source)
+    assert list(inspect.signature(rms_norm).parameters) == ["x", "weight", "eps"]
     assert rms_norm.axes == {"x": "... cols", "weight": "cols"}
     assert (rms_norm.name, rms_norm.differentiable) == ("rms_norm", ("x", "weight"))
     assert embedding.differentiable == ("table",)
@@ -507,6 +510,63 @@ def test_sizes_that_do_not_agree_are_told() -> None:
 
 
 # ---- with the reference that follows from the definition
+
+
+@operation(x=tensor("..."), scale=tensor(""), batched={"x": 0})
+def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return x * scale
+
+
+@operation(matrix=tensor("4 4"), vector=tensor("4"))
+def of_fixed_size(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    return matrix @ vector
+
+
+@operation(x=tensor("rows cols"), kept=tensor("rows", dtype="bool"), factor=tensor("rows cols", gradient=False))
+def rows_of_a_number_that_depends(x: torch.Tensor, kept: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return (x * factor)[kept]
+
+
+@operation(steps=tensor("n", dtype="int64", low=-3, high=4), size=tensor("n", gradient=False))
+def without_gradients(steps: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    return steps.to(size.dtype) * size
+
+
+@pytest.mark.parametrize("made", [scaled, of_fixed_size, rows_of_a_number_that_depends], ids=lambda made: made.name)
+@pytest.mark.parametrize("check", [checks.backward_agrees, checks.single_gradients_agree, checks.gradcheck])
+def test_tensors_without_axes_of_fixed_size_and_of_a_number_of_rows_that_depends(
+    made: DefinedOperation, check: Callable[[Subject, Search], None]
+) -> None:
+    check(subject(made, made.definition, "float64"), Search(examples=8))
+
+
+def test_an_operation_without_gradients_has_no_checks_of_them() -> None:
+    assert without_gradients.differentiable == ()
+    only = subject(without_gradients, without_gradients.definition)
+    for check in (checks.forward_agrees, checks.memory_is_respected, checks.history_does_not_matter):
+        check(only, Search(examples=8))
+    for check in (checks.backward_agrees, checks.single_gradients_agree, checks.gradcheck):
+        with pytest.raises(Unsupported, match="without_gradients has no gradients"):
+            check(only, Search(examples=8))
+
+
+def test_a_batch_that_is_given_is_checked() -> None:
+    def of_the_batch(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return x * scale + (0.0 if x.ndim == 0 else 1e-3 * len(x))
+
+    checks.the_batch_does_not_matter(subject(scaled, scaled.definition), Search(examples=8))
+    with pytest.raises(Failure, match="among all"):
+        checks.the_batch_does_not_matter(subject(scaled, of_the_batch), Search(examples=8))
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_workloads_follow(direction: str) -> None:
+    for make in rms_norm.workloads["cpu"].values():
+        workload = make(FLOAT32)
+        assert workload.case["x"].size > 8000
+        call = Call(rms_norm, rms_norm, workload, FLOAT32, "cpu", direction)
+        call.run(1)
+        assert worst_error(call.results, References().of(rms_norm, "", workload, FLOAT32), workload, FLOAT32) <= 1
 
 
 @pytest.mark.parametrize(
