@@ -28,16 +28,18 @@ def graded(check: Check) -> Check:
             again = replace(search, keeps=False)
             try:
                 check(replace(subject, dtype=dtype), again)
-            except Exception:
+            except Failure:
                 raise failure from None
             search.ran, search.substantial, search.worst = again.ran, again.substantial, again.worst
             search.grade = STORAGE
             if subject.claims.accuracy != STORAGE:
-                (said, *_) = str(failure).splitlines()
-                raise Imprecise(
-                    f"{said}\nThat is storage accuracy: right if each intermediate is rounded to {subject.dtype}."
+                imprecise = Imprecise(
+                    f"{failure}\nThat is storage accuracy: right if each intermediate is rounded to {subject.dtype}."
                     ' The claim accuracy="storage" accepts it.'
-                ) from failure
+                )
+                for note in getattr(failure, "__notes__", []):
+                    imprecise.add_note(note)
+                raise imprecise from failure
 
     return run
 

@@ -21,10 +21,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 # These register the rules.
 from fourfold.core import torch_running_error_arrays, torch_running_error_networks  # noqa: F401
 from fourfold.core.dtypes import DTYPES, DType
-from fourfold.core.running_error import Bounded, lift
+from fourfold.core.running_error import Arithmetic, Bounded, lift
 from fourfold.core.torch_running_error_tensors import Evaluation, NoTorchRule, rule
 
 __all__ = ["NoTorchRule", "backward_of", "forward_of", "rule"]
+
+
+def _alike(one: Arithmetic, other: Arithmetic) -> bool:
+    """Whether two arithmetics have the same numbers."""
+    ways = {"documented_ties": True, "rounds_each_step": False}
+    return replace(one, **ways) == replace(other, **ways)  # type: ignore[arg-type]
 
 
 def dtype_of(bounded: Bounded) -> DType:
@@ -32,7 +38,7 @@ def dtype_of(bounded: Bounded) -> DType:
     mine = bounded.arithmetic
     for dtype in DTYPES.values():
         theirs = (dtype.arithmetic, dtype.arithmetic.storage)
-        if any(other and replace(other, documented_ties=mine.documented_ties) == mine for other in theirs):
+        if any(other and _alike(other, mine) for other in theirs):
             return replace(dtype, arithmetic=mine)
     raise ValueError(f"no dtype has the arithmetic {mine}")
 

@@ -15,7 +15,7 @@ import torch
 
 from fourfold.compat.torch_internals import decompositions, dispatch_mode, wrapper_tensor
 from fourfold.core.dtypes import DType
-from fourfold.core.running_error import Arithmetic, Bounded, Comparison, NoRule, certain, lift
+from fourfold.core.running_error import Arithmetic, Bounded, Comparison, NoRule, certain, lift, stored
 
 Array = np.ndarray
 
@@ -241,6 +241,22 @@ def whole(*names: str) -> Callable:
     return register
 
 
+# Operators whose results are among the numbers that they are given, or zero.
+SELECTING = {
+    *("abs", "neg", "relu", "sign", "sgn", "where", "masked_fill", "clamp", "clamp_min", "clamp_max", "hardtanh"),
+    *("maximum", "minimum", "fmax", "fmin", "amax", "amin", "max", "min", "sort", "topk", "kthvalue", "median", "mode"),
+    *("cat", "stack", "gather", "index", "index_select", "embedding", "constant_pad_nd", "tril", "triu", "flip"),
+    *(
+        "threshold_backward",
+        "index_put",
+        "_unsafe_index_put",
+        "scatter",
+        "slice_scatter",
+        "select_scatter",
+        "put",
+        "roll",
+    ),
+}
 # Operators whose result keeps the ties of the comparisons among its operands.
 LOGICAL: set[str] = set()
 
@@ -334,11 +350,20 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
                 return result
         if compute := RULES.get(name):
             given = {key: self.given(value) for key, value in kwargs.items() if key not in UNUSED}
-            result = compute(*map(self.given, args), **given)
+            result = self.rounded(name, compute(*map(self.given, args), **given))
             wanted = kwargs.get("dtype")
             floating = wanted is not None and wanted.is_floating_point
             return self.made(result, wanted if floating else result_dtype(tensors))
         return self.taken_apart(func, name, args, kwargs)
+
+    def rounded(self, name: str, result: Any) -> Any:
+        """The result of a step, rounded where the arithmetic rounds each step, and the step does not select numbers."""
+        operator = name.split(".")[1]
+        if not self.dtype.arithmetic.rounds_each_step or operator in SELECTING:
+            return result
+        if isinstance(result, tuple):
+            return tuple(map(stored, result))
+        return stored(result)
 
     def taken_apart(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The result of an operator without a rule, by torch's decomposition of it."""

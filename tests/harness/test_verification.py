@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -114,12 +115,13 @@ def test_a_failure_is_repeated_by_its_blob() -> None:
 
 
 def test_an_exception_of_its_own_is_a_refusal_with_its_reason() -> None:
-    verdict = fourfold.verify(of_contiguous, "softmax", **ONE)
+    only = ["forward", "backward", "memory"]
+    verdict = fourfold.verify(of_contiguous, "softmax", only=only, **ONE)
     assert verdict.passed, str(verdict)
     assert set(verdict.refusals) == {"AssertionError: x must be contiguous"}
     assert "right wherever it accepts" in verdict.summary
     assert "refused" in str(verdict)
-    strict = fourfold.verify(of_contiguous, "softmax", refusals=False, **ONE)
+    strict = fourfold.verify(of_contiguous, "softmax", refusals=False, only=only, **ONE)
     assert not strict.passed
     ((_, failure),) = strict.failures
     assert "x must be contiguous" in failure.message
@@ -128,7 +130,8 @@ def test_an_exception_of_its_own_is_a_refusal_with_its_reason() -> None:
 
 
 def test_what_is_claimed_is_not_tried_and_so_not_refused() -> None:
-    verdict = fourfold.verify(of_contiguous, "softmax", claims=Claims(contiguous=True), **ONE)
+    options: dict[str, Any] = {"claims": Claims(contiguous=True), "only": ["forward", "backward", "memory"], **ONE}
+    verdict = fourfold.verify(of_contiguous, "softmax", **options)
     assert verdict.passed, str(verdict)
     assert not verdict.refusals
     assert "contiguous=True" in verdict.summary
@@ -149,12 +152,16 @@ def test_a_forward_pass_alone_must_be_claimed() -> None:
 
 
 def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
-    options: dict[str, Any] = {"device": "cpu", "dtypes": ["bfloat16", "float32"], "seed": 1}
-    verdict = fourfold.verify(WithRoundedProducts, "softmax", **options)
+    options: dict[str, Any] = {"device": "cpu", "dtypes": ["bfloat16", "float32"], "only": ["forward", "backward"]}
+    long_rows = {"cols": (100, 400)}
+    verdict = fourfold.verify(WithRoundedProducts, "softmax", claims=Claims(sizes=long_rows), **options)
     assert not verdict.passed
     assert verdict.grade == "storage"
     assert {o.dtype for o in verdict.outcomes if o.grade != "exact"} == {"bfloat16"}
-    assert "storage accuracy" in verdict.failures[0][1].message
+    ((_, failure),) = verdict.failures
+    assert "storage accuracy" in failure.message
+    # The case is the one that was not exact, not the last one of the second look.
+    assert re.search(r"with x(\[.*?\])", failure.message)[1] in failure.counterexample
     claimed = fourfold.verify(WithRoundedProducts, "softmax", claims=Claims(accuracy="storage"), **options)
     assert claimed.passed, str(claimed)
     assert claimed.grade == "storage"
@@ -162,9 +169,8 @@ def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
 
 def test_what_is_wrong_is_wrong_in_every_grade() -> None:
     claims = Claims(accuracy="storage")
-    verdict = fourfold.verify(
-        WithBackwardOfAnother, "softmax", claims=claims, examples=6, device="cpu", dtypes=["bfloat16"]
-    )
+    options: dict[str, Any] = {**QUICK, "dtypes": ["bfloat16"], "only": ["forward", "backward"]}
+    verdict = fourfold.verify(WithBackwardOfAnother, "softmax", claims=claims, **options)
     assert verdict.grade == "wrong"
     assert "forward" in checks_that(verdict, "passed")
     assert "backward" in checks_that(verdict, "failed")
