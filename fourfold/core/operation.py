@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -132,6 +132,14 @@ class Operation:
     def differentiable_in(self, case: Case) -> tuple[str, ...]:
         """The names in `differentiable` of the inputs that a case has: an input that may be None may be absent."""
         return tuple(name for name in self.differentiable if name in case.inputs)
+
+    def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
+        """The operation on fewer sizes, if it can draw them so; else itself, and the caller takes cases that fit.
+
+        Args:
+            limits: by the name of an axis, the least and the largest size, or a number of which sizes are multiples.
+        """
+        return self
 
     def examples_for_offsets(self, dtype: DType) -> dict[str, Case]:
         """Return named examples whose offsets are computed by steps that few cases take.

@@ -1,10 +1,11 @@
 """A declaration: a definition in torch, what its arguments are, and the cases that follow from it."""
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -144,6 +145,21 @@ class Declaration:
                     runs({**few, axis: 0})
                 except ValueError:
                     self.allowed[axis] = self.allowed[axis].not_empty()
+
+    def within(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
+        """The same declaration, of fewer sizes: see `Extent.within`.
+
+        Raises:
+            ValueError: no size of an axis is left, or there is no such axis.
+        """
+        fewer = copy.copy(self)
+        fewer.allowed = dict(self.allowed)
+        for axis, limit in limits.items():
+            found = self.allowed[axis].within(limit) if axis in self.allowed else None
+            if found is None:
+                raise ValueError(f"sizes of {axis}: {self.name} has none within {limit}")
+            fewer.allowed[axis] = found
+        return fewer
 
     # ---- calls without numbers
 

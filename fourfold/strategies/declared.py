@@ -10,7 +10,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from hypothesis import strategies as st
@@ -33,9 +33,13 @@ class DefinedOperation(Operation):
 
     Attributes:
         definition: a function of torch tensors that returns one.
+        declaration: what its arguments are declared to be.
+        given: the examples that were given beside those that follow.
     """
 
     definition: Callable[..., torch.Tensor]
+    declaration: Declaration
+    given: Mapping[str, named_cases.Make]
 
     def __post_init__(self) -> None:
         # What `inspect.signature` and `help` say of the definition. The instance is frozen.
@@ -45,6 +49,22 @@ class DefinedOperation(Operation):
     def __call__(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """Call the definition."""
         return self.definition(*arguments, **named)
+
+    def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
+        """The operation on fewer sizes: its cases are drawn so, and its named cases are those that follow.
+
+        Args:
+            limits: by the name of an axis, the least and the largest size, or a number of which sizes are multiples.
+
+        Raises:
+            ValueError: no size of an axis is left, or there is no such axis.
+        """
+        if not limits or self.cases != self.declaration.cases:
+            return self
+        fewer = self.declaration.within(limits)
+        smooth = fewer.smooth if self.smooth == self.declaration.smooth else self.smooth
+        examples = {**named_cases.examples(fewer), **self.given}
+        return dataclasses.replace(self, cases=fewer.cases, smooth=smooth, examples=examples, declaration=fewer)
 
     def __repr__(self) -> str:
         return f"<operation {self.name}, defined in {self.source}>"
@@ -96,13 +116,13 @@ def _made(
     name = fields.get("name") or definition.__name__
     declaration = _declaration(name, definition, declared, sizes)
     own_cases, own_examples = fields.get("cases"), fields.get("examples")
-    if own_cases is None or own_examples is None:
+    follow = own_cases is None or own_examples is None
+    if follow:
         declaration.learn()
-    examples = {
+    added = {
         each: what if callable(what) else _example(declaration, what) for each, what in (own_examples or {}).items()
     }
-    if own_cases is None or own_examples is None:
-        examples = {**named_cases.examples(declaration), **examples}
+    examples = {**named_cases.examples(declaration), **added} if follow else added
     record: dict[str, Any] = {
         "name": name,
         "differentiable": declaration.differentiable,
@@ -115,7 +135,7 @@ def _made(
     record |= {**fields, "examples": examples}
     if "forward" not in record or "backward" not in record:
         record = _oracle(definition, declaration) | record
-    made = DefinedOperation(definition=definition, **record)
+    made = DefinedOperation(definition=definition, declaration=declaration, given=added, **record)
     if made.errors is FOLLOWS:
         made = dataclasses.replace(made, errors=_errors(made, declaration))
     return defaults.completed(made)  # type: ignore[return-value]

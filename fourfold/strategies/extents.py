@@ -1,5 +1,6 @@
 """Sizes of named axes: which a declaration allows, and how they are drawn."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,20 @@ class Extent:
         if self.choices:
             return Extent(choices=tuple(size for size in self.choices if size) or (1,))
         return Extent(self.low or self.step, self.high, self.step)
+
+    def within(self, limit: tuple[int, int] | int) -> "Extent | None":
+        """Those of the sizes that lie within a pair of the least and the largest, or are multiples; None if none is."""
+        low, high = limit if isinstance(limit, tuple) else (0, None)
+        divisor = 1 if isinstance(limit, tuple) else limit
+        if self.choices:
+            top = math.inf if high is None else high
+            kept = tuple(size for size in self.choices if low <= size <= top and size % divisor == 0)
+            return Extent(choices=kept) if kept else None
+        step = math.lcm(self.step, divisor)
+        first = self.low + max(-(-(low - self.low) // self.step), 0) * self.step
+        first = next((size for size in range(first, first + step, self.step) if size % divisor == 0), -1)
+        last = min((end for end in (self.high, high) if end is not None), default=None)
+        return None if first < 0 or (last is not None and first > last) else Extent(first, last, step)
 
 
 def extent(name: str, given: Any) -> Extent:

@@ -182,6 +182,8 @@ def test_lengths_and_offsets_are_of_the_same_samples() -> None:
     several = [case["counts"] for case in cases if len(case["counts"]) > 2 and len(case["x"])]
     assert any((counts == 0).any() for counts in several)
     assert any((counts > 0).sum() == 1 for counts in several)
+    many = [counts for counts in several if len(counts) > 8 and counts.sum() > 4 * len(counts)]
+    assert any((counts == 0).mean() > 1 / 2 and (counts > 0).sum() > 1 for counts in many)
     assert any((counts > 0).all() for counts in several)
     assert named("ragged_mean")["empty_samples_at_both_ends"]["counts"].tolist() == [0, 0, 3, 0, 2, 0]
 
@@ -243,6 +245,27 @@ def test_sizes_are_multiples_ranges_lists_and_numbers() -> None:
         with pytest.raises(ValueError, match="sizes of cols must be"):
             extent("cols", bad)
     assert extent("cols", (0, 9)).not_empty() == Extent(1, 9)
+
+
+def test_an_operation_may_be_drawn_on_fewer_sizes() -> None:
+    for limits, cols in (({"cols": 64}, range(0, 1 << 20, 64)), ({"cols": (3, 100)}, range(3, 101))):
+        fewer = rms_norm.of_sizes(limits)
+        cases = [*drawn(fewer.cases(FLOAT32, ELEMENTS), 100), *(make(FLOAT32) for make in fewer.examples.values())]
+        sizes = {sizes_of(fewer, case)["cols"] for case in cases}
+        assert sizes <= set(cols)
+        assert len(sizes) > 4
+        assert max(sizes) in (4096, 100)
+        assert all(sizes_of(fewer, case)["cols"] in cols for case in drawn(fewer.smooth(FLOAT64), 10))
+    assert attention.of_sizes({"dim": (30, 70)}).declaration.allowed["dim"] == Extent(32, 70, 8)
+    assert attention.of_sizes({"dim": 12}).declaration.allowed["dim"] == Extent(24, 128, 24)
+    assert Extent(choices=(1, 4, 6, 12)).within(4) == Extent(choices=(4, 12))
+    assert Extent(choices=(1, 4, 6, 12)).within((5, 6)) == Extent(choices=(6,))
+    assert Extent(1, None, 2).within(4) is None
+    for limits in ({"dim": (129, 200)}, {"rows": 4}):
+        with pytest.raises(ValueError, match="attention has none within"):
+            attention.of_sizes(limits)
+    known = operations()["softmax"]
+    assert known.of_sizes({"cols": 64}) is known
 
 
 def test_an_axis_that_the_definition_does_not_take_empty_is_never_empty() -> None:
