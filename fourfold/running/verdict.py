@@ -36,13 +36,17 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
     notes = "\n".join(map(str, getattr(error, "__notes__", [])))
     case = counterexample(notes)
     repeated = repeat(item.config, item.path, item.nodeid, identity, notes)
-    frames = own_frames(error, item.config.stash[SELECTION].origin(identity.cell))
+    origin = item.config.stash[SELECTION].origin(identity.cell)
+    frames = own_frames(error, origin)
     of_a_check = isinstance(error, Failure | Escape | SelectionError)
+    of_cuda = origin.suffix in (".cu", ".cuh") and not of_a_check  # no frame of Python's is in such a file
     message = words(error) if of_a_check else f"{type(error).__name__}: {words(error)}"
     failure = {"message": message, "counterexample": case or at or None, "repeat": repeated}
     if frames:
         failure["cause"] = cause(error, frames)
-    if item.config.getoption("--tb") == "auto" and (frames or of_a_check):
+    elif of_cuda:
+        failure["cause"] = f"{origin}:{getattr(error, 'line', '')}: {type(error).__name__}"
+    if item.config.getoption("--tb") == "auto" and (frames or of_a_check or of_cuda):
         whose = f"{' · '.join([*vars(identity.cell).values(), item.config.stash[DEVICE]])}: "
         said = message if isinstance(error, Failure | SelectionError) else f"{whose}{message}"
         seen = without_advice(notes) if case or not at else f"at {at}"

@@ -129,7 +129,7 @@ def test_a_fault_says_who_did_what_to_which_argument():
     line = min(FAULTY["writes_past_the_end"].lines)
     assert str(caught.value) == (
         f"writes_past_the_end (faults.cu:{line}), block (0,0,0), thread (250,0,0): "
-        "write of 4 bytes, just past the end of argument 1 (a float32 tensor of shape (250,))"
+        "write of 4 bytes, just past the end of argument 1 (c), a float32 tensor of shape (250,)"
     )
     assert (caught.value.block, caught.value.thread) == ((0, 0, 0), (250, 0, 0))
 

@@ -19,33 +19,11 @@ _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 
 _CONSTANTS = re.compile(r"\bM_(?:PI|E|SQRT2|SQRT1_2|2_SQRTPI|LOG2E|LN2)\b")
 
-_LIMITS = {
-    "FLT": ("1.175494351e-38f", "3.402823466e+38f", "1.192092896e-07f", 24, 6),
-    "DBL": ("2.2250738585072014e-308", "1.7976931348623157e+308", "2.2204460492503131e-16", 53, 15),
-}
-_FLOAT = "#pragma once\n" + "".join(
-    f"#define {of}_MIN {least}\n#define {of}_MAX {largest}\n#define {of}_EPSILON {epsilon}\n"
-    f"#define {of}_MANT_DIG {bits}\n#define {of}_DIG {digits}\n"
-    for of, (least, largest, epsilon, bits, digits) in _LIMITS.items()
-)
-_INTEGERS = """#pragma once
-#define CHAR_BIT 8
-#define SCHAR_MIN (-128)
-#define SCHAR_MAX 127
-#define UCHAR_MAX 255
-#define SHRT_MIN (-32768)
-#define SHRT_MAX 32767
-#define USHRT_MAX 65535
-#define INT_MAX 2147483647
-#define INT_MIN (-INT_MAX - 1)
-#define UINT_MAX 4294967295u
-#define LLONG_MAX 9223372036854775807ll
-#define LLONG_MIN (-LLONG_MAX - 1)
-#define ULLONG_MAX 18446744073709551615ull
-#define LONG_MAX 9223372036854775807l
-#define LONG_MIN (-LONG_MAX - 1)
-#define ULONG_MAX 18446744073709551615ul
-"""
+
+def _of_libcudacxx(name: str) -> str:
+    return f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace ::cuda::std; }}\n"
+
+
 _MATH = "#pragma once\n#define M_PI 3.14159265358979323846\n#define M_E 2.7182818284590452354\n" + (
     "#define M_SQRT2 1.41421356237309504880\n#define M_SQRT1_2 0.70710678118654752440\n"
     "#define M_2_SQRTPI 1.12837916709551257390\n#define M_LOG2E 1.4426950408889634074\n"
@@ -53,16 +31,12 @@ _MATH = "#pragma once\n#define M_PI 3.14159265358979323846\n#define M_E 2.718281
 )
 
 
-def _of_libcudacxx(name: str) -> str:
-    return f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace ::cuda::std; }}\n"
-
-
 # NVRTC refuses the header of all of CUB, which has parts for the host.
 _OF_CUB = ("block/block_reduce", "block/block_scan", "block/block_load", "block/block_store", "warp/warp_reduce")
 # NVRTC has the functions of the C library without a header, and no header at all.
 _HEADERS: Mapping[str, str] = {
-    **dict.fromkeys(("float.h", "cfloat"), _FLOAT),
-    **dict.fromkeys(("limits.h", "climits"), _INTEGERS),
+    **dict.fromkeys(("float.h", "cfloat"), _of_libcudacxx("cfloat")),
+    **dict.fromkeys(("limits.h", "climits"), _of_libcudacxx("climits")),
     **dict.fromkeys(("math.h", "cmath"), _MATH),
     **dict.fromkeys(("stdint.h", "cstdint"), _of_libcudacxx("cstdint")),
     **{name: _of_libcudacxx(name) for name in ("limits", "type_traits", "utility", "algorithm", "cstddef")},

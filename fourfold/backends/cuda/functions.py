@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import pathlib
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from fourfold.backends.cuda import declarations
-from fourfold.backends.cuda.compile import check_headers, source_closure
+from fourfold.backends.cuda.compile import CompilationError
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel, Size
 from fourfold.backends.cuda.parameters import short
 
@@ -45,6 +44,7 @@ class Kernels:
                 raise ValueError(f"{name} is a template with {values} to be given: name it as {example!r}")
             name = f"{name}<{', '.join(['{T}'] * len(template))}>"
         self.name = name
+        self._refused: dict[torch.dtype, str] = {}
         self._of_dtype = {
             dtype: CudaKernel(source, name.replace("{T}", type_))
             for dtype, type_ in CPP_TYPES.items()
@@ -54,7 +54,7 @@ class Kernels:
     def unsupported(self, dtype: torch.dtype) -> str | None:
         """Say why there is no instance for tensors of a floating-point dtype, or return None if there is one."""
         if "{T}" in self.name:
-            return None
+            return self._refused.get(dtype)
         taken = {self.element(parameter) for parameter in self.declared.parameters} - {None}
         if not taken or dtype in taken:
             return None
@@ -73,13 +73,23 @@ class Kernels:
             return declarations.ELEMENTS.get(given[at]) if at < len(given) else None
         return declarations.ELEMENTS.get(parameter.element)
 
-    def check_headers(self) -> None:
-        """Check that the file needs no headers of torch.
+    def compile_for(self, device: str) -> None:
+        """Compile all instances for "cpu" or "cuda"; there is none for a dtype for which the template does not compile.
 
         Raises:
-            CompilationError: it does; the message says what to do.
+            CompilationError: none compiles.
         """
-        check_headers(source_closure(self.source))
+        errors: dict[torch.dtype, CompilationError] = {}
+        for dtype, kernel in self._of_dtype.items():
+            try:
+                kernel.compile_for(device)
+            except CompilationError as error:
+                errors[dtype] = error
+        if len(errors) == len(self._of_dtype):
+            raise next(iter(errors.values()))
+        for dtype, refusal in errors.items():
+            del self._of_dtype[dtype]
+            self._refused[dtype] = str(refusal).splitlines()[0]
 
     def of(self, dtype: torch.dtype) -> CudaKernel:
         """The instance for tensors of a dtype.
@@ -154,7 +164,9 @@ def cuda_kernel(
         LookupError: the file has no such kernel.
         ValueError: the template has parameters that the name does not give, or `arguments` names none.
     """
-    path = _beside(sys._getframe(1).f_globals.get("__file__"), pathlib.Path(source))
+    caller = inspect.currentframe()
+    above = caller.f_back if caller else None
+    path = _beside(above.f_globals.get("__file__") if above else None, pathlib.Path(source))
     kernels = Kernels(path, name)
     signature = inspect.signature(arguments)
     named = [p for p in signature.parameters.values() if p.name != "out" and p.kind is p.POSITIONAL_OR_KEYWORD]

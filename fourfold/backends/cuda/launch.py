@@ -184,8 +184,10 @@ class CudaKernel:
         if cluster is not None:
             raise NotImplementedError(f"{self.name}: clusters need a GPU: on the CPU the blocks run in sequence")
         blocks, threads = _geometry(self.name, grid, block)
-        if 0 in blocks:
-            return
+        if 0 not in blocks:
+            self._of_cpu().launch(blocks, threads, shared_bytes, args)
+
+    def _of_cpu(self) -> CpuKernel:
         how = mode()
         kernel = self._on_cpu.get(how)
         if kernel is None:
@@ -193,7 +195,20 @@ class CudaKernel:
                 kernel = self._on_cpu[how] = CpuKernel(
                     self.source, self.name, _compiled_along(self.source), how == "checked"
                 )
-        kernel.launch(blocks, threads, shared_bytes, args)
+        return kernel
+
+    def compile_for(self, device: str) -> None:
+        """Compile the kernel for "cpu" or for the current GPU, "cuda", and launch nothing.
+
+        Raises:
+            CudaError: the compiler is missing. CompilationError: the file does not compile.
+        """
+        if device == "cpu":
+            self._of_cpu()
+        else:
+            compile_kernels(
+                self.source, self.name, _compiled_along(self.source), architecture(*torch.cuda.get_device_capability())
+            )
 
     def _launch_on_gpu(
         self,

@@ -248,7 +248,8 @@ def _explained(source: pathlib.Path, output: str, unit: pathlib.Path) -> str:
     errors = [line for line in lines if " error: " in line]
     first = next((line for line in errors if line.startswith(f"{source}:")), errors[0] if errors else "")
     if "no matches converting function" in first or str(unit) in first:
-        first = f"{source}: the kernel cannot be had by this name and these template arguments"
+        why = first.partition(" error: ")[2]
+        first = f"{source}: there is no kernel of this name with these template arguments: {why}"
     return "\n".join([f"{source.name} does not compile for the CPU: {first.replace(str(source), source.name)}", *lines])
 
 

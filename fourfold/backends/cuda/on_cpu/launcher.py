@@ -174,6 +174,12 @@ class CpuKernel:
         except OverflowError:
             raise too_large(self.name, self._place(position), parameter, argument) from None
 
+    def _described(self, position: int, args: Sequence[Argument]) -> str:
+        tensor = args[position]
+        assert isinstance(tensor, torch.Tensor)
+        strides = "" if tensor.is_contiguous() else f" and strides {tuple(tensor.stride())}"
+        return f"{self._place(position)}, a {short(tensor.dtype)} tensor of shape {tuple(tensor.shape)}{strides}"
+
     def _raise(self, fault: _Fault, args: Sequence[Argument]) -> None:
         built = self._library.built
         place: tuple[str | None, int | None] = (None, None)
@@ -184,7 +190,7 @@ class CpuKernel:
         other = build.source_line(built, [fault.other_pc]) if fault.other_pc else None
         what = fault.text.decode(errors="replace")
         what = what.replace("{other}", f" in line {other[1]}" if other else "")
-        what = re.sub(r"\{argument (\d+)\}", lambda match: _described(int(match[1]), args), what)
+        what = re.sub(r"\{argument (\d+)\}", lambda match: self._described(int(match[1]), args), what)
         raise FAULTS[fault.kind - 1](self.name, *place, tuple(fault.block), tuple(fault.thread), what)
 
 
@@ -192,10 +198,3 @@ def _parameter(kind: str, size: int, spelling: str) -> Parameter:
     """From a line of the kernel's signature. Its compiler knows better than the spelling what points to const."""
     parameter = Parameter.of_type(spelling, size)
     return Parameter(kind, size, spelling) if kind in "pP" else parameter
-
-
-def _described(position: int, args: Sequence[Argument]) -> str:
-    tensor = args[position]
-    assert isinstance(tensor, torch.Tensor)
-    strides = "" if tensor.is_contiguous() else f" and strides {tuple(tensor.stride())}"
-    return f"argument {position} (a {short(tensor.dtype)} tensor of shape {tuple(tensor.shape)}{strides})"

@@ -1,0 +1,431 @@
+"""Kernels of `.cu` files as candidates: the right ones are accepted, the wrong ones rejected at their line."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import fourfold
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda.compile import CompilationError, compile_kernels
+from fourfold.backends.cuda.declarations import kernels
+from fourfold.backends.cuda.device_code import device_code
+from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.running.cells import Candidate, SelectionError
+from fourfold.running.cuda_candidates import Launch
+from fourfold.running.expressions import ExpressionError, evaluated
+
+HERE = pathlib.Path(__file__).resolve().parent / "candidates" / "cuda"
+ROOT = HERE.parents[3]
+SOFTMAX = ["--as", "softmax", "--grid", "rows", "--block", "64", "--shared", "64 * sizeof(float)"]
+MATMUL = ["--as", "matmul", "--grid", "ceil(n / 16), ceil(m / 16)", "--block", "16, 16"]
+ADD = ["--as", "vector_add", "--grid", "(n + 255) / 256", "--block", "256"]
+LAYER_NORM_ARGS = "out x weight bias rows cols eps"
+LAYER_NORM = ["--as", "layer_norm", "--grid", "ceil(rows / 2)", "--block", "64"]
+
+pytestmark = pytest.mark.skipif(
+    cuda_on_cpu.unavailable_reason() is not None, reason=cuda_on_cpu.unavailable_reason() or ""
+)
+
+
+def verify(folder: pathlib.Path, kernel: str, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Run `fourfold verify` in a folder of the user's own; return the process and the verdict."""
+    dropped = ("PYTEST_", "TRITON_INT", "FOURFOLD_OPERATIONS")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
+    environment |= {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
+    command = [sys.executable, "-m", "fourfold", "verify", kernel, *options, "--device", "cpu", "--examples", "3"]
+    command += ["-p", "no:cacheprovider", "--verdict", "verdict.json"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    print(done.stdout, done.stderr)
+    verdict = folder / "verdict.json"
+    return done, json.loads(verdict.read_text()) if verdict.exists() else {}
+
+
+def faults(file: str, kernel: str) -> set[int]:
+    """The lines of a kernel that are marked as faulty."""
+    found, name = set(), ""
+    for number, line in enumerate((HERE / file).read_text().splitlines(), 1):
+        if match := re.search(r"__global__ void (?:__\w+\(\w+\) )?(\w+)\(", line):
+            name = match[1]
+        if name == kernel and line.endswith("// FAULT"):
+            found.add(number)
+    return found
+
+
+# ---- from the command line
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        ("softmax.cu:softmax_kernel", SOFTMAX),
+        ("vector_add.cu:vector_add", ADD),
+        ("matmul.cu:matmul_kernel", MATMUL),
+    ],
+)
+def test_a_right_kernel_is_accepted_from_a_folder_of_its_own(kernel, options, tmp_path):
+    (tmp_path / "kernels").symlink_to(HERE)
+    done, verdict = verify(tmp_path, f"kernels/{kernel}", *options, "--dtype", "float32")
+    assert done.returncode == 0
+    assert verdict["counts"]["failed"] == 0
+    passed = {check["check"].partition(":")[0] for check in verdict["checks"] if check["outcome"] == "passed"}
+    assert passed >= {"forward", "errors", "memory", "history", "repeatability", "batch", "large", "laws"}
+    forward = next(check for check in verdict["checks"] if check["check"].startswith("forward"))
+    assert 0 < forward["worst_error_over_bound"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options", "says"),
+    [
+        ("softmax.cu:no_maximum", SOFTMAX, r"output\[.*\] is (?:nan|inf|0\.0)"),
+        ("softmax.cu:no_barrier", SOFTMAX, r"Race: no_barrier \(softmax\.cu:(\d+)\), block .*no barrier between"),
+        (
+            "softmax.cu:wrong_index",
+            SOFTMAX,
+            r"OutOfBounds: wrong_index \(softmax\.cu:(\d+)\), block .*argument 0 \(x\)",
+        ),
+        ("vector_add.cu:no_bounds", ADD, r"OutOfBounds: no_bounds \(vector_add\.cu:(\d+)\), block .*argument 0 \(a\)"),
+        ("matmul.cu:no_barrier", MATMUL, r"Race: no_barrier \(matmul\.cu:(\d+)\), block .*shared array [AB]s"),
+    ],
+)
+def test_a_wrong_kernel_is_rejected_at_its_line(kernel, options, says, tmp_path):
+    done, verdict = verify(tmp_path, str(HERE / kernel), *options, "--dtype", "float32", "-k", "agrees_with_the_oracle")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    (check,) = (check for check in verdict["checks"] if check["outcome"] == "failed")
+    found = re.search(says, check["message"])
+    assert found
+    if found.groups():
+        assert int(found[1]) in faults(*kernel.split(":"))
+    assert check["counterexample"].startswith("Case(")
+    # The author's error, and none of the harness's code.
+    assert "Traceback" not in done.stdout
+    assert "launcher.py" not in done.stdout
+    assert f"{HERE}/{kernel}<<<" in check["repeat"]
+
+
+def test_the_command_that_repeats_a_failure_does(tmp_path):
+    options = [*ADD, "--dtype", "float32", "-k", "output_agrees"]
+    _, verdict = verify(tmp_path, str(HERE / "vector_add.cu:no_bounds"), *options)
+    (check,) = verdict["checks"]
+    command = check["repeat"].replace("pytest ", f"{sys.executable} -m pytest ", 1)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    again = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert check["message"] in again.stdout
+
+
+def test_a_kernel_of_float_is_verified_in_float32_and_says_so_of_other_dtypes(tmp_path):
+    done, verdict = verify(tmp_path, str(HERE / "vector_add.cu:vector_add"), *ADD, "-k", "output_agrees")
+    assert done.returncode == 0
+    reasons = {check["dtype"]: check.get("reason") for check in verdict["checks"] if "forward" in check["check"]}
+    assert reasons["float32"] is None
+    assert reasons["float16"] == "vector_add of vector_add.cu takes const float* and float*: float32 only"
+    done, _ = verify(tmp_path, str(HERE / "vector_add.cu:vector_add"), *ADD, "--dtype", "float16", "-k", "agrees")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "nothing was verified" in done.stdout
+
+
+def test_a_template_is_verified_in_every_dtype(tmp_path):
+    options = [*LAYER_NORM, "--dtype", "float16", "--dtype", "bfloat16", "--dtype", "float32"]
+    done, verdict = verify(tmp_path, str(HERE / "layer_norm.cu:layer_norm_kernel"), *options, "-k", "output_agrees")
+    assert done.returncode == 0
+    passed = {check["dtype"] for check in verdict["checks"] if check["outcome"] == "passed"}
+    assert passed == {"float16", "bfloat16", "float32"}
+
+
+def test_pytest_takes_the_launch_as_it_is_written_in_cuda(tmp_path):
+    candidate = f"softmax={HERE}/softmax.cu:softmax_kernel<<<rows, 64, 256>>>(x, y, rows, cols)"
+    command = [sys.executable, "-m", "pytest", "tests/operations/test_forward.py", "--candidate", candidate]
+    command += ["--dtype", "float32", "--examples", "2", "--device", "cpu", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "1 passed" in done.stdout
+
+
+# ---- what cannot be launched is refused in one line
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        ("none.cu:k<<<rows, 64>>>", r"there is no file .*none\.cu"),
+        (
+            "softmax.cu:k<<<rows, 64>>>",
+            r"softmax\.cu has no __global__ function k: its kernels are softmax_kernel, no_m",
+        ),
+        ("softmax.cu:softmax_kernel<<<rowz, 64>>>", r"--grid 'rowz': there is no 'rowz': there are cols, rows, numel"),
+        ("softmax.cu:softmax_kernel<<<rows / 0.5, 64>>>", r"--grid .*must be one integer or up to three"),
+        ("softmax.cu:softmax_kernel<<<rows, open>>>", r"--block 'open': there is no 'open'"),
+        ("softmax.cu:softmax_kernel<<<rows.real, 64>>>", r"--grid 'rows.real': .*no arithmetic of sizes"),
+        ("softmax.cu:softmax_kernel<<<rows, 64>>>(x, y, rows, colz)", r"--args 'colz': there is no 'colz'"),
+        (
+            "softmax.cu:softmax_kernel<<<rows, 64>>>(x, y, rows)",
+            r"takes 4 arguments \(x, y, rows, cols\), but 3 are given",
+        ),
+        (
+            "styles.cu:sum_by_cub<<<rows, 64>>>",
+            r"not clear what n of sum_by_cub\(x, out, n\) is: say it by --args.*cols",
+        ),
+        ("of_torch.cu:softmax_kernel<<<rows, 64>>>", r"of_torch\.cu includes torch/extension\.h.*load_inline on a GPU"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_in_one_line(kernel, says):
+    with pytest.raises(SelectionError, match=says) as caught:
+        Candidate.parse(f"softmax={HERE}/{kernel}", ["softmax"]).load()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_command_line_says_what_is_missing(tmp_path):
+    done, _ = verify(tmp_path, str(HERE / "softmax.cu:softmax_kernel"), "--as", "softmax", "--block", "64")
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith("needs --grid and --block, as --grid rows --block 256")
+    done, _ = verify(tmp_path, "my.py:softmax", "--as", "softmax", "--block", "64")
+    assert "are for a kernel of a .cu file, and my.py:softmax is none" in done.stderr
+    with pytest.raises(SelectionError, match=r"does not say how the kernel is launched: write .*<<<GRID, BLOCK>>>"):
+        Candidate.parse("softmax=softmax.cu:softmax_kernel", ["softmax"])
+
+
+def test_a_file_that_does_not_compile_is_refused_with_file_and_line(tmp_path):
+    source = tmp_path / "broken.cu"
+    source.write_text("__global__ void k(const float* x, float* y, int rows, int cols) {\n    y[0] = missing(x);\n}\n")
+    with pytest.raises(
+        SelectionError, match=r"broken\.cu does not compile for the CPU: broken\.cu:2:\d+: error: .*missing"
+    ):
+        Candidate.parse(f"softmax={source}:k<<<1, 1>>>", ["softmax"]).load()
+
+
+def test_a_template_has_no_instance_for_a_dtype_that_it_does_not_compile_for(tmp_path):
+    source = tmp_path / "some.cu"
+    source.write_text(
+        "template <class T> __global__ void k(const T* x, const T* y, T* out, int n) {\n"
+        '    static_assert(sizeof(T) <= 4, "no doubles");\n    out[0] = x[0] + y[0];\n}\n'
+    )
+    candidate = Candidate.parse(f"vector_add={source}:k<<<1, 1>>>", ["vector_add"]).of_cuda
+    assert candidate.unsupported("float32", "cpu") is None
+    assert "some.cu:2:29: error: static assertion failed: no doubles" in candidate.unsupported("float64", "cpu")
+    # The file does not include cuda_fp16.h.
+    assert "no kernel of this name with these template arguments: " in candidate.unsupported("float16", "cpu")
+
+
+# ---- how a launch is read
+
+
+def test_a_launch_is_read_and_written():
+    launch = Launch.parse("my/k.cu:ns::copy<float, 4><<<(ceil(n / 16), m), (16, 16), n * 4>>>(x, y, n, 1.5)")
+    assert launch == Launch(
+        "my/k.cu", "ns::copy<float, 4>", "(ceil(n / 16), m)", "(16, 16)", "n * 4", ("x", "y", "n", "1.5")
+    )
+    assert Launch.parse(f"{launch.file}:{launch.launched}") == launch
+    assert Launch.parse("kernels.py:softmax") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("(n + 255) / 256", 4),
+        ("ceil(n / 256)", 4),
+        ("n / 256", 3),
+        ("ceil(n / 256) * 2, max(1, n % 7)", (8, 6)),
+        ("cdiv(n, 256)", 4),
+        ("next_power_of_2(n)", 1024),
+        ("x.shape[0] * x.numel() - -1", 13),
+        ("2 * sizeof(float)", 8),
+        ("nullptr", None),
+    ],
+)
+def test_an_expression_has_its_value(text, value):
+    assert evaluated(text, {"n": 1000, "x": torch.zeros(2, 3)}) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["__import__('os')", "n.__class__", "x.shape", "[n]", "lambda: n", "n if n else 1", "n +", "9 ** 9 ** 9", "n / 0"],
+)
+def test_an_expression_is_arithmetic_alone(text):
+    with pytest.raises(ExpressionError):
+        evaluated(text, {"n": 3, "x": torch.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    ("operation", "parameters", "args"),
+    [
+        ("softmax", "const float* input, float* output, int n_rows, int n_cols", "input→x output→out rows cols"),
+        ("softmax", "float* out, const float* inp, int N, int C", "out x rows cols"),
+        ("softmax", "float* d_in, float* d_out, int M, int N", "x out rows cols"),
+        ("softmax", "float* y, float* x, int cols", "out x cols"),
+        ("vector_add", "const float* a, const float* b, float* c, int n", "x y out numel"),
+        ("vector_add", "const float* y, const float* x, float* out, size_t n_elements", "y x out numel"),
+        ("matmul", "float* C, const float* B, const float* A, int N, int M, int K", "out b a n m k"),
+        ("layer_norm", "float* out, float* x, float* weight, float* bias, int N, int C, float eps", LAYER_NORM_ARGS),
+    ],
+)  # fmt: skip
+def test_arguments_are_found_by_the_names_of_the_parameters(operation, parameters, args, tmp_path):
+    source = tmp_path / "k.cu"
+    source.write_text(f"__global__ void k({parameters}) {{}}\n")
+    candidate = Candidate.parse(f"{operation}={source}:k<<<1, 1>>>", [operation]).of_cuda
+    assert candidate.args == tuple(word.rpartition("→")[2] for word in args.split())
+
+
+@pytest.mark.parametrize(
+    "parameters", ["const float* x, float* y, int n", "float* p, float* q, int cols", "const float* x, int cols"]
+)
+def test_arguments_that_are_not_clear_are_asked_for(parameters, tmp_path):
+    source = tmp_path / "k.cu"
+    source.write_text(f"__global__ void k({parameters}) {{}}\n")
+    with pytest.raises(SelectionError, match=r"it is not clear what .*: say it by --args"):
+        Candidate.parse(f"softmax={source}:k<<<1, 1>>>", ["softmax"]).load()
+
+
+def test_declarations_are_read():
+    text = """
+    typedef float real;  // __global__ void none(int n);
+    template <typename T, int N, bool B = true>
+    __global__ void __launch_bounds__(256, 2) first(const T* __restrict__ x, real y[], const int n = 3) {}
+    extern "C" __global__ void second(float4 const* const in, unsigned long long n) {}
+    """
+    first, second = kernels(text)
+    assert (first.name, first.template, first.values) == ("first", ("T",), ("N",))
+    assert [(p.name, p.type) for p in first.parameters] == [("x", "const T*"), ("y", "float*"), ("n", "const int")]
+    assert [(p.name, p.is_output) for p in second.parameters] == [("in", False), ("n", False)]
+
+
+def test_functions_of_the_host_are_left_out_and_lines_keep_their_numbers():
+    text = (HERE / "vector_add.cu").read_text()
+    kept = device_code(text)
+    assert "<<<" not in kept
+    assert "int main" not in kept
+    assert "blocks_for" not in kept
+    lines = text.splitlines()
+    assert {number for number, line in enumerate(kept.splitlines()) if line.strip() and line != lines[number]} == set()
+    assert len(kept) == len(text)
+    assert all(f"__global__ void {name}(" in kept for name in ("vector_add", "no_bounds", "in_fours"))
+
+
+# ---- the Python function of a kernel
+
+
+@pytest.fixture(scope="module")
+def functions():
+    return Candidate("softmax", str(HERE / "kernels.py"), "softmax")._module()
+
+
+def test_a_kernel_is_a_python_function(functions):
+    x, w = torch.randn(300, 5).t(), torch.randn(300)
+    torch.testing.assert_close(functions.softmax(x), x.softmax(-1))
+    torch.testing.assert_close(functions.matmul(x, b=x.t()), x @ x.t(), rtol=1e-4, atol=1e-4)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 1e-2), (torch.bfloat16, 1e-1)):
+        expected = torch.nn.functional.layer_norm(x, (300,), w, w, 1e-3)
+        found = functions.layer_norm(x.to(dtype), w.to(dtype), w.to(dtype), eps=1e-3)
+        torch.testing.assert_close(found, expected.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+def test_a_kernel_of_vectors_gets_memory_that_is_aligned():
+    def arguments(x, y, out):
+        return x, y, out, x.numel()
+
+    add = fourfold.cuda_kernel(HERE / "vector_add.cu", "in_fours", grid=1, block=32, arguments=arguments)
+    x = torch.arange(40.0)
+    assert torch.equal(add(x[1:38], x[2:39]), x[1:38] + x[2:39])
+    as_it_is = fourfold.cuda_kernel(
+        HERE / "vector_add.cu", "in_fours", grid=1, block=32, arguments=arguments, contiguous=False
+    )
+    with pytest.raises(cuda_on_cpu.Misaligned):
+        as_it_is(x[1:38], x[2:39])
+
+
+def test_a_gradient_is_that_of_an_autograd_function(tmp_path):
+    options = [
+        "--as",
+        "vector_add",
+        "--dtype",
+        "float32",
+        "-k",
+        "agrees_with_the_oracle or gradients_agree_with_the_oracle",
+    ]
+    done, verdict = verify(tmp_path, str(HERE / "kernels.py:Sum"), *options)
+    assert done.returncode == 0
+    passed = {check["check"].partition(":")[0] for check in verdict["checks"] if check["outcome"] == "passed"}
+    assert passed >= {"forward", "backward"}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (
+            lambda f: f.softmax(torch.zeros(2, 3).double()),
+            TypeError,
+            "there is no|takes float32, but a tensor of float64",
+        ),
+        (lambda f: f.layer_norm(torch.zeros(2, 3), torch.zeros(3).half(), torch.zeros(3)), TypeError, r"\(weight\)"),
+        (lambda f: f.softmax(), TypeError, "missing a required argument: 'x'"),
+        (lambda f: f.softmax(3), Exception, "no argument is a tensor|has no attribute"),
+    ],
+)
+def test_a_wrong_call_is_an_error(call, error, says, functions):
+    with pytest.raises(error, match=says):
+        call(functions)
+
+
+def test_a_kernel_that_there_is_not_is_an_error():
+    for name, file, says in (("k", "softmax.cu", "has no __global__ function k"), ("k", "no.cu", "there is no file")):
+        with pytest.raises((LookupError, FileNotFoundError), match=says):
+            fourfold.cuda_kernel(HERE / file, name, grid=1, block=1, arguments=lambda x, out: (x, out))
+
+
+def test_a_function_that_is_not_written_in_python_is_a_candidate(tmp_path):
+    # As one of torch.utils.cpp_extension.load_inline is, which takes a GPU and NVIDIA's compiler to make.
+    source = tmp_path / "extension.py"
+    source.write_text("import torch\n\nadd = torch.add\n")
+    x = torch.arange(3.0)
+    assert torch.equal(Candidate("vector_add", str(source), "add").load()(y=x, x=x), 2 * x)
+
+
+def test_the_package_offers_cuda_kernel_and_nothing_that_it_has_not():
+    assert "cuda_kernel" in dir(fourfold)
+    with pytest.raises(AttributeError, match="has no attribute 'cuda_colonel'"):
+        _ = fourfold.cuda_colonel
+
+
+# ---- the language
+
+
+STYLES = {
+    name: CudaKernel(HERE / "styles.cu", name)
+    for name in ("sum_by_warps", "sum_by_cub", "sum_by_cub_again", "extremes")
+}
+
+
+@pytest.mark.parametrize("name", ["sum_by_warps", "sum_by_cub"])
+def test_the_usual_reductions_run_on_the_cpu(name):
+    x, out = torch.arange(100.0), torch.zeros(1)
+    STYLES[name].launch(1, 64, x, out, 100)
+    assert out.item() == 4950
+
+
+def test_the_usual_constants_and_functions_are_there():
+    x, out = torch.tensor([0.5, -2.0, 3.0]), torch.zeros(4)
+    STYLES["extremes"].launch(1, 1, x, out, 3)
+    torch.testing.assert_close(out, torch.tensor([3.0, -2.0, 0.25 * 1.6487212707, 6.2831853]))
+
+
+def test_storage_of_cub_that_is_used_again_without_a_barrier_is_a_race():
+    with pytest.raises(cuda_on_cpu.Race) as caught:
+        STYLES["sum_by_cub_again"].launch(1, 64, torch.ones(64), torch.zeros(1), 64)
+    assert caught.value.line in faults("styles.cu", "sum_by_cub_again")
+
+
+@pytest.mark.parametrize("file", ["softmax.cu", "vector_add.cu", "matmul.cu", "layer_norm.cu", "styles.cu"])
+def test_the_same_files_compile_for_a_gpu(file):
+    source = HERE / file
+    names = [f"{k.name}<float>" if k.template else k.name for k in kernels(source.read_text())]
+    for name in names:
+        assert compile_kernels(source, name, names, "sm_80").lowered_names[name]
+
+
+def test_torchs_headers_are_refused_for_a_gpu_too():
+    with pytest.raises(CompilationError, match=r"of_torch\.cu includes torch/extension\.h"):
+        compile_kernels(HERE / "of_torch.cu", "softmax_kernel", [], "sm_80")
