@@ -115,7 +115,8 @@ class CudaCandidate:
         words = {word for text in self.args for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.taken = tuple(name for name in self.numbers if name in words)
         self._try()
-        self.kernels.compile_for("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+        on_cpu = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
+        self.kernels.compile_for("cpu" if on_cpu else "cuda")
 
     def __str__(self) -> str:
         return f"{self.launch.file}:{self.launch.launched}"

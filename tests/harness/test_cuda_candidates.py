@@ -17,6 +17,7 @@ from fourfold.backends.cuda.compile import CompilationError, compile_kernels
 from fourfold.backends.cuda.declarations import kernels
 from fourfold.backends.cuda.device_code import device_code
 from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.checks.search import Unsupported
 from fourfold.running.cells import Candidate, SelectionError
 from fourfold.running.cuda_candidates import Launch
 from fourfold.running.expressions import ExpressionError, evaluated
@@ -211,6 +212,17 @@ def test_a_template_has_no_instance_for_a_dtype_that_it_does_not_compile_for(tmp
     assert "no kernel of this name with these template arguments: " in candidate.unsupported("float16", "cpu")
 
 
+def test_what_a_kernel_does_not_take_is_unsupported():
+    text = f"matmul={HERE}/matmul.cu:matmul_kernel<<<(ceil(n / 16), ceil(m / 16)), (16, 16)>>>"
+    candidate = Candidate.parse(text, ["matmul"]).of_cuda
+    a = torch.ones(2, 3)
+    assert torch.equal(candidate(a, a.t()), a @ a.t())
+    with pytest.raises(Unsupported, match="matmul_kernel does not take activation, which is 'none' for it"):
+        candidate(a, a.t(), activation="relu")
+    with pytest.raises(ValueError, match="activation"):
+        candidate(a, a.t(), activation="relus")
+
+
 # ---- how a launch is read
 
 
@@ -303,6 +315,27 @@ def test_functions_of_the_host_are_left_out_and_lines_keep_their_numbers():
     assert {number for number, line in enumerate(kept.splitlines()) if line.strip() and line != lines[number]} == set()
     assert len(kept) == len(text)
     assert all(f"__global__ void {name}(" in kept for name in ("vector_add", "no_bounds", "in_fours"))
+
+
+def test_a_header_of_its_own_may_hold_functions_of_the_host(tmp_path):
+    (tmp_path / "common.h").write_text(
+        "#pragma once\n#include <cuda_runtime.h>\n#include <stdlib.h>\n"
+        "inline void check(cudaError_t e) { if (e) { printf(cudaGetErrorString(e)); exit(1); } }\n"
+        "__device__ float twice(float x) { return 2 * x; }\n"
+    )
+    source = tmp_path / "doubles.cu"
+    source.write_text(
+        '#include "common.h"\n'
+        "__global__ void k(const float* x, float* out, int n) {\n"
+        "    int i = threadIdx.x;\n    out[i] = twice(x[i]);\n}\n"
+        "void launch(float* x) { k<<<1, 1>>>(x, x, 1); check(cudaGetLastError()); }\n"
+    )
+    x, out = torch.arange(4.0), torch.zeros(4)
+    CudaKernel(source, "k").launch(1, 4, x, out, 4)
+    assert torch.equal(out, 2 * x)
+    assert compile_kernels(source, "k", [], "sm_80").lowered_names["k"]
+    with pytest.raises(cuda_on_cpu.OutOfBounds, match=r"\(doubles\.cu:4\)"):
+        CudaKernel(source, "k").launch(1, 5, x, out, 4)
 
 
 # ---- the Python function of a kernel

@@ -7,6 +7,7 @@ C++ compiler can compile a launch `kernel<<<grid, block>>>(...)`. So functions o
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Iterator, Mapping
 
@@ -99,7 +100,24 @@ def for_nvrtc(source: str, texts: Mapping[str, str]) -> tuple[str, dict[str, str
         # nvcc includes <math.h> in every file.
         names.append("math.h")
         text = f'#include <math.h>\n#line 1 "{source}"\n{text}'
-    return text, {name: _HEADERS[name] for name in names}
+    return text, {name: _HEADERS[name] for name in names} | own_headers(source, texts)
+
+
+def own_headers(source: str, texts: Mapping[str, str]) -> dict[str, str]:
+    """The text of a file's own headers without functions of the host, by the path from the file's folder.
+
+    Args:
+        source: the file's path.
+        texts: by path the text of the file and of its own headers.
+
+    Returns:
+        All that lie in the folder, or nothing where no header has such functions.
+    """
+    if all(device_code(text) == text for path, text in texts.items() if path != source):
+        return {}
+    folder = os.path.dirname(source)
+    inside = {path: text for path, text in texts.items() if path != source and path.startswith(f"{folder}/")}
+    return {os.path.relpath(path, folder): f'#line 1 "{path}"\n{device_code(text)}' for path, text in inside.items()}
 
 
 @functools.lru_cache(maxsize=64)

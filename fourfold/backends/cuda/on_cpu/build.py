@@ -29,7 +29,7 @@ from fourfold.backends.cuda.compile import (
     write_atomically,
     write_entry,
 )
-from fourfold.backends.cuda.device_code import device_code
+from fourfold.backends.cuda.device_code import device_code, own_headers
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -198,6 +198,10 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
         unit, library = pathlib.Path(scratch, "unit.o"), pathlib.Path(scratch, "kernels.so")
         table = "\n".join(f"    FOURFOLD_KERNEL({name})," for name in names)
         code = unit.with_suffix(".cpp")
+        for name, header in own_headers(str(source), source_closure(source)).items():
+            # Found before the header itself: the folder of the including file is searched first.
+            code.parent.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
+            code.parent.joinpath(name).write_text(header)
         code.write_text(f"{_unit(source)}\nconst fourfold::Entry fourfold_kernels[] = {{\n{table}\n}};\n")
         try:
             _run(*command, *options, "-c", str(code), "-o", str(unit), refused=CompilationError)
@@ -235,10 +239,11 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
 
 
 def _unit(source: pathlib.Path) -> str:
-    """What is compiled: the file, or what there is in it for a device."""
-    text = source.read_text()
-    device = device_code(text)
-    whole = f'#include "{source}"' if device == text else f'#line 1 "{source}"\n{device}\n#line 1 "kernels"'
+    """What is compiled: the file, or what there is in it and in its headers for a device."""
+    texts = source_closure(source)
+    text, device = texts[str(source)], device_code(texts[str(source)])
+    as_it_is = device == text and not own_headers(str(source), texts)
+    whole = f'#include "{source}"' if as_it_is else f'#line 1 "{source}"\n{device}\n#line 1 "kernels"'
     return f'#include "device.h"\n{whole}'
 
 
