@@ -1,0 +1,82 @@
+"""A kernel in a repository of its own: the example in docs/examples is accepted, and wrong variants of it are not."""
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import fourfold
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "docs" / "examples" / "rms_norm.py"
+# What is changed, and what it is changed to.
+WRONG = {
+    "without_eps": ("/ cols + eps)", "/ cols)"),
+    "mean_over_the_block": ("/ cols + eps)", "/ BLOCK + eps)"),
+    "without_the_weight": ("x * scale * weight", "x * scale"),
+    "loads_without_a_mask": (
+        "at, mask=inside, other=0.0).to(tl.float32)\n    weight",
+        "at).to(tl.float32)\n    weight",
+    ),
+    "stores_without_a_mask": ("weight, mask=inside)", "weight)"),
+    "summed_in_the_dtype_of_x": ("tl.sum(x * x, axis=0)", "tl.sum((x * x).to(x_ptr.dtype.element_ty), axis=0)"),
+    "a_program_for_each_column": ("(x.numel() // cols,)", "(cols,)"),
+}
+_numbers = itertools.count()
+
+
+def written(folder: Path, old: str = "", new: str = "") -> ModuleType:
+    """The example as a module, with a change."""
+    source = EXAMPLE.read_text()
+    assert source.count(old) == 1 or not old
+    path = folder / "rms_norm.py"
+    path.write_text(source.replace(old, new) if old else source)
+    spec = importlib.util.spec_from_file_location(f"own_rms_norm_{next(_numbers)}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_example_is_right_wherever_it_accepts(tmp_path: Path) -> None:
+    module = written(tmp_path)
+    verdict = fourfold.verify(module.my_rms_norm, module.rms_norm, examples=5, device="cpu")
+    assert verdict.passed, str(verdict)
+    assert verdict.grade == "exact"
+    assert set(verdict.refusals) == {"ValueError: x and weight must be contiguous"}
+
+
+@pytest.mark.parametrize("way", WRONG)
+def test_wrong_variants_are_rejected(way: str, tmp_path: Path) -> None:
+    module = written(tmp_path, *WRONG[way])
+    options = {"examples": 5, "device": "cpu", "only": ["forward", "memory"]}
+    verdict = fourfold.verify(module.my_rms_norm, module.rms_norm, **options)
+    assert not verdict.passed
+    assert verdict.failures, str(verdict)
+    assert all(failure.counterexample.startswith("Case(x=") for _, failure in verdict.failures)
+
+
+def test_plain_pytest_runs_the_suite_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    written(tmp_path)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INT"))}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "rms_norm.py",
+        "-k",
+        "forward and float32",
+        "-p",
+        "no:cacheprovider",
+    ]
+    environment = {**kept, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
