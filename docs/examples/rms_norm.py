@@ -1,9 +1,10 @@
 """A kernel in a repository of its own, with its definition: `pytest rms_norm.py` verifies it."""
 
-import fourfold
 import torch
 import triton
 import triton.language as tl
+
+import fourfold
 from fourfold import tensor, values
 
 

@@ -306,6 +306,9 @@ class Selection:
         implementation = self.implementation(cell.operation, cell.backend)
         foreign = cell.backend == CANDIDATE
         claims = (self.claims or claims_of(implementation)) if foreign else Claims()
+        if device == "cpu":
+            memory = importlib.import_module("fourfold.backends.triton.interpreter_memory")
+            memory.undefined_lanes_are_zero(claims.undefined_lanes_are_zero)
         return Subject(
             operation=claims.restricted(self._record(cell)),
             backend=cell.backend,

@@ -235,10 +235,17 @@ class _Trial:
         try:
             for name in names:
                 setattr(matmul, name, False)
+            self._undefined_lanes(self.claims.undefined_lanes_are_zero)
             yield
         finally:
+            self._undefined_lanes(False)
             for name, value in before.items():
                 setattr(matmul, name, value)
+
+    def _undefined_lanes(self, are_zero: bool) -> None:
+        if self.device == "cpu":
+            memory = importlib.import_module("fourfold.backends.triton.interpreter_memory")
+            memory.undefined_lanes_are_zero(are_zero)
 
     def planned(self, dtypes: Collection[str], only: Collection[str]) -> list[tuple[Check, str]]:
         """The checks to make, the one that decides first."""

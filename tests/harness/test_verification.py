@@ -1,5 +1,6 @@
 """fourfold.verify, assert_correct and suite: right functions are accepted, wrong ones rejected, refusals counted."""
 
+import importlib.util
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -70,6 +72,17 @@ def silent_about_strides(x: torch.Tensor) -> torch.Tensor:
         x.as_strided([x.numel()], [1]) if x.untyped_storage().nbytes() >= x.numel() * x.element_size() else x.flatten()
     )
     return torch.softmax(flat.reshape(x.shape), -1)
+
+
+def load(path: Path, source: str) -> ModuleType:
+    """A module from its source; Triton reads a kernel's source from the file."""
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_{abs(hash(str(path)))}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def checks_that(verdict: Verdict, outcome: str) -> set[str]:
@@ -210,6 +223,38 @@ def test_claims_stand_at_the_function_or_are_given() -> None:
     verdict = fourfold.verify(marked, "softmax", **QUICK)
     assert verdict.passed, str(verdict)
     assert {o.dtype for o in verdict.outcomes} == {"float32"}
+
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * cols + at, mask=at < cols)
+    tl.store(out_ptr + row, tl.sum(x, axis=0))
+
+def sums(x):
+    x = x.contiguous()
+    out = x.new_empty(x.shape[:-1])
+    if out.numel():
+        kernel[(out.numel(),)](x, out, x.shape[-1], BLOCK=triton.next_power_of_2(max(x.shape[-1], 1)))
+    return out
+"""
+
+
+@pytest.mark.parametrize("are_zero", [False, True])
+def test_undefined_lanes_are_zero_where_that_is_claimed(are_zero: bool, tmp_path: Path) -> None:
+    @fourfold.operation(x=fourfold.tensor("... cols"))
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return x.sum(-1)
+
+    module = load(tmp_path / "sums.py", KERNEL)
+    claims = Claims(gradients=False, undefined_lanes_are_zero=are_zero)
+    verdict = fourfold.verify(module.sums, total, claims=claims, only=["forward"], **ONE)
+    assert verdict.passed == are_zero, str(verdict)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,20 @@ from fourfold.core.refusals import Fault
 MANY_ELEMENTS = 512
 
 
+class _Undefined:
+    """What a lane holds that a mask leaves out, where the load names no other value."""
+
+    are_zero = False
+
+
+_undefined = _Undefined()
+
+
+def undefined_lanes_are_zero(yes: bool) -> None:
+    """Give zeros for lanes that a mask leaves out, as the compiler for NVIDIA does, or what shows in a result."""
+    _undefined.are_zero = yes
+
+
 class OutOfBounds(IndexError, Fault):
     """A kernel accessed memory that belongs to none of its tensors."""
 
@@ -124,6 +138,8 @@ class Memory(interpreter.InterpreterBuilder):
         if other is not None:
             if values is not None:
                 loaded.data[left_out] = np.broadcast_to(other.data, left_out.shape)[left_out]
+        elif _undefined.are_zero:
+            loaded.data[left_out] = 0
         elif kind.name in NUMPY_FLOATS:
             loaded.data.view(NUMPY_FLOATS[kind.name])[left_out] = np.nan
         else:
