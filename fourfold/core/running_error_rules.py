@@ -244,6 +244,8 @@ def sqrt(a: Bounded) -> Bounded:
     inherited = np.where(a.error == 0, 0.0, inherited)
     subnormal = a.least < a.arithmetic.smallest_normal
     inherited = np.where(subnormal, np.fmax(inherited, value), inherited)
+    # A number that may have overflowed, though it is known to be above 0.
+    inherited = np.where(np.isinf(a.error), np.inf, inherited)
     result = rounded(
         value, inherited, (a,), ROUNDED_ONCE, (read_as_zero(a) > 0) & (a.least < 0) & (a.value + a.error >= 0)
     )

@@ -71,6 +71,13 @@ def bounded_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
     return lift(evaluation.given(tensor), evaluation.dtype.arithmetic)
 
 
+def gradient_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
+    """A gradient with its error. Where autograd has NaN, as for 0 times infinity, another formula may have a number."""
+    grad = bounded_of(tensor, evaluation)
+    unknown = np.isnan(grad.value) & evaluation.free_ties
+    return Bounded(grad.value, np.where(unknown, np.inf, grad.error), grad.arithmetic)
+
+
 def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded]:
     """An `Operation.forward` that evaluates a definition in torch with a running error bound.
 
@@ -128,7 +135,7 @@ def backward_of(
             return tuple(
                 Bounded.exact(np.zeros_like(arguments[name].value), evaluation.dtype.arithmetic)
                 if grad is None
-                else bounded_of(grad, evaluation)
+                else gradient_of(grad, evaluation)
                 for name, grad in zip(differentiable, found)
             )
 

@@ -5,12 +5,28 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from fourfold.core.running_error import Bounded, NoRule
 from fourfold.core.running_error_arrays import matrix_product, total
-from fourfold.core.running_error_rules import add, divide, maximum, multiply, reciprocal, sqrt, subtract
-from fourfold.core.torch_running_error_moves import pad
+from fourfold.core.running_error_rules import (
+    DIVISION,
+    EXPONENTIAL,
+    REORDERING,
+    add,
+    divide,
+    exp,
+    limited,
+    maximum,
+    multiply,
+    reciprocal,
+    sqrt,
+    subtract,
+)
+from fourfold.core.torch_running_error_moves import added_at, pad
+from fourfold.core.torch_running_error_orders import amax
 from fourfold.core.torch_running_error_rules import aten, lifted
+from fourfold.core.torch_running_error_tensors import BoundedTensor, Evaluation, Memory, Places, whole
 
 # Softmax.
 
@@ -19,6 +35,30 @@ def from_the_largest(a: Bounded, dim: int) -> Bounded:
     """a less the largest along an axis. What follows is the same for any number near it: its error is left out."""
     top = np.max(a.value, axis=dim, keepdims=True, initial=-np.inf)
     return subtract(a, Bounded.exact(top, a.arithmetic))
+
+
+def within(a: Bounded, most: float) -> Any:
+    """The error of what is computed between 0 and `most`, roundings apart."""
+    slack = most * SLACK * a.arithmetic.roundoff + a.arithmetic.smallest_normal
+    farthest = np.maximum(a.value, most - a.value) + slack
+    return np.where(np.isnan(a.value), a.error, np.fmin(a.error, farthest))
+
+
+# Roundings of an exponential and of a quotient.
+SLACK = REORDERING * (EXPONENTIAL + DIVISION)
+
+
+def powers_of(centred: Bounded) -> Bounded:
+    """The exponentials of numbers of which the largest is computed as 0: they are computed between 0 and 1."""
+    powers = exp(centred)
+    error = np.where(np.isfinite(centred.error), within(powers, 1.0), powers.error)
+    return limited(Bounded(powers.value, error, powers.arithmetic), 0.0)
+
+
+def sum_of(powers: Bounded, dim: int) -> Bounded:
+    """Their sum: one of them is 1."""
+    result = total(powers, dim, keepdims=True)
+    return limited(result, np.where(result.value >= 1, 1 - SLACK * result.arithmetic.roundoff, -np.inf))
 
 
 @aten("_safe_softmax.default")
@@ -36,8 +76,10 @@ def softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
     a = lifted(a)
     if not a.ndim:
         return softmax(a.reshape(1), 0).reshape(())
-    powers = np.exp(from_the_largest(a, dim))
-    return divide(powers, total(powers, dim, keepdims=True))
+    powers = powers_of(from_the_largest(a, dim))
+    result = divide(powers, sum_of(powers, dim))
+    # Whatever the errors of its exponents are, it lies between 0 and 1.
+    return Bounded(result.value, np.where(np.isinf(powers.error), np.inf, within(result, 1.0)), a.arithmetic)
 
 
 @aten("_softmax_backward_data.default")
@@ -56,7 +98,7 @@ def log_softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
     if not a.ndim:
         return log_softmax(a.reshape(1), 0).reshape(())
     centred = from_the_largest(a, dim)
-    return subtract(centred, np.log(total(np.exp(centred), dim, keepdims=True)))
+    return subtract(centred, np.log(sum_of(powers_of(centred), dim)))
 
 
 @aten("_log_softmax_backward_data.default")
@@ -264,9 +306,14 @@ def correlated(a: Bounded, weight: Bounded, stride: Sequence[int], dilation: Seq
     under = windows(a, weight.shape[2:], stride, dilation)
     places = under.shape[2 : a.ndim]
     weights = weight.reshape(groups, weight.shape[0] // groups, -1).transpose(0, 2, 1)
-    result = matrix_product(grouped(under, groups), weights)
+    result = unpadded(matrix_product(grouped(under, groups), weights))
     result = result.transpose(1, 0, 2).reshape(a.shape[0], *places, weight.shape[0])
     return result.moved(lambda part: np.moveaxis(part, -1, 1))
+
+
+def unpadded(a: Bounded) -> Bounded:
+    """Products of which NaN tells nothing: kernels leave out the zeros around the elements, and between them."""
+    return Bounded(a.value, np.where(np.isnan(a.value), np.inf, a.error), a.arithmetic)
 
 
 def turned(weight: Bounded, groups: int) -> Bounded:
@@ -344,7 +391,8 @@ def convolution_backward(
         # Of each pair of an outer channel and an inner one, at each place of the kernel.
         under = windows(padded(outer, around), weight.shape[2:], stride, dilation)
         under = under[(slice(None), slice(None), *(slice(n) for n in inner.shape[2:]))]
-        products = matrix_product(grouped(columns(inner), groups).transpose(0, 2, 1), grouped(under, groups))
+        inner = grouped(columns(inner), groups).transpose(0, 2, 1)
+        products = unpadded(matrix_product(inner, grouped(under, groups)))
         grad_weight = products.reshape(weight.shape)
     return grad_a, grad_weight, total(grad, (0, *range(2, grad.ndim))) if mask[2] else None
 
@@ -411,3 +459,43 @@ def average_pool_backward(
     size = a.shape[-pool.axes :]
     result = taken_back(shares, pool.ones, pool.stride, pool.padding, [1] * pool.axes, len(pool.ones), size)
     return result.reshape(a.shape)
+
+
+# Extremes of windows.
+
+
+def pooled_windows(
+    a: Bounded, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, fill: float
+) -> Bounded:
+    """``[..., *places, elements]``: the elements of each window of the last axes, with a number around them."""
+    if ceil:
+        raise NoRule("max pooling with ceil_mode has no running-error rule")
+    axes = len(kernel)
+    padding, dilation = (list(x) * (axes // len(x)) for x in (padding, dilation))
+    around = pad(a.reshape(-1, 1, *a.shape[-axes:]), [p for p in reversed(padding) for _ in range(2)], fill)
+    under = windows(around, kernel, stride or kernel, dilation)
+    return under.reshape(*a.shape[:-axes], *under.shape[2 : 2 + axes], -1)
+
+
+@whole("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
+def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The largest of each window, and where it was found, counted within the window."""
+    a, kernel, *given = args
+    defaults: list[Any] = [[], [0], [1], False]
+    stride, padding, dilation, ceil = given + defaults[len(given) :]
+    under = pooled_windows(lifted(evaluation.given(a)), kernel, stride, padding, dilation, ceil, -np.inf)
+    values = amax(under, -1)
+    places = Places(np.argmax(under.value, axis=-1), under, values, under.ndim - 1)
+    return evaluation.made(values, a.dtype), BoundedTensor.of(Memory(places), places, torch.int64)
+
+
+@whole("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")
+def max_pool_backward(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The gradient of each window put at its largest element, and at any of equal ones."""
+    grad, a, kernel, stride, padding, dilation, ceil, index = args
+    spread = index.payload.spread(lifted(evaluation.given(grad)), evaluation.free_ties)
+    numbers = Bounded.exact(np.arange(a.numel(), dtype=np.float64).reshape(a.shape), evaluation.dtype.arithmetic)
+    places = pooled_windows(numbers, kernel, stride, padding, dilation, ceil, -1.0).value.astype(np.int64)
+    inside = places >= 0
+    empty = Bounded.exact(np.zeros(tuple(a.shape), spread.dtype), spread.arithmetic)
+    return evaluation.made(added_at(empty, places[inside], spread[inside]), grad.dtype)

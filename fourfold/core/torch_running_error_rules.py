@@ -346,9 +346,12 @@ def either(condition: Comparison, a: Bounded, b: Bounded) -> Bounded:
 
 
 @aten("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def where(condition: Any, a: Any, b: Any) -> Bounded:
+def where(condition: Any, a: Any, b: Any) -> Any:
     """torch.where; where the condition is uncertain, either choice is admitted."""
-    condition, a, b = as_comparison(condition), lifted(a), lifted(b)
+    condition = as_comparison(condition)
+    if all(isinstance(x, int | np.ndarray) for x in (a, b)) and not condition.uncertain.any():
+        return np.where(condition.outcome, a, b)
+    a, b = lifted(a), lifted(b)
     mark_kinks(condition, a, b)
     return either(condition, a, b)
 
@@ -393,9 +396,10 @@ aten("fmin.default")(of_not_nan(minimum))
 
 @aten("sign.default", "sgn.default")
 def sign(a: Any) -> Bounded:
-    """-1, 0 or 1; as the derivative of a magnitude, anything between at 0."""
+    """-1, 0 or 1; as the derivative of a magnitude, anything between at 0. Of NaN, torch makes 0 on a CPU."""
     a = lifted(a)
     result = NUMPY_RULES[np.sign].compute(a)
+    result.error = np.where(np.isnan(a.value), np.inf, result.error)
     evaluation = current()
     if evaluation.backward and evaluation.free_ties:
         result.error = np.where((a.value == 0) & (a.error == 0), 1.0, result.error)
@@ -408,8 +412,8 @@ def sign(a: Any) -> Bounded:
 def compared(function: np.ufunc, equality: bool, scalar: bool) -> Callable[[Any, Any], Comparison]:
     """A comparison, which keeps its ties where they are free.
 
-    In a backward pass it stands in the derivative of a continuous function, and goes either way at a tie. Autograd asks
-    whether a number equals a constant for other reasons: to spare itself a division by 0.
+    In a backward pass it stands in the derivative of a continuous function, and goes either way at a tie, and at NaN.
+    Autograd asks whether a number equals a constant for other reasons: to spare itself a division by 0.
     """
     numpy_rule = NUMPY_RULES[function].compute
 
@@ -421,7 +425,8 @@ def compared(function: np.ufunc, equality: bool, scalar: bool) -> Callable[[Any,
             return result
         ties = abs(a.value - b.value) <= a.error + b.error
         if evaluation.backward:
-            return Comparison(result.outcome, result.uncertain | ties, result.arithmetic)
+            free = ties | np.isnan(a.value) | np.isnan(b.value)
+            return Comparison(result.outcome, result.uncertain | free, result.arithmetic)
         return Tied(result.outcome, result.uncertain, result.arithmetic, ties, np.zeros_like(ties))
 
     return compute
@@ -564,14 +569,15 @@ def gelu_backward(grad: Any, a: Any, *, approximate: str = "none") -> Bounded:
 
 
 def passes(grad: Bounded, a: Bounded, threshold: Any, otherwise: Bounded) -> Bounded:
-    """The gradient where a is above the threshold, else the other one; at the threshold either."""
-    return either(compared(np.greater, False, True)(a, threshold), grad, otherwise)
+    """The other gradient where a is at most the threshold, else the gradient, at NaN too; at the threshold either."""
+    return either(compared(np.less_equal, False, True)(a, threshold), otherwise, grad)
 
 
 @aten("leaky_relu_backward.default")
 def leaky_relu_backward(grad: Any, a: Any, slope: Any, self_is_result: bool) -> Bounded:
     """grad above 0, else slope times it."""
-    return passes(lifted(grad), lifted(a), 0.0, multiply(lifted(grad), lifted(slope)))
+    above = compared(np.greater, False, True)(lifted(a), 0.0)
+    return either(above, lifted(grad), multiply(lifted(grad), lifted(slope)))
 
 
 @aten("elu.default")
@@ -585,4 +591,5 @@ def elu(a: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> B
 @aten("softshrink_backward.default", "hardshrink_backward.default")
 def shrink_backward(grad: Any, a: Any, limit: Any) -> Bounded:
     """The gradient where a is farther from 0 than the limit, else 0."""
-    return passes(lifted(grad), absolute(lifted(a)), limit, lifted(0.0))
+    beyond = compared(np.greater, False, True)(absolute(lifted(a)), limit)
+    return either(beyond, lifted(grad), lifted(0.0))
