@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import fourfold
+from fourfold.running import sanitize
 
 # A kernel of a .cu file, with its launch or without.
 LAUNCHED = re.compile(r"\.cuh?:")
 DESCRIPTION = {
     "tour": "verify two kernels that come with this package, a right one and a wrong one, and say what to do next",
     "verify": "put a kernel of yours through every check of a known operation",
+    "sanitize": "run a script with Triton kernels on the CPU, and report memory errors and races",
     "mutate": "make small mistakes in kernels, one at a time, and see whether the checks reject each",
 }
-USAGE = "fourfold {tour,verify,mutate} ...\n\n" + "\n".join(f"  {name:8} {what}" for name, what in DESCRIPTION.items())
+USAGE = "fourfold {tour,verify,sanitize,mutate} ...\n\n" + "\n".join(
+    f"  {name:8} {what}" for name, what in DESCRIPTION.items()
+)
 
 
 def operation_tests() -> Path:
@@ -152,8 +156,8 @@ def main() -> int:
     command, *arguments = sys.argv[1:] or ["--help"]
     if command == "tour" and not arguments:
         return tour()
-    if command in ("verify", "mutate"):
-        return {"verify": verify, "mutate": mutate}[command](arguments)
+    if command in ("verify", "sanitize", "mutate"):
+        return {"verify": verify, "sanitize": sanitize.command, "mutate": mutate}[command](arguments)
     print(USAGE)
     return 0 if command in ("-h", "--help") else 2
 

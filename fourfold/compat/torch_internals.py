@@ -86,6 +86,51 @@ def argument_names(operator: Any) -> list[str]:
     return [argument.name for argument in operator._schema.arguments]
 
 
+@uses("torch._ops.OpOverload()._schema")
+@functools.cache
+def written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+    """The arguments that an operator writes: their indices and names."""
+    arguments = enumerate(operator._schema.arguments)
+    return tuple((i, x.name) for i, x in arguments if x.alias_info is not None and x.alias_info.is_write)
+
+
+@uses(
+    "torch.cuda._DeviceGuard",
+    "torch.cuda._exchange_device",
+    "torch.cuda._maybe_exchange_device",
+    "torch._C._dynamo.guards._empty_strided_cuda",
+)
+def replace_in_compiled_code(guard: Any) -> None:
+    """Replace for good what code that torch's compiler wrote asks of a GPU: its choice, and memory.
+
+    Args:
+        guard: takes the device's number, and is a context.
+    """
+
+    def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+    torch.cuda._DeviceGuard = guard
+    torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = lambda device: 0
+    torch._C._cuda_getCurrentRawStream = lambda device: 0
+    torch._C._dynamo.guards._empty_strided_cuda = empty_strided
+
+
+@uses("torch.utils._device._device_constructors")
+def constructors() -> set[Any]:
+    """The functions that make tensors on torch's default device. No documentation lists them."""
+    return find("torch.utils._device._device_constructors")()
+
+
+@uses("torch.utils._device.CURRENT_DEVICE")
+def default_device() -> torch.device:
+    """What ``torch.set_default_device`` was last given.
+
+    The public ``torch.get_default_device()`` makes a tensor there, which takes a GPU.
+    """
+    return find("torch.utils._device.CURRENT_DEVICE") or torch.device("cpu")
+
+
 @uses("torch._ops.OpOverload.redispatch", "torch._C.DispatchKey", "torch._C.DispatchKeySet")
 def run_kernel(operator: Any, device_type: str, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Run what an operator registered for "cpu" or "cuda", below autograd and below any mode.

@@ -136,3 +136,9 @@ def driver_replaced(replacement: Any) -> Iterator[None]:
 def code_of(compiled: Any) -> Code:
     """What a launch has compiled, or a call of Triton's function under `launches_replaced`."""
     return Code(compiled.hash, compiled.metadata.name, compiled.asm["cubin"], compiled.asm["ptx"])
+
+
+@uses("triton._C.libtriton.nvidia.cublas.CublasLt")
+def replace_cublas(replacement: type) -> None:
+    """Let a class take the place of Triton's own calls of cuBLAS for good: they need the library, and a GPU."""
+    find("triton._C.libtriton").nvidia.cublas.CublasLt = replacement

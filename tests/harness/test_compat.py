@@ -283,6 +283,41 @@ def test_the_public_view_of_the_negatives_holds_the_same() -> None:
     assert view.tolist() == (-x).tolist()
 
 
+@contract("torch.utils._device._device_constructors")
+def functions_that_make_tensors_on_the_default_device() -> None:
+    assert {torch.empty, torch.rand, torch.tensor, torch.arange} <= torch_internals.constructors()
+    assert torch.empty_like not in torch_internals.constructors()
+
+
+@contract("torch.utils._device.CURRENT_DEVICE")
+def the_default_device() -> None:
+    assert torch_internals.default_device() == torch.device("cpu")
+    torch.set_default_device("meta")
+    try:
+        assert torch_internals.default_device() == torch.device("meta")
+    finally:
+        torch.set_default_device(None)
+
+
+@contract(
+    "torch.cuda._DeviceGuard",
+    "torch.cuda._exchange_device",
+    "torch.cuda._maybe_exchange_device",
+    "torch._C._dynamo.guards._empty_strided_cuda",
+)
+def what_compiled_code_asks_of_a_gpu() -> None:
+    guards = torch._C._dynamo.guards
+    places = [(torch.cuda, "_DeviceGuard"), (torch.cuda, "_exchange_device"), (torch.cuda, "_maybe_exchange_device")]
+    places += [(guards, "_empty_strided_cuda"), (torch._C, "_cuda_getCurrentRawStream")]
+    with pytest.MonkeyPatch.context() as patch:
+        for place, name in places:  # so that they are put back
+            patch.setattr(place, name, getattr(place, name, None), raising=False)
+        torch_internals.replace_in_compiled_code(list)
+        assert torch.cuda._DeviceGuard is list
+        assert torch.cuda._exchange_device(0) == 0
+        assert guards._empty_strided_cuda.__module__ == torch_internals.__name__
+
+
 @contract("torch.fx.experimental._config.use_duck_shape")
 def sizes_that_happen_to_be_equal() -> None:
     def recompiles() -> bool:
@@ -386,6 +421,15 @@ def launches_that_are_replaced() -> None:
     found = compiled_without_a_gpu()
     assert found["asked"] == [["fill_kernel", [3], False, 3, ["BLOCK"]]] * 2
     assert found["returned"]
+
+
+@contract("triton._C.libtriton.nvidia.cublas.CublasLt")
+def calls_of_cublas() -> None:
+    cublas = triton._C.libtriton.nvidia.cublas
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cublas, "CublasLt", cublas.CublasLt)
+        triton_internals.replace_cublas(list)
+        assert cublas.CublasLt is list
 
 
 @contract("triton.runtime.driver._active", "triton.runtime.driver.set_active")

@@ -4,6 +4,7 @@
 
 - `interpreter_arithmetic` computes as compiled code does, bfloat16 above all, whose bits the interpreter adds;
 - `interpreter_memory` checks every access, and gives NaN where a mask leaves out and nothing takes the place;
+- `interpreter_libdevice` supplies the functions of NVIDIA's mathematical library;
 - `interpreter_source` makes ``and``, ``or`` and ``not`` of blocks work element by element;
 - `interpreter_replay` saves time: it finds out once what an operation does to operands of certain types;
 - this module launches kernels: numbers get the types that the compiler gives them, and no CPU tensor is copied.
@@ -27,6 +28,7 @@ import triton.language as tl
 from triton.runtime import interpreter, jit
 
 from fourfold.backends.triton import interpreter_arithmetic as arithmetic
+from fourfold.backends.triton import interpreter_libdevice as libdevice
 from fourfold.backends.triton import interpreter_replay as replay
 from fourfold.backends.triton.interpreter_arithmetic import Handle, narrowed, numpy_type
 from fourfold.backends.triton.interpreter_memory import Memory, memory_of
@@ -36,7 +38,7 @@ from fourfold.backends.triton.interpreter_source import LOGIC, Source
 _ABSENT = object()
 
 
-class Builder(Memory, arithmetic.Operators, arithmetic.Conversions):
+class Builder(Memory, arithmetic.Operators, arithmetic.Conversions, libdevice.Functions):
     """The interpreter's builder, which runs the language's operations, with all corrections."""
 
     # The mark that `install` looks for. The class itself would not do: a baseline's implementations, loaded beside
@@ -113,6 +115,8 @@ class Launch(interpreter.GridExecutor):
     def __init__(self, fn: Callable, arg_names: list[str], grid: Any, *rest: Any) -> None:
         super().__init__(fn, arg_names, grid, *rest)
         self.signature, self.declared = _signature(fn)
+        # An annotation that is a string is one within a string here: Triton looks for "constexpr" in it, too.
+        self.constexprs = [name for name, kind in inspect.get_annotations(fn).items() if _is_constexpr(kind)]
 
     def __call__(self, *args_dev: Any, **kwargs: Any) -> None:
         """Launch the kernel. Tensors that are not on the CPU are copied there, and back."""
@@ -128,6 +132,17 @@ class Launch(interpreter.GridExecutor):
         if copied:
             self._restore_args_dev(args_dev, args, kwargs, named)
 
+    def run_each(self, programs: Iterator[tuple[int, int, int]], values: dict[str, Any]) -> None:
+        """Run these programs on the kernel's arguments."""
+        builder = interpreter.interpreter_builder
+        for index in programs:
+            builder.set_grid_idx(*index)
+            self.fn(**values)
+
+    def value(self, name: str, argument: Any) -> Any:
+        """An argument as the kernel sees it."""
+        return _value(argument, self.declared.get(name))
+
     def run_programs(self, arguments: dict[str, Any]) -> None:
         """Run the programs one after the other."""
         grid = self.grid(arguments) if callable(self.grid) else self.grid
@@ -135,15 +150,13 @@ class Launch(interpreter.GridExecutor):
             raise ValueError(f"a grid has up to three axes, not {len(grid)}")
         x, y, z = (*grid, 1, 1)[:3]
         values = {
-            name: argument if name in self.constexprs else _value(argument, self.declared.get(name))
+            name: argument if name in self.constexprs else self.value(name, argument)
             for name, argument in arguments.items()
         }
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(x, y, z)
         try:
-            for index in itertools.product(range(x), range(y), range(z)):
-                builder.set_grid_idx(*index)
-                self.fn(**values)
+            self.run_each(itertools.product(range(x), range(y), range(z)), values)
         except Exception as error:
             if triton.knobs.compilation.front_end_debugging:
                 raise
@@ -160,6 +173,10 @@ def _signature(function: Callable) -> tuple[inspect.Signature, dict[str, str]]:
             tl.str_to_ty(kind, None)
             declared[name] = kind
     return inspect.signature(function), declared
+
+
+def _is_constexpr(annotation: Any) -> bool:
+    return annotation is tl.constexpr or (isinstance(annotation, str) and "constexpr" in annotation)
 
 
 def _device(argument: Any) -> str:
@@ -229,3 +246,4 @@ def install() -> None:
     interpreter.FunctionRewriter.ast_transformer = Source()
     vars(interpreter).update(LOGIC)
     replay.remember_shapes()
+    libdevice.install()

@@ -1,0 +1,175 @@
+"""Finds races between the programs of a launch that run one after another.
+
+Programs of a launch have no order on a GPU. Two of them race for an element if one writes it, the other reads or writes
+it, not both atomically, and no atomic operations order the two. What orders them is a chain: one program performs an
+atomic operation after its access, and the other performs one at the same address before its own access. Relaxed atomics
+order nothing.
+
+Source: L. Lamport, Time, clocks, and the ordering of events in a distributed system, 1978; clocks of each program as in
+C. Flanagan and S. Freund, FastTrack: efficient and precise dynamic race detection, 2009.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+# A stamp is the number of a program, its time, and whether its store left the value as it was.
+_TIME_BITS = 24
+_LAST_TIME = (1 << _TIME_BITS) - 1
+# An atomic operation on more elements than this passes on data, not the word that a program is done.
+MOST_SIGNALS = 32
+
+
+def _program(stamps: np.ndarray) -> np.ndarray:
+    """The number of the program, from 0; -1 where there is no stamp."""
+    return (stamps >> (_TIME_BITS + 1)) - 1
+
+
+class Race(NamedTuple):
+    """Two accesses that no atomic operation orders.
+
+    Attributes:
+        lane: which of the accesses it was, an index into the offsets that were given.
+        lanes: how many of them race.
+        other: the number of the other program.
+        what: what that program did: "stored", "loaded", "updated atomically".
+        harmless: whether both leave the same value.
+    """
+
+    lane: int
+    lanes: int
+    other: int
+    what: str
+    harmless: bool
+
+
+class Accesses:
+    """The last accesses to each element of a storage in a launch.
+
+    Args:
+        nbytes: the size of the storage.
+        unit: the bytes of an element.
+    """
+
+    def __init__(self, nbytes: int, unit: int) -> None:
+        self.unit = unit
+        length = -(-nbytes // unit)
+        # Pages that are not touched take no memory.
+        self.stores, self.atomics, self.first_loads, self.last_loads = (np.zeros(length, np.int64) for _ in range(4))
+
+    def places(self, offsets: np.ndarray, size: int) -> np.ndarray:
+        """The indices of the elements at some offsets in bytes; of wider accesses one row for each."""
+        if size % self.unit or bool((offsets % self.unit).any()):
+            self.divide(int(np.gcd.reduce(np.gcd(offsets, np.gcd(size, self.unit)), axis=None)))
+        first = offsets // self.unit
+        count = size // self.unit
+        return first if count == 1 else first[:, None] + np.arange(count)
+
+    def divide(self, unit: int) -> None:
+        """Take smaller elements."""
+        parts = self.unit // unit
+        for name in ("stores", "atomics", "first_loads", "last_loads"):
+            setattr(self, name, np.repeat(getattr(self, name), parts))
+        self.unit = unit
+
+
+class Order:
+    """The programs of a launch: which of them runs, and what is known to have happened before.
+
+    Args:
+        programs: how many there are.
+    """
+
+    def __init__(self, programs: int) -> None:
+        self.programs = programs
+        self.program, self.time = 0, 0
+        # For each program the time up to which the running one knows what it did.
+        self.known: np.ndarray | None = None
+        # What was known to those who have performed an atomic operation, by address.
+        self.told: dict[int, np.ndarray] = {}
+
+    def begin(self, program: int) -> None:
+        """The next program runs."""
+        self.program, self.time, self.known = program, 0, None
+
+    def stamp(self) -> int:
+        """What marks an access of the running program now."""
+        return (self.program + 1) << (_TIME_BITS + 1) | self.time << 1
+
+    def unordered(self, stamps: np.ndarray) -> np.ndarray:
+        """Whether these accesses are another program's, and not known to have happened before."""
+        others = _program(stamps)
+        found = (stamps != 0) & (others != self.program)
+        if self.known is not None and found.any():
+            found[found] = self.known[others[found]] <= (stamps[found] >> 1 & _LAST_TIME)
+        return found
+
+    def learn(self, addresses: list[int]) -> None:
+        """Know all that is told at these addresses."""
+        for address in addresses:
+            told = self.told.get(address)
+            if told is not None:
+                self.known = told.copy() if self.known is None else np.maximum(self.known, told)
+
+    def tell(self, addresses: list[int]) -> None:
+        """Tell at these addresses all that is known, and what this program has done until now."""
+        self.time = min(self.time + 1, _LAST_TIME)
+        if self.known is None:
+            self.known = np.zeros(self.programs, np.int32)
+        self.known[self.program] = self.time
+        told = self.known.copy()
+        self.told.update(dict.fromkeys(addresses, told))
+
+    def load(self, accesses: Accesses, places: np.ndarray, volatile: bool) -> Race | None:
+        """A load of these elements."""
+        stores, atomics = accesses.stores[places], accesses.atomics[places]
+        stamp = self.stamp()
+        if volatile:  # it waits for what another program writes
+            return None
+        before = accesses.first_loads[places]
+        accesses.first_loads[places] = np.where(before == 0, stamp, before)
+        accesses.last_loads[places] = stamp
+        return self._race(stores, "stored", unchanged=(stores & 1) == 1) or self._race(atomics, "updated atomically")
+
+    def store(self, accesses: Accesses, places: np.ndarray, unchanged: np.ndarray) -> Race | None:
+        """A store to these elements.
+
+        Args:
+            accesses: of the storage.
+            places: the elements' indices.
+            unchanged: whether each has had the value that is stored already.
+        """
+        if places.ndim > unchanged.ndim:
+            unchanged = np.broadcast_to(unchanged[:, None], places.shape)
+        loads = self.unordered(accesses.first_loads[places]), accesses.last_loads[places]
+        found = (
+            self._race(accesses.stores[places], "stored", unchanged)
+            or self._race(accesses.atomics[places], "updated atomically")
+            or self._race(np.where(loads[0], accesses.first_loads[places], loads[1]), "loaded", unchanged)
+        )
+        accesses.stores[places] = self.stamp() | unchanged.astype(np.int64)
+        return found
+
+    def atomic(self, accesses: Accesses, places: np.ndarray, exchanges: bool) -> Race | None:
+        """An atomic operation on these elements. One that exchanges values may meet a lock that a plain store opens."""
+        stores, loads = accesses.stores[places], accesses.last_loads[places]
+        accesses.atomics[places] = self.stamp()
+        return None if exchanges else self._race(stores, "stored") or self._race(loads, "loaded")
+
+    def _race(self, stamps: np.ndarray, what: str, unchanged: np.ndarray | None = None) -> Race | None:
+        if not stamps.any():
+            return None
+        racing = self.unordered(stamps)
+        if not racing.any():
+            return None
+        harmful = racing if unchanged is None else racing & ~unchanged
+        shown = harmful if harmful.any() else racing
+        index = int(np.flatnonzero(shown)[0])
+        lanes = shown.any(axis=1) if shown.ndim > 1 else shown
+        return Race(
+            lane=int(np.flatnonzero(lanes)[0]),
+            lanes=int(np.count_nonzero(lanes)),
+            other=int(_program(stamps.flat[index])),
+            what=what,
+            harmless=not harmful.any(),
+        )
