@@ -148,6 +148,7 @@ class Claims:
                 raise ValueError(
                     f"Claims: sizes names {axis}: the axes of {operation.name} are {', '.join(axes) or 'not named'}"
                 )
+        operation = operation.of_sizes(self.sizes)
         looks = bool(self.ranks or self.finite or self.largest is not None or self.sizes or not self.ties)
         if not looks and not self.contiguous and not self.aligned:
             return operation

@@ -218,7 +218,8 @@ def gradients_of(
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of an implementation's output, by its own backward pass, whose exceptions are marked so."""
     with by_the_implementation():
-        return torch.autograd.grad(output, inputs, grad_output)
+        # The gradient of an input that the output does not depend on is 0.
+        return torch.autograd.grad(output, inputs, grad_output, materialize_grads=True)
 
 
 def evaluate_tensors(

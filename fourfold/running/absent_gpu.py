@@ -19,9 +19,9 @@ import numpy as np
 import torch
 import triton
 from torch.overrides import TorchFunctionMode
-from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 
+from fourfold.backends.triton import interpreter_tuning
 from fourfold.backends.triton.sanitizer import EXPOSED, WRITTEN_BYTES
 from fourfold.checks.dispatch import UNWRITTEN, tensors_in
 from fourfold.compat import torch_internals, triton_internals
@@ -652,50 +652,6 @@ def replace_warmup() -> None:
     InterpretedFunction.run = run
 
 
-def replace_tuning(all_configs: bool) -> None:
-    """Choose a configuration of a tuned kernel without taking times.
-
-    Args:
-        all_configs: whether to run every configuration, or the first that is not pruned.
-    """
-    shipped = Autotuner.run
-    known: set[int] = set()
-
-    def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        given = tuner.configs
-        tuner.nargs = dict(zip(tuner.arg_names, args))
-        chosen = tuner.prune_configs(kwargs) if len(given) > 1 else given
-        chosen = chosen if all_configs else chosen[:1]
-        result = None
-        for number, config in enumerate(chosen):
-            if len(given) > 1 and (id(tuner) not in known or number):  # as Triton does where it takes times
-                known.add(id(tuner))
-                tuner.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
-            tuner.configs = [config]
-            try:
-                with restored([*args, *kwargs.values()] if number < len(chosen) - 1 else []):
-                    result = shipped(tuner, *args, **kwargs)
-            finally:
-                tuner.configs = given
-            tuner.nargs = dict(zip(tuner.arg_names, args))
-        return result
-
-    Autotuner.run = run
-
-
-@contextlib.contextmanager
-def restored(arguments: list[Any]) -> Iterator[None]:
-    """After it, the memory of these tensors holds what it held."""
-    storages = [x.untyped_storage() for x in arguments if isinstance(x, torch.Tensor)]
-    kept = [(storage, storage.clone(), getattr(storage, WRITTEN_BYTES, None)) for storage in storages]
-    kept = [(storage, copy, None if written is None else written.copy()) for storage, copy, written in kept]
-    yield
-    for storage, copy, written in kept:
-        storage.copy_(copy)
-        if written is not None:
-            setattr(storage, WRITTEN_BYTES, written)
-
-
 def replace_triton(all_configs: bool) -> None:
     """Answer what a script asks of Triton."""
     triton.runtime.driver.set_active(Driver())
@@ -703,7 +659,7 @@ def replace_triton(all_configs: bool) -> None:
     triton.testing.do_bench = do_bench
     triton.testing.do_bench_cudagraph = do_bench
     triton.testing.perf_report = lambda benchmarks: lambda function: Benchmarks(function, benchmarks)
-    replace_tuning(all_configs)
+    interpreter_tuning.TUNING.all_configs = all_configs
     replace_warmup()
 
 

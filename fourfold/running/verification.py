@@ -228,17 +228,23 @@ class _Trial:
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        """Inside, torch's own products of half types are summed in float32, as the bounds demand."""
+        """Inside, torch sums its own products of half types in float32, as the bounds demand, and takes one thread.
+
+        Threads that wait for one another take longer over few numbers than one alone.
+        """
         matmul = torch.backends.cuda.matmul
         names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
-        before = {name: getattr(matmul, name) for name in names}
+        before, threads = {name: getattr(matmul, name) for name in names}, torch.get_num_threads()
         try:
+            if self.device == "cpu":
+                torch.set_num_threads(1)
             for name in names:
                 setattr(matmul, name, False)
             self._undefined_lanes(self.claims.undefined_lanes_are_zero)
             yield
         finally:
             self._undefined_lanes(False)
+            torch.set_num_threads(threads)
             for name, value in before.items():
                 setattr(matmul, name, value)
 

@@ -4,6 +4,7 @@
 
 - `interpreter_arithmetic` computes as compiled code does, bfloat16 above all, whose bits the interpreter adds;
 - `interpreter_memory` checks every access, and gives NaN where a mask leaves out and nothing takes the place;
+- `interpreter_tuning` chooses a configuration of a tuned kernel;
 - `interpreter_libdevice` supplies the functions of NVIDIA's mathematical library;
 - `interpreter_source` makes ``and``, ``or`` and ``not`` of blocks work element by element;
 - `interpreter_replay` saves time: it finds out once what an operation does to operands of certain types;
@@ -30,6 +31,7 @@ from triton.runtime import interpreter, jit
 from fourfold.backends.triton import interpreter_arithmetic as arithmetic
 from fourfold.backends.triton import interpreter_libdevice as libdevice
 from fourfold.backends.triton import interpreter_replay as replay
+from fourfold.backends.triton import interpreter_tuning as tuning
 from fourfold.backends.triton.interpreter_arithmetic import Handle, narrowed, numpy_type
 from fourfold.backends.triton.interpreter_memory import Memory, memory_of
 from fourfold.backends.triton.interpreter_parts import missing
@@ -247,3 +249,4 @@ def install() -> None:
     vars(interpreter).update(LOGIC)
     replay.remember_shapes()
     libdevice.install()
+    tuning.install()

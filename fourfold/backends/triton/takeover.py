@@ -65,3 +65,7 @@ def _replace(owner: Any, compiled: Any, interpreted: Any) -> None:
         owner[:] = [interpreted if value is compiled else value for value in owner]
     elif isinstance(owner, types.CellType):
         owner.cell_contents = interpreted
+    else:
+        # An object without a dictionary of its own refers to the values of its attributes itself.
+        for name in [name for name, value in getattr(owner, "__dict__", {}).items() if value is compiled]:
+            object.__setattr__(owner, name, interpreted)

@@ -1,0 +1,75 @@
+"""Triton kernels that were made for a GPU before anybody asked for the CPU run in the interpreter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = '''
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sum_and_largest(x):
+    return tl.sum(x, axis=0) + tl.max(x, axis=0)
+
+
+@triton.jit
+def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    y = tl.softmax(x) + sum_and_largest(x) + x.sum() + tl.sigmoid(x) + tl.cdiv(n, 2)
+    tl.store(y_ptr + at, y, mask=at < n)
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})], key=["n"])
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.jit
+def tuned(x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.exp(tl.load(x_ptr + at, mask=at < n, other=0.0)), mask=at < n)
+
+
+class Kernels:
+    in_a_class = kernel
+
+
+in_a_list = [kernel]
+
+
+def with_closure():
+    inner = kernel
+    return lambda *args, **options: inner[(1,)](*args, **options)
+
+
+in_a_closure = with_closure()
+
+from fourfold.backends.triton.takeover import interpret_kernels
+
+interpret_kernels()
+x = torch.randn(100)
+padded = torch.nn.functional.pad(x, (0, 28))
+expected = padded.softmax(0)[:100] + x.sum() * 2 + padded.max() + x.sigmoid() + 50
+launches = [kernel[(1,)], Kernels.in_a_class[(1,)], in_a_list[0][(1,)], in_a_closure]
+for launch in launches:
+    y = torch.empty(100)
+    launch(x, y, 100, BLOCK=128)
+    torch.testing.assert_close(y, expected)
+tuned[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, y, 100)
+torch.testing.assert_close(y, x.exp())
+'''
+
+
+@pytest.mark.parametrize("first", ["", "import fourfold\n"])
+def test_kernels_of_every_kind_of_owner_are_replaced(first: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(first + SCRIPT)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_INT")}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
