@@ -9,8 +9,9 @@ The tensors report the tested dtype, so that ``x.float()`` or ``torch.finfo(x.dt
 cast between floating types changes no value: values are wide throughout.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,9 +58,21 @@ def tensor_of(argument: Any, evaluation: Evaluation) -> Any:
     return torch.from_numpy(np.array(argument)) if isinstance(argument, np.ndarray) else argument
 
 
+@contextlib.contextmanager
+def by_simple_operators() -> Iterator[None]:
+    """Let torch compute attention by simple operators, where it has fused ones too."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
 def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any]) -> torch.Tensor:
     """What a definition gives; it must be one tensor."""
-    with sdpa_kernel(SDPBackend.MATH):
+    with by_simple_operators():
         output = definition(**tensors)
     if not isinstance(output, torch.Tensor):
         raise TypeError(f"the definition must return a tensor, and returned {type(output).__name__}")

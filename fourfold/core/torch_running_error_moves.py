@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.core.running_error import Bounded, Comparison, certain, lift
+from fourfold.core.running_error import Bounded, Comparison, NoRule, certain, lift
 from fourfold.core.running_error_arrays import SEQUENTIAL_TERMS
-from fourfold.core.running_error_rules import ROUNDED_ONCE, rounded
+from fourfold.core.running_error_rules import ROUNDED_ONCE, divide, rounded
 from fourfold.core.torch_running_error_rules import aten, lifted, scaled
 from fourfold.core.torch_running_error_tensors import (
     BoundedTensor,
@@ -268,15 +268,41 @@ def numbered(shape: Sequence[int]) -> torch.Tensor:
     return torch.arange(size).reshape(tuple(shape))
 
 
+def along(a: Bounded, dim: int, index: Array) -> Array:
+    """The places of the elements of `a` at the indices along an axis, counted along the flattened `a`."""
+    axis = dim % max(a.ndim, 1)
+    rows = numbered(a.shape)[tuple(slice(None if i == axis else size) for i, size in enumerate(index.shape))]
+    return torch.gather(rows, dim, torch.from_numpy(np.array(index))).numpy()
+
+
 def scatter_add(a: Any, dim: int, index: Array, items: Any) -> Bounded:
     """Each item added at the index that it has along an axis."""
     a, items = lifted(a), lifted(items)
-    inside = tuple(slice(size) for size in index.shape)
-    rows = numbered(a.shape)[
-        tuple(slice(s) if i != dim % max(a.ndim, 1) else slice(None) for i, s in enumerate(index.shape))
-    ]
-    places = torch.gather(rows, dim, torch.from_numpy(np.array(index))).numpy()
-    return added_at(a, places, items[inside] if a.ndim else items)
+    return added_at(a, along(a, dim, index), items[tuple(map(slice, index.shape))] if a.ndim else items)
+
+
+@aten("scatter_reduce.two")
+def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, include_self: bool = True) -> Bounded:
+    """The sum, mean or extreme of the items that have an index along an axis, with or without the number there."""
+    a, items = lifted(a), lifted(items)
+    places, items = along(a, dim, index), items[tuple(map(slice, index.shape))]
+    count = np.bincount(places.reshape(-1), minlength=a.size).reshape(a.shape)
+    replaced = (count > 0) & (not include_self)
+    if reduce in ("sum", "mean"):
+        start = Bounded(np.where(replaced, 0, a.value), np.where(replaced, 0, a.error), a.arithmetic)
+        summed = added_at(start, places, items)
+        return divide(summed, lifted(np.maximum(count + include_self, 1))) if reduce == "mean" else summed
+    if reduce not in ("amax", "amin"):
+        raise NoRule(f"scatter_reduce has no running-error rule for {reduce}")
+    choose, last = (np.maximum, -np.inf) if reduce == "amax" else (np.minimum, np.inf)
+
+    def ends(sign: int) -> Array:
+        found = np.where(replaced, last, a.value + sign * a.error).reshape(-1)
+        choose.at(found, places.reshape(-1), (items.value + sign * items.error).reshape(-1))
+        return found.reshape(a.shape)
+
+    low, value, high = map(ends, (-1, 0, 1))
+    return Bounded(value, np.maximum(high - value, value - low), a.arithmetic)
 
 
 @aten("index_add.default")

@@ -57,16 +57,22 @@ def extreme(choose: Callable[..., Array]) -> Callable[..., Bounded]:
     return compute
 
 
-amax, amin = extreme(np.max), extreme(np.min)
+def middle(part: Array, **_: Any) -> Array:
+    """The median of all numbers, the lower one of two; NaN if one is NaN."""
+    flat = np.sort(part, axis=None)
+    return flat[-1 if flat.size and np.isnan(flat[-1]) else (flat.size - 1) // 2]
 
 
-@whole("amax.default", "max.default", "amin.default", "min.default")
+amax, amin, median = extreme(np.max), extreme(np.min), extreme(middle)
+
+
+@whole("amax.default", "max.default", "amin.default", "min.default", "median.default")
 def reduced(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """The largest or smallest along axes, whose memory remembers those of which it is."""
     a = args[0]
     if not isinstance(a, BoundedTensor) and not a.is_floating_point():
         return func(*args, **kwargs)
-    compute = amax if "max" in str(func) else amin
+    compute = median if "median" in str(func) else amax if "max" in str(func) else amin
     result = evaluation.made(compute(evaluation.given(a), *args[1:], **kwargs), a.dtype)
     if isinstance(a, BoundedTensor):
         result.memory.note = Extreme(a.memory)

@@ -171,6 +171,13 @@ for _name, _steps in {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "ro
     aten(f"{_name}.default")(steps_of(_steps))
 
 
+@aten("lerp.Scalar", "lerp.Tensor")
+def lerp(a: Any, b: Any, weight: Any) -> Bounded:
+    """a + weight (b - a)."""
+    a, b = lifted(a), lifted(b)
+    return add(a, multiply(lifted(weight), subtract(b, a)))
+
+
 # Elementary functions.
 
 

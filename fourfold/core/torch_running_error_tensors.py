@@ -341,7 +341,11 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         library, operator, overload = name.split(".")
         if operator.endswith("_") and not operator.endswith("__"):
             packet = getattr(getattr(torch.ops, library), operator[:-1], None)
-            return self.write(func, getattr(packet, overload, None), args, kwargs)
+            functional = getattr(packet, overload, None)
+            if packet is not None and functional is None and torch.Tag.inplace_view in func.tags:
+                # Those that change a shape have overloads of other names.
+                functional = getattr(packet, packet.overloads()[0])
+            return self.write(func, functional, args, kwargs)
         tensors = list(tensors_in((*args, *kwargs.values())))
         settled = not self.backward and name not in LOGICAL and not any(map(may_differ, tensors))
         if settled or not any(map(has_error, tensors)):
@@ -451,7 +455,12 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             if not any(isinstance(tensor, BoundedTensor) for tensor in tensors):
                 return func(*args, **kwargs)
             raise NoTorchRule(f"{func} would write numbers with an error into a tensor that was made without one")
-        if functional is None or torch.Tag.inplace_view in func.tags:
+        if torch.Tag.inplace_view in func.tags and functional is not None:
+            turned = self.call(functional, args, kwargs)
+            target.data = turned
+            target.memory, target.part, target.seen = turned.memory, turned.part, turned.seen
+            return target
+        if functional is None:
             raise NoTorchRule(f"{func} has no running-error rule: take the function that returns a new tensor")
         self.store(target, self.call(functional, args, kwargs))
         return target
