@@ -315,6 +315,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
     def __init__(self, dtype: DType):
         super().__init__()
         self.dtype, self.backward = dtype, False
+        self.outer: list[Any] = []
 
     @property
     def free_ties(self) -> bool:
@@ -322,12 +323,12 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         return not self.dtype.arithmetic.documented_ties
 
     def __enter__(self) -> Any:
-        self.outer = getattr(_running, "evaluation", None)
+        self.outer.append(getattr(_running, "evaluation", None))
         _running.evaluation = self
         return super().__enter__()
 
     def __exit__(self, *failure: Any) -> None:
-        _running.evaluation = self.outer
+        _running.evaluation = self.outer.pop()
         super().__exit__(*failure)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:

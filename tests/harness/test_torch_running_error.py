@@ -695,6 +695,13 @@ def test_an_input_without_influence_has_a_gradient_of_zeros() -> None:
         assert grad_x.value.tolist() == grad_x.error.tolist() == [0, 0, 0]
 
 
+def test_a_tensor_that_leaves_its_evaluation_is_refused() -> None:
+    kept = []
+    forward_of(lambda x: kept.append(F.huber_loss(x, 2 * x)) or x)(x=exact(torch.ones(3), FREE))
+    with pytest.raises(TypeError, match="outside of the evaluation"):
+        kept[0] + 1
+
+
 def test_inputs_are_not_written_into() -> None:
     x = exact(torch.ones(3), FREE)
     forward_of(lambda x: x.mul_(2))(x=x)
