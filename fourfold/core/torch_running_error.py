@@ -70,10 +70,15 @@ def by_simple_operators() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any]) -> torch.Tensor:
+def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], evaluation: Evaluation) -> torch.Tensor:
     """What a definition gives; it must be one tensor."""
     with by_simple_operators():
-        output = definition(**tensors)
+        try:
+            output = definition(**tensors)
+        except TypeError:
+            if evaluation.missing is None:
+                raise
+            raise evaluation.missing from None
     if not isinstance(output, torch.Tensor):
         raise TypeError(f"the definition must return a tensor, and returned {type(output).__name__}")
     return output
@@ -111,7 +116,7 @@ def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded
         evaluation = evaluation_of(list(arguments.values()))
         with np.errstate(all="ignore"), torch.no_grad(), evaluation:
             tensors = {name: tensor_of(argument, evaluation) for name, argument in arguments.items()}
-            return bounded_of(output_of(definition, tensors), evaluation)
+            return bounded_of(output_of(definition, tensors, evaluation), evaluation)
 
     return forward
 
@@ -139,7 +144,7 @@ def backward_of(
         with np.errstate(all="ignore"), torch.enable_grad(), evaluation:
             tensors = {name: tensor_of(argument, evaluation) for name, argument in arguments.items()}
             wanted = [tensors[name].requires_grad_() for name in differentiable]
-            output = output_of(definition, tensors)
+            output = output_of(definition, tensors, evaluation)
             found: Sequence[Any] = [None] * len(wanted)
             if output.requires_grad:
                 evaluation.backward = True

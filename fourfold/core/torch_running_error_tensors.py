@@ -310,12 +310,14 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
     Attributes:
         dtype: the tested dtype, whose arithmetic the rules use.
         backward: whether autograd computes gradients at the moment.
+        missing: the error for an operator without a rule. Python's operators make another TypeError of it.
     """
 
     def __init__(self, dtype: DType):
         super().__init__()
         self.dtype, self.backward = dtype, False
         self.outer: list[Any] = []
+        self.missing: NoTorchRule | None = None
 
     @property
     def free_ties(self) -> bool:
@@ -385,10 +387,11 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
                 raise
             result = NotImplemented
         if result is NotImplemented:
-            raise NoTorchRule(
+            self.missing = NoTorchRule(
                 f"{name} has no running-error rule, and torch does not take it apart. Give one:"
                 f" @fourfold.core.torch_running_error.rule(torch.ops.{name}) makes a function the rule of this operator"
             )
+            raise self.missing
         return result
 
     def given_as_it_is(self, tensor: torch.Tensor) -> Any:

@@ -699,7 +699,7 @@ def test_a_tensor_that_leaves_its_evaluation_is_refused() -> None:
     kept = []
     forward_of(lambda x: kept.append(F.huber_loss(x, 2 * x)) or x)(x=exact(torch.ones(3), FREE))
     with pytest.raises(TypeError, match="outside of the evaluation"):
-        kept[0] + 1
+        torch.add(kept[0], 1)
 
 
 def test_inputs_are_not_written_into() -> None:
@@ -737,6 +737,12 @@ def test_an_operator_without_a_rule_is_named_and_one_can_be_given(monkeypatch: p
     for actual, bound in zip(computed(definition, grad_output, x=x), results(definition, FREE, grad_output, x=x)):
         assert outside(actual, bound) == 0
         assert np.all(bound.error < 1e-5)
+
+
+def test_an_operator_without_a_rule_is_named_where_python_has_a_sign_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(RULES, "aten.mul.Tensor")
+    with pytest.raises(NoTorchRule, match=r"aten\.mul\.Tensor has no running-error rule"):
+        forward_of(lambda x: x * x)(x=exact(torch.ones(3), FREE))
 
 
 def test_an_operator_of_random_numbers_is_refused() -> None:
