@@ -11,7 +11,6 @@ import threading
 import time
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from triton.runtime.interpreter import InterpretedFunction
 
 from fourfold.backends.triton import interpreter_tuning
-from fourfold.backends.triton.sanitizer import EXPOSED, WRITTEN_BYTES
+from fourfold.backends.triton.sanitizer import EXPOSED, WRITTEN_BYTES, Exposed
 from fourfold.checks.dispatch import UNWRITTEN, tensors_in
 from fourfold.compat import torch_internals, triton_internals
 
@@ -256,8 +255,8 @@ class Names(TorchFunctionMode):
     def address(self, call: Any, tensor: torch.Tensor) -> int:
         """``tensor.data_ptr()``: a kernel may make a pointer of it."""
         found = call(tensor)
-        if tensor.numel() and not isinstance(tensor, torch.nn.Parameter):
-            EXPOSED[found] = weakref.ref(tensor.detach() if tensor.requires_grad else tensor)
+        if found and has_storage(tensor):
+            EXPOSED[found] = Exposed(tensor, found)
         return found
 
     def shared(self, call: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:

@@ -216,7 +216,7 @@ def copy(table_ptr, sizes_ptr, out_ptr, BLOCK: tl.constexpr):
     mask = offsets < tl.load(sizes_ptr + pid)
     tl.store(out_ptr + pid * BLOCK + offsets, tl.load(source + offsets, mask=mask, other=0.0))
 
-parts = [torch.rand(n, device="cuda") for n in (5, 8, 3)]
+parts = [torch.rand(n, device="cuda", requires_grad=n == 8) for n in (5, 8, 3)]
 table = torch.tensor([part.data_ptr() for part in parts], device="cuda")
 sizes = torch.tensor([len(part) for part in parts], device="cuda", dtype=torch.int32)
 out = torch.empty(3, 8, device="cuda")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = '''
+SCRIPT = """
 import torch
 import triton
 import triton.language as tl
@@ -62,7 +62,7 @@ for launch in launches:
     torch.testing.assert_close(y, expected)
 tuned[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, y, 100)
 torch.testing.assert_close(y, x.exp())
-'''
+"""
 
 
 @pytest.mark.parametrize("first", ["", "import fourfold\n"])

@@ -132,7 +132,7 @@ class Region:
         tensor: of torch's.
     """
 
-    def __init__(self, tag: int, name: str, tensor: torch.Tensor) -> None:
+    def __init__(self, tag: int, name: str, tensor: "torch.Tensor | Exposed") -> None:
         storage = tensor.untyped_storage()
         self.name, self.start, self.nbytes = name, storage.data_ptr(), storage.nbytes()
         self.first = tag << _TAG | tensor.data_ptr()
@@ -217,8 +217,38 @@ class Access(NamedTuple):
         return values.ravel() if self.kept is None else values[self.kept]
 
 
-# By address: tensors whose address was taken as an integer, which a kernel may make a pointer of.
-EXPOSED: dict[int, weakref.ref[torch.Tensor]] = {}
+class Exposed:
+    """A tensor whose address was taken as an integer, which a kernel may make a pointer of. It does not keep it alive.
+
+    Args:
+        tensor: of torch's.
+        address: of its first element.
+    """
+
+    def __init__(self, tensor: torch.Tensor, address: int) -> None:
+        self.storage, self.address = weakref.ref(tensor.untyped_storage()), address
+        self.size, self.strides = tensor.element_size(), tensor.stride()
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+
+    def untyped_storage(self) -> Any:
+        """Its storage; None where nothing holds it any more."""
+        return self.storage()
+
+    def data_ptr(self) -> int:
+        """The address of its first element."""
+        return self.address
+
+    def element_size(self) -> int:
+        """The size of an element, in bytes."""
+        return self.size
+
+    def stride(self) -> tuple[int, ...]:
+        """The strides, in elements."""
+        return self.strides
+
+
+# By address.
+EXPOSED: dict[int, Exposed] = {}
 
 
 class Watch:
@@ -286,7 +316,7 @@ class Watch:
             x, y, z = program
             self.order.begin((x * self.grid[1] + y) * self.grid[2] + z)
 
-    def region(self, name: str, tensor: torch.Tensor) -> Region:
+    def region(self, name: str, tensor: torch.Tensor | Exposed) -> Region:
         """Let pointers lead to a tensor's memory."""
         tag = len(self.regions) + 1
         if tag >= 1 << 15:
@@ -557,7 +587,7 @@ class Builder(corrected.Builder):
         for region in self.watch.regions.values():
             if region.start <= address < region.start + region.nbytes:
                 return address | (region.low >> _TAG) << _TAG
-        tensor = next((found for found in map(_alive, EXPOSED) if _holds(found, address)), None)
+        tensor = next((found for found in EXPOSED.values() if _holds(found, address)), None)
         if tensor is None:
             return address
         region = self.watch.region("a tensor whose data_ptr() was taken", tensor)
@@ -574,15 +604,9 @@ def _tensor_in(argument: Any) -> torch.Tensor:
     return found.as_strided((), (), (address - found.untyped_storage().data_ptr()) // found.element_size())
 
 
-def _alive(address: int) -> torch.Tensor | None:
-    return EXPOSED[address]()
-
-
-def _holds(tensor: torch.Tensor | None, address: int) -> bool:
-    if tensor is None:
-        return False
+def _holds(tensor: torch.Tensor | Exposed, address: int) -> bool:
     storage = tensor.untyped_storage()
-    return storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes()
+    return storage is not None and storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes()
 
 
 class Launch(corrected.Launch):
