@@ -78,8 +78,10 @@ def softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
         return softmax(a.reshape(1), 0).reshape(())
     powers = powers_of(from_the_largest(a, dim))
     result = divide(powers, sum_of(powers, dim))
-    # Whatever the errors of its exponents are, it lies between 0 and 1.
-    return Bounded(result.value, np.where(np.isinf(powers.error), np.inf, within(result, 1.0)), a.arithmetic)
+    # Whatever the errors of its exponents are, it lies between 0 and 1; unless one of them may have overflowed, which
+    # makes the whole row NaN.
+    unknown = np.isinf(powers.error).any(axis=dim, keepdims=True)
+    return Bounded(result.value, np.where(unknown, np.inf, within(result, 1.0)), a.arithmetic)
 
 
 @aten("_softmax_backward_data.default")
