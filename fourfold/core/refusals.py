@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 # Messages of CUDA errors after which nothing can be run in the process.
 _LOST_CONTEXT = re.compile(r"illegal (memory access|address|instruction)|misaligned address|launch failure|device-side")
+_NO_GPU = re.compile(r"NVIDIA driver|not compiled with CUDA|active drivers|No CUDA GPUs|is_cuda|must be (a )?CUDA", re.I)
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 
@@ -56,7 +57,8 @@ def reason(error: BaseException) -> str:
         innermost = innermost.__cause__
     line = next((line.strip() for line in str(innermost).splitlines() if line.strip()), "")
     kind = type(innermost).__name__
-    return f"{kind}: {line}" if line else kind
+    said = f"{kind}: {line}" if line else kind
+    return f"{said} (it asks for a GPU, and there is none here)" if _NO_GPU.search(said) else said
 
 
 @dataclass

@@ -257,6 +257,12 @@ SELECTING = {
         "roll",
     ),
 }
+# Operators of several steps, which are taken apart where each step is rounded.
+FUSED = {
+    *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "logsumexp", "var_mean"),
+    *("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
+    *("native_batch_norm", "native_batch_norm_backward"),
+}
 # Operators whose result keeps the ties of the comparisons among its operands.
 LOGICAL: set[str] = set()
 
@@ -355,7 +361,8 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             result = func(*map(plain, args), **kwargs)
             if not any(tensor.is_floating_point() for tensor in tensors_in([result])):
                 return result
-        if compute := RULES.get(name):
+        apart = self.dtype.arithmetic.rounds_each_step and operator in FUSED and name in decompositions()
+        if not apart and (compute := RULES.get(name)):
             given = {key: self.given(value) for key, value in kwargs.items() if key not in UNUSED}
             result = self.rounded(name, compute(*map(self.given, args), **given))
             wanted = kwargs.get("dtype")

@@ -157,6 +157,13 @@ def test_who_refuses_everything_has_not_passed() -> None:
     assert "no kernel for torch.float32" in verdict.summary
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_who_needs_a_gpu_is_told_that_there_is_none() -> None:
+    verdict = fourfold.verify(lambda x: torch.softmax(x.cuda(), -1), "softmax", **ONE)
+    assert not verdict.passed
+    assert "it asks for a GPU, and there is none here" in verdict.summary
+
+
 def test_a_forward_pass_alone_must_be_claimed() -> None:
     verdict = fourfold.verify(forward_alone, "softmax", **ONE)
     assert not verdict.passed
