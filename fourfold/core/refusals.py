@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 # Messages of CUDA errors after which nothing can be run in the process.
 _LOST_CONTEXT = re.compile(r"illegal (memory access|address|instruction)|misaligned address|launch failure|device-side")
-_NO_GPU = re.compile(r"NVIDIA driver|not compiled with CUDA|active drivers|No CUDA GPUs|is_cuda|must be (a )?CUDA", re.I)
+_NO_GPU = re.compile(
+    r"NVIDIA driver|not compiled with CUDA|active drivers|No CUDA GPUs|is_cuda|must be (a )?CUDA", re.I
+)
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 

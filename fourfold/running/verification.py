@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from fourfold import backends
+from fourfold.backends.triton import takeover
 from fourfold.checks import checks, standard
 from fourfold.checks.catalogue import operations
 from fourfold.checks.escapes import Escape, held
@@ -65,7 +66,8 @@ def verify(
             by their names or in their order and returns a new tensor.
         operation: what it is to compute: a record, see `fourfold.operation`, or the name of a known operation.
         claims: what it claims; unless given, what the decorator `fourfold.claims` says of it.
-        device: "cpu", "cuda", or "auto" for a GPU if there is one.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one. After a verification on the CPU all Triton kernels of
+            the process are interpreted.
         dtypes: names of those to look at; all that are claimed if empty.
         only: names of the checks to make; all if empty.
         examples: how many generated cases each check runs.
@@ -208,9 +210,11 @@ class _Trial:
             raise ValueError(f'device must be "auto", "cpu" or "cuda", not {device!r}')
         if device == "cuda" and not torch.cuda.is_available():
             raise ValueError('device="cuda": torch finds no GPU')
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        if device == "auto":
+            # Where Triton interprets its kernels already, they cannot run on a GPU.
+            device = "cuda" if torch.cuda.is_available() and not takeover.is_interpreting() else "cpu"
         if device == "cpu":
-            importlib.import_module("fourfold.backends.triton.takeover").interpret_kernels()
+            takeover.interpret_kernels()
         record = _record(operation)
         claims = claims_of(implementation) if claims is None else claims
         called = as_operation(implementation, signature_of(record), record.name)

@@ -12,6 +12,14 @@ from fourfold import tensor
 
 QUICK: dict[str, Any] = {"examples": 5, "device": "cpu"}
 
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(device: str) -> None:
+    """Once one is verified on the CPU, all Triton kernels of the process are interpreted: not beside tests on a GPU."""
+    if device != "cpu":
+        pytest.skip("needs --device cpu")
+
+
 PROBLEM = """
 import torch
 batch_size, dim = 4096, 16384

@@ -14,6 +14,11 @@ from typing import Any
 _VARIABLE = "TRITON_INTERPRET"
 
 
+def is_interpreting() -> bool:
+    """Whether Triton is to interpret the kernels of this process."""
+    return os.environ.get(_VARIABLE, "0").lower() in ("1", "true", "on", "yes", "y")
+
+
 def interpret_kernels() -> None:
     """Let all Triton kernels of this process run in the interpreter, with its corrections.
 
@@ -23,7 +28,7 @@ def interpret_kernels() -> None:
         RuntimeError: this release of Triton has changed a private part that is used here.
     """
     was_imported = "triton" in sys.modules
-    asked_for = os.environ.get(_VARIABLE, "0").lower() in ("1", "true", "on", "yes", "y")
+    asked_for = is_interpreting()
     os.environ[_VARIABLE] = "1"
     from fourfold.backends.triton import interpreter
 
