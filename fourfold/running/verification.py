@@ -66,8 +66,8 @@ def verify(
             by their names or in their order and returns a new tensor.
         operation: what it is to compute: a record, see `fourfold.operation`, or the name of a known operation.
         claims: what it claims; unless given, what the decorator `fourfold.claims` says of it.
-        device: "cpu", "cuda", or "auto" for a GPU if there is one. After a verification on the CPU all Triton kernels of
-            the process are interpreted.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one. After a verification on the CPU, all Triton kernels
+            of the process are interpreted.
         dtypes: names of those to look at; all that are claimed if empty.
         only: names of the checks to make; all if empty.
         examples: how many generated cases each check runs.
