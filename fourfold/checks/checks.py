@@ -215,7 +215,7 @@ def declared_errors_are_raised(subject: Subject, search: Search) -> None:
     Of somebody else's implementation nothing is demanded: bad input that gives a result is a warning.
     """
     if subject.foreign:
-        bad_input_is_noticed(subject, search)
+        _bad_input_is_noticed(subject, search)
         return
     for declared in subject.operation.errors:
         arguments = declared.arguments(subject.device)
@@ -242,7 +242,7 @@ def declared_errors_are_raised(subject: Subject, search: Search) -> None:
         raise Failure(f"{subject}: no error is declared, so none was looked for")
 
 
-def bad_input_is_noticed(subject: Subject, search: Search) -> None:
+def _bad_input_is_noticed(subject: Subject, search: Search) -> None:
     """Bad input raises some error. A warning names those that give a result instead."""
     accepted = []
     for declared in subject.operation.errors:

@@ -189,7 +189,9 @@ def test_lengths_and_offsets_are_of_the_same_samples() -> None:
     several = [case["counts"] for case in cases if len(case["counts"]) > 2 and len(case["x"])]
     assert any((counts == 0).any() for counts in several)
     assert any((counts > 0).sum() == 1 for counts in several)
-    many = [counts for counts in several if len(counts) > 8 and counts.sum() > 4 * len(counts)]
+    more = drawn(DECLARED["ragged_mean"].cases(FLOAT32, ELEMENTS), 2 * DRAWS)
+    counts_of = [*several, *(case["counts"] for case in more)]
+    many = [counts for counts in counts_of if len(counts) > 4 and counts.sum() > 2 * len(counts)]
     assert any((counts == 0).mean() > 1 / 2 and (counts > 0).sum() > 1 for counts in many)
     assert any((counts > 0).all() for counts in several)
     assert len(named("ragged_mean")["ordinary"]["x"]) > 2 * len(named("ragged_mean")["ordinary"]["counts"])
