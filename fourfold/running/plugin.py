@@ -138,6 +138,8 @@ def share_the_machine(device: str) -> None:
         # Left to themselves, cuBLAS's split products of half types are summed in the half type.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        # cuDNN's convolutions of float32 otherwise round their factors to 10 bits.
+        torch.backends.cudnn.allow_tf32 = False
         if worker is not None:
             torch.cuda.set_device(worker % torch.cuda.device_count())
     elif worker is not None:

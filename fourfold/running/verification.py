@@ -37,6 +37,12 @@ from fourfold.running.verdict import counterexample
 from fourfold.strategies import defaults
 
 EXAMPLES = 25
+# What lets torch sum products of half types in the half type, and round those of float32 to 10 bits.
+INEXACT = (
+    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    (torch.backends.cudnn, "allow_tf32"),
+)
 # The result that a message is about. A law is about the output.
 _RESULT = re.compile(r"gradient of \w+|output|left side")
 # Cases outside of the claims that are tried.
@@ -232,25 +238,24 @@ class _Trial:
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        """Inside, torch sums its own products of half types in float32, as the bounds demand, and takes one thread.
+        """Inside, torch computes its own products of matrices as exactly as the bounds demand, and takes one thread.
 
         Threads that wait for one another take longer over few numbers than one alone.
         """
-        matmul = torch.backends.cuda.matmul
-        names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
-        before, threads = {name: getattr(matmul, name) for name in names}, torch.get_num_threads()
+        before = [(owner, name, getattr(owner, name)) for owner, name in INEXACT]
+        threads = torch.get_num_threads()
         try:
             if self.device == "cpu":
                 torch.set_num_threads(1)
-            for name in names:
-                setattr(matmul, name, False)
+            for owner, name in INEXACT:
+                setattr(owner, name, False)
             self._undefined_lanes(self.claims.undefined_lanes_are_zero)
             yield
         finally:
             self._undefined_lanes(False)
             torch.set_num_threads(threads)
-            for name, value in before.items():
-                setattr(matmul, name, value)
+            for owner, name, value in before:
+                setattr(owner, name, value)
 
     def _undefined_lanes(self, are_zero: bool) -> None:
         if self.device == "cpu":

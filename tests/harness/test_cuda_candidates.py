@@ -190,7 +190,9 @@ def test_the_command_line_says_what_is_missing(tmp_path):
         Candidate.parse("softmax=softmax.cu:softmax_kernel", ["softmax"])
 
 
-def test_a_file_that_does_not_compile_is_refused_with_file_and_line(tmp_path):
+def test_a_file_that_does_not_compile_is_refused_with_file_and_line(tmp_path, device):
+    if device != "cpu":
+        pytest.skip("it is about the compiler of the CPU")
     source = tmp_path / "broken.cu"
     source.write_text("__global__ void k(const float* x, float* y, int rows, int cols) {\n    y[0] = missing(x);\n}\n")
     with pytest.raises(
@@ -199,7 +201,9 @@ def test_a_file_that_does_not_compile_is_refused_with_file_and_line(tmp_path):
         Candidate.parse(f"softmax={source}:k<<<1, 1>>>", ["softmax"]).load()
 
 
-def test_a_template_has_no_instance_for_a_dtype_that_it_does_not_compile_for(tmp_path):
+def test_a_template_has_no_instance_for_a_dtype_that_it_does_not_compile_for(tmp_path, device):
+    if device != "cpu":
+        pytest.skip("it is about the compiler of the CPU")
     source = tmp_path / "some.cu"
     source.write_text(
         "template <class T> __global__ void k(const T* x, const T* y, T* out, int n) {\n"

@@ -54,6 +54,8 @@ def test_the_example_is_right_wherever_it_accepts(tmp_path: Path, device: str) -
 
 @pytest.mark.parametrize("way", WRONG)
 def test_wrong_variants_are_rejected(way: str, tmp_path: Path, device: str) -> None:
+    if device != "cpu":
+        pytest.skip("some of them would end the use of a GPU")
     module = written(tmp_path, *WRONG[way])
     options = {"examples": 5, "device": device, "only": ["forward", "memory"]}
     verdict = fourfold.verify(module.my_rms_norm, module.rms_norm, **options)

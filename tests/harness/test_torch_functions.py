@@ -70,8 +70,11 @@ def cumsum(x):
     return torch.cumsum(x, -1)
 
 
+# Of words of no numbers the gradient reads memory that is not its own on a GPU (torch 2.11).
 @fourfold.operation(
-    weight=tensor("words dim"), index=tensor("rows", dtype="int64", high="words"), sizes={"words": (1, None)}
+    weight=tensor("words dim"),
+    index=tensor("rows", dtype="int64", high="words"),
+    sizes={"words": (1, None), "dim": (1, None)},
 )
 def embedding(weight, index):
     return weight[index]
@@ -196,6 +199,8 @@ ENTRIES = {
             lambda x: torch.cumsum(x.flip(-1), -1).flip(-1),
             lambda x: torch.cumsum(x, 0 if x.ndim else -1),
         ),
+        # On a GPU the sums of half types are taken in the half type.
+        {"dtypes": ("float32",)},
     ),
     "embedding": Entry(
         embedding,
