@@ -10,7 +10,7 @@ import torch
 import fourfold
 from fourfold import tensor
 
-QUICK: dict[str, Any] = {"examples": 5, "device": "cpu"}
+QUICK: dict[str, Any] = {"examples": 5, "device": "cpu", "seed": 1}
 
 
 @pytest.fixture(autouse=True)

@@ -230,6 +230,8 @@ ENTRIES = {
             lambda x, weight: F.conv1d(x, weight, padding=1)[..., 1:-1] * 0.99,
             lambda x, weight: F.conv1d(x, weight, padding=1)[..., :-2],
         ),
+        # On the CPU subnormal factors of half types count as 0.
+        {"dtypes": ("float32",)},
     ),
     "logsumexp": Entry(
         logsumexp,
@@ -247,7 +249,7 @@ ENTRIES = {
 
 def judged(entry: Entry, function: Function, device: str, *only: str) -> Verdict:
     claims = Claims(**{"dtypes": DTYPES, "finite": True, "largest": 1e3, "accuracy": "storage", **entry.claims})
-    return fourfold.verify(function, entry.definition, claims=claims, device=device, examples=5, only=only)
+    return fourfold.verify(function, entry.definition, claims=claims, device=device, examples=5, seed=1, only=only)
 
 
 @pytest.mark.parametrize("name", ENTRIES)
