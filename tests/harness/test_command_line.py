@@ -82,6 +82,43 @@ def test_a_plain_run_verifies_laws_in_float32_and_in_what_else_is_selected(tmp_p
     assert dtypes("--hypothesis-profile=nightly") == {"float16", "bfloat16", "float32", "float64"}
 
 
+# ---- refusals and claims
+
+ADD_OF_CONTIGUOUS = """
+import torch
+
+
+def add(x, y):
+    if not (x.is_contiguous() and y.is_contiguous()):
+        raise ValueError("x and y must be contiguous")
+    return x + y
+"""
+ADD = ["-k", "test_output_agrees or test_gradients_agree"]
+
+
+def test_a_refusal_is_counted_and_no_failure_unless_an_option_says_so(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(ADD_OF_CONTIGUOUS)
+    candidate = f"--candidate=vector_add={tmp_path / 'mine.py'}:add"
+    done, verdict = verify(tmp_path, candidate, *ADD)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout
+    assert set(verdict["checks"][0]["refusals"]) == {"ValueError: x and y must be contiguous"}
+    assert re.search(r"refused \d+ of \d+ cases: ValueError: x and y must be contiguous", done.stdout)
+    done, verdict = verify(tmp_path, candidate, "--no-refusals", *ADD)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "--no-refusals" in verdict["checks"][0]["repeat"]
+
+
+def test_what_a_candidate_claims_is_not_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(ADD_OF_CONTIGUOUS)
+    candidate = f"--candidate=vector_add={tmp_path / 'mine.py'}:add"
+    done, verdict = verify(tmp_path, candidate, "--claims=contiguous=True", "--no-refusals", *ADD)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout
+    assert verdict["counts"]["failed"] == verdict["counts"]["unsupported"] == 0
+    done, _ = verify(tmp_path, candidate, "--claims=contiguous")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "claims must be as in contiguous=True" in done.stderr
+
+
 # ---- kernels that crash or hang
 
 ILL = {
