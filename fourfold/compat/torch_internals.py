@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from fourfold.compat import find, uses
 
 # What torch's message says of a tensor that was written into after autograd had kept it.
-_WRITTEN_INTO = "inplace operation"
+_WRITTEN_INTO = ("inplace operation", "modified inplace")
 
 
 def _current_stream(device: int) -> int:
@@ -162,10 +162,10 @@ def keep_stream_busy(cycles: int) -> None:
     torch.cuda._sleep(cycles)
 
 
-@uses("torch.autograd.grad saying 'inplace operation'")
+@uses("torch.autograd.grad saying 'inplace operation'; 'modified inplace' of a custom Function's view")
 def says_written_into(error: RuntimeError) -> bool:
-    """Whether autograd refuses because a tensor that it kept was written into; its error has no class of its own."""
-    return _WRITTEN_INTO in str(error)
+    """Whether autograd refuses because what it kept, or a view, was written into; its error has no class of its own."""
+    return any(words in str(error) for words in _WRITTEN_INTO)
 
 
 def _imaginary_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -253,7 +253,7 @@ def wait_of_a_stream() -> None:
         event.synchronize()
 
 
-@contract("torch.autograd.grad saying 'inplace operation'")
+@contract("torch.autograd.grad saying 'inplace operation'; 'modified inplace' of a custom Function's view")
 def error_of_a_tensor_that_was_written_into() -> None:
     x = torch.ones(3, requires_grad=True)
     y = x.exp()
@@ -261,6 +261,22 @@ def error_of_a_tensor_that_was_written_into() -> None:
         y.mul_(2)
     with pytest.raises(RuntimeError) as caught:
         torch.autograd.grad(y.sum(), x)
+    assert torch_internals.says_written_into(caught.value)
+
+    class Reshaped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.exp().view(3)
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad
+
+    y = Reshaped.apply(x.view(3, 1))
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError) as caught:
+        torch.autograd.grad(y, x, torch.ones(3))
     assert torch_internals.says_written_into(caught.value)
     with pytest.raises(RuntimeError) as other:
         torch.autograd.grad(torch.ones(2).sum(), x)

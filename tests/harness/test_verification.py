@@ -271,6 +271,41 @@ def test_undefined_lanes_are_zero_where_that_is_claimed(are_zero: bool, tmp_path
     assert verdict.passed == are_zero, str(verdict)
 
 
+BY_NAME = """
+import torch
+import triton
+import triton.language as tl
+from LIBRARY import tanh
+
+@triton.jit
+def kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tanh(tl.load(x_ptr + at, mask=at < n, other=0.0)), mask=at < n)
+
+def own_tanh(x):
+    out = torch.empty_like(x)
+    kernel[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), BLOCK=64)
+    return out
+
+import fourfold
+
+if __name__ == "__main__":
+    tanh_of = fourfold.operation(x=fourfold.tensor("cols"))(lambda x: torch.tanh(x))
+    claims = fourfold.Claims(dtypes=("float32",), gradients=False, contiguous=True)
+    verdict = fourfold.verify(own_tanh, tanh_of, claims=claims, device="cpu", only=["forward"], examples=3)
+    print(verdict)
+    raise SystemExit(not verdict.passed or bool(verdict.refusals))
+"""
+
+
+@pytest.mark.parametrize("library", ["triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"])
+def test_a_kernel_may_have_imported_a_function_of_libdevice_by_its_name(library: str, tmp_path: Path) -> None:
+    script = tmp_path / "by_name.py"
+    script.write_text(BY_NAME.replace("LIBRARY", library), encoding="utf-8")
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize(
     ("claims", "says"),
     [

@@ -8,7 +8,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -160,18 +160,36 @@ def install() -> None:
     generic = importlib.import_module("triton.language.extra.libdevice")
     for name, member in list(vars(library).items()):
         if tl.core.is_builtin(member):
-            call = functools.partial(_call, member)
-            setattr(library, name, call)
-            setattr(generic, name, call)
+            call = functools.partial(_call, member.__wrapped__)
+            _lead(member, call)
+            if isinstance(shipped := vars(generic).get(name), FunctionType):
+                _lead(shipped, call)
+            else:
+                setattr(generic, name, member)
             for module in (tl.math, getattr(tl, "libdevice", None)):
                 if isinstance(module, ModuleType) and not hasattr(module, name):
-                    setattr(module, name, call)
+                    setattr(module, name, member)
     if not hasattr(tl, "libdevice"):
         tl.libdevice = library
     # Hints about the launch that follows, which starts when this one is over.
     for name in ("gdc_wait", "gdc_launch_dependents"):
         if hasattr(tl.extra.cuda, name):
             setattr(tl.extra.cuda, name, lambda: None)
+
+
+def _lead(shipped: FunctionType, call: Callable[..., Any]) -> None:
+    """Let a function of Triton's make a call of ours: a kernel's module may have imported it by its name already."""
+
+    def without_cells(*args: Any, _call: Any = None, **options: Any) -> Any:
+        return _call(*args, **options)
+
+    def with_a_cell(*args: Any, _call: Any = None, **options: Any) -> Any:
+        _ = shipped
+        return _call(*args, **options)
+
+    # Python demands that the new code has as many cells as the old.
+    shipped.__code__ = (with_a_cell if shipped.__closure__ else without_cells).__code__
+    shipped.__kwdefaults__ = {"_call": call}
 
 
 def _call(member: Callable[..., Any], *args: Any, **options: Any) -> Any:

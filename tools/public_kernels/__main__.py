@@ -1,0 +1,120 @@
+"""Verify public kernels: ``python -m tools.public_kernels --folder DIR [--only NAME ...] [--device cpu]``.
+
+Each kernel runs in a process of its own, once without claims and once with those that its documentation states.
+``DIR/verdicts.jsonl`` gets a line for each run, ``DIR/verdicts.md`` the table of all lines.
+"""
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import fourfold
+from fourfold.core.claims import Claims
+from tools.public_kernels import releases
+from tools.public_kernels.kernels import KERNELS, Kernel
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.public_kernels", description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="where packages and results lie")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="kernels, as in liger-kernel/softmax")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--examples", type=int, default=10, help="generated cases a check")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit", type=int, default=300, help="seconds for one run of a kernel")
+    parser.add_argument("--child", choices=["none", "own"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    known = {kernel.name: kernel for kernel in KERNELS}
+    if unknown := [name for name in options.only if name not in known]:
+        parser.error(f"--only: {', '.join(unknown)} is not among {', '.join(known)}")
+    chosen = [known[name] for name in options.only] or list(KERNELS)
+    if options.child:
+        print(json.dumps(verdict(chosen[0], options)))
+        return
+    for kernel in chosen:
+        for package in (kernel.project, *kernel.needs):
+            releases.unpacked(options.folder, package)
+    for which in ("own", "none"):
+        for kernel in chosen:
+            if which == "none" or kernel.claims != Claims():
+                record(options.folder, in_a_process(kernel, which, options))
+
+
+def in_a_process(kernel: Kernel, which: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what a process that runs one kernel has written, or why it has written nothing."""
+    about = {"kernel": kernel.name, "version": releases.VERSIONS[kernel.project], "claimed": which}
+    about["device"] = options.device
+    command = [sys.executable, "-m", "tools.public_kernels", "--folder", str(options.folder), "--only", kernel.name]
+    command += ["--device", options.device, "--examples", str(options.examples), "--seed", str(options.seed)]
+    started = time.monotonic()
+    try:
+        ended = subprocess.run(
+            [*command, "--child", which], capture_output=True, text=True, timeout=options.limit, check=False
+        )
+        said = json.loads(ended.stdout.splitlines()[-1]) if ended.returncode == 0 else {}
+        if ended.returncode != 0:
+            said = {"error": "\n".join(ended.stderr.splitlines()[-5:])}
+    except subprocess.TimeoutExpired:
+        said = {"error": f"not finished within {options.limit} seconds"}
+    result = {**about, **said, "seconds": round(time.monotonic() - started, 1)}
+    print(row(result), flush=True)
+    return result
+
+
+def verdict(kernel: Kernel, options: argparse.Namespace) -> dict[str, Any]:
+    """Import a kernel and verify it in this process."""
+    releases.on_path(options.folder, (kernel.project, *kernel.needs))
+    releases.without_init(kernel.bare)
+    module, _, name = kernel.path.rpartition(":")
+    imported = getattr(importlib.import_module(module), name)
+    found = fourfold.verify(
+        kernel.adapter(imported),
+        kernel.operation,
+        claims=kernel.claims if options.child == "own" else Claims(),
+        device=options.device,
+        dtypes=kernel.dtypes,
+        examples=options.examples,
+        seed=options.seed,
+    )
+    return {
+        "claims": found.claims,
+        "passed": found.passed,
+        "grade": found.grade,
+        "worst": found.worst,
+        "examples": found.examples,
+        "refusals": dict(found.refusals),
+        "warnings": list(found.warnings),
+        "text": str(found),
+    }
+
+
+def record(folder: Path, result: dict[str, Any]) -> None:
+    """Keep one result in place of an earlier one of the same run, and write the table anew."""
+    file = folder / "verdicts.jsonl"
+    kept = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    same = ("kernel", "claimed", "device")
+    kept = [old for old in kept if any(old[key] != result[key] for key in same)] + [result]
+    names = [kernel.name for kernel in KERNELS]
+    kept.sort(key=lambda each: (names.index(each["kernel"]) if each["kernel"] in names else -1, each["claimed"]))
+    file.write_text("".join(json.dumps(each) + "\n" for each in kept))
+    head = "| kernel | version | claims | CPU | grade | refused | seconds |\n|---|---|---|---|---|---|---|\n"
+    (folder / "verdicts.md").write_text(head + "".join(row(each) + "\n" for each in kept))
+
+
+def row(result: dict[str, Any]) -> str:
+    """One line of the table."""
+    said = "not run: " + result["error"].splitlines()[-1] if "error" in result else None
+    passed = said or ("passed" if result["passed"] else "failed")
+    refused = sum(result.get("refusals", {}).values())
+    cells = [result["kernel"], result["version"], result.get("claims") or "none", passed, result.get("grade", "")]
+    return "| " + " | ".join(str(cell) for cell in [*cells, refused, result["seconds"]]) + " |"
+
+
+if __name__ == "__main__":
+    main()

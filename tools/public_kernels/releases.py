@@ -1,0 +1,87 @@
+"""Pinned releases of public packages: downloaded, unpacked into a folder of the user's, and imported from there."""
+
+import importlib.machinery
+import importlib.util
+import subprocess
+import sys
+import tarfile
+import types
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+# The version of each package that the kernels come from, and of the packages that those import.
+VERSIONS = {
+    "conch-triton-kernels": "1.3",
+    "einops": "0.8.2",
+    "fla-core": "0.6.0",
+    "flag-gems": "5.0.2",
+    "flashnn": "0.1.1",
+    "fvcore": "0.1.5.post20221221",
+    "liger-kernel": "0.8.5",
+    "pillow": "13.0.0",
+    "pyyaml": "6.0.3",
+    "rotary-embedding-torch": "0.9.1",
+    "timm": "1.0.31",
+    "torchao": "0.18.0",
+    "torchtune": "0.6.1",
+    "torchvision": "0.29.2",
+}
+
+
+def unpacked(folder: Path, package: str) -> Path:
+    """Return the folder of a package's files, which is downloaded unless it is there.
+
+    Args:
+        folder: where all packages lie, one folder each.
+        package: its name, a key of `VERSIONS`.
+
+    Returns:
+        a folder to put on ``sys.path``.
+
+    Raises:
+        subprocess.CalledProcessError: pip has not found the release.
+    """
+    release = f"{package}=={VERSIONS[package]}"
+    found = folder / release
+    if not found.exists():
+        archives = folder / "archives" / release
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+        subprocess.run([*command, "--dest", str(archives), release], check=True)
+        partial = folder / f"{release}.partial"
+        for archive in archives.iterdir():
+            if archive.suffix == ".whl":
+                with zipfile.ZipFile(archive) as wheel:
+                    wheel.extractall(partial)
+            else:
+                with tarfile.open(archive) as source:
+                    source.extractall(partial, filter="data")
+        partial.rename(found)
+    # A source archive has one folder, which holds all else.
+    inner = [path for path in found.iterdir() if path.name.startswith(f"{package}-") and path.is_dir()]
+    inner = [path for path in inner if path.suffix not in (".dist-info", ".data")]
+    return inner[0] if inner else found
+
+
+def on_path(folder: Path, packages: Iterable[str]) -> None:
+    """Put packages before all others on ``sys.path``."""
+    sys.path[:0] = [str(unpacked(folder, package)) for package in packages]
+
+
+def without_init(names: Iterable[str]) -> None:
+    """Let packages be imported whose own ``__init__`` is not run: it wants a GPU, or packages that no kernel needs."""
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        spec = _within(importlib.import_module(parent), name) if parent else importlib.util.find_spec(name)
+        if spec is None or spec.submodule_search_locations is None:
+            raise ValueError(f"{name} is no package")
+        module = types.ModuleType(name)
+        module.__path__ = list(spec.submodule_search_locations)
+        module.__spec__ = spec
+        sys.modules[name] = module
+        if parent:
+            setattr(sys.modules[parent], last, module)
+
+
+def _within(parent: types.ModuleType, name: str) -> importlib.machinery.ModuleSpec | None:
+    return importlib.machinery.PathFinder.find_spec(name, parent.__path__)
