@@ -28,8 +28,8 @@ def graded(check: Check) -> Check:
             again = replace(search, keeps=False)
             try:
                 check(replace(subject, dtype=dtype), again)
-            except Failure:
-                raise failure from None
+            except Failure as worse:
+                raise worse from None  # what it shows is wrong by both bounds
             search.ran, search.substantial, search.worst = again.ran, again.substantial, again.worst
             search.grade = STORAGE
             if subject.claims.accuracy != STORAGE:

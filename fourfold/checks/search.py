@@ -305,11 +305,11 @@ class Search:
         """Fail a search that verifies nothing because it saw nothing, or only single numbers.
 
         Raises:
-            Refused: the implementation refused every case.
+            Refused: the implementation refused every case, or every one that could have failed.
             Failure: no example could have failed, or no result had more than one element although the output of a named
                 example has.
         """
-        if self.refusals is not None and self.refusals.total and not self.ran:
+        if self.refusals is not None and self.refusals.total and not self.substantial:
             raise Refused(self.refusals)
         seen = f"{subject}: {check} ran {self.ran} examples, and"
         if not self.substantial:

@@ -4,6 +4,7 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd editio
 (products of matrices) and 4.2 (sums).
 """
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
@@ -81,6 +82,9 @@ def total(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
     grown = summation_growth(terms) * a.arithmetic.roundoff * magnitude
     # Some orders pass through the sum of all terms of one sign.
     overflows = np.isfinite(magnitude) & ~(magnitude + grown <= a.arithmetic.largest)
+    overflows |= _against_infinity(
+        a, value, summation_growth(terms), functools.partial(np.sum, axis=axis, keepdims=keepdims)
+    )
     result = rounded(value, inherited + grown, (Bounded(value, inherited, a.arithmetic),), ROUNDED_ONCE, overflows)
     if a.limit is None:
         return result
@@ -125,6 +129,16 @@ def std(a: Bounded, axis: Any = None, *, ddof: float = 0, correction: float = 0,
     return sqrt(var(a, axis, ddof=ddof, correction=correction, keepdims=keepdims))
 
 
+def _against_infinity(a: Bounded, value: np.ndarray, growth: Any, summed: Callable[..., np.ndarray]) -> np.ndarray:
+    """Where a sum is infinite, and its finite terms of the other sign may overflow first, which makes it NaN."""
+    infinite = np.isinf(value)
+    if not infinite.any():
+        return infinite
+    sizes = np.where(np.isfinite(a.value), abs(a.value) + a.error, 0.0)
+    opposite = np.where(value > 0, summed(np.where(a.value < 0, sizes, 0.0)), summed(np.where(a.value > 0, sizes, 0.0)))
+    return infinite & ~(opposite * (1 + growth * a.arithmetic.roundoff) <= a.arithmetic.largest)
+
+
 @rule_for(np.cumsum)
 def cumsum(a: Bounded, axis: int | None = None) -> Bounded:
     """Each partial sum in any order that `summation_growth` admits for its number of terms."""
@@ -136,6 +150,7 @@ def cumsum(a: Bounded, axis: int | None = None) -> Bounded:
     magnitude = np.cumsum(abs(a.value) + a.error, axis)
     grown = growth * a.arithmetic.roundoff * magnitude
     overflows = np.isfinite(magnitude) & ~(magnitude + grown <= a.arithmetic.largest)
+    overflows |= _against_infinity(a, value, growth, functools.partial(np.cumsum, axis=axis))
     steps = np.where(growth > 0, ROUNDED_ONCE, 0.0)
     return rounded(value, inherited + grown, (Bounded(value, inherited, a.arithmetic),), steps, overflows)
 

@@ -755,3 +755,13 @@ def test_an_operator_of_random_numbers_is_refused() -> None:
 def test_a_rule_is_for_an_operator_with_its_overload() -> None:
     with pytest.raises(TypeError, match=r"aten\.lgamma is no operator with its overload"):
         rule(torch.ops.aten.lgamma)
+
+
+@pytest.mark.parametrize("summed", [lambda x: x.sum(-1), lambda x: x.cumsum(-1)[..., -1]])
+def test_an_infinite_sum_is_unspecified_where_other_terms_may_overflow_against_it(summed: Any) -> None:
+    # In this order float32 makes inf - inf of the first row; no order makes anything but -inf of the others.
+    rows = [[3e38, 3e38, -torch.inf], [-3e38, -3e38, -torch.inf], [3e38, 1.0, -torch.inf]]
+    for row, unspecified in zip(rows, (True, False, False)):
+        output = results(summed, FREE, torch.tensor(1.0), x=torch.tensor(row))[0]
+        assert np.isinf(output.error) == unspecified
+        assert output.value == -np.inf

@@ -40,10 +40,12 @@ def main() -> None:
     for kernel in chosen:
         for package in (kernel.project, *kernel.needs):
             releases.unpacked(options.folder, package)
-    for which in ("own", "none"):
-        for kernel in chosen:
-            if which == "none" or kernel.claims != Claims():
-                record(options.folder, in_a_process(kernel, which, options))
+    # First what each claims of itself, if anything; then, without claims, those that claim something.
+    for kernel in chosen:
+        record(options.folder, in_a_process(kernel, "own" if kernel.claims != Claims() else "none", options))
+    for kernel in chosen:
+        if kernel.claims != Claims():
+            record(options.folder, in_a_process(kernel, "none", options))
 
 
 def in_a_process(kernel: Kernel, which: str, options: argparse.Namespace) -> dict[str, Any]:
