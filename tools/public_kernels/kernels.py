@@ -68,6 +68,11 @@ def halves(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., to
     return lambda gate, up: function(torch.cat([gate, up], -1))
 
 
+def in_float32(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A loss of boxes whose result is in float32 where the boxes are in a half type."""
+    return lambda boxes1, boxes2, eps: loss(boxes1, boxes2, eps=eps).to(boxes1.dtype)
+
+
 LIGER_ROWS = {"cols": (1, 65536)}
 FORWARD = Claims(gradients=False, contiguous=True)
 GEMS = ("flag_gems", "flag_gems.ops", "flag_gems.fused")
@@ -152,11 +157,18 @@ KERNELS = (
         "fla.ops.utils.logsumexp:logsumexp_fwd",
         of.logsumexp,
         lambda f: lambda x: f(x, None, x.dtype),
-        FORWARD,
+        Claims(gradients=False, contiguous=True, finite=True, ranks=(2, 3, 4)),
         ("einops",),
         ("fla.ops",),
     ),
-    Kernel("fla-core/l2norm", "fla.modules.norm.l2norm:l2norm", of.l2_norm, as_it_is, needs=("einops",)),
+    Kernel(
+        "fla-core/l2norm",
+        "fla.modules.norm.l2norm:l2norm",
+        of.l2_norm,
+        as_it_is,
+        Claims(accuracy="storage"),
+        needs=("einops",),
+    ),
     Kernel(
         "fla-core/rms_norm",
         "fla.modules.norm.layernorm:rms_norm",
@@ -267,7 +279,7 @@ KERNELS = (
         "torchvision/generalized_box_iou_loss",
         "torchvision.ops.giou_loss:generalized_box_iou_loss",
         of.giou_loss,
-        lambda f: lambda one, two, eps: f(one, two, eps=eps),
+        in_float32,
         needs=("pillow",),
         bare=TORCHVISION,
     ),
@@ -275,7 +287,7 @@ KERNELS = (
         "torchvision/distance_box_iou_loss",
         "torchvision.ops.diou_loss:distance_box_iou_loss",
         of.diou_loss,
-        lambda f: lambda one, two, eps: f(one, two, eps=eps),
+        in_float32,
         needs=("pillow",),
         bare=TORCHVISION,
     ),
@@ -283,7 +295,7 @@ KERNELS = (
         "torchvision/complete_box_iou_loss",
         "torchvision.ops.ciou_loss:complete_box_iou_loss",
         of.ciou_loss,
-        lambda f: lambda one, two, eps: f(one, two, eps=eps),
+        in_float32,
         needs=("pillow",),
         bare=TORCHVISION,
     ),
@@ -292,7 +304,7 @@ KERNELS = (
         "torchvision.ops.focal_loss:sigmoid_focal_loss",
         of.focal_loss,
         as_it_is,
-        Claims(accuracy="storage"),
+        Claims(accuracy="storage", finite=True),
         needs=("pillow",),
         bare=TORCHVISION,
     ),
@@ -309,7 +321,7 @@ KERNELS = (
         "fvcore.nn.smooth_l1_loss:smooth_l1_loss",
         of.smooth_l1,
         as_it_is,
-        Claims(accuracy="storage"),
+        Claims(accuracy="storage", finite=True),
         bare=("fvcore", "fvcore.nn"),
     ),
     Kernel(
