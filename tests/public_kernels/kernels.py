@@ -8,7 +8,7 @@ import torch
 
 from fourfold.core.claims import Claims
 from fourfold.core.operation import Operation
-from tools.public_kernels import definitions as of
+from tests.public_kernels import definitions as of
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Verify public kernels: ``python -m tools.public_kernels --folder DIR [--only NAME ...] [--device cpu]``.
+"""Verify public kernels: ``python -m tests.public_kernels --folder DIR [--only NAME ...] [--device cpu]``.
 
 Each kernel runs in a process of its own, once without claims and once with those that its documentation states.
 ``DIR/verdicts.jsonl`` gets a line for each run, ``DIR/verdicts.md`` the table of all lines.
@@ -15,13 +15,13 @@ from typing import Any
 
 import fourfold
 from fourfold.core.claims import Claims
-from tools.public_kernels import releases
-from tools.public_kernels.kernels import KERNELS, Kernel
+from tests.public_kernels import releases
+from tests.public_kernels.kernels import KERNELS, Kernel
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.public_kernels", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.public_kernels", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where packages and results lie")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="kernels, as in liger-kernel/softmax")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -52,7 +52,7 @@ def in_a_process(kernel: Kernel, which: str, options: argparse.Namespace) -> dic
     """Return what a process that runs one kernel has written, or why it has written nothing."""
     about = {"kernel": kernel.name, "version": releases.VERSIONS[kernel.project], "claimed": which}
     about["device"] = options.device
-    command = [sys.executable, "-m", "tools.public_kernels", "--folder", str(options.folder), "--only", kernel.name]
+    command = [sys.executable, "-m", "tests.public_kernels", "--folder", str(options.folder), "--only", kernel.name]
     command += ["--device", options.device, "--examples", str(options.examples), "--seed", str(options.seed)]
     started = time.monotonic()
     try:

@@ -1,0 +1,1 @@
+"""Public kernels, put through Fourfold's checks: ``python -m tests.public_kernels --folder DIR``."""

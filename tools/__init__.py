@@ -1,1 +1,0 @@
-"""Programs that are no part of the package."""

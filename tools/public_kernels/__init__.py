@@ -1,1 +1,0 @@
-"""Public kernels, put through Fourfold's checks: ``python -m tools.public_kernels --folder DIR``."""
