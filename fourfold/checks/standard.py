@@ -2,7 +2,9 @@
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from hypothesis.errors import Unsatisfiable
 
 from fourfold.checks import checks
 from fourfold.checks.search import Search, Subject, Unsupported
@@ -50,17 +52,13 @@ class Check:
             Unsupported: it cannot be made for the subject here; the message says why.
         """
         if self.examples is not None:
-            search = limited(search, self.examples)
+            search.examples = min(search.examples, self.examples)
         try:
             self.run(subject, search)
         except NoRoom as error:
             raise Unsupported(str(error)) from error
-
-
-def limited(search: Search, examples: int) -> Search:
-    """The same search, with at most so many generated cases."""
-    search.examples = min(search.examples, examples)
-    return search
+        except Unsatisfiable as error:
+            raise Unsupported("no case that was drawn is of use to this check") from error
 
 
 STANDARD = (
@@ -98,8 +96,3 @@ def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
         and (check.name != "batch" or operation.batched)
         and (check is not BAD_INPUT or operation.errors)
     ]
-
-
-def look_briefly(search: Search) -> Search:
-    """The same search of an implementation that is known to be wrong."""
-    return replace(search, brief=True)

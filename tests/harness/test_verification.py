@@ -194,6 +194,29 @@ def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
     assert claimed.grade == "storage"
 
 
+def test_what_is_shown_is_wrong_by_the_bounds_of_every_grade() -> None:
+    def imprecise_and_wrong_for_129(x: torch.Tensor) -> torch.Tensor:
+        powers = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x
+        return powers / powers.sum(-1, keepdim=True) * (1.5 if x.shape[-1] == 129 else 1)
+
+    claims = Claims(gradients=False, finite=True, sizes={"cols": (100, 200)})
+    options: dict[str, Any] = {**QUICK, "dtypes": ["bfloat16"], "only": ["forward"], "claims": claims}
+    ((_, failure),) = fourfold.verify(imprecise_and_wrong_for_129, "softmax", **options).failures
+    assert "129]" in failure.counterexample
+
+
+def test_who_takes_nothing_but_empty_tensors_refuses_everything() -> None:
+    def of_no_elements(x: torch.Tensor) -> torch.Tensor:
+        if x.numel():
+            raise ValueError("x must be empty")
+        return x.clone()
+
+    verdict = fourfold.verify(of_no_elements, "softmax", only=["forward", "history"], **ONE)
+    assert not verdict.passed
+    assert not checks_that(verdict, "failed")
+    assert "refused all" in verdict.summary
+
+
 def test_what_is_wrong_is_wrong_in_every_grade() -> None:
     claims = Claims(accuracy="storage")
     options: dict[str, Any] = {**QUICK, "dtypes": ["bfloat16"], "only": ["forward", "backward"]}
