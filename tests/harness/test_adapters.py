@@ -137,12 +137,15 @@ def doubled_squares(x: torch.Tensor) -> torch.Tensor:
     return 2 * x.square()
 
 
+# Its operators last as long as it does, and torch looks at all there are.
+LIBRARY = torch.library.Library("fourfold_adapters", "DEF")
+LIBRARY.define("squares(Tensor x, float factor=2.0) -> Tensor")
+LIBRARY.impl("squares", lambda x, factor=2.0: factor * x * x, "CPU")
+
+
 def test_an_operator_of_torch_library_is_verified() -> None:
-    library = torch.library.Library("fourfold_adapters", "DEF")
-    library.define("squares(Tensor x, float factor=2.0) -> Tensor")
-    library.impl("squares", lambda x, factor=2.0: factor * x * x, "CompositeImplicitAutograd")
     operator = torch.ops.fourfold_adapters.squares
-    claims = fourfold.Claims(accuracy="storage")
+    claims = fourfold.Claims(accuracy="storage", gradients=False)
     verdict = fourfold.verify(operator, doubled_squares, claims=claims, **QUICK)
     assert verdict.passed, str(verdict)
     forward: dict[str, Any] = {"only": ["forward"], "dtypes": ["float32"], **QUICK}
