@@ -27,6 +27,9 @@ from fourfold.core.running_error import Bounded
 
 # Named examples whose result has at most this many elements are tried in parts, too.
 NAMED_ELEMENTS = 512
+# Of a sample's result, where very many elements are to be made of samples that have more than one: a sum over two
+# billion samples would take a program of one tile a minute.
+LEAST_OF_A_SAMPLE = 32
 
 
 def _samples(operation: Operation, case: Case) -> int:
@@ -111,6 +114,8 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
         count = _samples(operation, case)
         whole = all(case[name].ndim > axes for name, axes in operation.batched.items())
         need(whole and count and case.grad_output.size)
+        if results and case.grad_output.ndim > 1:
+            need(case.grad_output.size >= count * LEAST_OF_A_SAMPLE)
         case = replace(case, layouts={})
         repetitions = 1 + max(samples // count, results // case.grad_output.size)
         given = given_tensors(subject, case)

@@ -46,6 +46,17 @@ def replace_all_workers(config: pytest.Config) -> None:
         config.option.maxworkerrestart = sys.maxsize
 
 
+@uses("pytest.Config().option.maxschedchunk")
+def hand_out_one_by_one(config: pytest.Config) -> None:
+    """Give a worker that is free one test, unless the command line says otherwise.
+
+    Tests take from milliseconds to minutes. By default a worker is given several at once, and may be left with the
+    longest ones while the others have nothing to do.
+    """
+    if config.getoption("--maxschedchunk", None) is None:
+        config.option.maxschedchunk = 1
+
+
 @uses("xdist.workermanage.WorkerController().gateway.id")
 def name_of(node: Any) -> str:
     """The name of a worker, "gw0", of the object that stands for it in the controller's hooks."""

@@ -221,7 +221,13 @@ class ArgumentsOf(Arguments):
 
 
 def _on(device: str, value: Any) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) and value.is_cpu else value
+    """A tensor on a device; one without memory, which stands for another device, is then on another."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_meta and device == "cuda":
+        # Triton takes a tensor without memory for one at address 0, and reading it would end the use of the GPU.
+        return torch.ones(value.shape, dtype=value.dtype)
+    return value.to(device) if value.is_cpu else value
 
 
 def other_shapes(shape: Shape, others: Iterable[Shape]) -> list[Shape]:

@@ -491,6 +491,7 @@ def say(**what):
 def pytest_cmdline_main(config):
     say(asked=xdist_internals.is_asked_for(config))
     xdist_internals.replace_all_workers(config)
+    xdist_internals.hand_out_one_by_one(config)
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
@@ -576,6 +577,28 @@ def controller_of_workers() -> None:
 @contract("pytest.Config().option.maxworkerrestart")
 def workers_that_are_replaced() -> None:
     assert re.search(r"\b6 failed\b", crashing_workers()[1])
+
+
+WAITS = """
+import pathlib, time
+import pytest
+
+@pytest.mark.parametrize("number", range(64))
+def test_it(number):
+    here = pathlib.Path(__file__).parent
+    (here / f"ran{number}").touch()
+    end = time.monotonic() + 20
+    while number == 0 and len(list(here.glob("ran*"))) < 63 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(list(here.glob("ran*"))) >= 63 or number
+"""
+
+
+@contract("pytest.Config().option.maxschedchunk")
+def tests_that_are_handed_out_one_by_one() -> None:
+    """While a worker is at the first test it keeps one other; by default seven."""
+    _, printed = run_pytest(WAITS, ("-n", "2"))
+    assert "64 passed" in printed
 
 
 @pytest.mark.parametrize(("options", "asked"), [(("-n", "0"), True), (("--dist", "load"), False)], ids=str)

@@ -32,11 +32,29 @@ _MATH = "#pragma once\n#define M_PI 3.14159265358979323846\n#define M_E 2.718281
 )
 
 
+# libcu++ defines these for NVRTC from CCCL 3.1 on. In C++17 a number may be written in base 16, and is then exact.
+_LIMITS = {
+    "FLT_MAX": "0x1.fffffep127f",
+    "FLT_MIN": "0x1p-126f",
+    "FLT_TRUE_MIN": "0x1p-149f",
+    "FLT_EPSILON": "0x1p-23f",
+    "FLT_DIG": "6",
+    "FLT_MANT_DIG": "24",
+    "DBL_MAX": "0x1.fffffffffffffp1023",
+    "DBL_MIN": "0x1p-1022",
+    "DBL_TRUE_MIN": "0x0.0000000000001p-1022",
+    "DBL_EPSILON": "0x1p-52",
+    "DBL_DIG": "15",
+    "DBL_MANT_DIG": "53",
+}
+_FLOATS = _of_libcudacxx("cfloat") + "".join(
+    f"#ifndef {name}\n#define {name} {value}\n#endif\n" for name, value in _LIMITS.items()
+)
 # NVRTC refuses the header of all of CUB, which has parts for the host.
 _OF_CUB = ("block/block_reduce", "block/block_scan", "block/block_load", "block/block_store", "warp/warp_reduce")
 # NVRTC has the functions of the C library without a header, and no header at all.
 _HEADERS: Mapping[str, str] = {
-    **dict.fromkeys(("float.h", "cfloat"), _of_libcudacxx("cfloat")),
+    **dict.fromkeys(("float.h", "cfloat"), _FLOATS),
     **dict.fromkeys(("limits.h", "climits"), _of_libcudacxx("climits")),
     **dict.fromkeys(("math.h", "cmath"), _MATH),
     **dict.fromkeys(("stdint.h", "cstdint"), _of_libcudacxx("cstdint")),
