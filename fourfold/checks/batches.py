@@ -7,17 +7,8 @@ import numpy as np
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.search import (
-    Failure,
-    Search,
-    Subject,
-    compare_results,
-    describe,
-    expected_results,
-    given_tensors,
-    named_results,
-    need,
-)
+from fourfold.checks.results import compare_results, describe, expected_results, given_tensors, named_results
+from fourfold.checks.search import Failure, Search, Subject, need
 from fourfold.core import far_apart
 from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation

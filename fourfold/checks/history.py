@@ -8,18 +8,15 @@ from typing import Any
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.search import (
-    Failure,
-    Search,
-    Subject,
+from fourfold.checks.results import (
     compare_results,
     describe,
     expected_results,
     given_tensors,
     named_results,
-    need,
     storage_of,
 )
+from fourfold.checks.search import Failure, Search, Subject, need
 from fourfold.compat import python_internals, torch_internals
 from fourfold.core.case import Case, is_floating
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation

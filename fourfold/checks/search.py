@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import hypothesis
-import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -18,11 +17,10 @@ from fourfold.checks.database import Filed
 from fourfold.checks.escapes import held
 from fourfold.core.case import Case
 from fourfold.core.claims import EXACT, NO_CLAIMS, Claims
-from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
+from fourfold.core.comparison import Agreement
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Operation, evaluate_tensors, reference, reference_gradients
+from fourfold.core.operation import Operation, evaluate_tensors
 from fourfold.core.refusals import Refusals, by_the_implementation, is_refusal
-from fourfold.core.running_error import Bounded
 from fourfold.strategies.special_values import cases_with_special_values
 
 # Limits of a brief search: named examples (the smallest ones), generated cases, and elements of a generated case.
@@ -33,9 +31,9 @@ AFTER_REFUSALS = 5
 # quickly to small whole numbers.
 FEW_ELEMENTS = 8
 SEED = secrets.randbits(32)  # one for this process
-# Why a candidate is not put through a check of gradients.
 # How the reasons begin for which a check says nothing of an implementation, and need not.
 REFUSED_ALL, UNCLAIMED = "refused all", "not claimed:"
+# Why a candidate is not put through a check of gradients.
 FORWARD_ONLY = "forward only: its output has no gradient where its inputs do"
 
 
@@ -317,88 +315,3 @@ class Search:
         examples = subject.operation.examples.values()
         if self.largest <= 1 and any(make(subject.dtype).grad_output.size > 1 for make in examples):
             raise Failure(f"{seen} no result had more than one element, as those of {subject.operation.name} may")
-
-
-def describe(tensors: dict[str, torch.Tensor]) -> str:
-    """Shapes and strides, for messages."""
-    return ", ".join(f"{name}{list(t.shape)} strides {list(t.stride())}" for name, t in tensors.items())
-
-
-def compare_results(
-    subject: Subject,
-    results: Mapping[str, torch.Tensor],
-    expected: Mapping[str, Bounded],
-    tensors: dict[str, torch.Tensor],
-    when: str = "",
-) -> list[Agreement]:
-    """Compare results with the expected ones.
-
-    Raises:
-        Failure: a result is not a plain tensor of the subject's dtype on its device, or disagrees. The message names
-            the result, `when` it was wrong, and the strides of the call's tensors.
-    """
-    what = {name: f"{when}{name}" for name in results}
-    problems = (_problem(subject, result, what[name]) for name, result in results.items())
-    problem = next(filter(None, problems), None)
-    if problem is None:
-        agreements = []
-        try:
-            for name, array in subject.dtype.arrays(results).items():
-                within = expectation(expected[name], subject.dtype)
-                agreements.append(compare(array, within, subject.dtype, what[name]))
-            return agreements
-        except Disagreement as disagreement:
-            problem = str(disagreement)
-    raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}")
-
-
-def _problem(subject: Subject, actual: torch.Tensor, what: str) -> str | None:
-    problem = None
-    if not isinstance(actual, torch.Tensor):
-        problem = f"{what} is a {type(actual).__name__}, not a tensor"
-    elif type(actual) is not torch.Tensor:
-        # A subclass may compute when it is read, or hide its work from autograd and torch.compile.
-        problem = f"{what} is a {type(actual).__name__}, a kind of tensor of its own"
-    elif actual.dtype != subject.dtype.torch:
-        problem = f"{what} has dtype {actual.dtype}, expected {subject.dtype.torch}"
-    elif actual.device.type != subject.device:
-        problem = f"{what} is on {actual.device}, expected on {subject.device}"
-    return problem
-
-
-def given_tensors(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
-    """The inputs of a case and its "grad_output"."""
-    grad_output = {"grad_output": case.tensor("grad_output", subject.dtype, subject.device)}
-    return case.tensors(subject.dtype, subject.device) | grad_output
-
-
-def named_results(output: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the results of a call by name: "output", and "gradient of ..." for each input that has one."""
-    return {"output": output, **{f"gradient of {name}": gradient for name, gradient in gradients.items()}}
-
-
-def expected_gradients(subject: Subject, case: Case) -> dict[str, Bounded]:
-    """The oracle's gradients with their running error; where an input is NaN, somebody else's may be anything."""
-    gradients = reference_gradients(subject.operation, case, subject.dtype)
-    if not subject.foreign:
-        return gradients
-    return {name: _free_at_nan(gradient, case.inputs[name]) for name, gradient in gradients.items()}
-
-
-def _free_at_nan(gradient: Bounded, given: np.ndarray) -> Bounded:
-    undefined = np.isnan(given.astype(np.float64))
-    if not undefined.any():
-        return gradient
-    return Bounded(gradient.value, np.where(undefined, np.inf, gradient.error), gradient.arithmetic)
-
-
-def expected_results(subject: Subject, case: Case) -> dict[str, Bounded]:
-    """The oracle's value for each of the `named_results`, with its running error."""
-    gradients = expected_gradients(subject, case)
-    output = {"output": reference(subject.operation, case, subject.dtype)}
-    return output | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage, which is the same for all tensors that share it."""
-    return tensor.untyped_storage().data_ptr()

@@ -24,9 +24,18 @@ from typing import Any, NamedTuple, TextIO
 
 import hypothesis
 
-from fourfold.checks import ahead_of_time, checks
+from fourfold.checks import ahead_of_time
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.catalogue import operations
-from fourfold.checks.checks import Failure, Search, Subject
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.gradcheck import gradcheck
+from fourfold.checks.laws import law_holds
+from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.offsets import offsets_may_pass_32_bits
+from fourfold.checks.repeatability import repeats_bit_for_bit
+from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.core import registry
 from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement
@@ -230,26 +239,26 @@ class Trials:
                 yield Step(name, check, dtype, cases, quick=quick)
 
         first, others, small = self.dtypes[:1], self.dtypes[1:], self.operation.cases
-        yield from each("forward", checks.forward_agrees, first, quick=True)
-        yield from each("backward", checks.backward_agrees, first, quick=True)
-        yield from each("memory", checks.memory_is_respected, first, quick=True)
-        yield from each("forward", checks.forward_agrees, others, quick=True)
-        yield from each("backward", checks.backward_agrees, others, quick=True)
+        yield from each("forward", forward_agrees, first, quick=True)
+        yield from each("backward", backward_agrees, first, quick=True)
+        yield from each("memory", memory_is_respected, first, quick=True)
+        yield from each("forward", forward_agrees, others, quick=True)
+        yield from each("backward", backward_agrees, others, quick=True)
         half = DTYPES["float16"]
         apart = {**self.operation.examples_for_offsets(half), **_drawn(small(half, 512), 8)}
-        yield Step("offsets", checks.offsets_may_pass_32_bits, "float16", apart, quick=True)
-        yield from each("single gradients", checks.single_gradients_agree, first)
-        yield from each("repeats", checks.repeats_bit_for_bit, first)
+        yield Step("offsets", offsets_may_pass_32_bits, "float16", apart, quick=True)
+        yield from each("single gradients", single_gradients_agree, first)
+        yield from each("repeats", repeats_bit_for_bit, first)
         for dtype in self.dtypes:
             if dtype == "float64":
                 smooth = _drawn(self.operation.smooth(DTYPES[dtype]), 3)
-                yield Step("gradcheck", checks.gradcheck, dtype, smooth)
-        yield Step("errors", checks.declared_errors_are_raised, first[0], {})
+                yield Step("gradcheck", gradcheck, dtype, smooth)
+        yield Step("errors", declared_errors_are_raised, first[0], {})
         for name in self._configurations():
             for dtype in self.dtypes:
-                yield Step(f"configuration {name}", checks.forward_agrees, dtype, drawn[dtype], name)
+                yield Step(f"configuration {name}", forward_agrees, dtype, drawn[dtype], name)
         for law in self.operation.laws:
-            yield from each(law.__name__, functools.partial(checks.law_holds, law), first, share=3)
+            yield from each(law.__name__, functools.partial(law_holds, law), first, share=3)
         if self.backend == "triton":
             yield Step("ahead of time", _compiles_ahead_of_time, "float16", {})
 

@@ -15,9 +15,8 @@ from typing import Any
 from fourfold import backends
 from fourfold.backends import tuning
 from fourfold.backends.cuda.compile import CudaError
-from fourfold.checks.checks import Subject
 from fourfold.checks.escapes import held
-from fourfold.checks.search import UNCLAIMED
+from fourfold.checks.search import UNCLAIMED, Subject
 from fourfold.core import registry
 from fourfold.core.case import Case
 from fourfold.core.claims import Claims, claims_of

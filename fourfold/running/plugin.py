@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from fourfold import backends
-from fourfold.checks.checks import Search, Subject, Unsupported
 from fourfold.checks.escapes import hear_ctrl_c, held
+from fourfold.checks.search import Search, Subject, Unsupported
 from fourfold.compat import xdist_internals
 from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE

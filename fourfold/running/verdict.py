@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fourfold.checks.checks import Failure
 from fourfold.checks.escapes import Escape
+from fourfold.checks.search import Failure
 from fourfold.compat import hypothesis_internals, pytest_internals
 from fourfold.running.cells import CANDIDATE, Selection, SelectionError
 from fourfold.running.frames import cause, own_frames, spelled, words

@@ -18,9 +18,10 @@ import torch
 
 from fourfold import backends
 from fourfold.backends.triton import takeover
-from fourfold.checks import checks, standard
+from fourfold.checks import standard
 from fourfold.checks.catalogue import operations
 from fourfold.checks.escapes import Escape, held
+from fourfold.checks.forward import forward_agrees
 from fourfold.checks.grades import Imprecise
 from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unsupported
 from fourfold.checks.standard import FORWARD, Check
@@ -377,7 +378,7 @@ class _Trial:
         with contextlib.suppress(Exception):
             try:
                 with held():
-                    checks.forward_agrees(probe, search)
+                    forward_agrees(probe, search)
             except Failure as failure:
                 found = counterexample("\n".join(map(str, getattr(failure, "__notes__", []))))
                 if found:

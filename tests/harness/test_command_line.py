@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fourfold.checks.catalogue import operations
-from fourfold.checks.checks import Failure, Search
+from fourfold.checks.search import Failure, Search
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES
 from fourfold.running.cells import Candidate, SelectionError

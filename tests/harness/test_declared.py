@@ -18,9 +18,17 @@ from hypothesis import strategies as st
 
 import fourfold
 from fourfold import lengths, offsets, operation, tensor, values
-from fourfold.checks import checks, impostors
+from fourfold.checks import impostors
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.batches import the_batch_does_not_matter
 from fourfold.checks.catalogue import operations
-from fourfold.checks.checks import Failure, Search, Subject, Unsupported
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.gradcheck import gradcheck
+from fourfold.checks.history import history_does_not_matter
+from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.saved_tensors import backward_is_of_the_call
+from fourfold.checks.search import Failure, Search, Subject, Unsupported
+from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.core import axes as notation
 from fourfold.core.case import Case, is_floating
 from fourfold.core.comparison import Agreement
@@ -424,7 +432,7 @@ def test_fields_may_be_given_and_examples_are_added() -> None:
     assert doubled.examples["ordinary"](FLOAT32)["x"].tolist() == [1.0, 1.0]
     assert "cols_1025" in doubled.examples
     search = Search(examples=10)
-    checks.backward_agrees(subject(doubled, doubled), search)
+    backward_agrees(subject(doubled, doubled), search)
     assert search.substantial > 30
 
 
@@ -513,7 +521,7 @@ def test_every_example_of_the_page_works() -> None:
     made = [each for each in names.values() if isinstance(each, DefinedOperation)]
     assert len(made) >= 9
     for each in made:
-        for check in (checks.forward_agrees, checks.backward_agrees):
+        for check in (forward_agrees, backward_agrees):
             check(subject(each, each.definition), Search(examples=4))
 
 
@@ -574,7 +582,7 @@ def without_gradients(steps: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("made", [scaled, of_fixed_size, rows_of_a_number_that_depends], ids=lambda made: made.name)
-@pytest.mark.parametrize("check", [checks.backward_agrees, checks.single_gradients_agree, checks.gradcheck])
+@pytest.mark.parametrize("check", [backward_agrees, single_gradients_agree, gradcheck])
 def test_tensors_without_axes_of_fixed_size_and_of_a_number_of_rows_that_depends(
     made: DefinedOperation, check: Callable[[Subject, Search], None]
 ) -> None:
@@ -584,9 +592,9 @@ def test_tensors_without_axes_of_fixed_size_and_of_a_number_of_rows_that_depends
 def test_an_operation_without_gradients_has_no_checks_of_them() -> None:
     assert without_gradients.differentiable == ()
     only = subject(without_gradients, without_gradients.definition)
-    for check in (checks.forward_agrees, checks.memory_is_respected, checks.history_does_not_matter):
+    for check in (forward_agrees, memory_is_respected, history_does_not_matter):
         check(only, Search(examples=8))
-    for check in (checks.backward_agrees, checks.single_gradients_agree, checks.gradcheck):
+    for check in (backward_agrees, single_gradients_agree, gradcheck):
         with pytest.raises(Unsupported, match="without_gradients has no gradients"):
             check(only, Search(examples=8))
 
@@ -595,9 +603,9 @@ def test_a_batch_that_is_given_is_checked() -> None:
     def of_the_batch(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return x * scale + (0.0 if x.ndim == 0 else 1e-3 * len(x))
 
-    checks.the_batch_does_not_matter(subject(scaled, scaled.definition), Search(examples=8))
+    the_batch_does_not_matter(subject(scaled, scaled.definition), Search(examples=8))
     with pytest.raises(Failure, match="among all"):
-        checks.the_batch_does_not_matter(subject(scaled, of_the_batch), Search(examples=8))
+        the_batch_does_not_matter(subject(scaled, of_the_batch), Search(examples=8))
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -613,13 +621,13 @@ def test_workloads_follow(direction: str) -> None:
 @pytest.mark.parametrize(
     ("check", "dtype"),
     [
-        (checks.forward_agrees, "float32"),
-        (checks.backward_agrees, "float32"),
-        (checks.single_gradients_agree, "float32"),
-        (checks.backward_is_of_the_call, "float32"),
-        (checks.memory_is_respected, "float32"),
-        (checks.history_does_not_matter, "float32"),
-        (checks.gradcheck, "float64"),
+        (forward_agrees, "float32"),
+        (backward_agrees, "float32"),
+        (single_gradients_agree, "float32"),
+        (backward_is_of_the_call, "float32"),
+        (memory_is_respected, "float32"),
+        (history_does_not_matter, "float32"),
+        (gradcheck, "float64"),
     ],
 )
 @pytest.mark.parametrize("name", DECLARED)
@@ -682,7 +690,7 @@ def matmul_of_one_block(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 )
 def test_a_wrong_kernel_is_rejected(name: str, wrong: Callable[..., torch.Tensor]) -> None:
     with pytest.raises(Failure, match=r"output\[.*\] is"):
-        checks.forward_agrees(subject(DECLARED[name], wrong), Search(examples=8))
+        forward_agrees(subject(DECLARED[name], wrong), Search(examples=8))
 
 
 def test_a_gradient_is_asked_for_where_an_optional_input_is_there_only() -> None:
@@ -690,7 +698,7 @@ def test_a_gradient_is_asked_for_where_an_optional_input_is_there_only() -> None
         return masked_softmax(x, mask, bias if bias is None else (bias + bias.detach()) / 2)
 
     with pytest.raises(Failure, match="gradient of bias"):
-        checks.backward_agrees(subject(masked_softmax, forgetful), Search(examples=8))
+        backward_agrees(subject(masked_softmax, forgetful), Search(examples=8))
 
 
 def test_what_says_nothing_does_not_pass() -> None:

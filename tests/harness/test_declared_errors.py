@@ -13,9 +13,9 @@ from fourfold.properties import vector_add
 
 from fourfold import backends
 from fourfold.backends.arguments import check_floating, check_last_axis, check_positive, check_same
-from fourfold.checks import checks
+from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.catalogue import operations
-from fourfold.checks.checks import Failure, Search, Subject
+from fourfold.checks.search import Failure, Search, Subject
 from fourfold.core.declared_errors import Arguments, ArgumentsOf, integers, not_negative, one_of, positive, tensor
 from fourfold.core.dtypes import DTYPES
 
@@ -36,7 +36,7 @@ def subject(implementation: Callable[..., torch.Tensor], arguments: Arguments) -
 def complaint(implementation: Callable[..., torch.Tensor], arguments: Arguments) -> str:
     """Return the first bad input that the check reports for an implementation."""
     with pytest.raises(Failure) as caught:
-        checks.declared_errors_are_raised(subject(implementation, arguments), Search(examples=1))
+        declared_errors_are_raised(subject(implementation, arguments), Search(examples=1))
     return str(caught.value)
 
 
@@ -113,7 +113,7 @@ def test_a_message_that_names_no_argument_is_found_out() -> None:
 
 def test_input_that_is_bad_in_no_way_is_not_asked_for() -> None:
     search = Search(examples=1)
-    checks.declared_errors_are_raised(subject(right, PAIR), search)
+    declared_errors_are_raised(subject(right, PAIR), search)
     assert search.ran == len(PAIR.errors) > 30
 
 

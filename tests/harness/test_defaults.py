@@ -11,8 +11,13 @@ import torch
 from fourfold.properties import layer_norm, vector_add
 
 from fourfold.backends.arguments import check_floating, check_same
-from fourfold.checks import checks
-from fourfold.checks.checks import Failure, Search, Subject
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.bad_input import declared_errors_are_raised
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.gradcheck import gradcheck
+from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.saved_tensors import backward_is_of_the_call
+from fourfold.checks.search import Failure, Search, Subject
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES, DType
 from fourfold.core.layouts import LAYOUTS
@@ -60,11 +65,11 @@ def subject(implementation: Callable[..., torch.Tensor], dtype: str = "float32",
 @pytest.mark.parametrize(
     "check",
     [
-        checks.forward_agrees,
-        checks.backward_agrees,
-        checks.backward_is_of_the_call,
-        checks.memory_is_respected,
-        checks.declared_errors_are_raised,
+        forward_agrees,
+        backward_agrees,
+        backward_is_of_the_call,
+        memory_is_respected,
+        declared_errors_are_raised,
     ],
 )
 def test_what_is_right_passes(check: Callable[[Subject, Search], None]) -> None:
@@ -73,10 +78,10 @@ def test_what_is_right_passes(check: Callable[[Subject, Search], None]) -> None:
 
 def test_numerical_derivatives_accept_what_is_right_and_nothing_else() -> None:
     search = Search(examples=10)
-    checks.gradcheck(subject(product, "float64"), search)
+    gradcheck(subject(product, "float64"), search)
     assert search.largest > 1
     with pytest.raises(Failure, match="gradcheck"):
-        checks.gradcheck(subject(half_of_one_gradient, "float64"), Search(examples=10))
+        gradcheck(subject(half_of_one_gradient, "float64"), Search(examples=10))
 
 
 def test_smooth_cases_hold_ordinary_numbers_in_every_input() -> None:
@@ -105,7 +110,7 @@ def test_errors_hold_for_any_shapes() -> None:
     numbers = next(error for error in PRODUCT.errors if error.name == "x_is_list").arguments("cpu")
     assert numbers["y"].numel() > 0
     with pytest.raises(Failure, match="y_of_float16_among_float32: no TypeError naming y"):
-        checks.declared_errors_are_raised(
+        declared_errors_are_raised(
             subject(lambda x, y: product(x, y.float() if getattr(y, "dtype", None) == torch.float16 else y)),
             Search(examples=1),
         )

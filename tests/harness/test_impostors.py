@@ -9,10 +9,15 @@ import pytest
 from hypothesis import strategies as st
 
 from fourfold import backends
-from fourfold.checks import checks
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.catalogue import operations
-from fourfold.checks.checks import Failure, Search, Subject
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.impostors import accepted
+from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.repeatability import repeats_bit_for_bit
+from fourfold.checks.search import Failure, Search, Subject
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
@@ -94,21 +99,21 @@ def test_a_search_among_empty_cases_is_no_verification() -> None:
     empty = Case({"x": np.zeros((0, 3), np.float32)}, np.zeros((0, 3), np.float32))
     given = subject(SOFTMAX, examples={}, cases=drawn(lambda n: empty))
     with pytest.raises(Failure, match="none of them could have failed"):
-        checks.forward_agrees(given, Search(examples=5))
+        forward_agrees(given, Search(examples=5))
 
 
 def test_a_search_among_single_numbers_is_no_verification_where_there_may_be_more() -> None:
     one = drawn(lambda n: Case(dict.fromkeys("xy", np.full(1, n, np.float32)), np.full(1, n, np.float32)))
     single = {"one_element": VECTOR_ADD.examples["one_element"]}
     with pytest.raises(Failure, match="no result had more than one element, as those of vector_add may"):
-        checks.history_does_not_matter(subject(VECTOR_ADD, cases=one), Search(examples=5))
+        history_does_not_matter(subject(VECTOR_ADD, cases=one), Search(examples=5))
     # These checks also run the named examples: larger ones first, then none that is larger than one element, so that
     # the search cannot see more.
     for check in (
-        checks.forward_agrees,
-        checks.backward_agrees,
-        checks.memory_is_respected,
-        checks.repeats_bit_for_bit,
+        forward_agrees,
+        backward_agrees,
+        memory_is_respected,
+        repeats_bit_for_bit,
     ):
         check(subject(VECTOR_ADD, cases=one), Search(examples=5))
         check(subject(VECTOR_ADD, cases=one, examples=single), Search(examples=5))
@@ -116,11 +121,11 @@ def test_a_search_among_single_numbers_is_no_verification_where_there_may_be_mor
 
 def test_a_search_for_errors_of_which_none_is_declared_is_no_verification() -> None:
     with pytest.raises(Failure, match="no error is declared"):
-        checks.declared_errors_are_raised(subject(SOFTMAX, errors=()), Search(examples=5))
+        declared_errors_are_raised(subject(SOFTMAX, errors=()), Search(examples=5))
 
 
 def test_a_loss_is_one_number_and_may_be() -> None:
     loss = OPERATIONS["giou_loss"]
     search = Search(examples=5)
-    checks.forward_agrees(subject(loss), search)
+    forward_agrees(subject(loss), search)
     assert search.largest == 1

@@ -15,7 +15,7 @@ from fourfold.properties.boxes import explicit_pairs
 from hypothesis import strategies as st
 
 from fourfold.checks.catalogue import operations
-from fourfold.checks.checks import hold
+from fourfold.checks.laws import hold
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES, DType
 from fourfold.core.operation import Result, reference, reference_gradients

@@ -1,14 +1,16 @@
 """The harness detects what a call changes besides its tensors, and restores it."""
 
 import importlib
+import pkgutil
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
-from fourfold.checks import checks
+from fourfold import checks
 from fourfold.checks.catalogue import operations
+from fourfold.checks.search import Search
 from fourfold.core import tampering
 from fourfold.core.case import Case
 from fourfold.core.tampering import Tampered, nothing_else_changes
@@ -42,9 +44,15 @@ def test_a_replaced_function_of_the_harness_is_named_and_put_back() -> None:
 
 
 def test_every_module_that_has_a_check_is_watched() -> None:
-    modules = {value.__module__ for name, value in vars(checks).items() if name in checks.__all__}
+    of_checks = {
+        value.__module__
+        for found in pkgutil.iter_modules(checks.__path__, "fourfold.checks.")
+        for value in vars(importlib.import_module(found.name)).values()
+        if getattr(value, "__annotations__", {}).get("search") is Search
+    }
+    assert {"fourfold.checks.forward", "fourfold.checks.laws", "fourfold.checks.fallback"} <= of_checks
     watched = {module.__name__ for module in tampering.watched_modules()}
-    assert {"fourfold.checks.checks", "fourfold.checks.laws", "fourfold.checks.search"} <= modules <= watched
+    assert of_checks | {"fourfold.checks.search", "fourfold.checks.results", "fourfold.checks.grades"} <= watched
 
 
 @pytest.mark.parametrize("name", ["comparison", "dtypes", "operation", "running_error"])

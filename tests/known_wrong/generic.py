@@ -6,7 +6,12 @@ from typing import Any
 import torch
 
 from fourfold import backends
-from fourfold.checks import checks
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.bad_input import declared_errors_are_raised
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.history import history_does_not_matter
+from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.core.operation import Operation
 
 from .planted import GRADIENT, OUTPUT, UNWRITTEN, Check, Fault
@@ -117,23 +122,23 @@ def faults_of(operation: Operation) -> tuple[Fault, ...]:
         )
 
     return (
-        of("output_negated", lambda: replacing(right, torch.neg), checks.forward_agrees, OUTPUT),
-        of("gradient_halved", lambda: gradient_halved(right, name), checks.backward_agrees, GRADIENT),
+        of("output_negated", lambda: replacing(right, torch.neg), forward_agrees, OUTPUT),
+        of("gradient_halved", lambda: gradient_halved(right, name), backward_agrees, GRADIENT),
         of(
-            "input_overwritten", lambda: input_overwritten(right, name), checks.forward_agrees,
+            "input_overwritten", lambda: input_overwritten(right, name), forward_agrees,
             f"the call changed its input {name}",
         ),
         of(
-            "last_element_unwritten", lambda: replacing(right, last_element_unwritten), checks.memory_is_respected,
+            "last_element_unwritten", lambda: replacing(right, last_element_unwritten), memory_is_respected,
             UNWRITTEN,
         ),
         of(
-            "another_every_time", lambda: replacing(right, another_every_time()), checks.repeats_bit_for_bit,
+            "another_every_time", lambda: replacing(right, another_every_time()), repeats_bit_for_bit,
             "output differs between two calls",
         ),
         of(
-            "remembered_by_shape", lambda: replacing(right, remembered_by_shape()), checks.history_does_not_matter,
+            "remembered_by_shape", lambda: replacing(right, remembered_by_shape()), history_does_not_matter,
             "output",
         ),
-        of("errors_dropped", lambda: errors_dropped(right), checks.declared_errors_are_raised, "was raised"),
+        of("errors_dropped", lambda: errors_dropped(right), declared_errors_are_raised, "was raised"),
     )  # fmt: skip

@@ -20,7 +20,15 @@ from fourfold.properties.giou import example
 
 from fourfold.backends.arguments import check_floating
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
-from fourfold.checks import checks
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.bad_input import declared_errors_are_raised
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.gradcheck import gradcheck
+from fourfold.checks.laws import law_holds
+from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.repeatability import repeats_bit_for_bit
+from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Law
@@ -44,7 +52,7 @@ from .steps import (
     wire,
 )
 
-Check = Callable[[checks.Subject, checks.Search], None]
+Check = Callable[[Subject, Search], None]
 CaseOf = Callable[[DType], Case]
 
 
@@ -84,7 +92,7 @@ class Fault:
     language: str = "torch"
     source: str | None = None
     dtype: str = "float32"
-    raises: type[Exception] = checks.Failure
+    raises: type[Exception] = Failure
     examples: Mapping[str, CaseOf] = field(default_factory=dict)
     search: int = 25
     poisoned: bool = False
@@ -108,7 +116,7 @@ def kernel_faults(
     By default they are faults of the output. A fault's name selects the mistake in the kernel, in capitals for CUDA.
     The checked build detects a CUDA fault that ``raises``, and names the line.
     """
-    common = {"check": checks.forward_agrees, "says": OUTPUT, **common}
+    common = {"check": forward_agrees, "says": OUTPUT, **common}
 
     def of_triton(name: str, **more: Any) -> Fault:
         make = functools.partial(in_triton, name)
@@ -167,7 +175,7 @@ def named(operation: ModuleType, *examples: str) -> dict[str, CaseOf]:
 
 def law(which: Law) -> Check:
     """Return the check of one law."""
-    return functools.partial(checks.law_holds, which)
+    return functools.partial(law_holds, which)
 
 
 def score_backward(grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tuple:
@@ -623,7 +631,7 @@ def _faults() -> list[Fault]:
         faults.append(Fault(name=name, operation=operation, check=check, make=make, says=says, **more))
 
     output, gradient = OUTPUT, GRADIENT
-    forward, backward, memory = checks.forward_agrees, checks.backward_agrees, checks.memory_is_respected
+    forward, backward, memory = forward_agrees, backward_agrees, memory_is_respected
 
     for name, changes, right_on, *source in GIOU_FORWARD:
         make = functools.partial(giou, **changes)
@@ -676,9 +684,9 @@ def _faults() -> list[Fault]:
         add(name, "giou", law(which), make, f"{which.__name__}: left side", right_on=one_pair)
     for name, changes, *_ in (GIOU_BACKWARD[0], GIOU_BACKWARD[1], GIOU_BACKWARD[3]):
         make = functools.partial(giou, **changes)
-        add(name, "giou", checks.gradcheck, make, "gradcheck: Jacobian mismatch", right_on=None, dtype="float64")
+        add(name, "giou", gradcheck, make, "gradcheck: Jacobian mismatch", right_on=None, dtype="float64")
     add(
-        "half_for_the_second_alone", "giou", checks.single_gradients_agree, half_for_the_second_alone,
+        "half_for_the_second_alone", "giou", single_gradients_agree, half_for_the_second_alone,
         "for boxes2 alone, gradient of boxes2", right_on="identical_points",
     )  # fmt: skip
 
@@ -710,7 +718,7 @@ def _faults() -> list[Fault]:
         right_on=one_row, source="https://github.com/pytorch/FBGEMM/pull/5754",
     )  # fmt: skip
     add(
-        "summed_in_any_order", "giou_loss", checks.repeats_bit_for_bit,
+        "summed_in_any_order", "giou_loss", repeats_bit_for_bit,
         lambda: loss("giou_loss", total=summed_in_any_order()), "output differs between two calls", right_on=one_row,
     )  # fmt: skip
 
@@ -723,9 +731,9 @@ def _faults() -> list[Fault]:
     )  # fmt: skip
 
     for name, check, says in GIOU_ERRORS:
-        add(name, "giou", checks.declared_errors_are_raised, functools.partial(giou, check), says, right_on=None)
+        add(name, "giou", declared_errors_are_raised, functools.partial(giou, check), says, right_on=None)
     add(
-        "offset_values_taken_on_trust", "giou_loss_ragged", checks.declared_errors_are_raised,
+        "offset_values_taken_on_trust", "giou_loss_ragged", declared_errors_are_raised,
         functools.partial(loss, "giou_loss_ragged", offset_values_taken_on_trust, rows=rows_by),
         "no ValueError naming offsets|offsets_not_from_0: the output is .*, not NaN", right_on=None,
     )  # fmt: skip
@@ -831,7 +839,7 @@ def _faults() -> list[Fault]:
         r"planted\.cu:\d+\).*", right_on=thousand_rows, raises=cuda_on_cpu.UninitialisedShared,
     )  # fmt: skip
     cuda(
-        "atomic_sum", "giou_loss", checks.repeats_bit_for_bit, lambda: planted_cuda.giou_loss("ATOMIC_SUM"),
+        "atomic_sum", "giou_loss", repeats_bit_for_bit, lambda: planted_cuda.giou_loss("ATOMIC_SUM"),
         "output differs between two calls", right_on=one_row,
     )  # fmt: skip
     return faults

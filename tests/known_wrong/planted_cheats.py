@@ -14,7 +14,9 @@ from fourfold.properties import vector_add
 from fourfold.properties.softmax import columns_may_change_places
 
 from fourfold import backends
-from fourfold.checks import checks
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.memory import memory_is_respected
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.tampering import Tampered
@@ -258,13 +260,13 @@ def cases_zeroed(operation: str) -> Implementation:
 
 def _faults() -> tuple[Fault, ...]:
     def of(name: str, operation: str, make: Callable, says: str = OUTPUT, right_on: Any = None, **more: Any) -> Fault:
-        given = {"check": checks.forward_agrees, **more}
+        given = {"check": forward_agrees, **more}
         return Fault(name=name, operation=operation, make=make, says=says, right_on=right_on, **given)
 
     def bound(function: Callable, operation: str, *rest: Any) -> Callable[[], Implementation]:
         return functools.partial(function, operation, *rest)
 
-    memory, backward, forward = checks.memory_is_respected, checks.backward_agrees, checks.forward_agrees
+    memory, backward, forward = memory_is_respected, backward_agrees, forward_agrees
     zero, nan = torch.zero_, functools.partial(torch.fill_, value=float("nan"))
     tampered = {"raises": Tampered, "check": forward}
 

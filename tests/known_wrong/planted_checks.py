@@ -11,7 +11,12 @@ import torch
 from fourfold.properties import softmax as softmax_properties
 
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
-from fourfold.checks import checks
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.batches import many_samples_are_alike, the_batch_does_not_matter
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.history import history_does_not_matter, late_inputs_are_waited_for
+from fourfold.checks.offsets import offsets_may_pass_32_bits
+from fourfold.checks.search import Search, Subject
 
 from . import planted_cuda, planted_triton
 from .planted import Check, Fault, one_pair
@@ -118,11 +123,11 @@ def rows_past_65536_repeated(x: Tensor) -> Tensor:
     return output
 
 
-def sixteen_bits_of_samples(check: Callable[..., None], subject: checks.Subject, search: checks.Search) -> None:
+def sixteen_bits_of_samples(check: Callable[..., None], subject: Subject, search: Search) -> None:
     check(subject, search, samples=70_000)
 
 
-def claiming_bits(check: Check, subject: checks.Subject, search: checks.Search) -> None:
+def claiming_bits(check: Check, subject: Subject, search: Search) -> None:
     """Run a check on an implementation that claims the same bits in every batch."""
     check(dataclasses.replace(subject, depends_on_batch=None), search)
 
@@ -146,14 +151,14 @@ def _faults() -> list[Fault]:
     add(
         "nan_in_the_last_column_taken_for_the_lowest",
         lambda: softmax(forward=nan_in_the_last_column_taken_for_the_lowest),
-        checks.forward_agrees,
+        forward_agrees,
         r"output.* is .*expected nan",
         right_on="two_columns",
     )
     add(
         "rows_of_zero_cotangents_skipped",
         lambda: softmax(backward=rows_of_zero_cotangents_skipped),
-        checks.backward_agrees,
+        backward_agrees,
         r"gradient of x.* is 0\.0, expected nan",
         right_on="two_columns",
         examples={**plain, "rows_not_finite": softmax_properties.examples["rows_not_finite"]},
@@ -162,13 +167,13 @@ def _faults() -> list[Fault]:
     add(
         "infinite_cotangent_cut_off",
         lambda: softmax(backward=lambda grad, y: gradient(grad.clamp(-1e30, 1e30), y)),
-        checks.backward_agrees,
+        backward_agrees,
         "gradient of x",
         right_on="two_columns",
         examples=plain,
         search=300,
     )
-    offsets = checks.offsets_may_pass_32_bits
+    offsets = offsets_may_pass_32_bits
     faults.append(
         Fault(
             name="triton_offsets_in_32_bits",
@@ -191,7 +196,7 @@ def _faults() -> list[Fault]:
             only_on_cpu=True,
         )
     )
-    many = functools.partial(sixteen_bits_of_samples, checks.many_samples_are_alike)
+    many = functools.partial(sixteen_bits_of_samples, many_samples_are_alike)
     for name, step in (("grid_cut_off", rows_past_65535_unwritten), ("rows_wrap_around", rows_past_65536_repeated)):
         add(
             name,
@@ -201,18 +206,18 @@ def _faults() -> list[Fault]:
             right_on=None,
             search=50,
         )
-    history, late = checks.history_does_not_matter, checks.late_inputs_are_waited_for
+    history, late = history_does_not_matter, late_inputs_are_waited_for
     add(
         "largest_of_all_rows",
         lambda: softmax(forward=largest_of_all_rows),
-        checks.the_batch_does_not_matter,
+        the_batch_does_not_matter,
         r"output of samples \d+ to \d+ among all \d+\[",
         right_on="two_columns",
     )
     add(
         "summed_in_pieces_by_the_batch",
         lambda: softmax(forward=summed_in_pieces_by_the_batch),
-        functools.partial(claiming_bits, checks.the_batch_does_not_matter),
+        functools.partial(claiming_bits, the_batch_does_not_matter),
         r"output of samples .* elements differ from those of them alone",
         right_on="two_columns",
         search=50,
@@ -263,7 +268,7 @@ def _faults() -> list[Fault]:
     add(
         "a_kind_of_tensor_of_its_own",
         lambda: of_a_kind_of_its_own,
-        checks.forward_agrees,
+        forward_agrees,
         "output is a Lazy, a kind of tensor of its own",
         right_on=None,
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from fourfold.checks import checks
+from fourfold.checks.fallback import nothing_is_left_to_torch
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DType
 
@@ -44,7 +44,7 @@ FAULTS = (
         name="softmax_of_torch_under_another_name",
         operation="softmax",
         make=lambda: lambda x: NamedSoftmax.apply(x),
-        check=checks.nothing_is_left_to_torch,
+        check=nothing_is_left_to_torch,
         says=r"leaves to torch .*: aten\._softmax, aten\._softmax_backward_data",
         right_on=None,
         search=10,
@@ -53,7 +53,7 @@ FAULTS = (
         name="torch_for_what_whole_vectors_leave_over",
         operation="vector_add",
         make=lambda: whole_vectors_alone,
-        check=checks.nothing_is_left_to_torch,
+        check=nothing_is_left_to_torch,
         says=r"leaves to torch .*: aten\.add",
         right_on=thirty_two,
         search=10,

@@ -13,7 +13,8 @@ from fourfold.properties import giou_loss_ragged as ragged_properties
 
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
-from fourfold.checks import checks
+from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.core.dtypes import DType
 
 from .planted import Fault, kernel_faults, named, one_row, ragged_row
@@ -245,11 +246,11 @@ def _ragged() -> tuple[Fault, ...]:
         of_cuda("added_without_atomics", cuda_on_cpu.Race),
         of_cuda(
             "added_atomically",
-            check=checks.repeats_bit_for_bit,
+            check=repeats_bit_for_bit,
             says="output differs between two calls",
             only_on_cpu=True,
         ),
-        of_cuda("slot_unwritten", check=checks.memory_is_respected, says="depending on memory|was never written"),
+        of_cuda("slot_unwritten", check=memory_is_respected, says="depending on memory|was never written"),
     )
 
 

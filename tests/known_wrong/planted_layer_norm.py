@@ -10,7 +10,11 @@ import torch
 from fourfold.impls.layer_norm.arguments import check_layer_norm
 from fourfold.properties import layer_norm as properties
 
-from fourfold.checks import checks
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.bad_input import declared_errors_are_raised
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.gradcheck import gradcheck
+from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DType
 
@@ -158,7 +162,7 @@ def _faults() -> tuple[Fault, ...]:
             name=name, operation="layer_norm", check=check, make=make, says=says, right_on=right_on, dtype=dtype
         )
 
-    forward, backward, left = checks.forward_agrees, checks.backward_agrees, r"left side.* is .*expected"
+    forward, backward, left = forward_agrees, backward_agrees, r"left side.* is .*expected"
     no_mean = {"gradient_of_x": lambda inner, normal, root: (inner - normal * mean(inner * normal)) / root}
     no_product = {"gradient_of_x": lambda inner, normal, root: (inner - mean(inner)) / root}
     outside = {"deviation": lambda spread, eps: spread.sqrt() + eps}
@@ -168,7 +172,7 @@ def _faults() -> tuple[Fault, ...]:
     together = Fault(
         name="parameters_without_the_input",
         operation="layer_norm",
-        check=checks.single_gradients_agree,
+        check=single_gradients_agree,
         make=nothing_for_parameters_together,
         says="for weight and bias alone, gradient of bias",
         right_on=no_cotangent,
@@ -195,10 +199,10 @@ def _faults() -> tuple[Fault, ...]:
             of_weight=lambda grad, normal, root: grad * normal * root,
         ),
         of("no_gradient", backward, GRADIENT, "one_column", gradient_of_x=lambda inner, normal, root: 0 * inner),
-        of("mean_of_gradient_left_out", checks.gradcheck, "gradcheck: Jacobian mismatch", None, "float64", **no_mean),
+        of("mean_of_gradient_left_out", gradcheck, "gradcheck: Jacobian mismatch", None, "float64", **no_mean),
         of(
             "shapes_not_checked",
-            checks.declared_errors_are_raised,
+            declared_errors_are_raised,
             "in place of|was raised",
             None,
             validate=lambda *_, **__: None,

@@ -12,7 +12,8 @@ from fourfold.properties import layer_norm as properties
 
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
-from fourfold.checks import checks
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.repeatability import repeats_bit_for_bit
 
 from .far_apart import far_apart
 from .planted import GRADIENT, Fault, kernel_faults
@@ -226,7 +227,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
 
 def _faults() -> tuple[Fault, ...]:
     of_triton, of_cuda = kernel_faults("layer_norm", in_triton, in_cuda, right_on="one_column")
-    slope = {"check": checks.backward_agrees, "says": GRADIENT}
+    slope = {"check": backward_agrees, "says": GRADIENT}
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
     examples = properties.examples
     strided = {"columns_with_gaps": examples["columns_with_gaps"]}
@@ -276,13 +277,13 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda("weight_of_first_columns", right_on="columns_not_a_multiple_of_16"),
         of_cuda("row_of_fixed_length", out_of_bounds),
         of_cuda("mean_of_gradient_left_out", **slope, right_on=None),
-        of_cuda("grad_output_contiguous_assumed", out_of_bounds, check=checks.backward_agrees),
+        of_cuda("grad_output_contiguous_assumed", out_of_bounds, check=backward_agrees),
         of_cuda("last_block_of_rows_dropped", **slope),
         of_cuda("first_block_of_rows_only", **slope),
-        of_cuda("added_without_atomics", race, check=checks.backward_agrees, right_on=one_row),
+        of_cuda("added_without_atomics", race, check=backward_agrees, right_on=one_row),
         of_cuda(
             "added_atomically",
-            check=checks.repeats_bit_for_bit,
+            check=repeats_bit_for_bit,
             says=r"gradient of (weight|bias) differs between two calls",
             right_on=one_row,
             only_on_cpu=True,

@@ -8,7 +8,9 @@ import torch
 from fourfold.impls.matmul.arguments import check_matmul
 from fourfold.properties import matmul as matmul_properties
 
-from fourfold.checks import checks
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.bad_input import declared_errors_are_raised
+from fourfold.checks.forward import forward_agrees
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DType
 
@@ -150,7 +152,7 @@ def above_0(dtype: DType) -> Case:
 
 
 def _faults() -> tuple[Fault, ...]:
-    forward, backward = checks.forward_agrees, checks.backward_agrees
+    forward, backward = forward_agrees, backward_agrees
     output, left = r"output.* is .*expected", r"left side.* is .*expected"
     laws = matmul_properties
 
@@ -242,7 +244,7 @@ def _faults() -> tuple[Fault, ...]:
         ),
         of(
             "shapes_not_checked",
-            checks.declared_errors_are_raised,
+            declared_errors_are_raised,
             lambda: matmul(check=lambda *_: None),
             "in place of|was raised",
             None,

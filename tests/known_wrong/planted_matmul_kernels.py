@@ -9,7 +9,9 @@ from fourfold.properties import matmul as properties
 
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
-from fourfold.checks import checks
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.repeatability import repeats_bit_for_bit
 
 from .far_apart import far_apart
 from .planted import GRADIENT, UNWRITTEN, Fault, kernel_faults, named
@@ -175,7 +177,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
 def _faults() -> tuple[Fault, ...]:
     of_triton, of_cuda = kernel_faults("matmul", in_triton, in_cuda, right_on="one_by_one")
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
-    written = {"check": checks.memory_is_respected, "says": UNWRITTEN}
+    written = {"check": memory_is_respected, "says": UNWRITTEN}
 
     return (
         of_triton(
@@ -208,7 +210,7 @@ def _faults() -> tuple[Fault, ...]:
         of_triton("b_taken_for_its_transpose", astray=True),
         of_triton(
             "rows_unmasked",
-            check=checks.memory_is_respected,
+            check=memory_is_respected,
             says=r"wrote \d+ elements past the end",
             right_on="no_rows",
             source="https://github.com/Dao-AILab/flash-attention/pull/2790",
@@ -251,12 +253,12 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda("stored_transposed"),
         of_cuda(
             "split_in_any_order",
-            check=checks.repeats_bit_for_bit,
+            check=repeats_bit_for_bit,
             says="output differs between two calls",
             only_on_cpu=True,
         ),
-        of_cuda("gradient_of_strides_swapped", out_of_bounds, check=checks.backward_agrees),
-        of_cuda("gradient_of_tail_of_terms_dropped", check=checks.backward_agrees, says=GRADIENT),
+        of_cuda("gradient_of_strides_swapped", out_of_bounds, check=backward_agrees),
+        of_cuda("gradient_of_tail_of_terms_dropped", check=backward_agrees, says=GRADIENT),
     )
 
 

@@ -11,7 +11,10 @@ from fourfold.impls.vector_add.arguments import check_vector_add
 from fourfold.properties import softmax as softmax_properties
 from fourfold.properties import vector_add as vector_add_properties
 
-from fourfold.checks import checks
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.bad_input import declared_errors_are_raised
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.saved_tensors import backward_is_of_the_call
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DType
 
@@ -172,7 +175,7 @@ def zeros_added(dtype: DType) -> Case:
 
 
 def _faults() -> tuple[Fault, ...]:
-    forward, backward = checks.forward_agrees, checks.backward_agrees
+    forward, backward = forward_agrees, backward_agrees
     left = r"left side.* is .*expected"
     laws = softmax_properties
 
@@ -222,12 +225,10 @@ def _faults() -> tuple[Fault, ...]:
             slope,
             "one_column",
         ),
-        of(
-            "output_kept_unguarded", checks.backward_is_of_the_call, output_kept_unguarded, "after the output was", None
-        ),
+        of("output_kept_unguarded", backward_is_of_the_call, output_kept_unguarded, "after the output was", None),
         of(
             "scalars_accepted",
-            checks.declared_errors_are_raised,
+            declared_errors_are_raised,
             lambda: softmax(check=lambda x: None),
             "in place of|was raised",
             None,
@@ -239,7 +240,7 @@ def _faults() -> tuple[Fault, ...]:
         adding("twice_rounded", forward, lambda: vector_add(twice_rounded), output, zeros_added),
         adding(
             "broadcasts",
-            checks.declared_errors_are_raised,
+            declared_errors_are_raised,
             lambda: vector_add(check=lambda x, y: None),
             "in place of|was raised",
             None,

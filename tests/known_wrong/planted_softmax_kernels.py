@@ -11,7 +11,8 @@ from fourfold.properties import softmax
 
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
-from fourfold.checks import checks
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.memory import memory_is_respected
 
 from .far_apart import far_apart
 from .planted import GRADIENT, UNWRITTEN, Fault, kernel_faults
@@ -176,8 +177,8 @@ def in_cuda(fault: str = "NONE") -> Implementation:
 
 def _faults() -> tuple[Fault, ...]:
     of_triton, of_cuda = kernel_faults("softmax", in_triton, in_cuda, right_on="two_columns")
-    written = {"check": checks.memory_is_respected, "says": UNWRITTEN}
-    slope = {"check": checks.backward_agrees, "says": GRADIENT}
+    written = {"check": memory_is_respected, "says": UNWRITTEN}
+    slope = {"check": backward_agrees, "says": GRADIENT}
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
     examples = softmax.examples
     return (
@@ -204,7 +205,7 @@ def _faults() -> tuple[Fault, ...]:
         of_triton("rows_past_the_grid", **written),
         of_triton(
             "store_unmasked",
-            check=checks.memory_is_respected,
+            check=memory_is_respected,
             says=r"wrote \d+ elements past the end",
             right_on=whole_block,
         ),
@@ -249,7 +250,7 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda("sum_in_half", right_on="equal_entries"),
         of_cuda("last_columns_dropped", **written),
         of_cuda("reciprocal_of_half", right_on="one_column"),
-        of_cuda("grad_output_contiguous_assumed", out_of_bounds, check=checks.backward_agrees),
+        of_cuda("grad_output_contiguous_assumed", out_of_bounds, check=backward_agrees),
         of_cuda("sum_of_first_warp", **slope, right_on="columns_not_a_multiple_of_16"),
     )
 

@@ -10,7 +10,7 @@ from fourfold.properties.vector_add import random_case
 
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
-from fourfold.checks import checks
+from fourfold.checks.memory import memory_is_respected
 
 from .far_apart import far_apart
 from .planted import UNWRITTEN, Fault, kernel_faults
@@ -87,14 +87,14 @@ def in_cuda(fault: str = "NONE") -> Implementation:
 def _faults() -> tuple[Fault, ...]:
     of_triton, of_cuda = kernel_faults("vector_add", in_triton, in_cuda, right_on="one_element")
 
-    memory = {"check": checks.memory_is_respected, "says": UNWRITTEN}
+    memory = {"check": memory_is_respected, "says": UNWRITTEN}
     return (
         of_triton("tail_dropped", **memory),
         of_triton("last_element_masked", **memory | {"right_on": None}),
         of_triton("one_program", **memory),
         of_triton(
             "store_unmasked",
-            check=checks.memory_is_respected,
+            check=memory_is_respected,
             says=r"wrote \d+ elements past the end",
             right_on="a_block",
         ),

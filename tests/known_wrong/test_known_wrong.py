@@ -23,10 +23,14 @@ from triton import InterpreterError, TritonError
 from fourfold.backends.cuda import compile as cuda_compile
 from fourfold.backends.cuda import launch as cuda_launch
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
-from fourfold.checks import checks
 from fourfold.checks.arena import POISONS, Arena
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.catalogue import operations
-from fourfold.checks.checks import Failure, Search, Subject, hold
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.laws import hold
+from fourfold.checks.search import Failure, Search, Subject
+from fourfold.core import tampering
 from fourfold.core.case import Case
 from fourfold.core.comparison import Disagreement, compare, expectation
 from fourfold.core.dtypes import DTYPES
@@ -151,11 +155,11 @@ def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
 @pytest.mark.parametrize("fault", [pytest.param(f, id=described(f)) for f in FAULTS if f.documented_ties][2:])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_any_derivative_at_a_clamps_limit_is_right_for_a_candidate(fault: Fault, dtype: str, device: str) -> None:
-    checks.backward_agrees(subject(fault.operation, fault.make(), device, dtype), Search(examples=EXAMPLES))
+    backward_agrees(subject(fault.operation, fault.make(), device, dtype), Search(examples=EXAMPLES))
 
 
 @pytest.mark.usefixtures("without_shrinking")
-@pytest.mark.parametrize("check", [checks.forward_agrees, checks.backward_agrees], ids=name_of)
+@pytest.mark.parametrize("check", [forward_agrees, backward_agrees], ids=name_of)
 @pytest.mark.parametrize(
     ("control", "dtype"),
     [
@@ -179,7 +183,8 @@ def test_every_check_rejects_a_fault() -> None:
     rejecting = {name_of(fault.check) for fault in FAULTS if not fault.not_caught}
     of_checks = {
         name
-        for name, value in vars(checks).items()
+        for module in tampering.watched_modules()
+        for name, value in vars(module).items()
         if callable(value)
         and getattr(value, "__annotations__", {}).get("search") is Search
         and name != "law_holds"
@@ -264,7 +269,7 @@ PUBLISHED_WITHOUT_CLAMP = {
 def test_intersection_without_clamp_is_rejected_for_boxes_disjoint_along_both_axes(name: str, device: str) -> None:
     operation, implementation = PUBLISHED_WITHOUT_CLAMP[name]
     with pytest.raises(Failure, match=r"output.* is ") as caught:
-        checks.forward_agrees(subject(operation, implementation, device), Search(examples=EXAMPLES))
+        forward_agrees(subject(operation, implementation, device), Search(examples=EXAMPLES))
     assert DISJOINT in notes(caught.value)
     print(notes(caught.value))
 
@@ -280,7 +285,7 @@ def test_intersection_without_clamp_is_rejected_for_boxes_disjoint_along_both_ax
 )
 def test_generated_cases_alone_reject_the_missing_clamp(operation: str, implementation: Callable, device: str) -> None:
     with pytest.raises(Failure, match=r"output.* is .*expected"):
-        checks.forward_agrees(subject(operation, implementation, device, examples={}), Search(examples=EXAMPLES))
+        forward_agrees(subject(operation, implementation, device, examples={}), Search(examples=EXAMPLES))
 
 
 @pytest.mark.usefixtures("without_shrinking")
@@ -288,12 +293,12 @@ def test_generated_cases_alone_reject_the_missing_clamp(operation: str, implemen
 def test_validity_by_y2_not_0_is_rejected_for_negative_y2(version: str, device: str) -> None:
     implementation = published.cuda_loss(version, clamp=True)
     with pytest.raises(Failure, match=r"output\[\] is ") as caught:
-        checks.forward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))
+        forward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))
     assert "Named example negative_y2_is_padding" in notes(caught.value)
     # A y2 of NaN is rejected too: it is not 0 either, and nothing is negative here.
     nan_y2 = {"nan_y2_is_padding": OPERATIONS["giou_loss"].examples["nan_y2_is_padding"]}
     with pytest.raises(Failure, match=r"output\[\] is "):
-        checks.forward_agrees(subject("giou_loss", implementation, device, examples=nan_y2), Search(examples=EXAMPLES))
+        forward_agrees(subject("giou_loss", implementation, device, examples=nan_y2), Search(examples=EXAMPLES))
 
 
 @pytest.mark.usefixtures("without_shrinking")
@@ -303,7 +308,7 @@ def test_256_threads_whatever_the_box_count_read_out_of_bounds(version: str, dev
         pytest.skip("it takes the checked build of the CPU to see this")
     implementation = published.cuda_loss(version, clamp=True, any_box_count=False)
     with pytest.raises(cuda_on_cpu.OutOfBounds, match=r"published\.cu:\d+\).*read of 4 bytes"):
-        checks.forward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))
+        forward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))
 
 
 @pytest.mark.usefixtures("without_shrinking")
@@ -311,16 +316,14 @@ def test_256_threads_whatever_the_box_count_read_out_of_bounds(version: str, dev
 def test_kernel_for_float32_alone_is_rejected_for_other_types(dtype: str, device: str) -> None:
     implementation = published.cuda_loss("skipping", clamp=True)
     with pytest.raises(Failure, match=f"output has dtype torch.float32, expected torch.{dtype}"):
-        checks.forward_agrees(subject("giou_loss", implementation, device, dtype), Search(examples=EXAMPLES))
+        forward_agrees(subject("giou_loss", implementation, device, dtype), Search(examples=EXAMPLES))
 
 
 @pytest.mark.usefixtures("without_shrinking")
 def test_block_as_long_as_the_box_count_is_rejected_where_that_is_no_power_of_two(device: str) -> None:
     # The interpreter wraps the ValueError of tl.arange. The compiler wraps it with its place in the source.
     with pytest.raises(TritonError, match="power of 2") as caught:
-        checks.forward_agrees(
-            subject("giou_loss", published.triton_loss(clamp=True), device), Search(examples=EXAMPLES)
-        )
+        forward_agrees(subject("giou_loss", published.triton_loss(clamp=True), device), Search(examples=EXAMPLES))
     assert "Named example one_valid_row_after_padding" in notes(caught.value)
 
 
@@ -332,7 +335,7 @@ def test_block_as_long_as_the_box_count_is_rejected_where_that_is_no_power_of_tw
 )
 def test_kernel_without_a_gradient_is_rejected_by_backward(implementation: Callable, device: str) -> None:
     with pytest.raises(RuntimeError, match="does not require grad"):
-        checks.backward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))
+        backward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))
 
 
 # ---- errors that only some devices raise
@@ -347,7 +350,7 @@ def test_bad_input_gives_nan_where_a_device_cannot_raise(value: float, accepted:
 
     given = subject("giou_loss_ragged", implementation, device, errors=tuple(errors))
     with contextlib.nullcontext() if accepted else pytest.raises(Failure, match=r"the output is .*, not NaN"):
-        checks.declared_errors_are_raised(given, Search(examples=1))
+        declared_errors_are_raised(given, Search(examples=1))
     assert errors
 
 
@@ -366,7 +369,7 @@ def test_check_shows_one_pair_of_boxes_with_small_whole_numbers(
     hypothesis.settings.load_profile("shrinking")
     try:
         with pytest.raises(Failure) as caught:
-            checks.forward_agrees(subject(operation, implementation, device, examples={}), Search(examples=EXAMPLES))
+            forward_agrees(subject(operation, implementation, device, examples={}), Search(examples=EXAMPLES))
     finally:
         hypothesis.settings.load_profile(current)
     shown = re.search(r"Case\((.*?), eps=", notes(caught.value))

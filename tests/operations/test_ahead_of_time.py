@@ -13,7 +13,7 @@ import pytest
 from fourfold import backends
 from fourfold.backends.cuda.compile import shared_bytes_ahead_of_time
 from fourfold.checks.ahead_of_time import COMMAND, COMPILE_ONLY, environment, is_for
-from fourfold.checks.checks import Subject
+from fourfold.checks.search import Subject
 from fourfold.mutation.triton_mutants import triton_functions
 from fourfold.running.cells import Cell
 from fourfold.running.plugin import NIGHTLY

@@ -2,15 +2,16 @@
 
 import pytest
 
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.search import Search, Subject
+from fourfold.checks.single_gradients import single_gradients_agree
 
 
 def test_gradients_agree_with_the_oracle(subject: Subject, search: Search) -> None:
-    checks.backward_agrees(subject, search)
+    backward_agrees(subject, search)
 
 
 # The gradients that are asked for decide which work is left out, in the same way for every dtype.
 @pytest.mark.mostly("float16", "float32")
 def test_gradient_alone_is_the_one_taken_together(subject: Subject, search: Search) -> None:
-    checks.single_gradients_agree(subject, search)
+    single_gradients_agree(subject, search)

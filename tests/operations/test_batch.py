@@ -2,10 +2,10 @@
 
 import pytest
 
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.batches import the_batch_does_not_matter
+from fourfold.checks.search import Search, Subject
 
 
 @pytest.mark.only(batched=True)
 def test_a_sample_gives_the_same_in_every_batch(subject: Subject, search: Search) -> None:
-    checks.the_batch_does_not_matter(subject, search)
+    the_batch_does_not_matter(subject, search)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fourfold.checks.checks import Subject
+from fourfold.checks.search import Subject
 from fourfold.compat import torch_internals
 from fourfold.core.case import Case
 from fourfold.core.dtypes import bits

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from fourfold.backends import tuning
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.search import Search, Subject
 from fourfold.running.cells import Cell
 
 
@@ -25,8 +26,8 @@ def test_every_configuration_agrees_with_the_oracle(
         if subject.dtype.torch not in configuration.dtypes:
             continue
         with tuning.forced(kernel, configuration.name) as forced:
-            checks.forward_agrees(subject, search)
+            forward_agrees(subject, search)
             if device == "cuda":  # by the same kernels, which are slow if they are interpreted
-                checks.backward_agrees(subject, search)
+                backward_agrees(subject, search)
         assert forced.launches, f"no case is one that {configuration.name} can do"
     request.node.user_properties.append(("configurations not run", not_run))

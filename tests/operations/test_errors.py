@@ -2,11 +2,11 @@
 
 import pytest
 
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.bad_input import declared_errors_are_raised
+from fourfold.checks.search import Search, Subject
 
 
 # Arguments are checked before anything that depends on the dtype.
 @pytest.mark.only(dtypes=["float32"])
 def test_bad_input_raises_a_declared_error(subject: Subject, search: Search) -> None:
-    checks.declared_errors_are_raised(subject, search)
+    declared_errors_are_raised(subject, search)

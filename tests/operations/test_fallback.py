@@ -2,8 +2,8 @@
 
 import pytest
 
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.fallback import nothing_is_left_to_torch
+from fourfold.checks.search import Search, Subject
 
 
 # A half type is among them because an implementation may convert it.
@@ -11,4 +11,4 @@ from fourfold.checks.checks import Search, Subject
 def test_nothing_is_left_to_torch(subject: Subject, search: Search) -> None:
     # The operators that are called depend on shapes and layouts more than on values: a few cases show them.
     search.examples = min(search.examples, 10)
-    checks.nothing_is_left_to_torch(subject, search)
+    nothing_is_left_to_torch(subject, search)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.search import Search, Subject
 
 
 @pytest.mark.decisive
 def test_output_agrees_with_the_oracle(subject: Subject, search: Search) -> None:
-    checks.forward_agrees(subject, search)
+    forward_agrees(subject, search)

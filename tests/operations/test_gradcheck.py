@@ -2,10 +2,10 @@
 
 import pytest
 
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.gradcheck import gradcheck
+from fourfold.checks.search import Search, Subject
 
 
 @pytest.mark.only(dtypes=["float64"])
 def test_gradient_is_the_derivative_of_the_output(subject: Subject, search: Search) -> None:
-    checks.gradcheck(subject, search)
+    gradcheck(subject, search)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.history import history_does_not_matter, late_inputs_are_waited_for
+from fourfold.checks.search import Search, Subject
 
 
 def test_history_does_not_matter(subject: Subject, search: Search) -> None:
-    checks.history_does_not_matter(subject, search)
+    history_does_not_matter(subject, search)
 
 
 @pytest.mark.only(devices=["cuda"])
 def test_inputs_that_come_late_on_a_stream_are_waited_for(subject: Subject, search: Search) -> None:
-    checks.late_inputs_are_waited_for(subject, search)
+    late_inputs_are_waited_for(subject, search)

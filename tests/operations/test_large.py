@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fourfold.backends.cuda.compile import cache_directory, locked
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.batches import many_samples_are_alike
+from fourfold.checks.offsets import offsets_may_pass_32_bits
+from fourfold.checks.search import Search, Subject
 from fourfold.compat import xdist_internals
 from fourfold.core.far_apart import NoRoom
 
@@ -45,17 +46,17 @@ def skipped_without_room() -> Iterator[None]:
 @pytest.mark.only(dtypes=["float16", "float32"])
 def test_offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
     with skipped_without_room():
-        checks.offsets_may_pass_32_bits(subject, search)
+        offsets_may_pass_32_bits(subject, search)
 
 
 @pytest.mark.only(devices=["cuda"], dtypes=["float16", "float32"], batched=True)
 def test_samples_may_be_more_than_a_grid_has_blocks_along_an_axis(subject: Subject, search: Search) -> None:
     with skipped_without_room():
-        checks.many_samples_are_alike(subject, search, samples=GRID_LIMIT + 1)
+        many_samples_are_alike(subject, search, samples=GRID_LIMIT + 1)
 
 
 @pytest.mark.only(devices=["cuda"], dtypes=["float16"], batched=True)
 def test_results_may_have_more_than_2_31_elements(subject: Subject, search: Search) -> None:
     search.examples = 1
     with skipped_without_room():
-        checks.many_samples_are_alike(subject, search, results=2**31)
+        many_samples_are_alike(subject, search, results=2**31)

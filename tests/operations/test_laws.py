@@ -2,12 +2,12 @@
 
 import pytest
 
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.laws import law_holds
+from fourfold.checks.search import Search, Subject
 from fourfold.core.operation import Law
 
 
 # A law relates formulas, so one dtype is enough. For the numbers of each dtype the oracle is stricter.
 @pytest.mark.mostly("float32")
 def test_law_holds(subject: Subject, law: Law, search: Search) -> None:
-    checks.law_holds(law, subject, search)
+    law_holds(law, subject, search)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.search import Search, Subject
 
 
 # Reads and writes depend on the width of an element, and on whether it is converted.
 @pytest.mark.mostly("float16", "float32")
 def test_only_what_was_given_is_touched(subject: Subject, search: Search) -> None:
-    checks.memory_is_respected(subject, search)
+    memory_is_respected(subject, search)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fourfold.backends import BACKENDS
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.compat import torch_internals
 from fourfold.core.case import Case
 from fourfold.core.comparison import compare, expectation

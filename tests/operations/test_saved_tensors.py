@@ -2,12 +2,12 @@
 
 import pytest
 
-from fourfold.checks import checks
-from fourfold.checks.checks import Search, Subject
+from fourfold.checks.saved_tensors import backward_is_of_the_call
+from fourfold.checks.search import Search, Subject
 
 
 # What is saved does not depend on the numbers: a few cases of one type show it.
 @pytest.mark.only(dtypes=["float32"])
 def test_what_backward_reads_is_guarded_or_kept(subject: Subject, search: Search) -> None:
     search.examples = min(search.examples, 3)
-    checks.backward_is_of_the_call(subject, search)
+    backward_is_of_the_call(subject, search)

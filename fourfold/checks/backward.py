@@ -1,0 +1,29 @@
+"""The check that the gradients, all taken together, agree with the oracle's."""
+
+from fourfold.checks.grades import graded
+from fourfold.checks.results import compare_results, expected_results, inputs_are_unchanged, named_results
+from fourfold.checks.search import Search, Subject
+from fourfold.core.case import Case
+
+
+@graded
+def backward_agrees(subject: Subject, search: Search) -> None:
+    """The gradients under a random cotangent agree with the oracle's within its running error, and so does the output.
+
+    The output is compared here too, because another kernel may compute it when gradients are wanted.
+    """
+    subject.needs_gradients()
+
+    def body(case: Case) -> None:
+        output, gradients, tensors = subject.evaluate(case)
+        agreements = compare_results(
+            subject,
+            named_results(output, gradients),
+            expected_results(subject, case),
+            tensors,
+            when="where gradients are wanted, ",
+        )
+        inputs_are_unchanged(subject, case, tensors)
+        search.saw(*agreements)
+
+    search.cases(subject, "backward", body)

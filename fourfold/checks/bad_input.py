@@ -1,0 +1,65 @@
+"""The check that bad input raises an error that names the argument."""
+
+import re
+
+import torch
+
+from fourfold.checks.escapes import held
+from fourfold.checks.search import Failure, Search, Subject
+from fourfold.core.comparison import Agreement
+from fourfold.core.refusals import is_fault, is_refusal, reason
+
+
+def declared_errors_are_raised(subject: Subject, search: Search) -> None:
+    """Bad input raises the declared error, which names the argument. Where a device cannot raise, the output is NaN.
+
+    Of somebody else's implementation nothing is demanded: bad input that gives a result is a warning.
+    """
+    if subject.foreign:
+        _bad_input_is_noticed(subject, search)
+        return
+    for declared in subject.operation.errors:
+        arguments = declared.arguments(subject.device)
+        try:
+            with held():
+                output = subject.call(**arguments)
+        except declared.raises as error:
+            if not re.search(rf"\b{re.escape(declared.names)}\b", str(error)):
+                raise Failure(
+                    f"{subject}: {declared.name}: the message does not name {declared.names}: {error}"
+                ) from error
+        except Exception as error:
+            raise Failure(
+                f"{subject}: {declared.name}: {type(error).__name__} in place of {declared.raises.__name__}: {error}"
+            ) from error
+        else:
+            if subject.device in declared.devices:
+                missing = f"no {declared.raises.__name__} naming {declared.names} was raised"
+                raise Failure(f"{subject}: {declared.name}: {missing}")
+            if not output.isnan().all():
+                raise Failure(f"{subject}: {declared.name}: the output is {output}, not NaN")
+        search.saw(Agreement(0.0, 1, 0))
+    if not search.ran:
+        raise Failure(f"{subject}: no error is declared, so none was looked for")
+
+
+def _bad_input_is_noticed(subject: Subject, search: Search) -> None:
+    """Bad input raises some error. A warning names those that give a result instead."""
+    accepted = []
+    for declared in subject.operation.errors:
+        arguments = declared.arguments(subject.device)
+        try:
+            with held():
+                subject.call(**arguments)
+            if subject.device == "cuda":
+                torch.cuda.synchronize()  # until then a fault of this call is not told
+        except Exception as error:
+            if not is_refusal(error):
+                if not is_fault(error):
+                    raise Failure(f"{subject}: bad input, {declared.name}, ends the use of the GPU: {error}") from error
+                search.warnings.append(f"bad input is not noticed: {declared.name}: {reason(error)}")
+        else:
+            accepted.append(declared.name)
+        search.saw(Agreement(0.0, 1, 0))
+    if accepted:
+        search.warnings.append(f"bad input gives a result: {', '.join(accepted)}")

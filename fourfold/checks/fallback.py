@@ -1,0 +1,19 @@
+"""The check that kernels compute their results themselves, without torch's operators."""
+
+from fourfold.checks.dispatch import Fallbacks
+from fourfold.checks.search import Failure, Search, Subject
+from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement
+
+
+def nothing_is_left_to_torch(subject: Subject, search: Search) -> None:
+    """The implementation uses torch for memory alone, and computes everything itself."""
+
+    def body(case: Case) -> None:
+        fallbacks = Fallbacks()
+        subject.evaluate(case, watch=fallbacks)
+        if fallbacks.found:
+            raise Failure(f"{subject}: the call leaves to torch what it is to compute: {', '.join(fallbacks.found)}")
+        search.saw(Agreement(0.0, case.grad_output.size, 0))
+
+    search.cases(subject, "fallback", body)

@@ -1,0 +1,21 @@
+"""The check that the output agrees with the oracle's."""
+
+from fourfold.checks.grades import graded
+from fourfold.checks.results import compare_results, inputs_are_unchanged
+from fourfold.checks.search import Search, Subject
+from fourfold.core.case import Case
+from fourfold.core.operation import reference
+
+
+@graded
+def forward_agrees(subject: Subject, search: Search) -> None:
+    """The output agrees with the oracle's within its running error, and the inputs do not change."""
+
+    def body(case: Case) -> None:
+        output, _, tensors = subject.evaluate(case, gradients=False)
+        expected = reference(subject.operation, case, subject.dtype)
+        agreements = compare_results(subject, {"output": output}, {"output": expected}, tensors)
+        inputs_are_unchanged(subject, case, tensors)
+        search.saw(*agreements)
+
+    search.cases(subject, "forward", body)

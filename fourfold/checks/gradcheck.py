@@ -1,0 +1,37 @@
+"""The check that the gradients agree with numerical differentiation of the implementation's own output."""
+
+import torch
+from torch.autograd.gradcheck import GradcheckError
+
+from fourfold.checks.search import Failure, Search, Subject
+from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement
+from fourfold.core.refusals import by_the_implementation
+
+
+def gradcheck(subject: Subject, search: Search) -> None:
+    """The implementation passes torch.autograd.gradcheck, in float64, away from ties."""
+    subject.needs_gradients()
+
+    def body(case: Case) -> None:
+        names = subject.operation.differentiable_in(case)
+        constants = {
+            name: tensor for name, tensor in case.tensors(subject.dtype, subject.device).items() if name not in names
+        }
+        points = [case.tensor(name, subject.dtype, subject.device).requires_grad_() for name in names]
+        weights = case.tensor("grad_output", subject.dtype, subject.device)
+
+        def weighted(*tensors: torch.Tensor) -> torch.Tensor:
+            output = subject.call(**dict(zip(names, tensors)), **constants, **case.parameters)
+            return output * weights
+
+        try:
+            # The whole Jacobian for the first case, then its product with random vectors, at the cost of two calls.
+            with by_the_implementation():
+                torch.autograd.gradcheck(weighted, points, fast_mode=search.ran > 0)
+        except GradcheckError as error:
+            raise Failure(f"{subject}: gradcheck: {error}") from error
+        search.saw(Agreement(0.0, weights.numel(), 0))
+
+    search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)
+    search.must_have_seen_something(subject, "gradcheck")

@@ -1,0 +1,40 @@
+"""The check that offsets may be too large for 32 bits."""
+
+import torch
+
+from fourfold.checks.grades import graded
+from fourfold.checks.results import compare_results, expected_results, given_tensors, named_results
+from fourfold.checks.search import UNCLAIMED, Search, Subject, Unsupported, need
+from fourfold.core import far_apart
+from fourfold.core.case import Case
+
+
+@graded
+def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
+    """Each tensor in turn, the cotangent included, may have elements that lie 2^31 or more apart along any axis.
+
+    Raises:
+        NoRoom: the device lacks the memory, or the range of addresses.
+        Unsupported: the implementation's module says why it does not support such offsets.
+    """
+    if subject.claims.contiguous:
+        raise Unsupported(f"{UNCLAIMED} elements that lie apart")
+    if subject.offsets_in_32_bits:
+        raise Unsupported(subject.offsets_in_32_bits)
+
+    def body(case: Case) -> None:
+        given = given_tensors(subject, case)
+        places = [(name, axis) for name, tensor in given.items() for axis in far_apart.axes(tensor)]
+        need(places)
+        expected, agreements = expected_results(subject, case), []
+        for far, axis in places:
+
+            def place(name: str, tensor: torch.Tensor, far: str = far, axis: int = axis) -> torch.Tensor:
+                return far_apart.laid_out(tensor, axis) if name == far else tensor
+
+            output, gradients, tensors = subject.evaluate(case, place=place)
+            when = f"with axis {axis} of {far} 2^31 elements long: "
+            agreements += compare_results(subject, named_results(output, gradients), expected, tensors, when)
+        search.saw(*agreements)
+
+    search.cases(subject, "offsets", body, few=True, also=subject.operation.examples_for_offsets(subject.dtype))

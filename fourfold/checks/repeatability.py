@@ -1,0 +1,33 @@
+"""The check that the same call gives the same bits."""
+
+import contextlib
+
+from fourfold import backends
+from fourfold.checks.results import describe, named_results
+from fourfold.checks.search import UNCLAIMED, Failure, Search, Subject, Unsupported
+from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement
+from fourfold.core.dtypes import differing
+
+
+def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
+    """The same call made twice gives the same bits: no floating-point atomics, no reads of uninitialised memory."""
+
+    def body(case: Case) -> None:
+        runs = []
+        for order in (contextlib.nullcontext(), backends.other_order(subject.device)):
+            with order:
+                output, gradients, tensors = subject.evaluate(case)
+            runs.append((output.detach().clone(), {name: g.clone() for name, g in gradients.items()}))
+        (output, gradients), (again, gradients_again) = runs
+        first, second = named_results(output, gradients), named_results(again, gradients_again)
+        for name, count in zip(first, differing(zip(first.values(), second.values()))):
+            if count:
+                raise Failure(f"{subject}: the {name} differs between two calls\nwith {describe(tensors)}")
+        search.saw(*(Agreement(0.0, result.numel(), 0) for result in first.values()))
+
+    # Few cases are enough if threads only run in one order. Two calls then differ only by the memory that they read,
+    # and `memory_is_respected` sees more of that.
+    if not subject.claims.deterministic:
+        raise Unsupported(f"{UNCLAIMED} the same bits twice")
+    search.cases(subject, "repeats", body, few=backends.has_one_order(subject.backend, subject.device))

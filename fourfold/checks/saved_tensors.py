@@ -1,0 +1,40 @@
+"""The check that the backward pass uses the values of the call, whatever is written into its tensors since."""
+
+import torch
+
+from fourfold.checks.grades import graded
+from fourfold.checks.results import compare_results, expected_gradients
+from fourfold.checks.search import Search, Subject
+from fourfold.compat import torch_internals
+from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement
+from fourfold.core.operation import gradients_of
+
+
+@graded
+def backward_is_of_the_call(subject: Subject, search: Search) -> None:
+    """A write to an input or the output between a call and its backward pass raises, or leaves the gradients right."""
+    subject.needs_gradients()
+
+    def body(case: Case) -> None:
+        expected = expected_gradients(subject, case)
+        agreements = [Agreement(0.0, 1, 0)]
+        names = subject.operation.differentiable_in(case)
+        for written in (*names, "the output"):
+            tensors = case.tensors(subject.dtype, subject.device)
+            leaves = [tensors[name].requires_grad_() for name in names]
+            output = subject.call(**tensors, **case.parameters)
+            with torch.no_grad():
+                (output if written == "the output" else tensors[written]).mul_(-2)
+            grad_output = case.tensor("grad_output", subject.dtype, subject.device)
+            try:
+                gradients = gradients_of(output, leaves, grad_output)
+            except RuntimeError as error:
+                if torch_internals.says_written_into(error):
+                    continue
+                raise
+            when = f"after {written} was written into, gradient of "
+            agreements += compare_results(subject, dict(zip(expected, gradients)), expected, tensors, when)
+        search.saw(*agreements)
+
+    search.for_all(f"backward is of the call {subject}", subject.operation.smooth(subject.dtype), body)
