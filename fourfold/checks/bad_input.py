@@ -7,7 +7,7 @@ import torch
 from fourfold.checks.escapes import held
 from fourfold.checks.search import Failure, Search, Subject
 from fourfold.core.comparison import Agreement
-from fourfold.core.refusals import is_fault, is_refusal, reason
+from fourfold.core.refusals import has_lost_device, is_fault, is_refusal, reason
 
 
 def declared_errors_are_raised(subject: Subject, search: Search) -> None:
@@ -54,9 +54,11 @@ def _bad_input_is_noticed(subject: Subject, search: Search) -> None:
             if subject.device == "cuda":
                 torch.cuda.synchronize()  # until then a fault of this call is not told
         except Exception as error:
+            if has_lost_device(error):
+                raise Failure(f"{subject}: bad input, {declared.name}, ends the use of the GPU: {error}") from error
             if not is_refusal(error):
                 if not is_fault(error):
-                    raise Failure(f"{subject}: bad input, {declared.name}, ends the use of the GPU: {error}") from error
+                    raise
                 search.warnings.append(f"bad input is not noticed: {declared.name}: {reason(error)}")
         else:
             accepted.append(declared.name)

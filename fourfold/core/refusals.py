@@ -37,7 +37,12 @@ def is_refusal(error: BaseException) -> bool:
     """Whether an exception is the implementation's own and reports no fault."""
     if not isinstance(error, Exception) or not getattr(error, "by_the_implementation", False):
         return False
-    return not is_fault(error) and not any(_LOST_CONTEXT.search(str(cause)) for cause in _chain(error))
+    return not is_fault(error) and not has_lost_device(error)
+
+
+def has_lost_device(error: BaseException) -> bool:
+    """Whether an exception says that the process can use its GPU no more, as after an illegal memory access."""
+    return any(_LOST_CONTEXT.search(str(cause)) for cause in _chain(error))
 
 
 def is_fault(error: BaseException) -> bool:
