@@ -1,6 +1,7 @@
-"""Verify public kernels: ``python -m tests.public_kernels --folder DIR [--only NAME ...] [--device cpu]``.
+"""Verify public kernels: ``python -m tests.public_kernels --folder DIR [--only NAME ...] [--device cpu] [--jobs 1]``.
 
 Each kernel runs in a process of its own, once without claims and once with those that its documentation states.
+With ``--fetch-only`` the packages are downloaded and unpacked, and nothing is run: a later run needs no network.
 ``DIR/verdicts.jsonl`` gets a line for each run, ``DIR/verdicts.md`` the table of all lines.
 """
 
@@ -10,6 +11,8 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,8 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=10, help="generated cases a check")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=int, default=300, help="seconds for one run of a kernel")
+    parser.add_argument("--jobs", type=int, default=1, help="kernels that run at once")
+    parser.add_argument("--fetch-only", action="store_true", help="download the packages, and run nothing")
     parser.add_argument("--child", choices=["none", "own"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     known = {kernel.name: kernel for kernel in KERNELS}
@@ -40,12 +45,18 @@ def main() -> None:
     for kernel in chosen:
         for package in (kernel.project, *kernel.needs):
             releases.unpacked(options.folder, package)
+    if not options.fetch_only:
+        run_all(chosen, options)
+
+
+def run_all(chosen: Sequence[Kernel], options: argparse.Namespace) -> None:
+    """Verify kernels, several at once, and record each result when it is there."""
     # First what each claims of itself, if anything; then, without claims, those that claim something.
-    for kernel in chosen:
-        record(options.folder, in_a_process(kernel, "own" if kernel.claims != Claims() else "none", options))
-    for kernel in chosen:
-        if kernel.claims != Claims():
-            record(options.folder, in_a_process(kernel, "none", options))
+    runs = [(kernel, "own" if kernel.claims != Claims() else "none") for kernel in chosen]
+    runs += [(kernel, "none") for kernel in chosen if kernel.claims != Claims()]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for ended in as_completed([pool.submit(in_a_process, kernel, which, options) for kernel, which in runs]):
+            record(options.folder, ended.result())
 
 
 def in_a_process(kernel: Kernel, which: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -72,6 +83,7 @@ def in_a_process(kernel: Kernel, which: str, options: argparse.Namespace) -> dic
 def verdict(kernel: Kernel, options: argparse.Namespace) -> dict[str, Any]:
     """Import a kernel and verify it in this process."""
     releases.on_path(options.folder, (kernel.project, *kernel.needs))
+    releases.stand_in(kernel.unused)
     releases.without_init(kernel.bare)
     module, _, name = kernel.path.rpartition(":")
     imported = getattr(importlib.import_module(module), name)

@@ -23,6 +23,7 @@ class Kernel:
         claims: what its documentation, its checks or its code say of it.
         needs: other packages that its module imports.
         bare: packages whose ``__init__`` is not run.
+        unused: modules that its module imports, and that it does not use.
         dtypes: what it is verified in.
     """
 
@@ -33,6 +34,7 @@ class Kernel:
     claims: Claims = field(default_factory=Claims)
     needs: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
 
     @property
@@ -284,7 +286,7 @@ KERNELS = (
         "torchvision.ops.giou_loss:generalized_box_iou_loss",
         of.giou_loss,
         in_float32,
-        needs=("pillow",),
+        unused=("PIL",),
         bare=TORCHVISION,
     ),
     Kernel(
@@ -292,7 +294,7 @@ KERNELS = (
         "torchvision.ops.diou_loss:distance_box_iou_loss",
         of.diou_loss,
         in_float32,
-        needs=("pillow",),
+        unused=("PIL",),
         bare=TORCHVISION,
     ),
     Kernel(
@@ -300,7 +302,7 @@ KERNELS = (
         "torchvision.ops.ciou_loss:complete_box_iou_loss",
         of.ciou_loss,
         in_float32,
-        needs=("pillow",),
+        unused=("PIL",),
         bare=TORCHVISION,
     ),
     Kernel(
@@ -309,7 +311,7 @@ KERNELS = (
         of.focal_loss,
         as_it_is,
         Claims(accuracy="storage", finite=True),
-        needs=("pillow",),
+        unused=("PIL",),
         bare=TORCHVISION,
     ),
     Kernel(

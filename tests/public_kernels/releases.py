@@ -5,10 +5,12 @@ import importlib.util
 import subprocess
 import sys
 import tarfile
+import tempfile
 import types
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from unittest import mock
 
 # The version of each package that the kernels come from, and of the packages that those import.
 VERSIONS = {
@@ -19,11 +21,9 @@ VERSIONS = {
     "flashnn": "0.1.1",
     "fvcore": "0.1.5.post20221221",
     "liger-kernel": "0.8.5",
-    "pillow": "13.0.0",
     "pyyaml": "6.0.3",
     "rotary-embedding-torch": "0.9.1",
     "timm": "1.0.31",
-    "torchao": "0.18.0",
     "torchtune": "0.6.1",
     "torchvision": "0.29.2",
 }
@@ -45,27 +45,48 @@ def unpacked(folder: Path, package: str) -> Path:
     release = f"{package}=={VERSIONS[package]}"
     found = folder / release
     if not found.exists():
-        archives = folder / "archives" / release
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
-        subprocess.run([*command, "--dest", str(archives), release], check=True)
-        partial = folder / f"{release}.partial"
-        for archive in archives.iterdir():
-            if archive.suffix == ".whl":
-                with zipfile.ZipFile(archive) as wheel:
-                    wheel.extractall(partial)
-            else:
-                with tarfile.open(archive) as source:
-                    source.extractall(partial, filter="data")
-        partial.rename(found)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as partial:
+            archives, files = Path(partial, "archives"), Path(partial, "files")
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+            subprocess.run([*command, "--dest", str(archives), release], check=True)
+            for archive in archives.iterdir():
+                extract(archive, files)
+            files.rename(found)
     # A source archive has one folder, which holds all else.
     inner = [path for path in found.iterdir() if path.name.startswith(f"{package}-") and path.is_dir()]
     inner = [path for path in inner if path.suffix not in (".dist-info", ".data")]
     return inner[0] if inner else found
 
 
+def extract(archive: Path, folder: Path) -> None:
+    """Unpack a wheel or a source archive but for its compiled libraries: those fit one version of Python or of torch.
+
+    No kernel here needs them, so that one folder serves every machine.
+    """
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            wheel.extractall(folder, [name for name in wheel.namelist() if not compiled(name)])
+    else:
+        with tarfile.open(archive) as source:
+            members = [member for member in source.getmembers() if not compiled(member.name)]
+            source.extractall(folder, members, filter="data")
+
+
+def compiled(name: str) -> bool:
+    """Whether a file of a package is a library that was compiled."""
+    return ".so" in Path(name).suffixes
+
+
 def on_path(folder: Path, packages: Iterable[str]) -> None:
     """Put packages before all others on ``sys.path``."""
     sys.path[:0] = [str(unpacked(folder, package)) for package in packages]
+
+
+def stand_in(modules: Iterable[str]) -> None:
+    """Let modules be imported that are not there. A kernel's file imports them, and the kernel does not use them."""
+    for name in modules:
+        sys.modules[name] = mock.MagicMock(name=name, __version__="0")
 
 
 def without_init(names: Iterable[str]) -> None:
