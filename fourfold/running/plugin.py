@@ -7,7 +7,6 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import contextlib
-import functools
 import zlib
 from collections.abc import Callable, Collection, Generator
 from pathlib import Path
@@ -17,7 +16,6 @@ import hypothesis
 import pytest
 import torch
 
-from fourfold import backends
 from fourfold.checks.escapes import hear_ctrl_c, held
 from fourfold.checks.search import Search, Subject, Unsupported
 from fourfold.compat import xdist_internals
@@ -210,8 +208,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("candidate"):
         # Its result decides whether the other checks are brief.
         items.sort(key=lambda item: item.get_closest_marker("decisive") is None)
-    elif xdist_internals.is_worker(config):
-        items.sort(key=order_for_workers)
+    elif xdist_internals.is_worker(config) and config.stash[DEVICE] == "cuda":
+        items.sort(key=order_on_gpu)
     of_cells = {item: identity for item in items if (identity := Identity.of_item(item))}
     for item, identity in of_cells.items():
         item.user_properties.append(identity.property)
@@ -224,29 +222,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = chosen[True]
 
 
-def order_for_workers(item: pytest.Item) -> tuple[int, bool, int, int]:
-    """How tests are ordered for workers: what takes long comes early, so that none is left with it at the end.
+def order_on_gpu(item: pytest.Item) -> tuple[int, int]:
+    """How tests are ordered for workers that share a GPU, where most of the time is Triton's compiler's.
 
-    Tests of no cell come first, in their own order. Of the others Triton's take longest: they are compiled, or
-    interpreted; and the longer an implementation's source is, the longer it takes. The tests of one implementation are
-    shuffled, always in the same way: those that wait for one another, as for a GPU's memory, lie apart.
+    Tests of no cell come first, in their own order. Of the others those come first that compile every configuration of
+    a kernel, then Triton's. They are shuffled, always in the same way: neighbours need the same kernels, and workers
+    that need one at the same time compile it once each.
     """
     identity = Identity.of_item(item)
     if identity is None:
-        return 0, False, 0, 0
-    cell = identity.cell
-    return 1, cell.backend != "triton", -source_bytes(cell.operation, cell.backend), zlib.crc32(item.nodeid.encode())
-
-
-@functools.cache
-def source_bytes(operation: str, backend: str) -> int:
-    """The size of the module that holds an implementation; 0 where there is none."""
-    if backend not in backends.MODULES:
-        return 0
-    try:
-        return Path(backends.module(operation, backend).__file__ or os.devnull).stat().st_size
-    except (ModuleNotFoundError, OSError):
-        return 0
+        return 0, 0
+    tuned = any(mark.kwargs.get("tuned") for mark in item.iter_markers("only"))
+    return 1 if tuned else 2 if identity.cell.backend == "triton" else 3, zlib.crc32(item.nodeid.encode())
 
 
 def is_benchmark(item: pytest.Item) -> bool:
