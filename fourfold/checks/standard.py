@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis.errors import Unsatisfiable
 
@@ -51,18 +51,23 @@ class Check:
         name: as users see it.
         run: raises where the claim does not hold.
         dtypes: the dtypes that it looks at, if any of them is claimed; else the first that is. Empty for all.
+        all_nightly: whether tests that are marked with the check look at other dtypes too: where none of `dtypes` is
+            selected, and under the nightly profile.
         only: the one dtype that it can be made in; None for any.
         devices: where it can be made.
         gradients: whether it is about gradients.
+        batched: whether it is about operations that have batches.
         examples: at most so many generated cases; None for as many as asked for.
     """
 
     name: str
-    run: Callable[[Subject, Search], None]
+    run: Callable[..., None]
     dtypes: Collection[str] = ()
+    all_nightly: bool = False
     only: str | None = None
     devices: Collection[str] = ("cpu", "cuda")
     gradients: bool = False
+    batched: bool = False
     examples: int | None = None
 
     def of(self, dtypes: Sequence[str]) -> list[str]:
@@ -92,35 +97,52 @@ class Check:
 STANDARD = (
     Check(name=FORWARD, run=forward.forward_agrees),
     Check(name="backward", run=backward.backward_agrees, gradients=True),
+    # The gradients that are asked for decide which work is left out, in the same way for every dtype.
     Check(
         name="single gradients",
         run=single_gradients.single_gradients_agree,
         dtypes=("float16", "float32"),
+        all_nightly=True,
         gradients=True,
     ),
+    # What is saved does not depend on the numbers: a few cases of one dtype show it.
     Check(
         name="saved tensors", run=saved_tensors.backward_is_of_the_call, dtypes=("float32",), gradients=True, examples=3
     ),
     Check(name="gradcheck", run=gradcheck.gradcheck, only="float64", gradients=True),
-    Check(name="memory", run=memory.memory_is_respected, dtypes=("float16", "float32")),
-    Check(name="repeatability", run=repeatability.repeats_bit_for_bit, dtypes=("float16", "float32")),
+    # Reads and writes depend on the width of an element, and on whether it is converted.
+    Check(name="memory", run=memory.memory_is_respected, dtypes=("float16", "float32"), all_nightly=True),
+    # The order of a sum is the same in every dtype.
+    Check(name="repeatability", run=repeatability.repeats_bit_for_bit, dtypes=("float16", "float32"), all_nightly=True),
     Check(name="history", run=history.history_does_not_matter),
     Check(name="late inputs", run=history.late_inputs_are_waited_for, devices=("cuda",)),
-    Check(name="batch", run=batches.the_batch_does_not_matter),
+    Check(name="batch", run=batches.the_batch_does_not_matter, batched=True),
+    # Offsets are computed alike for all dtypes.
     Check(name="offsets", run=offsets.offsets_may_pass_32_bits, dtypes=("float16", "float32")),
 )
-# The last one: on a GPU a kernel that does not notice bad input may leave the device unusable.
+# A law relates formulas, so one dtype is enough. For the numbers of each dtype the oracle is stricter.
+LAW = Check(name="law", run=laws.law_holds, dtypes=("float32",), all_nightly=True)
+# Arguments are checked before anything that depends on the dtype. This check is the last one: on a GPU a kernel that
+# does not notice bad input may leave the device unusable.
 BAD_INPUT = Check(name="bad input", run=bad_input.declared_errors_are_raised, dtypes=("float32",))
+
+
+def named(name: str) -> Check:
+    """The check of a name; "law" is that of every law, and takes the law as its first argument.
+
+    Raises:
+        ValueError: there is none.
+    """
+    known = {check.name: check for check in (*STANDARD, LAW, BAD_INPUT)}
+    if name not in known:
+        raise ValueError(f"there is no check {name!r}: there are {', '.join(known)}")
+    return known[name]
 
 
 def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
     """The checks that concern an operation on a device, and what an implementation claims."""
     of_laws = (
-        Check(
-            name=f"law: {law.__name__.replace('_', ' ')}",
-            run=functools.partial(laws.law_holds, law),
-            dtypes=("float32",),
-        )
+        replace(LAW, name=f"law: {law.__name__.replace('_', ' ')}", run=functools.partial(LAW.run, law))
         for law in operation.laws
     )
     return [
@@ -128,7 +150,7 @@ def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
         for check in (*STANDARD, *of_laws, BAD_INPUT)
         if device in check.devices
         and ((claims.gradients and operation.differentiable) or not check.gradients)
-        and (check.name != "batch" or operation.batched)
+        and (operation.batched or not check.batched)
         and (check is not BAD_INPUT or operation.errors)
     ]
 

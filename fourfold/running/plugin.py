@@ -8,7 +8,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import contextlib
 import zlib
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 
 from fourfold.checks.escapes import hear_ctrl_c, held
 from fourfold.checks.search import Search, Subject, Unsupported
+from fourfold.checks.standard import Check, named
 from fourfold.compat import xdist_internals
 from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE
@@ -94,9 +95,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     only = "only(backends=, dtypes=, devices=, tuned=, kernels=, batched=): the cells that a test is about"
-    mostly = "mostly(*dtypes): those that a plain run looks at, where selected; the nightly profile looks at all"
+    check = "check(name): the check that a test makes, whose dtypes, devices and number of examples it takes"
     decisive = "decisive: a candidate that has failed here is known to be wrong, and looked at briefly by other checks"
-    for marker in (only, mostly, decisive):
+    for marker in (only, check, decisive):
         config.addinivalue_line("markers", marker)
     if os.environ.get("CI"):
         for package in OWN:
@@ -166,6 +167,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     selection = metafunc.config.stash[SELECTION]
     only = {key: value for mark in metafunc.definition.iter_markers("only") for key, value in mark.kwargs.items()}
+    if check := check_of(metafunc.definition):
+        only = {"devices": check.devices, "batched": check.batched} | only
     if metafunc.config.stash[DEVICE] not in only.get("devices", [metafunc.config.stash[DEVICE]]):
         why = pytest.mark.skip(reason=f"needs --device {' or '.join(only['devices'])}")
         metafunc.parametrize("cell", [pytest.param(None, id="none", marks=why)])
@@ -179,8 +182,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         and (not only.get("kernels") or computes(cell, metafunc.config))
         and (not only.get("batched") or selection.operations[cell.operation].batched)
     ]
-    if mark := metafunc.definition.get_closest_marker("mostly"):
-        cells = mostly(cells, mark.args)
+    if check:
+        cells = looked_at(cells, check, hypothesis.settings.get_current_profile_name() == NIGHTLY)
     if "law" in metafunc.fixturenames:
         pairs = [(cell, law) for cell in cells for law in selection.operations[cell.operation].laws]
         metafunc.parametrize("cell,law", pairs, ids=[f"{cell}-{law.__name__}" for cell, law in pairs])
@@ -188,15 +191,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cell", cells, ids=str)
 
 
-def mostly(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
-    """Of each operation and backend the cells of some dtypes, or all where none of these is selected.
+def check_of(test: pytest.Item) -> Check | None:
+    """The check whose name a test is marked with."""
+    mark = test.get_closest_marker("check")
+    return named(*mark.args) if mark else None
 
-    What depends little on the dtype is verified in less time this way. The nightly profile looks at every dtype.
+
+def looked_at(cells: list[Cell], check: Check, nightly: bool) -> list[Cell]:
+    """The cells of the dtypes that a check looks at.
+
+    Where it looks at all of them under the nightly profile, a plain run looks at its `dtypes`, or at all of an
+    operation and a backend where none of these is selected. What depends little on the dtype takes less time this way.
     """
-    if hypothesis.settings.get_current_profile_name() == NIGHTLY:
+    if check.only is not None:
+        return [cell for cell in cells if cell.dtype == check.only]
+    if not check.dtypes or (check.all_nightly and nightly):
         return cells
-    named = {(cell.operation, cell.backend) for cell in cells if cell.dtype in dtypes}
-    return [cell for cell in cells if cell.dtype in dtypes or (cell.operation, cell.backend) not in named]
+    if not check.all_nightly:
+        return [cell for cell in cells if cell.dtype in check.dtypes]
+    of_these = {(cell.operation, cell.backend) for cell in cells if cell.dtype in check.dtypes}
+    return [cell for cell in cells if cell.dtype in check.dtypes or (cell.operation, cell.backend) not in of_these]
 
 
 def computes(cell: Cell, config: pytest.Config) -> bool:
@@ -281,9 +295,10 @@ def subject(request: pytest.FixtureRequest, cell: Cell, device: str, note: Calla
 @pytest.fixture
 def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Callable[[Case], None]) -> Search:
     """How hard a check looks, and what it saw."""
-    identity = Identity.of_item(request.node)
+    identity, check = Identity.of_item(request.node), check_of(request.node)
+    most = examples(pytestconfig)
     return Search(
-        examples=examples(pytestconfig),
+        examples=min(most, check.examples) if check and check.examples else most,
         blob=pytestconfig.getoption("reproduce"),
         note=note,
         refusals=Refusals() if _may_refuse(identity, pytestconfig) else None,

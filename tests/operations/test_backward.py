@@ -7,11 +7,11 @@ from fourfold.checks.search import Search, Subject
 from fourfold.checks.single_gradients import single_gradients_agree
 
 
+@pytest.mark.check("backward")
 def test_gradients_agree_with_the_oracle(subject: Subject, search: Search) -> None:
     backward_agrees(subject, search)
 
 
-# The gradients that are asked for decide which work is left out, in the same way for every dtype.
-@pytest.mark.mostly("float16", "float32")
+@pytest.mark.check("single gradients")
 def test_gradient_alone_is_the_one_taken_together(subject: Subject, search: Search) -> None:
     single_gradients_agree(subject, search)

@@ -6,6 +6,6 @@ from fourfold.checks.batches import the_batch_does_not_matter
 from fourfold.checks.search import Search, Subject
 
 
-@pytest.mark.only(batched=True)
+@pytest.mark.check("batch")
 def test_a_sample_gives_the_same_in_every_batch(subject: Subject, search: Search) -> None:
     the_batch_does_not_matter(subject, search)

@@ -6,7 +6,6 @@ from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.search import Search, Subject
 
 
-# Arguments are checked before anything that depends on the dtype.
-@pytest.mark.only(dtypes=["float32"])
+@pytest.mark.check("bad input")
 def test_bad_input_raises_a_declared_error(subject: Subject, search: Search) -> None:
     declared_errors_are_raised(subject, search)

@@ -6,6 +6,7 @@ from fourfold.checks.forward import forward_agrees
 from fourfold.checks.search import Search, Subject
 
 
+@pytest.mark.check("forward")
 @pytest.mark.decisive
 def test_output_agrees_with_the_oracle(subject: Subject, search: Search) -> None:
     forward_agrees(subject, search)

@@ -6,6 +6,6 @@ from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.search import Search, Subject
 
 
-@pytest.mark.only(dtypes=["float64"])
+@pytest.mark.check("gradcheck")
 def test_gradient_is_the_derivative_of_the_output(subject: Subject, search: Search) -> None:
     gradcheck(subject, search)

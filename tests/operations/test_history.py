@@ -6,10 +6,11 @@ from fourfold.checks.history import history_does_not_matter, late_inputs_are_wai
 from fourfold.checks.search import Search, Subject
 
 
+@pytest.mark.check("history")
 def test_history_does_not_matter(subject: Subject, search: Search) -> None:
     history_does_not_matter(subject, search)
 
 
-@pytest.mark.only(devices=["cuda"])
+@pytest.mark.check("late inputs")
 def test_inputs_that_come_late_on_a_stream_are_waited_for(subject: Subject, search: Search) -> None:
     late_inputs_are_waited_for(subject, search)

@@ -42,8 +42,7 @@ def skipped_without_room() -> Iterator[None]:
         pytest.skip(str(error))
 
 
-# Offsets are computed alike for all types.
-@pytest.mark.only(dtypes=["float16", "float32"])
+@pytest.mark.check("offsets")
 def test_offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
     with skipped_without_room():
         offsets_may_pass_32_bits(subject, search)

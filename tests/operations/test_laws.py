@@ -7,7 +7,6 @@ from fourfold.checks.search import Search, Subject
 from fourfold.core.operation import Law
 
 
-# A law relates formulas, so one dtype is enough. For the numbers of each dtype the oracle is stricter.
-@pytest.mark.mostly("float32")
+@pytest.mark.check("law")
 def test_law_holds(subject: Subject, law: Law, search: Search) -> None:
     law_holds(law, subject, search)

@@ -6,7 +6,6 @@ from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.search import Search, Subject
 
 
-# Reads and writes depend on the width of an element, and on whether it is converted.
-@pytest.mark.mostly("float16", "float32")
+@pytest.mark.check("memory")
 def test_only_what_was_given_is_touched(subject: Subject, search: Search) -> None:
     memory_is_respected(subject, search)

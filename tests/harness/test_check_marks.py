@@ -1,0 +1,79 @@
+"""A test that is marked with a check takes the check's dtypes, devices and number of examples from the table."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fourfold.checks import standard
+from fourfold.checks.search import Search
+from fourfold.checks.standard import Check, named
+from fourfold.core.dtypes import DTYPES
+from fourfold.running.cells import Cell
+from fourfold.running.plugin import examples, looked_at
+
+OPERATIONS = Path(__file__).parents[1] / "operations"
+
+
+def cells(*dtypes: str) -> list[Cell]:
+    return [Cell("softmax", "triton", dtype) for dtype in dtypes]
+
+
+def run(search: Search) -> None:
+    raise NotImplementedError
+
+
+ALL = Check(name="all", run=run)
+ONE = Check(name="one", run=run, only="float64")
+SOME = Check(name="some", run=run, dtypes=("float16", "float32"))
+MOSTLY = Check(name="mostly", run=run, dtypes=("float16", "float32"), all_nightly=True)
+
+
+@pytest.mark.parametrize(
+    ("check", "selected", "expected"),
+    [
+        (ALL, tuple(DTYPES), tuple(DTYPES)),
+        (ONE, tuple(DTYPES), ("float64",)),
+        (ONE, ("float16",), ()),
+        (SOME, tuple(DTYPES), ("float16", "float32")),
+        (SOME, ("bfloat16",), ()),
+        (MOSTLY, tuple(DTYPES), ("float16", "float32")),
+        (MOSTLY, ("bfloat16", "float32"), ("float32",)),
+        (MOSTLY, ("bfloat16", "float64"), ("bfloat16", "float64")),
+    ],
+)
+def test_a_plain_run_looks_at_the_dtypes_of_a_check(
+    check: Check, selected: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    assert looked_at(cells(*selected), check, nightly=False) == cells(*expected)
+
+
+@pytest.mark.parametrize(("check", "most"), [(ALL, 4), (ONE, 1), (SOME, 2), (MOSTLY, 4)])
+def test_the_nightly_profile_looks_at_all_dtypes_where_a_check_says_so(check: Check, most: int) -> None:
+    assert len(looked_at(cells(*DTYPES), check, nightly=True)) == most
+
+
+def test_a_backend_without_the_dtypes_of_a_check_is_looked_at_in_its_own() -> None:
+    others = [Cell("softmax", "cuda", "bfloat16")]
+    assert looked_at(cells("float32", "float64") + others, MOSTLY, nightly=False) == cells("float32") + others
+
+
+def test_each_check_of_the_table_has_one_test_in_the_operations_folder() -> None:
+    marks = Counter(
+        name
+        for path in OPERATIONS.glob("test_*.py")
+        for name in re.findall(r'^@pytest\.mark\.check\("([^"]+)"\)$', path.read_text(), re.MULTILINE)
+    )
+    assert marks == Counter(check.name for check in (*standard.STANDARD, standard.LAW, standard.BAD_INPUT))
+
+
+def test_a_check_that_there_is_not_is_named_beside_those_that_there_are() -> None:
+    assert named("saved tensors").examples == 3
+    with pytest.raises(ValueError, match=r"no check 'sorcery': there are forward, backward, .*, law, bad"):
+        named("sorcery")
+
+
+@pytest.mark.check("saved tensors")
+def test_a_marked_test_runs_no_more_examples_than_its_check(search: Search, pytestconfig: pytest.Config) -> None:
+    assert search.examples == min(3, examples(pytestconfig))
