@@ -9,9 +9,7 @@ Source of the latter: A. Ouyang et al., KernelBench: Can LLMs Write Efficient GP
 """
 
 import functools
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 
 from fourfold.core.claims import Claims
+from fourfold.running import modules
 from fourfold.running.findings import Verdict
 from fourfold.running.verification import verify
 from fourfold.strategies.arguments import TensorInput, Values, tensor, values
@@ -173,10 +172,5 @@ def _module(path: str | Path) -> ModuleType:
     file = Path(path).resolve()
     if not file.is_file():
         raise FileNotFoundError(f"{path} is no file")
-    name = f"fourfold_{file.stem}_{abs(hash(str(file)))}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    # `sizes` changes its variables, and its text may be another than at the last call.
+    return modules.of_file(file, anew=True)

@@ -2,11 +2,10 @@
 
 import contextlib
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +21,7 @@ from fourfold.core.case import Case
 from fourfold.core.claims import Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
+from fourfold.running import modules
 from fourfold.running.calling import CannotBeCalled, as_operation
 from fourfold.running.cuda_candidates import CudaCandidate, Launch
 from fourfold.running.cuda_candidates import load as load_cuda
@@ -124,60 +124,13 @@ class Candidate:
             raise SelectionError(f"--candidate {self.place}: {type(error).__name__}: {error}{''.join(at)}") from error
 
     def _module(self) -> ModuleType:
-        if not self.place.endswith(".py"):
-            return importlib.import_module(self.place)
-        path = self.file()
-        # Registered under its path, so that two candidates of one file share the module, and pickling finds it.
-        name = f"candidate_{path.stem}_{abs(hash(str(path)))}"
-        if name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(name, path)
-            if spec is None or spec.loader is None:
-                raise ImportError(f"{path} cannot be imported")
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            try:
-                with _siblings(path.parent):
-                    spec.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[name]
-                raise
-        return sys.modules[name]
+        return modules.of_file(self.file()) if self.place.endswith(".py") else importlib.import_module(self.place)
 
     def file(self) -> Path:
         """Where it is defined; of a module, once it is imported."""
         if self.place.endswith((".py", ".cu", ".cuh")):
             return Path(self.place).resolve()
         return Path(getattr(sys.modules.get(self.place), "__file__", None) or os.devnull)
-
-
-# Of the candidates that are files.
-_folders: set[Path] = set()
-
-
-@contextlib.contextmanager
-def _siblings(folder: Path) -> Iterator[None]:
-    """Within it, a candidate may import the modules of its folder before all others, as a script may.
-
-    After it, what the candidate imports later is still found there, unless there is another of that name.
-    """
-    for name in [name for name in sys.modules if "." not in name and _hides(name, folder)]:
-        for module in [module for module in sys.modules if module.partition(".")[0] == name]:
-            del sys.modules[module]
-    _folders.add(folder)
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(folder))
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
-
-
-def _hides(name: str, folder: Path) -> bool:
-    """Whether a module is another candidate's sibling, and would be taken for one in a folder."""
-    file = getattr(sys.modules[name], "__file__", None)
-    lies_in = {place for place in Path(file).parents if place in _folders} if file else set()
-    return bool(lies_in - {folder}) and ((folder / f"{name}.py").is_file() or (folder / name).is_dir())
 
 
 def choose(option: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Kernels that come with a reference and example inputs: KernelBench, the three names, operators of torch.library."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +63,21 @@ class ModelNew(torch.nn.Module):
         return out
 """
 
+BESIDE = """
+import torch
+from beside import {doubled}
+
+class {model}(torch.nn.Module):
+    def forward(self, x):
+        return {doubled}(x)
+
+def get_inputs():
+    return [torch.rand(3, 4)]
+
+def get_init_inputs():
+    return []
+"""
+
 
 def kernelbench(folder: Path, sizes: dict[str, int] | None = None, **of_solution: Any) -> fourfold.Verdict:
     (folder / "problem.py").write_text(PROBLEM)
@@ -81,6 +97,20 @@ def test_a_solution_of_kernelbench_is_accepted(tmp_path: Path) -> None:
 def test_a_wrong_solution_of_kernelbench_is_rejected(tmp_path: Path, fault: dict[str, Any]) -> None:
     verdict = kernelbench(tmp_path, **fault)
     assert verdict.grade == "wrong", str(verdict)
+
+
+def test_problem_and_solution_import_what_lies_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, model, doubled in (("problem", "Model", "twice"), ("solution", "ModelNew", "doubled")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "beside.py").write_text(f"def {doubled}(x):\n    return 2 * x\n")
+        (folder / f"{name}.py").write_text(BESIDE.format(model=model, doubled=doubled))
+    files = (tmp_path / "problem" / "problem.py", tmp_path / "solution" / "solution.py")
+    verdict = fourfold.verify_kernelbench(*files, **QUICK)
+    assert verdict.passed, str(verdict)
+    files[1].write_text(files[1].read_text().replace("doubled(x)", "doubled(doubled(x))"))
+    assert fourfold.verify_kernelbench(*files, **QUICK).grade == "wrong"
 
 
 @pytest.mark.parametrize(

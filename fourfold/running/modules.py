@@ -1,0 +1,66 @@
+"""Modules of files that are in no package, such as candidates. They may import what lies in their folder."""
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+# Of the files that were imported.
+_folders: set[Path] = set()
+
+
+def of_file(file: Path, anew: bool = False) -> ModuleType:
+    """The module of a Python file, which may import the modules of its folder.
+
+    It is registered under its path, so that two candidates of one file share the module, and pickling finds it.
+
+    Args:
+        file: its absolute path.
+        anew: whether to run the file again if it was imported before.
+
+    Raises:
+        ImportError: the file is none of Python's. What the file itself raises goes through.
+    """
+    name = f"candidate_{file.stem}_{abs(hash(str(file)))}"
+    if name in sys.modules and not anew:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} cannot be imported")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        with _siblings(file.parent):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return sys.modules[name]
+
+
+@contextlib.contextmanager
+def _siblings(folder: Path) -> Iterator[None]:
+    """Within it, a file may import the modules of its folder before all others, as a script may.
+
+    After it, what the file imports later is still found there, unless there is another of that name.
+    """
+    for name in [name for name in sys.modules if "." not in name and _hides(name, folder)]:
+        for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+            del sys.modules[module]
+    _folders.add(folder)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
+def _hides(name: str, folder: Path) -> bool:
+    """Whether a module is the sibling of a file elsewhere, and would be taken for one in a folder."""
+    file = getattr(sys.modules[name], "__file__", None)
+    lies_in = {place for place in Path(file).parents if place in _folders} if file else set()
+    return bool(lies_in - {folder}) and ((folder / f"{name}.py").is_file() or (folder / name).is_dir())
