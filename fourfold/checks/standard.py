@@ -11,6 +11,7 @@ from fourfold.checks import (
     backward,
     bad_input,
     batches,
+    configurations,
     dispatch,
     fallback,
     forward,
@@ -122,18 +123,27 @@ STANDARD = (
 )
 # A law relates formulas, so one dtype is enough. For the numbers of each dtype the oracle is stricter.
 LAW = Check(name="law", run=laws.law_holds, dtypes=("float32",), all_nightly=True)
+# The named examples reach every configuration; a few generated cases beside them are enough. Both half types are
+# handled alike.
+CONFIGURATION = Check(
+    name="configuration",
+    run=configurations.configuration_agrees,
+    dtypes=("float16", "float32", "float64"),
+    all_nightly=True,
+    examples=5,
+)
 # Arguments are checked before anything that depends on the dtype. This check is the last one: on a GPU a kernel that
 # does not notice bad input may leave the device unusable.
 BAD_INPUT = Check(name="bad input", run=bad_input.declared_errors_are_raised, dtypes=("float32",))
 
 
 def named(name: str) -> Check:
-    """The check of a name; "law" is that of every law, and takes the law as its first argument.
+    """The check of a name; "law" is that of every law, and takes it as its first argument, as "configuration" does one.
 
     Raises:
         ValueError: there is none.
     """
-    known = {check.name: check for check in (*STANDARD, LAW, BAD_INPUT)}
+    known = {check.name: check for check in (*STANDARD, LAW, CONFIGURATION, BAD_INPUT)}
     if name not in known:
         raise ValueError(f"there is no check {name!r}: there are {', '.join(known)}")
     return known[name]

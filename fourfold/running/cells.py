@@ -226,13 +226,16 @@ class Selection:
             return None
         return backends.offsets_in_32_bits(cell.operation, cell.backend, cell.dtype, device)
 
-    def tuned(self, cell: Cell) -> bool:
-        """Whether a cell's kernel has several configurations."""
+    def configurations(self, cell: Cell) -> list[tuning.Configuration]:
+        """The configurations of a cell's kernel that are for its dtype; none where the kernel is not tuned."""
+        kernel = f"{cell.operation}_{cell.backend}"
         if cell.backend == CANDIDATE:
-            return False
+            return []
         with contextlib.suppress(ModuleNotFoundError):  # `unsupported` says so
             backends.load(cell.operation, cell.backend)
-        return f"{cell.operation}_{cell.backend}" in tuning.kernels()
+        if kernel not in tuning.kernels():
+            return []
+        return [each for each in tuning.configurations(kernel) if DTYPES[cell.dtype].torch in each.dtypes]
 
     def implementation(self, operation: str, backend: str) -> Callable[..., Any]:
         """The public function of an operation on a backend."""

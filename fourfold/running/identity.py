@@ -18,7 +18,8 @@ class Identity:
 
     Attributes:
         cell: the cell.
-        check: the claim, in words: "forward: output agrees with the oracle", or the name of a law.
+        check: the claim, in words: "forward: output agrees with the oracle", or the name of a law or a
+            configuration.
     """
 
     cell: Cell
@@ -28,12 +29,13 @@ class Identity:
     def of_item(cls, item: pytest.Item) -> "Identity | None":
         """What an item is for; None where no cell is among its parameters."""
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        cell, law = parameters.get("cell"), parameters.get("law")
+        cell, law, configuration = (parameters.get(name) for name in ("cell", "law", "configuration"))
         if not isinstance(cell, Cell):
             return None
         test = getattr(item, "originalname", item.name).removeprefix("test_")
         file = item.path.stem.removeprefix("test_")
-        return cls(cell, f"{file}: {getattr(law, '__name__', test)}".replace("_", " "))
+        named = configuration.name if configuration else law.__name__ if law else test
+        return cls(cell, f"{file}: {named}".replace("_", " "))
 
     @classmethod
     def of_report(cls, report: Any) -> "Identity | None":

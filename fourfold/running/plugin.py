@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 import torch
 
+from fourfold.backends.tuning import Configuration
 from fourfold.checks.escapes import hear_ctrl_c, held
 from fourfold.checks.search import Search, Subject, Unsupported
 from fourfold.checks.standard import Check, named
@@ -94,7 +95,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    only = "only(backends=, dtypes=, devices=, tuned=, kernels=, batched=): the cells that a test is about"
+    only = "only(backends=, dtypes=, devices=, kernels=, batched=): the cells that a test is about"
     check = "check(name): the check that a test makes, whose dtypes, devices and number of examples it takes"
     decisive = "decisive: a candidate that has failed here is known to be wrong, and looked at briefly by other checks"
     for marker in (only, check, decisive):
@@ -162,7 +163,7 @@ def examples(config: pytest.Config) -> int:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests that take a cell run for every selected one, those that take a law for every law of its operation."""
+    """Tests that take a cell run for every selected one, and for every law or configuration of it if they take one."""
     if "cell" not in metafunc.fixturenames:
         return
     selection = metafunc.config.stash[SELECTION]
@@ -178,7 +179,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for cell in selection.cells
         if cell.dtype in only.get("dtypes", [cell.dtype])
         and cell.backend in only.get("backends", [cell.backend])
-        and (not only.get("tuned") or selection.tuned(cell))
         and (not only.get("kernels") or computes(cell, metafunc.config))
         and (not only.get("batched") or selection.operations[cell.operation].batched)
     ]
@@ -187,6 +187,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "law" in metafunc.fixturenames:
         pairs = [(cell, law) for cell in cells for law in selection.operations[cell.operation].laws]
         metafunc.parametrize("cell,law", pairs, ids=[f"{cell}-{law.__name__}" for cell, law in pairs])
+    elif "configuration" in metafunc.fixturenames:
+        choices = [(cell, configuration) for cell in cells for configuration in selection.configurations(cell)]
+        metafunc.parametrize("cell,configuration", choices, ids=[f"{cell}-{one.name}" for cell, one in choices])
     else:
         metafunc.parametrize("cell", cells, ids=str)
 
@@ -246,8 +249,8 @@ def order_on_gpu(item: pytest.Item) -> tuple[int, int]:
     identity = Identity.of_item(item)
     if identity is None:
         return 0, 0
-    tuned = any(mark.kwargs.get("tuned") for mark in item.iter_markers("only"))
-    return 1 if tuned else 2 if identity.cell.backend == "triton" else 3, zlib.crc32(item.nodeid.encode())
+    of_configuration = "configuration" in getattr(item, "fixturenames", ())
+    return 1 if of_configuration else 2 if identity.cell.backend == "triton" else 3, zlib.crc32(item.nodeid.encode())
 
 
 def is_benchmark(item: pytest.Item) -> bool:
@@ -270,6 +273,12 @@ def cell() -> Cell:
 @pytest.fixture
 def law() -> Law:
     """The law that a test is for."""
+    raise NotImplementedError("pytest_generate_tests gives it")
+
+
+@pytest.fixture
+def configuration() -> Configuration:
+    """The configuration of a tuned kernel that a test is for."""
     raise NotImplementedError("pytest_generate_tests gives it")
 
 

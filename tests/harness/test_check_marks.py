@@ -65,12 +65,14 @@ def test_each_check_of_the_table_has_one_test_in_the_operations_folder() -> None
         for path in OPERATIONS.glob("test_*.py")
         for name in re.findall(r'^@pytest\.mark\.check\("([^"]+)"\)$', path.read_text(), re.MULTILINE)
     )
-    assert marks == Counter(check.name for check in (*standard.STANDARD, standard.LAW, standard.BAD_INPUT))
+    assert marks == Counter(
+        check.name for check in (*standard.STANDARD, standard.LAW, standard.CONFIGURATION, standard.BAD_INPUT)
+    )
 
 
 def test_a_check_that_there_is_not_is_named_beside_those_that_there_are() -> None:
     assert named("saved tensors").examples == 3
-    with pytest.raises(ValueError, match=r"no check 'sorcery': there are forward, backward, .*, law, bad"):
+    with pytest.raises(ValueError, match=r"no check 'sorcery': there are forward, .*, law, configuration, bad"):
         named("sorcery")
 
 
