@@ -1,4 +1,4 @@
-"""How somebody's function is called as an operation: by the operation's names if it has them, else in their order."""
+"""How somebody's function is called as an operation, and whether its output then requires a gradient."""
 
 import contextlib
 import functools
@@ -8,6 +8,11 @@ from typing import Any
 
 import torch
 
+from fourfold.checks.escapes import held
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Operation
+
 
 class CannotBeCalled(ValueError):
     """What was given is no function that takes the operation's arguments."""
@@ -15,6 +20,8 @@ class CannotBeCalled(ValueError):
 
 def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Callable[..., Any]:
     """A function that is called with an operation's arguments by name.
+
+    The arguments are handed on by their names if the given function has these, else in their order.
 
     Args:
         given: a function, an ``autograd.Function``, an ``nn.Module`` or its class.
@@ -78,3 +85,35 @@ def in_order(found: Callable[..., Any], wanted: inspect.Signature) -> Callable[.
         return found(*bound.arguments.values())
 
     return called
+
+
+def requires_gradient(
+    implementation: Callable[..., torch.Tensor],
+    operation: Operation,
+    dtype: DType,
+    device: str,
+    note: Callable[[Case], None] = lambda case: None,
+) -> bool:
+    """Whether an implementation's output requires a gradient where its inputs do, in the first example that it takes.
+
+    It is taken to require one where every call fails: what fails here fails in the checks.
+
+    Args:
+        implementation: called by the names of the operation's arguments.
+        operation: its named examples are tried.
+        dtype: of the inputs.
+        device: "cpu" or "cuda".
+        note: is told of each case before it is run.
+    """
+    for make in operation.examples.values():
+        case = make(dtype)
+        names = operation.differentiable_in(case)
+        if not names or not case.grad_output.size:
+            continue
+        note(case)
+        tensors = case.tensors(dtype, device)
+        for name in names:
+            tensors[name].requires_grad_()
+        with contextlib.suppress(Exception), held():
+            return bool(implementation(**tensors, **case.parameters).requires_grad)
+    return True

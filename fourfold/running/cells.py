@@ -14,7 +14,6 @@ from typing import Any
 from fourfold import backends
 from fourfold.backends import tuning
 from fourfold.backends.cuda.compile import CudaError
-from fourfold.checks.escapes import held
 from fourfold.checks.search import UNCLAIMED, Subject
 from fourfold.core import registry
 from fourfold.core.case import Case
@@ -22,7 +21,7 @@ from fourfold.core.claims import Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
 from fourfold.running import modules
-from fourfold.running.calling import CannotBeCalled, as_operation
+from fourfold.running.calling import CannotBeCalled, as_operation, requires_gradient
 from fourfold.running.cuda_candidates import CudaCandidate, Launch
 from fourfold.running.cuda_candidates import load as load_cuda
 from fourfold.running.frames import own_frames
@@ -285,19 +284,8 @@ class Selection:
         return kernel.narrowed(operation) if kernel else operation
 
     def _has_gradients(self, cell: Cell, device: str, note: Callable[[Case], None]) -> bool:
-        """Whether a candidate claims to: its output requires a gradient where its inputs do.
-
-        One that fails here is taken to, and fails in the checks.
-        """
+        """Whether a candidate claims to: its output requires a gradient where its inputs do."""
         if self.candidates[cell.operation].of_cuda:
             return False
-        operation, dtype = self.operations[cell.operation], DTYPES[cell.dtype]
-        case = next(iter(operation.examples.values()))(dtype)
-        note(case)
-        tensors = case.tensors(dtype, device)
-        for name in operation.differentiable_in(case):
-            tensors[name].requires_grad_()
-        with contextlib.suppress(Exception), held():
-            output = self.implementation(cell.operation, cell.backend)(**tensors, **case.parameters)
-            return bool(output.requires_grad)
-        return True
+        implementation = self.implementation(cell.operation, cell.backend)
+        return requires_gradient(implementation, self.operations[cell.operation], DTYPES[cell.dtype], device, note)

@@ -27,6 +27,7 @@ from fourfold.core.operation import Law
 from fourfold.core.refusals import Refusals
 from fourfold.running import isolation
 from fourfold.running.cells import CANDIDATE, Cell
+from fourfold.running.exactness import compute_exactly
 from fourfold.running.identity import Identity
 from fourfold.running.isolation import BLACK_BOX, LEFT_BEHIND
 from fourfold.running.paths import file_to_write
@@ -138,11 +139,7 @@ def share_the_machine(device: str) -> None:
     """Let a worker take its part, and torch compute as exactly as kernels are to."""
     worker = xdist_internals.worker_number()
     if device == "cuda":
-        # Left to themselves, cuBLAS's split products of half types are summed in the half type.
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        # cuDNN's convolutions of float32 otherwise round their factors to 10 bits.
-        torch.backends.cudnn.allow_tf32 = False
+        compute_exactly()
         if worker is not None:
             torch.cuda.set_device(worker % torch.cuda.device_count())
     elif worker is not None:

@@ -31,19 +31,14 @@ from fourfold.core.claims import STORAGE, Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
 from fourfold.core.refusals import Refusals
-from fourfold.running.calling import as_operation
+from fourfold.running.calling import as_operation, requires_gradient
+from fourfold.running.exactness import computing_exactly
 from fourfold.running.findings import FAILED, PASSED, REFUSED, UNSUPPORTED, WRONG, Finding, Outcome, Verdict
 from fourfold.running.frames import cause, own_frames, spelled, words
 from fourfold.running.verdict import counterexample
 from fourfold.strategies import defaults
 
 EXAMPLES = 25
-# What lets torch sum products of half types in the half type, and round those of float32 to 10 bits.
-INEXACT = (
-    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
-    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
-    (torch.backends.cudnn, "allow_tf32"),
-)
 # The result that a message is about. A law is about the output.
 _RESULT = re.compile(r"gradient of \w+|output|left side")
 # Cases outside of the claims that are tried.
@@ -243,20 +238,16 @@ class _Trial:
 
         Threads that wait for one another take longer over few numbers than one alone.
         """
-        before = [(owner, name, getattr(owner, name)) for owner, name in INEXACT]
         threads = torch.get_num_threads()
         try:
             if self.device == "cpu":
                 torch.set_num_threads(1)
-            for owner, name in INEXACT:
-                setattr(owner, name, False)
             self._undefined_lanes(self.claims.undefined_lanes_are_zero)
-            yield
+            with computing_exactly():
+                yield
         finally:
             self._undefined_lanes(False)
             torch.set_num_threads(threads)
-            for owner, name, value in before:
-                setattr(owner, name, value)
 
     def _undefined_lanes(self, are_zero: bool) -> None:
         if self.device == "cpu":
@@ -327,23 +318,10 @@ class _Trial:
 
     @functools.lru_cache  # noqa: B019 - a trial is short-lived
     def has_gradients(self, dtype: str) -> bool:
-        """Whether it claims gradients, and its output requires one where its inputs do.
-
-        What fails here fails in the checks.
-        """
+        """Whether it claims gradients, and its output requires one where its inputs do."""
         if not self.claims.gradients or not self.operation.differentiable:
             return False
-        for make in self.operation.examples.values():
-            case = make(DTYPES[dtype])
-            names = [name for name in self.operation.differentiable if name in case.inputs]
-            if not names or not case.grad_output.size:
-                continue
-            tensors = case.tensors(DTYPES[dtype], self.device)
-            for name in names:
-                tensors[name].requires_grad_()
-            with contextlib.suppress(Exception), held():
-                return bool(self.implementation(**tensors, **case.parameters).requires_grad)
-        return True
+        return requires_gradient(self.implementation, self.operation, DTYPES[dtype], self.device)
 
     def _finding(self, error: Exception, at: str) -> Finding:
         notes = "\n".join(map(str, getattr(error, "__notes__", [])))

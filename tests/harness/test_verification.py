@@ -16,6 +16,11 @@ import torch
 
 import fourfold
 from fourfold import Claims, Verdict
+from fourfold.checks.catalogue import operations
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DTYPES
+from fourfold.running.calling import requires_gradient
+from fourfold.running.exactness import INEXACT
 
 ROOT = Path(__file__).parents[2]
 QUICK: dict[str, Any] = {"examples": 6, "device": "cpu", "seed": 1}
@@ -176,6 +181,44 @@ def test_a_forward_pass_alone_must_be_claimed() -> None:
     assert not verdict.passed
     assert "Claims(gradients=False)" in verdict.summary
     assert fourfold.verify(forward_alone, "softmax", claims=Claims(gradients=False), **ONE).passed
+
+
+@pytest.mark.parametrize(
+    ("after", "makes", "expected"),
+    [(softmax, 1, True), (forward_alone, 1, False), (forward_alone, 3, False), (of_nothing, 3, True)],
+)
+def test_the_first_example_that_is_not_refused_tells_whether_there_are_gradients(
+    after: Callable[..., torch.Tensor], makes: int, expected: bool
+) -> None:
+    noted: list[Case] = []
+
+    def implementation(x: torch.Tensor) -> torch.Tensor:
+        assert len(noted) >= makes, "one of the first examples"
+        return after(x)
+
+    operation = operations()["softmax"]
+    assert requires_gradient(implementation, operation, DTYPES["float32"], "cpu", noted.append) is expected
+    assert len(noted) == makes or (after is of_nothing and makes < len(noted) <= len(operation.examples))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_torchs_own_products_are_exact_while_something_is_verified_and_then_as_before(before: bool) -> None:
+    seen: set[bool] = set()
+
+    def looking(x: torch.Tensor) -> torch.Tensor:
+        seen.update(getattr(owner, name) for owner, name in INEXACT)
+        return torch.softmax(x, -1)
+
+    kept = [getattr(owner, name) for owner, name in INEXACT]
+    try:
+        for owner, name in INEXACT:
+            setattr(owner, name, before)
+        assert fourfold.verify(looking, "softmax", only=["forward"], **ONE).passed
+        assert seen == {False}
+        assert {getattr(owner, name) for owner, name in INEXACT} == {before}
+    finally:
+        for (owner, name), value in zip(INEXACT, kept):
+            setattr(owner, name, value)
 
 
 def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
