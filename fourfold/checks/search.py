@@ -81,8 +81,10 @@ class Subject:
     differentiable: bool = True  # whether the implementation claims to have gradients
     # What it claims beyond that; the operation's cases lie within.
     claims: Claims = NO_CLAIMS
-    # Whether it may be less than exact, and need not raise the operation's errors: it is somebody else's.
+    # Whether it is somebody else's: it may then have storage accuracy, and any gradient where an input is NaN.
     foreign: bool = False
+    # Whether bad input must raise the operation's declared errors; else what gives a result is a warning.
+    strict_errors: bool = True
     # Why the bits of a sample's result may depend on the batch around it; None if it claims that they do not.
     depends_on_batch: str | None = "nothing is claimed of it"
     offsets_in_32_bits: str | None = None  # why it does not support offsets of 2^31 and more

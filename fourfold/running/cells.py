@@ -272,7 +272,8 @@ class Selection:
             sibling=sibling,
             differentiable=not foreign or (claims.gradients and self._has_gradients(cell, device, note)),
             claims=claims,
-            foreign=foreign and not self.strict_errors,
+            foreign=foreign,
+            strict_errors=self.strict_errors or not foreign,
             depends_on_batch=self.depends_on_batch(cell, device),
             offsets_in_32_bits=self.offsets_in_32_bits(cell, device),
         )

@@ -282,7 +282,8 @@ class _Trial:
             sibling=sibling,
             differentiable=self.has_gradients(dtype),
             claims=self.claims,
-            foreign=not self.strict_errors,
+            foreign=True,
+            strict_errors=self.strict_errors,
         )
 
     def outcome(self, check: Check, dtype: str, search: Search) -> tuple[Outcome, list[str]]:

@@ -15,7 +15,7 @@ from fourfold.checks.catalogue import operations
 from fourfold.checks.search import Failure, Search
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES
-from fourfold.running.cells import Candidate, SelectionError
+from fourfold.running.cells import Candidate, Selection, SelectionError
 from fourfold.running.plugin import LOOKED_AT_BRIEFLY
 from fourfold.running.verdict import counterexample
 
@@ -168,6 +168,16 @@ def test_candidate_is_called_in_the_order_of_the_arguments_where_it_has_other_na
     x, y = torch.randn(2, 7)
     candidate = Candidate("vector_add", str(CANDIDATES / "well.py"), name).load()
     assert torch.equal(candidate(y=y, x=x), x + y)
+
+
+@pytest.mark.parametrize("strict_errors", [False, True])
+def test_strict_errors_are_for_candidates_and_leave_them_somebody_elses(device: str, strict_errors: bool) -> None:
+    candidate = f"vector_add={CANDIDATES / 'well.py'}:Sum"
+    backends = ["torch", "candidate"]
+    chosen = Selection.of(operations(), [candidate], ["vector_add"], backends, ["float32"], None, strict_errors)
+    own, others = (chosen.subject(cell, device) for cell in chosen.cells)
+    assert (own.foreign, own.strict_errors) == (False, True)
+    assert (others.foreign, others.strict_errors) == (True, strict_errors)
 
 
 def test_candidate_that_cannot_be_called_as_the_operation_is_refused() -> None:

@@ -237,6 +237,29 @@ def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
     assert claimed.grade == "storage"
 
 
+@pytest.mark.parametrize("strict_errors", [False, True])
+def test_strict_errors_leave_the_grade_as_it_is(strict_errors: bool) -> None:
+    def with_rounded_steps(x: torch.Tensor) -> torch.Tensor:
+        powers = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x
+        return powers / powers.sum(-1, keepdim=True)
+
+    claims = Claims(accuracy="storage", gradients=False)
+    options: dict[str, Any] = {**QUICK, "dtypes": ["bfloat16"], "only": ["forward", "bad input"], "claims": claims}
+    verdict = fourfold.verify(with_rounded_steps, "softmax", strict_errors=strict_errors, **options)
+    assert {o.grade for o in verdict.outcomes if o.check == "forward"} == {"storage"}
+    assert checks_that(verdict, "failed") == ({"bad input"} if strict_errors else set())
+
+
+@pytest.mark.parametrize("strict_errors", [False, True])
+def test_strict_errors_leave_gradients_where_an_input_is_nan_as_they_are(strict_errors: bool) -> None:
+    def without_gradients_of_nan(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.isnan(), x.detach(), x) + y
+
+    options: dict[str, Any] = {**ONE, "examples": 50, "only": ["backward"]}
+    verdict = fourfold.verify(without_gradients_of_nan, "vector_add", strict_errors=strict_errors, **options)
+    assert verdict.passed, str(verdict)
+
+
 def test_what_is_shown_is_wrong_by_the_bounds_of_every_grade() -> None:
     def imprecise_and_wrong_for_129(x: torch.Tensor) -> torch.Tensor:
         powers = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x
