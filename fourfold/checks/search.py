@@ -276,6 +276,12 @@ class Search:
             except hypothesis.errors.DidNotReproduce:
                 among(most)
             return
+        self._shrunk(among, most)
+        if not self.brief:
+            self.must_have_seen_something(subject, check)
+
+    def _shrunk(self, among: Callable[..., None], most: int) -> None:
+        """Search `among` cases of at most so many elements. After a failure search again, for a case that is small."""
         try:
             among(most, shrink=False)
         except Exception:
@@ -288,8 +294,6 @@ class Search:
                     except Exception as smaller:
                         raise smaller from None
             raise
-        if not self.brief:
-            self.must_have_seen_something(subject, check)
 
     def _named(self, subject: Subject, named: bool, also: Mapping[str, Case]) -> Iterable[tuple[str, Case]]:
         """The operation's examples, if `named`, and those of `also`. A brief search gets only the smallest of them."""
