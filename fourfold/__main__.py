@@ -44,6 +44,11 @@ def pytest_command(*arguments: str) -> list[str]:
 
 def verify(arguments: Sequence[str]) -> int:
     """``fourfold verify FILE:FUNCTION --as OPERATION [PYTEST OPTION ...]``; gives pytest's exit code."""
+    return subprocess.run(command_of_verify(arguments)).returncode
+
+
+def command_of_verify(arguments: Sequence[str]) -> list[str]:
+    """The run of pytest that the arguments of ``fourfold verify`` stand for."""
     parser = argparse.ArgumentParser(prog="fourfold verify", description=DESCRIPTION["verify"])
     parser.add_argument(
         "kernel",
@@ -65,7 +70,7 @@ def verify(arguments: Sequence[str]) -> int:
         options.append("--forward-only")  # such a kernel has no gradient
     elif given.grid or given.block or given.shared or given.args:
         parser.error(f"--grid, --block, --shared and --args are for a kernel of a .cu file, and {kernel} is none")
-    return subprocess.run(pytest_command("--candidate", f"{given.operation}={kernel}", *options)).returncode
+    return pytest_command("--candidate", f"{given.operation}={kernel}", *options)
 
 
 def launched(parser: argparse.ArgumentParser, given: argparse.Namespace) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 
 from fourfold.checks.escapes import Escape, held
 from fourfold.checks.search import FORWARD_ONLY
@@ -24,8 +25,6 @@ from fourfold.running.shortcomings import Coverage, shortcomings
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "tests" / "operations"
 FORWARD = OPERATIONS / "test_forward.py"
-# Of a process that is to end by itself much sooner.
-MOST_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -50,21 +49,11 @@ def run(folder: Path, *arguments: str | Path, verdict: Path | None = None, **env
     foreign = ("PYTEST_", "TRITON_INT", "CI")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     inherited |= {"COLUMNS": "100", "PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
-    command = [sys.executable, "-m", "pytest", *map(str, arguments)]
-    if verdict is not None:
-        command.append(f"--verdict={verdict}")
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=inherited | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=MOST_SECONDS,
-    )
-    print(shlex.join(command), done.stdout)
+    told = [] if verdict is None else [f"--verdict={verdict}"]
+    done = warm.run("pytest", *arguments, *told, cwd=folder, env=inherited | environment)
+    print(shlex.join(done.args), done.stdout, done.stderr)
     found = json.loads(verdict.read_text()) if verdict is not None and verdict.exists() else {}
-    return Ended(done.returncode, done.stdout, found)
+    return Ended(done.returncode, done.stdout + done.stderr, found)
 
 
 QUICK = ("--dtype", "float32", "--examples", "2", "--device", "cpu")

@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import warm
 from fourfold.properties import layer_norm, softmax, vector_add
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -403,8 +403,7 @@ def test_times_of_another_gpu_are_refused() -> None:
 
 def run_pytest(*options: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "tests/benchmarks", "-p", "no:cacheprovider", *options]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
+    return warm.run("pytest", "tests/benchmarks", "-p", "no:cacheprovider", *options, cwd=cwd, env=environment)
 
 
 CANDIDATES = """

@@ -4,12 +4,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm
 
 from fourfold.checks.catalogue import operations
 from fourfold.checks.search import Failure, Search
@@ -30,9 +30,9 @@ def verify(folder: Path, *options: str, test: str = "") -> tuple[subprocess.Comp
     verdict = folder / "verdict.json"
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "TRITON_INT"))}
     environment |= {"FOURFOLD_CUDA_ON_CPU_SECONDS": "1", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "pytest", f"tests/operations/{test}", "--dtype", "float32", "--examples", "3"]
+    command = ["pytest", f"tests/operations/{test}", "--dtype", "float32", "--examples", "3"]
     command += ["-p", "no:cacheprovider", "--verdict", str(verdict), *options]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = warm.run(*command, cwd=ROOT, env=environment)
     return done, json.loads(verdict.read_text()) if verdict.exists() else {}
 
 
@@ -73,8 +73,8 @@ def test_a_candidate_with_a_wrong_output_is_looked_at_briefly_by_the_other_check
 
 def test_a_plain_run_verifies_laws_in_float32_and_in_what_else_is_selected(tmp_path: Path) -> None:
     def dtypes(*options: str) -> set[str]:
-        command = [sys.executable, "-m", "pytest", "tests/operations/test_laws.py", "--op=vector_add", "--collect-only"]
-        done = subprocess.run([*command, "-q", *options], cwd=ROOT, capture_output=True, text=True)
+        command = ["pytest", "tests/operations/test_laws.py", "--op=vector_add", "--collect-only", "-q"]
+        done = warm.run(*command, *options, cwd=ROOT, env=os.environ)
         return set(re.findall(r"-(float\d+|bfloat16)-", done.stdout))
 
     assert dtypes() == {"float32"}

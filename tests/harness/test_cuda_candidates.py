@@ -4,14 +4,17 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
+import warm
 
 import fourfold
+from fourfold.__main__ import command_of_verify
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
 from fourfold.backends.cuda.compile import CompilationError, compile_kernels
 from fourfold.backends.cuda.declarations import kernels
@@ -36,13 +39,13 @@ pytestmark = pytest.mark.skipif(
 
 
 def verify(folder: pathlib.Path, kernel: str, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Run `fourfold verify` in a folder of the user's own; return the process and the verdict."""
+    """Run what `fourfold verify` runs, in a folder of the user's own; return the process and the verdict."""
     dropped = ("PYTEST_", "TRITON_INT", "FOURFOLD_OPERATIONS")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
     environment |= {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
-    command = [sys.executable, "-m", "fourfold", "verify", kernel, *options, "--device", "cpu", "--examples", "3"]
-    command += ["-p", "no:cacheprovider", "--verdict", "verdict.json"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    options += ("--device", "cpu", "--examples", "3", "-p", "no:cacheprovider", "--verdict", "verdict.json")
+    _, _, *command = command_of_verify([kernel, *options])  # without ``python -m``
+    done = warm.run(*command, cwd=folder, env=environment)
     print(done.stdout, done.stderr)
     verdict = folder / "verdict.json"
     return done, json.loads(verdict.read_text()) if verdict.exists() else {}
@@ -114,9 +117,9 @@ def test_the_command_that_repeats_a_failure_does(tmp_path):
     options = [*ADD, "--dtype", "float32", "-k", "output_agrees"]
     _, verdict = verify(tmp_path, str(HERE / "vector_add.cu:no_bounds"), *options)
     (check,) = verdict["checks"]
-    command = check["repeat"].replace("pytest ", f"{sys.executable} -m pytest ", 1)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    again = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    command = shlex.split(check["repeat"])
+    assert command[0] == "pytest"
+    again = warm.run(*command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert check["message"] in again.stdout
 
 
@@ -141,9 +144,9 @@ def test_a_template_is_verified_in_every_dtype(tmp_path):
 
 def test_pytest_takes_the_launch_as_it_is_written_in_cuda(tmp_path):
     candidate = f"softmax={HERE}/softmax.cu:softmax_kernel<<<rows, 64, 256>>>(x, y, rows, cols)"
-    command = [sys.executable, "-m", "pytest", "tests/operations/test_forward.py", "--candidate", candidate]
+    command = ["pytest", "tests/operations/test_forward.py", "--candidate", candidate]
     command += ["--dtype", "float32", "--examples", "2", "--device", "cpu", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = warm.run(*command, cwd=ROOT, env=os.environ)
     assert "1 passed" in done.stdout
 
 
@@ -181,11 +184,17 @@ def test_what_cannot_be_launched_is_refused_in_one_line(kernel, says):
 
 
 def test_the_command_line_says_what_is_missing(tmp_path):
-    done, _ = verify(tmp_path, str(HERE / "softmax.cu:softmax_kernel"), "--as", "softmax", "--block", "64")
-    assert done.returncode == 2
-    assert done.stderr.rstrip().endswith("needs --grid and --block, as --grid rows --block 256")
-    done, _ = verify(tmp_path, "my.py:softmax", "--as", "softmax", "--block", "64")
-    assert "are for a kernel of a .cu file, and my.py:softmax is none" in done.stderr
+    def said(*arguments: str) -> str:
+        command = [sys.executable, "-m", "fourfold", "verify", *arguments]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 2
+        return done.stderr.rstrip()
+
+    missing = said(f"{HERE / 'softmax.cu'}:softmax_kernel", "--as", "softmax", "--block", "64")
+    assert missing.endswith("needs --grid and --block, as --grid rows --block 256")
+    foreign = said("my.py:softmax", "--as", "softmax", "--block", "64")
+    assert "are for a kernel of a .cu file, and my.py:softmax is none" in foreign
     with pytest.raises(SelectionError, match=r"does not say how the kernel is launched: write .*<<<GRID, BLOCK>>>"):
         Candidate.parse("softmax=softmax.cu:softmax_kernel", ["softmax"])
 

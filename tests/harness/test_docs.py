@@ -8,12 +8,12 @@ import shlex
 import shutil
 import stat
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import warm
 
 from fourfold.backends import BACKENDS
 from fourfold.checks.catalogue import operations
@@ -43,7 +43,7 @@ def run(*command: str, cwd: Path = ROOT, **more: str) -> subprocess.CompletedPro
 
 
 def python(*arguments: str, cwd: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-m", *arguments, cwd=cwd, **more)
+    return warm.run(*arguments, cwd=cwd, env=environment(**more))
 
 
 def name_of(page: Path) -> str:

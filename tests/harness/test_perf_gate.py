@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import warm
 
 from fourfold.performance import gate, gate_trial, sources, static
 from fourfold.performance.gate import Change, alternate, decided, least_difference, matched, run_spread, screened
@@ -269,8 +270,8 @@ def test_a_planted_slowdown_fails_the_gate_and_is_named(project: Path) -> None:
     common = ["tests/benchmarks", "-k", "small and forward", "--device=cpu", "--op=vector_add", "--backend=torch"]
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", *common, "--benchmark-only", "--benchmark-max-time=0.05", *options]
-        return subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment)
+        command = ["pytest", *common, "--benchmark-only", "--benchmark-max-time=0.05", *options]
+        return warm.run(*command, cwd=project, env=environment)
 
     assert run("--benchmark-autosave").returncode == 0
     kernel = project / "impls" / "vector_add" / "torch_eager.py"
@@ -405,11 +406,11 @@ def test_a_trial_that_is_stopped_tells_what_it_has_found(monkeypatch: pytest.Mon
 
 
 def test_a_run_puts_the_gate_on_trial() -> None:
-    command = [sys.executable, "-m", "pytest", "tests/benchmarks", "-k", "small and forward", "--device=cpu"]
+    command = ["pytest", "tests/benchmarks", "-k", "small and forward", "--device=cpu"]
     command += ["--op=vector_add", "--backend=cuda", "--benchmark-only", "--benchmark-max-time=0.05"]
     command += ["--perf-gate-trial", "--perf-gate-seconds=0.1", "-p", "no:cacheprovider"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    done = warm.run(*command, cwd=ROOT, env=environment)
     said = re.search(r"unchanged: (\d) false alarms of 1", done.stdout)
     assert said, done.stdout
     assert done.returncode == int(said[1])

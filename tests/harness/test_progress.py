@@ -2,11 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from fourfold.running import progress
 from fourfold.running.progress import Progress, spelled
@@ -76,10 +75,8 @@ def test_a_failure_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text(
         "import os\ndef test_wrong():\n    assert 1 == 2, 'no'\ndef test_last():\n    os._exit(3)\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = warm.run("pytest", "-p", "no:cacheprovider", tmp_path, cwd=ROOT, env=environment)
     assert done.returncode == 3
     assert re.search(r"^\[.*test_two\.py::test_wrong failed: AssertionError: no", done.stdout, re.MULTILINE), (
         done.stdout

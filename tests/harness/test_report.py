@@ -3,12 +3,11 @@
 import html.parser
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from fourfold.performance import report
 from fourfold.performance.charts import HEIGHT, WIDTH, Point, chart, quantity, sparkline
@@ -179,10 +178,10 @@ def test_sparkline_shows_a_few_per_cent_as_few() -> None:
 def test_verification_is_reported_with_its_counterexamples(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def wrong(x, y):\n    return x + y + 1\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "tests/operations/test_forward.py", "-p", "no:cacheprovider"]
+    tests = "tests/operations/test_forward.py"
     options = ["--device=cpu", "--candidate", f"vector_add={tmp_path}/mine.py:wrong", "--dtype=float32", "--examples=1"]
-    command += [*options, f"--report={tmp_path / 'report'}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    options += ["-p", "no:cacheprovider", f"--report={tmp_path / 'report'}"]
+    done = warm.run("pytest", tests, *options, cwd=ROOT, env=environment)
     assert done.returncode == 1
     page = Page((tmp_path / "report" / "index.html").read_text())
     assert "1 failed" in page.text

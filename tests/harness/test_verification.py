@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 
 import fourfold
 from fourfold import Claims, Verdict
@@ -512,8 +513,8 @@ def test_a_suite_in_a_foreign_repository_has_a_test_for_each_check_and_dtype(tmp
     (tmp_path / "test_mine.py").write_text(IN_A_REPOSITORY)
     # Triton is imported before Fourfold, and its kernels are made for a GPU.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INT"))}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    command = ["pytest", "-p", "no:cacheprovider", "-q", "-rA", str(tmp_path)]
+    done = warm.run(*command, cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)})
     passed = {line.split("::", 1)[1] for line in done.stdout.splitlines() if line.startswith("PASSED")}
     failed = {line.split("::", 1)[1] for line in done.stdout.splitlines() if line.startswith("FAILED")}
     assert {f"TestAdd::test_forward[{name}]" for name in ("float16", "bfloat16", "float32", "float64")} <= passed, (

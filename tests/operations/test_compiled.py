@@ -1,5 +1,6 @@
 """Every implementation works with torch.library, torch.compile and CUDA graphs as torch's own operations do."""
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from fourfold.checks.catalogue import operations
 from fourfold.checks.search import Subject
 from fourfold.compat import torch_internals
 from fourfold.core.case import Case
-from fourfold.core.dtypes import bits
+from fourfold.core.dtypes import DTYPES, bits
 from fourfold.core.operation import evaluate_tensors
 from fourfold.running.cells import Cell
 
@@ -22,19 +24,23 @@ OWN = ["torch", "triton", "cuda"]
 TRACED = ["bfloat16", "float32"]
 
 
-def alike(subject: Subject, most: int = 4) -> list[Case]:
-    """Generated cases that differ in sizes and nothing else, so that one compiled function must serve them all."""
-    drawn: list[Case] = []
+ALIKE: dict[str, list[Case]] = {}
+
+
+@functools.cache
+def drawn(operation: str, dtype: str) -> list[Case]:
+    """Generated cases that differ in sizes and nothing else."""
+    generated: list[Case] = []
 
     @hypothesis.seed(1)
     @hypothesis.settings(max_examples=100, database=None, phases=[hypothesis.Phase.generate])
-    @hypothesis.given(subject.operation.cases(subject.dtype, 256))
+    @hypothesis.given(operations()[operation].cases(DTYPES[dtype], 256))
     def draw(case: Case) -> None:
-        drawn.append(case)
+        generated.append(case)
 
     draw()
     groups = defaultdict(list)
-    for case in drawn:
+    for case in generated:
         # torch.compile may recompile for other constants, ranks and integer types, and for sizes of 0 and 1. For
         # opcheck NaN does not equal NaN.
         sizes = [size for array in case.inputs.values() for size in array.shape]
@@ -43,12 +49,16 @@ def alike(subject: Subject, most: int = 4) -> list[Case]:
         if min(sizes, default=0) > 1 and not strided and finite:
             kinds = tuple((array.ndim, str(array.dtype)) for array in case.inputs.values())
             groups[kinds, repr(case.parameters)].append(case)
-    finite = (
-        case
-        for case in max(groups.values(), key=len)
-        if all(tensor.isfinite().all() for tensor in outcome(subject, case))
-    )
-    group = list(itertools.islice(finite, most))
+    return max(groups.values(), key=len)
+
+
+def alike(subject: Subject, most: int = 4) -> list[Case]:
+    """Some of the drawn cases with finite results, so that one compiled function must serve them all."""
+    if str(subject) not in ALIKE:
+        cases = drawn(subject.operation.name, subject.dtype.name)
+        finite = (case for case in cases if all(tensor.isfinite().all() for tensor in outcome(subject, case)))
+        ALIKE[str(subject)] = list(itertools.islice(finite, most))
+    group = ALIKE[str(subject)]
     assert len({case.grad_output.shape for case in group} | {repr(case.inputs) for case in group}) >= 2
     return group
 

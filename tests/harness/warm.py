@@ -1,0 +1,124 @@
+"""Runs ``python -m MODULE`` in a process that is forked from one which has imported torch, and nothing else of weight.
+
+To import torch takes two seconds of a processor, more than all the rest of many a run of pytest that a test looks at.
+The forked process has the arguments, the folder, the variables, the search path and the output of a process of its own.
+"""
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+# Of a process that is to end by itself much sooner.
+MOST_SECONDS = 600
+
+
+def run(*arguments: str | Path, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m ARGUMENTS``; like `subprocess.run` with its output captured.
+
+    Args:
+        *arguments: a module, and its arguments.
+        cwd: the folder that the process is in.
+        env: its variables. Those that Python reads when it starts have no effect, but for PYTHONPATH.
+
+    Raises:
+        TimeoutError: it has not ended within `MOST_SECONDS`. It is ended then.
+    """
+    command = [sys.executable, "-m", *map(str, arguments)]
+    request = json.dumps({"command": command, "cwd": str(cwd), "env": dict(env)})
+    with contextlib.ExitStack() as stack:
+        given, output, errors = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
+        given.write(request)
+        given.seek(0)
+        connection, process = server()
+        try:
+            socket.send_fds(connection, [b"."], [file.fileno() for file in (given, output, errors)])
+            answer = connection.recv(64)
+            if not answer:
+                raise ChildProcessError(f"the process that was to run {shlex.join(command)} has ended")
+        except BaseException:  # Ctrl-C and time limits among them
+            server.cache_clear()
+            connection.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        for file in (output, errors):
+            file.seek(0)
+        return subprocess.CompletedProcess(command, int(answer), output.read(), errors.read())
+
+
+@functools.cache
+def server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """The process that forks, and a connection to it. It ends when the connection does."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with there:
+        command = [sys.executable, "-W", "ignore", __file__, str(there.fileno())]
+        # Of a group of its own, to be ended with all that it has forked.
+        process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, process_group=0)
+    here.settimeout(MOST_SECONDS)
+    atexit.register(_end, here, process)
+    return here, process
+
+
+def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    connection.close()
+    process.wait()
+
+
+def serve(connection: socket.socket) -> None:
+    """Fork for each request, and answer with the exit code; the negative number of the signal, if it died of one."""
+    importlib.import_module("torch")
+    gc.freeze()  # what is here stays in the memory that the forked processes share
+    while True:
+        message, files, _, _ = socket.recv_fds(connection, 1, 3)
+        if not message:
+            return
+        process = os.fork()
+        if process == 0:
+            connection.close()
+            become(*files)
+            return
+        for file in files:
+            os.close(file)
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        try:
+            connection.send(str(code).encode())
+        except BrokenPipeError:
+            return
+
+
+def become(given: int, output: int, errors: int) -> None:
+    """Run what a request asks for, in this process."""
+    with open(given) as file:
+        request = json.load(file)
+    for file_number, standard in ((output, 1), (errors, 2)):
+        os.dup2(file_number, standard)
+        os.close(file_number)
+    os.chdir(request["cwd"])
+    inherited = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    own = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [os.getcwd(), *map(os.path.abspath, own), *(p for p in sys.path[1:] if p not in inherited)]
+    os.environ.clear()
+    os.environ.update(request["env"])
+    _, _, module, *arguments = sys.orig_argv = request["command"]
+    sys.argv = ["-m", *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
+        listening.set_inheritable(False)
+        serve(listening)
