@@ -1,5 +1,6 @@
 """What a declaration says of each argument of an operation: a tensor's axes and numbers, or a parameter's values."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from fourfold.core.dtypes import DType
 from fourfold.strategies import arrays
 from fourfold.strategies.arrays import FEW_ELEMENTS, GENERATORS, KINDS, LIMITED
 
+# The range of float32's normal numbers.
+LEAST, MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 INTEGERS = ("int64", "int32", "bool")
 # How the integers of a tensor are chosen: any, the same one, the two ends, or one after another.
 PATTERNS = ("any", "any", "constant", "ends", "ascending")
@@ -121,8 +124,22 @@ class Values:
     strategy: st.SearchStrategy[Any] | None = None
 
     def drawn(self) -> st.SearchStrategy[Any]:
-        """The values as a strategy."""
-        return st.sampled_from(self.choices) if self.strategy is None else self.strategy
+        """The values as a strategy; of drawn numbers, those that float32 does not hold are 0 or are left out."""
+        if self.strategy is None:
+            return st.sampled_from(self.choices)
+        return self.strategy.map(_without_subnormal).filter(_is_no_overflow)
+
+
+def _without_subnormal(value: Any) -> Any:
+    """0 in place of a number that is subnormal in float32, as a GPU may round it, or too small for it.
+
+    A kernel computes with its parameters in float32, and 0 times infinity is not 1e-60 times infinity.
+    """
+    return value * 0 if isinstance(value, float) and 0 < abs(value) < LEAST else value
+
+
+def _is_no_overflow(value: Any) -> bool:
+    return not (isinstance(value, float) and MOST < abs(value) < math.inf)
 
 
 def tensor(

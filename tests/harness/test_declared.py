@@ -450,6 +450,18 @@ def test_a_strategy_of_cases_takes_the_place_of_what_the_notation_says() -> None
     assert {case["x"].shape for case in drawn(inverse.cases(FLOAT32, 64), 20)} == {(1, 1), (2, 2), (3, 3)}
 
 
+def test_drawn_numbers_are_those_that_a_kernel_can_take() -> None:
+    """0 times infinity, where a kernel has 1e-60 in float32, is not 1e-60 times infinity."""
+    numbers = st.sampled_from([0.5, -1e-60, 1e-39, 1e60, float("inf"), 3])
+
+    @operation(x=X, slope=numbers)
+    def scaled(x: torch.Tensor, slope: float = 0.5) -> torch.Tensor:
+        return x * slope
+
+    slopes = {case.parameters["slope"] for case in drawn(scaled.cases(FLOAT32, 8), 60)}
+    assert slopes == {0.5, 0.0, float("inf"), 3}
+
+
 @pytest.mark.parametrize("name", DECLARED)
 def test_named_cases_of_few_elements_come_first(name: str) -> None:
     made = named(name)
