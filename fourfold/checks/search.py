@@ -23,8 +23,8 @@ from fourfold.core.operation import Operation, evaluate_tensors
 from fourfold.core.refusals import Refusals, by_the_implementation, is_refusal
 from fourfold.strategies.special_values import cases_with_special_values
 
-# Limits of a brief search: named examples (the smallest ones), generated cases, and elements of a generated case.
-BRIEF_NAMED, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 3, 64
+# Limits of a brief search: named examples (the smallest ones) and their elements, generated cases and their elements.
+BRIEF_NAMED, BRIEF_NAMED_ELEMENTS, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 1024, 3, 64
 # Generated cases that are to be found for an implementation that has refused every named example.
 AFTER_REFUSALS = 5
 # After a failure, search again with at most this many elements. Hypothesis draws them one by one, so they shrink
@@ -296,14 +296,18 @@ class Search:
             raise
 
     def _named(self, subject: Subject, named: bool, also: Mapping[str, Case]) -> Iterable[tuple[str, Case]]:
-        """The operation's examples, if `named`, and those of `also`. A brief search gets only the smallest of them."""
+        """The operation's examples, if `named`, and those of `also`. A brief search gets only small ones of them."""
         makers = subject.operation.examples if named else {}
         made = ((name, make(subject.dtype)) for name, make in makers.items())
         cases = itertools.chain(made, also.items())
         if not self.brief:
             return cases
-        filled = (pair for pair in cases if pair[1].grad_output.size)
-        return sorted(filled, key=lambda pair: sum(array.size for array in pair[1].inputs.values()))[:BRIEF_NAMED]
+
+        def elements(pair: tuple[str, Case]) -> int:
+            return sum(array.size for array in pair[1].inputs.values())
+
+        small = (pair for pair in cases if pair[1].grad_output.size and elements(pair) <= BRIEF_NAMED_ELEMENTS)
+        return sorted(small, key=elements)[:BRIEF_NAMED]
 
     def must_have_seen_something(self, subject: Subject, check: str) -> None:
         """Fail a search that verifies nothing because it saw nothing, or only single numbers.
