@@ -27,6 +27,8 @@ from fourfold.strategies.special_values import cases_with_special_values
 BRIEF_NAMED, BRIEF_NAMED_ELEMENTS, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 1024, 3, 64
 # Generated cases that are to be found for an implementation that has refused every named example.
 AFTER_REFUSALS = 5
+# Generated cases that it may refuse for each of them before it is asked no more. Hypothesis would try hundreds.
+REFUSED_TRIES = 10
 # After a failure, search again with at most this many elements. Hypothesis draws them one by one, so they shrink
 # quickly to small whole numbers.
 FEW_ELEMENTS = 8
@@ -174,7 +176,10 @@ class Search:
         Searches with the same seed and strategy draw the same cases.
         """
 
+        before, limit = self._refused(), REFUSED_TRIES * (examples or self.examples)
+
         def holds(case: Case) -> None:
+            hypothesis.assume(self.ran or self._refused() - before < limit)
             self.note(case)
             if not self._ran(body, case):
                 hypothesis.reject()
@@ -210,6 +215,10 @@ class Search:
         except hypothesis.errors.Unsatisfiable:
             if self.refusals is None or not self.refusals.total:
                 raise
+
+    def _refused(self) -> int:
+        """How many cases were refused so far."""
+        return self.refusals.total if self.refusals is not None else 0
 
     def _ran(self, body: Callable[[Case], None], case: Case) -> bool:
         """Run `body` on a case; gives whether it was of use: suitable, and not refused."""

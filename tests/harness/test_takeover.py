@@ -55,6 +55,8 @@ interpret_kernels()
 x = torch.randn(100)
 padded = torch.nn.functional.pad(x, (0, 28))
 expected = padded.softmax(0)[:100] + x.sum() * 2 + padded.max() + x.sigmoid() + 50
+assert type(kernel).__name__ == "InterpretedFunction"
+assert kernel.src.startswith("def kernel(") and kernel.__globals__ is globals()  # as a generator of code reads it
 launches = [kernel[(1,)], Kernels.in_a_class[(1,)], in_a_list[0][(1,)], in_a_closure]
 for launch in launches:
     y = torch.empty(100)

@@ -272,6 +272,12 @@ def test_what_is_shown_is_wrong_by_the_bounds_of_every_grade() -> None:
     assert "129]" in failure.counterexample
 
 
+def test_who_refuses_every_named_example_is_soon_asked_no_more() -> None:
+    verdict = fourfold.verify(of_nothing, "softmax", only=["forward"], **ONE)
+    named = len(operations()["softmax"].examples)
+    assert named + 10 < verdict.refusals.total() <= named + 50
+
+
 def test_who_takes_nothing_but_empty_tensors_refuses_everything() -> None:
     def of_no_elements(x: torch.Tensor) -> torch.Tensor:
         if x.numel():

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import fourfold
 from fourfold.core.claims import Claims
 from tests.public_kernels import releases
@@ -27,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.public_kernels", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where packages and results lie")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="kernels, as in liger-kernel/softmax")
+    parser.add_argument("--claims", default="both", choices=["none", "own", "both"], help="which runs of each kernel")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--examples", type=int, default=10, help="generated cases a check")
     parser.add_argument("--seed", type=int, default=1)
@@ -54,6 +57,7 @@ def run_all(chosen: Sequence[Kernel], options: argparse.Namespace) -> None:
     # First what each claims of itself, if anything; then, without claims, those that claim something.
     runs = [(kernel, "own" if kernel.claims != Claims() else "none") for kernel in chosen]
     runs += [(kernel, "none") for kernel in chosen if kernel.claims != Claims()]
+    runs = [(kernel, which) for kernel, which in runs if options.claims in (which, "both")]
     with ThreadPoolExecutor(options.jobs) as pool:
         for ended in as_completed([pool.submit(in_a_process, kernel, which, options) for kernel, which in runs]):
             record(options.folder, ended.result())
@@ -85,10 +89,14 @@ def verdict(kernel: Kernel, options: argparse.Namespace) -> dict[str, Any]:
     releases.on_path(options.folder, (kernel.project, *kernel.needs))
     releases.stand_in(kernel.unused)
     releases.without_init(kernel.bare)
+    if not torch.cuda.is_available():
+        kernel.without_gpu()
     module, _, name = kernel.path.rpartition(":")
     imported = getattr(importlib.import_module(module), name)
+    implementation = kernel.adapter(imported)
+    implementation.__name__ = name
     found = fourfold.verify(
-        kernel.adapter(imported),
+        implementation,
         kernel.operation,
         claims=kernel.claims if options.child == "own" else Claims(),
         device=options.device,
@@ -97,6 +105,8 @@ def verdict(kernel: Kernel, options: argparse.Namespace) -> dict[str, Any]:
         seed=options.seed,
     )
     return {
+        "machine": found.device,
+        "versions": found.versions,
         "claims": found.claims,
         "passed": found.passed,
         "grade": found.grade,
@@ -104,6 +114,8 @@ def verdict(kernel: Kernel, options: argparse.Namespace) -> dict[str, Any]:
         "examples": found.examples,
         "refusals": dict(found.refusals),
         "warnings": list(found.warnings),
+        "failures": [f"{outcome.check}, {outcome.dtype}: {finding}" for outcome, finding in found.failures],
+        "shortcomings": list(found.shortcomings),
         "text": str(found),
     }
 

@@ -8,6 +8,7 @@ import torch
 
 from fourfold.core.claims import Claims
 from fourfold.core.operation import Operation
+from tests.public_kernels import absent_gpu
 from tests.public_kernels import definitions as of
 
 
@@ -23,6 +24,7 @@ class Kernel:
         claims: what its documentation, its checks or its code say of it.
         needs: other packages that its module imports.
         bare: packages whose ``__init__`` is not run.
+        without_gpu: called where there is no GPU, before its module is imported.
         unused: modules that its module imports, and that it does not use.
         dtypes: what it is verified in.
     """
@@ -35,6 +37,7 @@ class Kernel:
     needs: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    without_gpu: Callable[[], None] = lambda: None
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
 
     @property
@@ -77,6 +80,7 @@ def in_float32(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 LIGER_ROWS = {"cols": (1, 65536)}
 FORWARD = Claims(gradients=False, contiguous=True)
+GEMS_NEEDS = ("pyyaml", "sqlalchemy")
 GEMS = ("flag_gems", "flag_gems.ops", "flag_gems.fused")
 TORCHVISION = ("torchvision", "torchvision.ops")
 UNSPECIFIED_LANES = Claims(gradients=False, contiguous=True, undefined_lanes_are_zero=True)
@@ -124,7 +128,12 @@ KERNELS = (
         "liger-kernel/relu_squared", "liger_kernel.ops.relu_squared:LigerReLUSquaredFunction", of.squared_relu, applied
     ),
     Kernel(
-        "liger-kernel/dyt", "liger_kernel.ops.dyt:LigerDyTFunction", of.dynamic_tanh, applied, Claims(contiguous=True)
+        "liger-kernel/dyt",
+        "liger_kernel.ops.dyt:LigerDyTFunction",
+        of.dynamic_tanh,
+        applied,
+        Claims(contiguous=True),
+        without_gpu=absent_gpu.of_liger_kernel,
     ),
     Kernel(
         "liger-kernel/tvd",
@@ -178,6 +187,7 @@ KERNELS = (
         "fla.modules.norm.layernorm:rms_norm",
         of.rms_norm,
         lambda f: lambda x, weight, eps: f(x, weight, None, eps=eps),
+        Claims(undefined_lanes_are_zero=True),
         needs=("einops",),
     ),
     Kernel(
@@ -185,6 +195,7 @@ KERNELS = (
         "fla.modules.norm.layernorm:layer_norm",
         of.layer_norm,
         lambda f: lambda x, weight, bias, eps: f(x, weight, bias, eps=eps),
+        Claims(undefined_lanes_are_zero=True),
         needs=("einops",),
     ),
     Kernel("fla-core/swish", "fla.modules.activations.ops:SwishFunction", of.silu, applied, needs=("einops",)),
@@ -210,16 +221,18 @@ KERNELS = (
         "flag_gems.fused.silu_and_mul:silu_and_mul",
         of.swiglu,
         as_it_is,
-        needs=("pyyaml",),
+        needs=GEMS_NEEDS,
         bare=GEMS,
+        without_gpu=absent_gpu.of_flag_gems,
     ),
     Kernel(
         "flag-gems/rms_norm",
         "flag_gems.ops.rms_norm:rms_norm",
         of.rms_norm,
         lambda f: lambda x, weight, eps: f(x, list(weight.shape), weight, eps),
-        needs=("pyyaml",),
+        needs=GEMS_NEEDS,
         bare=GEMS,
+        without_gpu=absent_gpu.of_flag_gems,
     ),
     Kernel(
         "flag-gems/softmax",
@@ -227,8 +240,9 @@ KERNELS = (
         of.softmax,
         lambda f: lambda x: f(x, -1),
         Claims(gradients=False),
-        ("pyyaml",),
+        GEMS_NEEDS,
         GEMS,
+        without_gpu=absent_gpu.of_flag_gems,
     ),
     Kernel(
         "conch-triton-kernels/rms_norm",

@@ -23,6 +23,7 @@ VERSIONS = {
     "liger-kernel": "0.8.5",
     "pyyaml": "6.0.3",
     "rotary-embedding-torch": "0.9.1",
+    "sqlalchemy": "2.1.9",
     "timm": "1.0.31",
     "torchtune": "0.6.1",
     "torchvision": "0.29.2",
@@ -60,22 +61,23 @@ def unpacked(folder: Path, package: str) -> Path:
 
 
 def extract(archive: Path, folder: Path) -> None:
-    """Unpack a wheel or a source archive but for its compiled libraries: those fit one version of Python or of torch.
+    """Unpack what Python reads of a wheel or a source archive.
 
-    No kernel here needs them, so that one folder serves every machine.
+    Compiled libraries fit one version of Python or of torch, and no kernel here needs them: without them a folder
+    serves every machine.
     """
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
-            wheel.extractall(folder, [name for name in wheel.namelist() if not compiled(name)])
+            wheel.extractall(folder, [name for name in wheel.namelist() if is_read(name)])
     else:
         with tarfile.open(archive) as source:
-            members = [member for member in source.getmembers() if not compiled(member.name)]
+            members = [member for member in source.getmembers() if is_read(member.name)]
             source.extractall(folder, members, filter="data")
 
 
-def compiled(name: str) -> bool:
-    """Whether a file of a package is a library that was compiled."""
-    return ".so" in Path(name).suffixes
+def is_read(name: str) -> bool:
+    """Whether Python reads a file of a package: a module, a configuration, or what tells of its version."""
+    return Path(name).suffix in (".py", ".yaml") or ".dist-info/" in name
 
 
 def on_path(folder: Path, packages: Iterable[str]) -> None:

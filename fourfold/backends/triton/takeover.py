@@ -45,32 +45,34 @@ def _replace_compiled() -> None:
     interpreted = {}
     for compiled in [found for found in gc.get_objects() if type(found) is JITFunction]:
         interpreted[compiled] = InterpretedFunction(compiled.fn)
-        interpreted[compiled].__dict__["__doc__"] = compiled.fn.__doc__
+        # What others read of a kernel: libraries that generate code copy its source.
+        read = {"__doc__": compiled.fn.__doc__, "__globals__": compiled.fn.__globals__, "src": compiled.src}
+        interpreted[compiled].__dict__.update(read)
     # The compiler binds a function of the language to the block that it is called on, as in x.sum(). Python binds a
     # function of its own alone.
     for name, method in list(vars(tl.tensor).items()):
         if type(method) is JITFunction:
             setattr(tl.tensor, name, _bound(interpreted[method]))
-    for compiled, function in interpreted.items():
-        for owner in gc.get_referrers(compiled):
-            if owner is not interpreted:
-                _replace(owner, compiled, function)
+    by_identity = {id(compiled): function for compiled, function in interpreted.items()}
+    for owner in gc.get_referrers(*interpreted):  # once for all kernels: it looks at every object of the process
+        if owner is not interpreted:
+            _replace(owner, by_identity)
 
 
 def _bound(function: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: function(*args, **kwargs)
 
 
-def _replace(owner: Any, compiled: Any, interpreted: Any) -> None:
-    """Replace a kernel in one object that refers to it."""
+def _replace(owner: Any, interpreted: dict[int, Any]) -> None:
+    """Replace kernels, given by their identities, in one object that refers to some."""
     if isinstance(owner, dict):
-        for key in [key for key, value in owner.items() if value is compiled]:
-            owner[key] = interpreted
+        owner.update({key: interpreted[id(value)] for key, value in owner.items() if id(value) in interpreted})
     elif isinstance(owner, list):
-        owner[:] = [interpreted if value is compiled else value for value in owner]
+        owner[:] = [interpreted.get(id(value), value) for value in owner]
     elif isinstance(owner, types.CellType):
-        owner.cell_contents = interpreted
+        owner.cell_contents = interpreted[id(owner.cell_contents)]
     else:
         # An object without a dictionary of its own refers to the values of its attributes itself.
-        for name in [name for name, value in getattr(owner, "__dict__", {}).items() if value is compiled]:
-            object.__setattr__(owner, name, interpreted)
+        attributes = getattr(owner, "__dict__", {})
+        for name in [name for name, value in attributes.items() if id(value) in interpreted]:
+            object.__setattr__(owner, name, interpreted[id(attributes[name])])
