@@ -61,6 +61,24 @@ def test_load_past_the_end_is_rejected_though_nobody_uses_it() -> None:
         copied(BLOCK - 1, load_masked=False)
 
 
+class Wrapped:
+    """A tensor in the clothes of another class, with an address of its own, as libraries of kernels have them."""
+
+    def __init__(self, tensor: torch.Tensor, offset: int) -> None:
+        self._tensor, self._offset, self.dtype, self.device = tensor, offset, tensor.dtype, tensor.device
+
+    def data_ptr(self) -> int:
+        return self._tensor.data_ptr() + self._offset * self._tensor.element_size()
+
+
+def test_the_memory_of_a_tensor_within_another_object_is_known() -> None:
+    x, output = torch.arange(BLOCK + 2, dtype=torch.float32), torch.empty(BLOCK)
+    copy_kernel[(1,)](Wrapped(x, 2), output, BLOCK, 0, LOAD_MASKED=False, STORE_MASKED=True, BLOCK=BLOCK)
+    assert torch.equal(output, x[2:])
+    with pytest.raises(TritonError, match=r"load of 4 bytes, 4 bytes outside of the memory of x_ptr \(1 of 64"):
+        copy_kernel[(1,)](Wrapped(x, 3), output, BLOCK, 0, LOAD_MASKED=False, STORE_MASKED=True, BLOCK=BLOCK)
+
+
 def test_load_before_the_beginning_is_rejected() -> None:
     with pytest.raises(TritonError, match=r"load of 4 bytes, 4 bytes outside of the memory of x_ptr \(1 of 64"):
         copied(BLOCK, first=-1, load_masked=False)

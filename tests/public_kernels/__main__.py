@@ -2,6 +2,7 @@
 
 Each kernel runs in a process of its own, once without claims and once with those that its documentation states.
 With ``--fetch-only`` the packages are downloaded and unpacked, and nothing is run: a later run needs no network.
+With ``--page`` the tables of docs/public_kernels.md are written from ``DIR/verdicts*.jsonl``, and nothing is run.
 ``DIR/verdicts.jsonl`` gets a line for each run, ``DIR/verdicts.md`` the table of all lines.
 """
 
@@ -20,7 +21,7 @@ import torch
 
 import fourfold
 from fourfold.core.claims import Claims
-from tests.public_kernels import releases
+from tests.public_kernels import page, releases
 from tests.public_kernels.kernels import KERNELS, Kernel
 
 
@@ -36,6 +37,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=300, help="seconds for one run of a kernel")
     parser.add_argument("--jobs", type=int, default=1, help="kernels that run at once")
     parser.add_argument("--fetch-only", action="store_true", help="download the packages, and run nothing")
+    parser.add_argument("--missing", action="store_true", help="only runs that the folder has no result of")
+    parser.add_argument("--page", action="store_true", help="write docs/public_kernels.md's tables, and run nothing")
     parser.add_argument("--child", choices=["none", "own"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     known = {kernel.name: kernel for kernel in KERNELS}
@@ -44,6 +47,9 @@ def main() -> None:
     chosen = [known[name] for name in options.only] or list(KERNELS)
     if options.child:
         print(json.dumps(verdict(chosen[0], options)))
+        return
+    if options.page:
+        page.PAGE.write_text(page.written(page.PAGE.read_text(), page.results_in(options.folder)))
         return
     for kernel in chosen:
         for package in (kernel.project, *kernel.needs):
@@ -58,6 +64,9 @@ def run_all(chosen: Sequence[Kernel], options: argparse.Namespace) -> None:
     runs = [(kernel, "own" if kernel.claims != Claims() else "none") for kernel in chosen]
     runs += [(kernel, "none") for kernel in chosen if kernel.claims != Claims()]
     runs = [(kernel, which) for kernel, which in runs if options.claims in (which, "both")]
+    if options.missing:
+        known = page.results_in(options.folder)
+        runs = [(kernel, which) for kernel, which in runs if (kernel.name, which, options.device) not in known]
     with ThreadPoolExecutor(options.jobs) as pool:
         for ended in as_completed([pool.submit(in_a_process, kernel, which, options) for kernel, which in runs]):
             record(options.folder, ended.result())

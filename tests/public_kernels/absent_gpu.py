@@ -25,7 +25,8 @@ def of_liger_kernel() -> None:
 def of_flag_gems() -> None:
     """Let flag-gems be imported: it looks for a GPU, and keeps compiled kernels of one.
 
-    Its launcher, which reuses what Triton's compiler returned, is left out: an interpreted kernel is not compiled.
+    Its launcher, which reuses what Triton's compiler returned, is left out: an interpreted kernel is not compiled. Of
+    its two forms of a pointwise kernel the one with plain pointers is taken: Triton 3.9 has no block pointers.
     """
     os.environ |= {"GEMS_VENDOR": "nvidia", "FLAGGEMS_DB_URL": "sqlite://"}
     runtime = importlib.import_module("flag_gems.runtime")
@@ -38,3 +39,4 @@ def of_flag_gems() -> None:
     )
     launcher = importlib.import_module("flag_gems.utils.libentry")
     launcher.libentry = importlib.import_module("flag_gems.utils").libentry = lambda: lambda kernel: kernel
+    importlib.import_module("flag_gems.utils.codegen_config_utils").get_codegen_config().prefer_block_pointer = False

@@ -110,16 +110,25 @@ def dynamic_tanh(x, alpha, gamma, beta):
     return gamma * torch.tanh(alpha * x) + beta
 
 
+def negative_log_likelihood(logits, target):
+    """The logarithm of the sum of powers, less the target's logit.
+
+    Where a row's largest logit is infinite it is NaN, and so is its gradient, as torch.nn.functional.cross_entropy's.
+    """
+    one = 1 + 0 * logits.amax(-1).detach()
+    return one * (logits.logsumexp(-1) - logits.gather(-1, target[:, None])[:, 0])
+
+
 @fourfold.operation(logits=tensor("rows cols"), target=tensor("rows", dtype="int64", high="cols"), sizes=SOME)
 def cross_entropy_rows(logits, target):
-    return logits.logsumexp(-1) - logits.gather(-1, target[:, None])[:, 0]
+    return negative_log_likelihood(logits, target)
 
 
 @fourfold.operation(
     logits=tensor("rows cols"), target=tensor("rows", dtype="int64", high="cols"), sizes={"rows": (1, None)} | SOME
 )
 def cross_entropy_mean(logits, target):
-    return (logits.logsumexp(-1) - logits.gather(-1, target[:, None])[:, 0]).mean()
+    return negative_log_likelihood(logits, target).mean()
 
 
 @fourfold.operation(

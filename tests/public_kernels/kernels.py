@@ -132,7 +132,7 @@ KERNELS = (
         "liger_kernel.ops.dyt:LigerDyTFunction",
         of.dynamic_tanh,
         applied,
-        Claims(contiguous=True),
+        Claims(contiguous=True, finite=True),
         without_gpu=absent_gpu.of_liger_kernel,
     ),
     Kernel(
@@ -153,8 +153,6 @@ KERNELS = (
         "liger_kernel.ops.cross_entropy:LigerCrossEntropyFunction",
         of.cross_entropy_mean,
         lambda f: lambda logits, target: f.apply(logits, target, None)[0],
-        # torch's own has NaN for infinite logits, too.
-        Claims(finite=True),
     ),
     Kernel(
         "fla-core/softmax",
@@ -212,8 +210,6 @@ KERNELS = (
         "fla.modules.fused_cross_entropy.ops:cross_entropy_loss",
         of.cross_entropy_rows,
         lambda f: lambda logits, target: f(logits, target)[0].to(logits.dtype),
-        # torch's own has NaN for infinite logits, too.
-        Claims(finite=True),
         needs=("einops",),
     ),
     Kernel(

@@ -40,6 +40,26 @@ class OutOfBounds(IndexError, Fault):
     """A kernel accessed memory that belongs to none of its tensors."""
 
 
+def tensor_of(argument: Any) -> torch.Tensor | None:
+    """The tensor whose memory an argument of a launch leads to, or None for a number.
+
+    An object of another class, Triton's TensorWrapper for one, has it among its attributes.
+    """
+    if isinstance(argument, torch.Tensor):
+        return argument
+    base = getattr(argument, "base", None)  # of a wrapper or a descriptor of Triton's
+    if isinstance(base, torch.Tensor) or not hasattr(argument, "data_ptr"):
+        return base if isinstance(base, torch.Tensor) else None
+    attributes = getattr(argument, "__dict__", {}).values()
+    return next((x for x in attributes if isinstance(x, torch.Tensor) and holds(x, argument.data_ptr())), None)
+
+
+def holds(tensor: Any, address: int) -> bool:
+    """Whether an address is within a tensor's storage."""
+    storage = tensor.untyped_storage()
+    return storage is not None and storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes()
+
+
 class Storages:
     """The storages of a launch's tensors. A kernel may access all of a storage, though its tensor is a part of it."""
 
@@ -48,8 +68,8 @@ class Storages:
         self.places: list[tuple[int, int, str]] = []
         for name, argument in arguments.items():
             for part in argument if isinstance(argument, tuple) else (argument,):
-                tensor = getattr(part, "base", part)
-                if isinstance(tensor, torch.Tensor):
+                tensor = tensor_of(part)
+                if tensor is not None:
                     storage = tensor.untyped_storage()
                     self.places.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), name))
 

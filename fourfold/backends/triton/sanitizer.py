@@ -26,6 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fourfold.backends.triton import interpreter as corrected
 from fourfold.backends.triton import interpreter_block_pointers as block_pointers
 from fourfold.backends.triton.interpreter_arithmetic import Handle, numpy_type
+from fourfold.backends.triton.interpreter_memory import holds, tensor_of
 from fourfold.backends.triton.sanitizer_races import MOST_SIGNALS, Accesses, Order, Race
 
 _TAG = 48
@@ -587,7 +588,7 @@ class Builder(corrected.Builder):
         for region in self.watch.regions.values():
             if region.start <= address < region.start + region.nbytes:
                 return address | (region.low >> _TAG) << _TAG
-        tensor = next((found for found in EXPOSED.values() if _holds(found, address)), None)
+        tensor = next((found for found in EXPOSED.values() if holds(found, address)), None)
         if tensor is None:
             return address
         region = self.watch.region("a tensor whose data_ptr() was taken", tensor)
@@ -596,17 +597,11 @@ class Builder(corrected.Builder):
 
 def _tensor_in(argument: Any) -> torch.Tensor:
     """The tensor whose address an object of another class gives as its own: Triton's TensorWrapper, for one."""
-    address = argument.data_ptr()
-    tensors = getattr(argument, "base", None), *getattr(argument, "__dict__", {}).values()
-    found = next((x for x in tensors if isinstance(x, torch.Tensor) and _holds(x, address)), None)
+    found = tensor_of(argument)
     if found is None:
         raise TypeError(f"the memory of an argument of type {type(argument).__name__} is not known: it is no tensor")
-    return found.as_strided((), (), (address - found.untyped_storage().data_ptr()) // found.element_size())
-
-
-def _holds(tensor: torch.Tensor | Exposed, address: int) -> bool:
-    storage = tensor.untyped_storage()
-    return storage is not None and storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes()
+    offset = (argument.data_ptr() - found.untyped_storage().data_ptr()) // found.element_size()
+    return found.as_strided((), (), offset)
 
 
 class Launch(corrected.Launch):

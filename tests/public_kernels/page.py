@@ -1,0 +1,123 @@
+"""Writes the tables of docs/public_kernels.md from the results of runs, so that no cell is typed in."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fourfold.core.claims import Claims
+from tests.public_kernels.judgements import JUDGEMENTS
+from tests.public_kernels.kernels import KERNELS, Kernel
+
+PAGE = Path(__file__).parents[2] / "docs" / "public_kernels.md"
+NOT_RUN = "not run yet"
+Results = dict[tuple[str, str, str], dict[str, Any]]
+HEAD = """\
+| kernel | CPU, no claims | H200, no claims | its claims | CPU, its claims | H200, its claims | judgement |
+|---|---|---|---|---|---|---|
+"""
+
+
+def results_in(folder: Path) -> Results:
+    """The results in ``verdicts*.jsonl``, by kernel, claims and device.
+
+    Of two results of the same run, that of the file whose name comes last stands. A result with other claims than the
+    kernel has now is left out.
+    """
+    found: Results = {}
+    claims = {kernel.name: {"none": "", "own": str(kernel.claims)} for kernel in KERNELS}
+    for file in sorted(folder.glob("verdicts*.jsonl")):
+        for line in file.read_text().splitlines():
+            each = json.loads(line)
+            if each.get("claims", "") in ("", claims.get(each["kernel"], {}).get(each["claimed"])):
+                found[each["kernel"], each["claimed"], each["device"]] = each
+    return found
+
+
+def said(result: dict[str, Any] | None) -> str:
+    """What one run came to, as a cell."""
+    if result is None:
+        return NOT_RUN
+    if "error" in result:
+        limit = re.search(r"not finished within \d+ seconds", result["error"])
+        return limit[0] if limit else "ended: " + result["error"].splitlines()[-1].replace("|", "\\|")
+    refused = sum(result["refusals"].values())
+    if refused and not result["passed"] and not result["failures"]:
+        return f"refused all: {refused}"
+    grade = result["grade"] if result["passed"] or result["failures"] else "nothing was verified"
+    return f"{'passed' if result['passed'] else 'failed'}, {grade}" + (f", {refused} refused" if refused else "")
+
+
+def row(kernel: Kernel, results: Results) -> str:
+    """A kernel's row of the table."""
+    free = [said(results.get((kernel.name, "none", device))) for device in ("cpu", "cuda")]
+    claims, bound = "none", ["", ""]
+    if kernel.claims != Claims():
+        claims = f"`{kernel.claims}`"
+        bound = [said(results.get((kernel.name, "own", device))) for device in ("cpu", "cuda")]
+    return "| " + " | ".join([kernel.name, *free, claims, *bound, JUDGEMENTS[kernel.name]]) + " |\n"
+
+
+def counterexamples(kernels: Sequence[Kernel], results: Results) -> Iterator[str]:
+    """The first failure of each kernel, as it was shown: with its claims if it fails so, else without."""
+    for kernel in kernels:
+        ways = [(which, device) for which in ("own", "none") for device in ("cpu", "cuda")]
+        runs = [results.get((kernel.name, *way)) for way in ways]
+        failed = next((run for run in runs if run is not None and run.get("failures")), None)
+        if failed is None:
+            continue
+        check, message, *more = (line.strip() for line in first_failure(failed).splitlines())
+        claims = "with its claims" if failed["claimed"] == "own" else "without claims"
+        yield (
+            f"- **{kernel.name}**, {claims}, {check}:\n  {message}"
+            + "".join(f";\n  {line}" for line in more[:1])
+            + "\n"
+        )
+
+
+def first_failure(result: dict[str, Any]) -> str:
+    """Check and dtype, message, and the shapes of the first failure, a line each."""
+    head, message = result["failures"][0].split(": ", 1)
+    lines = re.sub(r"^[^:]* · [^:]*: ", "", message).splitlines()
+    return "\n".join([head, lines[0], *[line for line in lines[1:] if line.startswith("with ")]])
+
+
+def count(kernels: Sequence[Kernel], results: Results) -> str:
+    """How many kernels there are, and how many passed, in a few sentences."""
+    projects = {kernel.project for kernel in kernels}
+    lines = [f"These are {len(kernels)} kernels of {len(projects)} projects."]
+    for device, name in (("cpu", "the CPU"), ("cuda", "an H200")):
+        free = [results.get((kernel.name, "none", device)) for kernel in kernels]
+        own = [results.get((kernel.name, "none" if kernel.claims == Claims() else "own", device)) for kernel in kernels]
+        if not any(free) and not any(own):
+            continue
+        both = sum(1 for one, two in zip(free, own) if one and two)
+        line = f"On {name} {both} ran in both ways: {passed(free)} pass without claims, {passed(own)} with their own"
+        machines = {
+            f"torch {each['versions']['torch']}, Triton {each['versions']['triton']}"
+            for each in results.values()
+            if each["device"] == device and "versions" in each
+        }
+        lines.append(f"{line} ({'; '.join(sorted(machines))}).")
+    return "\n".join(lines) + "\n"
+
+
+def passed(results: Iterable[dict[str, Any] | None]) -> int:
+    """How many of some runs passed."""
+    return sum(1 for result in results if result is not None and result.get("passed", False))
+
+
+def written(page: str, results: Results) -> str:
+    """A page whose generated parts, between pairs of HTML comments, are those of some results."""
+    parts = {
+        "count": count(KERNELS, results),
+        "table": HEAD + "".join(row(kernel, results) for kernel in KERNELS),
+        "counterexamples": "".join(counterexamples(KERNELS, results)),
+    }
+    for name, text in parts.items():
+        between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        page, replaced = between.subn(lambda found, text=text: f"{found[1]}\n{text}\n{found[2]}", page)  # type: ignore[misc]
+        if replaced != 1:
+            raise ValueError(f"the page has {replaced} parts named {name}")
+    return page
