@@ -3,7 +3,7 @@
 Each kernel runs in a process of its own, once without claims and once with those that its documentation states.
 With ``--fetch-only`` the packages are downloaded and unpacked, and nothing is run: a later run needs no network.
 With ``--page`` the tables of docs/public_kernels.md are written from ``DIR/verdicts*.jsonl``, and nothing is run.
-``DIR/verdicts.jsonl`` gets a line for each run, ``DIR/verdicts.md`` the table of all lines.
+``DIR/verdicts.jsonl`` gets a line for each run.
 """
 
 import argparse
@@ -85,7 +85,8 @@ def in_a_process(kernel: Kernel, which: str, options: argparse.Namespace) -> dic
         )
         said = json.loads(ended.stdout.splitlines()[-1]) if ended.returncode == 0 else {}
         if ended.returncode != 0:
-            said = {"error": "\n".join(ended.stderr.splitlines()[-5:])}
+            last = "\n".join(ended.stderr.splitlines()[-5:])
+            said = {"error": last or f"ended with status {ended.returncode}"}
     except subprocess.TimeoutExpired:
         said = {"error": f"not finished within {options.limit} seconds"}
     result = {**about, **said, "seconds": round(time.monotonic() - started, 1)}
@@ -130,7 +131,7 @@ def verdict(kernel: Kernel, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def record(folder: Path, result: dict[str, Any]) -> None:
-    """Keep one result in place of an earlier one of the same run, and write the table anew."""
+    """Keep one result in place of an earlier one of the same run."""
     file = folder / "verdicts.jsonl"
     kept = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     same = ("kernel", "claimed", "device")
@@ -138,12 +139,10 @@ def record(folder: Path, result: dict[str, Any]) -> None:
     names = [kernel.name for kernel in KERNELS]
     kept.sort(key=lambda each: (names.index(each["kernel"]) if each["kernel"] in names else -1, each["claimed"]))
     file.write_text("".join(json.dumps(each) + "\n" for each in kept))
-    head = "| kernel | version | claims | CPU | grade | refused | seconds |\n|---|---|---|---|---|---|---|\n"
-    (folder / "verdicts.md").write_text(head + "".join(row(each) + "\n" for each in kept))
 
 
 def row(result: dict[str, Any]) -> str:
-    """One line of the table."""
+    """What is printed when a run has ended."""
     said = "not run: " + result["error"].splitlines()[-1] if "error" in result else None
     passed = said or ("passed" if result["passed"] else "failed")
     refused = sum(result.get("refusals", {}).values())
