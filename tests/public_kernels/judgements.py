@@ -38,7 +38,7 @@ JUDGEMENTS = {
     "torchvision/generalized_box_iou_loss": "right",
     "torchvision/distance_box_iou_loss": "right",
     "torchvision/complete_box_iou_loss": "[ignores `eps`](#torchvision)",
-    "torchvision/sigmoid_focal_loss": _STORAGE,
+    "torchvision/sigmoid_focal_loss": "right for finite numbers; rounds between its steps",
     "fvcore/giou_loss": _STORAGE,
     "fvcore/smooth_l1_loss": "[NaN gradients of large numbers](#fvcore)",
     "torchtune/RMSNorm": "right",
