@@ -34,7 +34,7 @@ from fourfold.checks.laws import law_holds
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.repeatability import repeats_bit_for_bit
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Failure, Search, Subject, Unsuitable
 from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.core import registry
 from fourfold.core.case import Case
@@ -94,8 +94,8 @@ class Given(Search):
         """Run the body on the wanted cases, whatever the check's own strategy."""
         for name, case in self.given.items():
             if self.wanted(name):
-                with _of_case(name), contextlib.suppress(hypothesis.errors.UnsatisfiedAssumption):
-                    body(case)
+                with _of_case(name):
+                    self._ran(body, case)
 
     def for_all(
         self,
@@ -612,7 +612,7 @@ def _each(
 ) -> None:
     """Replace `Search.cases`: run each given case."""
     for name, case in cases.items():
-        with contextlib.suppress(hypothesis.errors.UnsatisfiedAssumption):
+        with contextlib.suppress(Unsuitable):
             run(name, body, case)
 
 

@@ -8,9 +8,12 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from fourfold.mutation import known
+from fourfold.checks.search import need
+from fourfold.core.case import Case
+from fourfold.mutation import known, trial
 from fourfold.mutation.cuda_mutants import cuda_mutants
 from fourfold.mutation.mutant import Mutant
 from fourfold.mutation.triton_mutants import triton_mutants
@@ -478,6 +481,18 @@ def test_command_reports_every_mutant_and_fails_where_one_survives_that_is_not_l
     assert outcomes["status"] == bool(survivors)
     assert "8 mutants in" in outcomes["printed"]
     assert outcomes["printed"].count("survived: ") == len(survivors)
+
+
+def test_a_case_that_a_check_has_no_use_for_is_left_out() -> None:
+    cases = {name: Case({}, np.full(1, value)) for name, value in (("none", 0.0), ("some", 1.0))}
+    seen: list[float] = []
+
+    def body(case: Case) -> None:
+        need(case.grad_output.any())
+        seen.extend(case.grad_output)
+
+    trial.Given(cases, lambda name: True).cases(None, "forward", body)
+    assert seen == [1.0]
 
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])

@@ -345,6 +345,7 @@ KERNELS = (
         "torchtune.modules.rms_norm:RMSNorm",
         of.rms_norm,
         torchtune_norm,
+        Claims(finite=True),
         bare=("torchtune", "torchtune.modules"),
     ),
     Kernel(
