@@ -95,13 +95,18 @@ def on_host(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def differing(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
-    """Count the elements of each pair that differ in any bit (all if the shapes differ), synchronizing a GPU once."""
+    """Count the elements of each pair that differ in any bit (all if the shapes differ).
+
+    Of pairs on one device a GPU is waited for once. Pairs may lie on several devices.
+    """
     counts = [
         torch.count_nonzero(bits(one) != bits(other))
         if one.shape == other.shape
         else torch.tensor(max(one.numel(), other.numel(), 1), device=one.device)
         for one, other in pairs
     ]
+    if len({count.device for count in counts}) > 1:
+        return [int(count) for count in counts]
     return torch.stack(counts).tolist() if counts else []
 
 

@@ -159,3 +159,15 @@ def test_allocations_inside_of_operators_are_seen_forward_and_backward(make: Cal
     for tensor in (output.detach(), gradient):
         assert is_poison(tensor, POISONS[1])
         assert tensor.storage_offset() * tensor.element_size() == REDZONE_BYTES
+
+
+def test_tensors_of_two_devices_are_looked_at(device: str) -> None:
+    """A module is often made on the CPU, and its weight replaced by one on a GPU."""
+    if device == "cpu":
+        pytest.skip("needs --device cuda")
+    with Arena(1.0) as arena:
+        on_gpu, on_cpu = torch.empty(3, device=device), torch.empty(3)
+    assert on_gpu.device.type == "cuda"
+    assert not list(arena.trespasses())
+    on_cpu.as_strided((1,), (1,), on_cpu.storage_offset() - 1).zero_()
+    assert len(list(arena.trespasses())) == 1
