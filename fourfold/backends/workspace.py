@@ -1,5 +1,7 @@
 """Counters with which a launch finds its last block. A counter is 0 before each launch, and the launch resets it."""
 
+import threading
+
 import torch
 
 from fourfold.compat import torch_internals
@@ -8,6 +10,8 @@ _COUNTERS = 1 << 14  # per device; one for each stream, and one for each call ca
 _slabs: dict[int, torch.Tensor] = {}
 _used: dict[int, int] = {}
 _of_stream: dict[tuple[int, int], torch.Tensor] = {}
+# Threads on streams of their own must not take the same counter.
+_taking = threading.Lock()
 
 
 def counter(device: torch.device) -> torch.Tensor:
@@ -38,8 +42,9 @@ def counter(device: torch.device) -> torch.Tensor:
 
 
 def _next(index: int) -> torch.Tensor | None:
-    used = _used.get(index, _COUNTERS)
-    if used == _COUNTERS:
-        return None
-    _used[index] = used + 1
+    with _taking:
+        used = _used.get(index, _COUNTERS)
+        if used == _COUNTERS:
+            return None
+        _used[index] = used + 1
     return _slabs[index][used : used + 1]

@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -105,6 +106,8 @@ class Language:
 
 
 LANGUAGE = Language()
+# The interpreter has one builder, which knows the place of one program: launches of several threads take turns.
+_RUNNING = threading.RLock()
 
 
 class Launch(interpreter.GridExecutor):
@@ -129,7 +132,7 @@ class Launch(interpreter.GridExecutor):
             hook(*args, **named)
         bound = self.signature.bind(*args, **named)
         bound.apply_defaults()
-        with LANGUAGE.interpreted(), np.errstate(all="ignore"), memory_of(bound.arguments):
+        with _RUNNING, LANGUAGE.interpreted(), np.errstate(all="ignore"), memory_of(bound.arguments):
             self.run_programs(bound.arguments)
         if copied:
             self._restore_args_dev(args_dev, args, kwargs, named)
