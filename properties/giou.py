@@ -295,5 +295,6 @@ operation = Operation(
     cost=cost,
     workloads=workloads,
     axes=ARGUMENTS.axes,
+    ranges=ARGUMENTS.ranges,
     source="Rezatofighi et al., Generalized Intersection over Union, CVPR 2019",
 )

@@ -272,5 +272,6 @@ operation = Operation(
     cost=cost,
     workloads=workloads,
     axes=ARGUMENTS.axes,
+    ranges=ARGUMENTS.ranges,
     source="Accelerating AI/ML Model Training with Custom Operators, 2024: the padded loss, with Rezatofighi's clamp",
 )

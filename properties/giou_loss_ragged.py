@@ -13,6 +13,7 @@ from fourfold.core.dtypes import DType
 from fourfold.core.operation import Cost, Evaluate, Operation, Relation
 from fourfold.core.relations import equals_exactly
 from fourfold.core.workloads import Make, tiled, whole
+from fourfold.strategies.arguments import reversed_offsets
 from fourfold.strategies.arrays import GENERATORS
 
 from .boxes import (
@@ -169,6 +170,11 @@ def equals_the_padded_loss(evaluate: Evaluate, case: Case, dtype: DType) -> Iter
     yield Relation(here.gradients["target"], there.gradients["target"][sample, place])
 
 
+def samples_in_reverse(case: Case) -> dict[str, np.ndarray]:
+    """The offsets of samples that have as many boxes as the case's, in reverse order."""
+    return {"offsets": reversed_offsets(case["offsets"])}
+
+
 ARGUMENTS = Arguments(
     pred=tensor("batch max_boxes 4"), target=tensor("total 4"), offsets=integers("batch+1", 0, 2, 5), eps=positive(1e-5)
 )
@@ -235,5 +241,7 @@ operation = Operation(
     cost=cost,
     workloads=workloads,
     axes=ARGUMENTS.axes,
+    ranges=ARGUMENTS.ranges,
+    other_integers=samples_in_reverse,
     source="Accelerating AI/ML Model Training with Custom Operators, 2024: the ragged loss, with Rezatofighi's clamp",
 )

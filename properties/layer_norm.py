@@ -364,5 +364,6 @@ operation = Operation(
     cost=cost,
     workloads=workloads,
     axes=ARGUMENTS.axes,
+    ranges=ARGUMENTS.ranges,
     source="Ba, Kiros, Hinton, Layer Normalization, 2016",
 )

@@ -353,5 +353,6 @@ operation = Operation(
     cost=cost,
     workloads=workloads,
     axes=ARGUMENTS.axes,
+    ranges=ARGUMENTS.ranges,
     source="Higham, Accuracy and Stability of Numerical Algorithms, section 3.5; leaky_relu: Maas et al., ICML 2013",
 )

@@ -21,7 +21,7 @@ from fourfold.compat import python_internals, torch_internals
 from fourfold.core.case import Case, is_floating
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
 from fourfold.core.dtypes import DType, differing
-from fourfold.core.operation import gradients_of
+from fourfold.core.operation import gradients_of, reference
 from fourfold.core.running_error import Bounded
 
 # How long to wait for a thread that a call has left running, before its results are compared again.
@@ -32,11 +32,22 @@ OVERWRITTEN = 7.0
 CYCLES_BEFORE_INPUTS = 100_000_000
 
 
-def _changed(case: Case, dtype: DType) -> Case:
-    """A case of the same shapes, layouts and integers, with each floating-point input scaled by a factor of its own.
+def changed(subject: Subject, case: Case) -> Case:
+    """A case of the same shapes and layouts, with other integers, and each floating-point input scaled by its factor.
 
-    The factors are positive powers of two, so that valid rows stay valid and boxes keep their shape.
+    The factors are positive powers of two, so that valid rows stay valid and boxes keep their shape. Integers stay as
+    they are where the record of the operation knows of no others, or the shape of the result depends on them.
     """
+    other = scaled(case, subject.dtype)
+    if integers := subject.operation.other_integers(case):
+        moved = replace(other, inputs={**other.inputs, **integers})
+        if reference(subject.operation, moved, subject.dtype).shape == case.grad_output.shape:
+            return moved
+    return other
+
+
+def scaled(case: Case, dtype: DType) -> Case:
+    """A case of the same shapes, layouts and integers, with each floating-point input scaled by a factor of its own."""
     inputs, factor = {}, 0.5
     for name, array in case.inputs.items():
         floating = is_floating(array)
@@ -45,7 +56,7 @@ def _changed(case: Case, dtype: DType) -> Case:
     return replace(case, inputs=inputs, grad_output=(case.grad_output.astype(dtype.wide) * -0.5).astype(dtype.numpy))
 
 
-def _tells_apart(expected: dict[str, Bounded], former: dict[str, Bounded], dtype: DType) -> bool:
+def tells_apart(expected: dict[str, Bounded], former: dict[str, Bounded], dtype: DType) -> bool:
     """Whether the comparison rejects each former result in place of the expected one."""
     for name, result in expected.items():
         try:
@@ -146,10 +157,10 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
     """
 
     def body(case: Case) -> None:
-        other = _changed(case, subject.dtype)
+        other = changed(subject, case)
         expected, expected_of_other = expected_results(subject, case), expected_results(subject, other)
         # Otherwise a former result in place of the right one would go unnoticed.
-        need(_tells_apart(expected_of_other, expected, subject.dtype))
+        need(tells_apart(expected_of_other, expected, subject.dtype))
         for gradients in (False, True)[: 1 + subject.differentiable]:
             history = _History(subject, case.parameters, gradients)
             given, values = given_tensors(subject, case), given_tensors(subject, other)
@@ -182,9 +193,9 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
     """On a GPU, a call on a stream reads what earlier work on that stream writes, however late it runs."""
 
     def body(case: Case) -> None:
-        other = _changed(case, subject.dtype)
+        other = changed(subject, case)
         expected, names = expected_results(subject, case), subject.operation.differentiable_in(case)
-        need(_tells_apart(expected, expected_results(subject, other), subject.dtype))
+        need(tells_apart(expected, expected_results(subject, other), subject.dtype))
         given, values = given_tensors(subject, other), given_tensors(subject, case)
         need(_lie_alike(given, values))
         for name in names if subject.differentiable else ():

@@ -56,6 +56,7 @@ class Parameter:
     good: Any
     out_of_range: Mapping[str, Any] = field(default_factory=dict)
     of_another_type: Mapping[str, Any] = field(default_factory=dict)
+    range: tuple[float, float] | None = None  # any number between the two is taken
 
 
 def tensor(axes: str | None, says: str | None = None) -> TensorArgument:
@@ -76,13 +77,13 @@ def integers(axes: str, *values: int) -> TensorArgument:
 def positive(good: float) -> Parameter:
     """A number that must be above 0 and finite."""
     within = not_negative(good)
-    return Parameter(good, {"zero": 0.0, **within.out_of_range}, within.of_another_type)
+    return Parameter(good, {"zero": 0.0, **within.out_of_range}, within.of_another_type, within.range)
 
 
 def not_negative(good: float) -> Parameter:
     """A number that must be 0 or above, and finite."""
     out_of_range = {"negative": -good, "not_a_number": math.nan, "infinite": math.inf, "lowest": -math.inf}
-    return Parameter(good, out_of_range, {"a_string": str(good), "none": None})
+    return Parameter(good, out_of_range, {"a_string": str(good), "none": None}, (0.0, math.inf))
 
 
 def one_of(*choices: str) -> Parameter:
@@ -101,6 +102,11 @@ class Arguments:
     def axes(self) -> dict[str, str]:
         """The notation of each tensor's axes, of those of which something is known."""
         return {name: " ".join(tensor.axes) for name, tensor in self._tensors.items() if tensor.axes is not None}
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The numbers between which each parameter may be, of those of which that is known."""
+        return {name: each.range for name, each in self._parameters.items() if each.range is not None}
 
     @cached_property
     def good(self) -> dict[str, Any]:

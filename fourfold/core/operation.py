@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Protocol, Self
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from hypothesis.strategies import SearchStrategy
 
@@ -77,6 +78,11 @@ class Cost:
     flops: int
 
 
+def no_integers(case: Case) -> dict[str, np.ndarray]:
+    """No input has other integers that are known to be valid."""
+    return {}
+
+
 def what_must_be_moved(case: Case) -> tuple[Cost, Cost]:
     """Inputs in and the output out, an operation for each of its elements; backward may hand the cotangent on."""
     output = case.grad_output
@@ -111,6 +117,10 @@ class Operation:
         axes: the notation of the axes of inputs, by name: see `fourfold.core.axes`. Unless given, nothing is known.
         ordinary: inputs that are given no special values beyond those that `cases` draws, as the operation is not
             defined outside of their range.
+        ranges: by name, parameters that may be any number between two, neither of which may be given. The checks draw
+            numbers far from those of `cases`.
+        other_integers: of a case, other values of the inputs that hold integers, by name: of the same shape and dtype,
+            and valid beside the other inputs. Unless given, integers stay as they are.
     """
 
     name: str
@@ -128,6 +138,8 @@ class Operation:
     workloads: Mapping[str, Mapping[str, Make]] = FOLLOWS
     axes: Mapping[str, str] = field(default_factory=dict)
     ordinary: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    other_integers: Callable[[Case], Mapping[str, np.ndarray]] = no_integers
 
     def differentiable_in(self, case: Case) -> tuple[str, ...]:
         """The names in `differentiable` of the inputs that a case has: an input that may be None may be absent."""
@@ -214,12 +226,12 @@ def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[
 
 
 def gradients_of(
-    output: torch.Tensor, inputs: Sequence[torch.Tensor], grad_output: torch.Tensor
+    output: torch.Tensor, inputs: Sequence[torch.Tensor], grad_output: torch.Tensor, retain_graph: bool = False
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of an implementation's output, by its own backward pass, whose exceptions are marked so."""
     with by_the_implementation():
         # The gradient of an input that the output does not depend on is 0.
-        return torch.autograd.grad(output, inputs, grad_output, materialize_grads=True)
+        return torch.autograd.grad(output, inputs, grad_output, retain_graph=retain_graph, materialize_grads=True)
 
 
 def evaluate_tensors(

@@ -91,6 +91,10 @@ class TensorInput:
         few = st.builds(lambda found, kind: np.array(found, kind).reshape(shape), flat, st.sampled_from(self.dtypes))
         return st.one_of(few, bulk)
 
+    def other_integers(self, array: np.ndarray) -> np.ndarray | None:
+        """Other integers that are as valid as those of an array; None where none are known."""
+        return np.flip(array).copy() if self.dtypes and self.make is None else None
+
     def _checked(self, array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
         if array.shape != shape:
             raise ValueError(f"make of a tensor returned shape {list(array.shape)}, where {list(shape)} was asked for")
@@ -114,6 +118,15 @@ class Ragged(TensorInput):
         """The lengths or the offsets of samples that have so many rows each."""
         numbers = np.concatenate([[0], np.cumsum(counts)]) if self.are_offsets else np.asarray(counts)
         return numbers.astype(self.dtypes[place % len(self.dtypes)])
+
+    def other_integers(self, array: np.ndarray) -> np.ndarray:
+        """Those of the same samples in reverse order."""
+        return reversed_offsets(array) if self.are_offsets else array[::-1].copy()
+
+
+def reversed_offsets(offsets: np.ndarray) -> np.ndarray:
+    """The offsets of a ragged batch whose samples come in reverse order."""
+    return np.ascontiguousarray((offsets[-1] - offsets)[::-1])
 
 
 @dataclass(frozen=True)

@@ -295,6 +295,11 @@ class Declaration:
         floating = [of for of in self.tensors.values() if not of.dtypes]
         return max((int(np.prod(notation.shape(of.axes, sizes, leading))) for of in floating), default=1)
 
+    def other_integers(self, case: Case) -> dict[str, np.ndarray]:
+        """Other integers of a case, by input: see `TensorInput.other_integers`."""
+        found = {name: self.tensors[name].other_integers(array) for name, array in case.inputs.items()}
+        return {name: array for name, array in found.items() if array is not None}
+
     def may_repeat(self, name: str) -> bool:
         """Whether numbers of an input may be repeated in place of others: its rows do not depend on one another."""
         of = self.tensors[name]

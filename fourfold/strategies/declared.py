@@ -130,6 +130,7 @@ def _made(
         "source": _place(definition),
         "smooth": declaration.smooth if own_cases is None else FOLLOWS,
         "axes": {argument: " ".join(of.axes) for argument, of in declaration.tensors.items()},
+        "other_integers": declaration.other_integers,
         "ordinary": tuple(argument for argument, of in declaration.tensors.items() if not of.special),
     }
     record |= {**fields, "examples": examples}
