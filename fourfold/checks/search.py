@@ -112,6 +112,16 @@ class Subject:
             self.implementation, self.operation, case, self.dtype, self.device, wanted, place, watch
         )
 
+    def small_example(self) -> dict[str, Case]:
+        """The smallest named example whose result has several numbers, else of those with any; none without either."""
+        made = {name: make(self.dtype) for name, make in self.operation.examples.items()}
+        filled = [name for name, case in made.items() if case.grad_output.size]
+
+        def smallness(name: str) -> tuple[bool, int]:
+            return made[name].grad_output.size == 1, sum(array.size for array in made[name].inputs.values())
+
+        return {name: made[name] for name in sorted(filled, key=smallness)[:1]}
+
     def needs_gradients(self) -> None:
         """Require that the implementation has gradients.
 
@@ -148,6 +158,8 @@ class Search:
     refusals: Refusals | None = None
     # What is wrong, and no failure: a bad input that gives a result, say.
     warnings: list[str] = field(default_factory=list)
+    # What a check has found out beside its claim: which rate of wrong calls is excluded, say.
+    remarks: list[str] = field(default_factory=list)
     grade: str = EXACT
 
     def saw(self, *agreements: Agreement) -> None:
@@ -234,6 +246,15 @@ class Search:
             return False
         return True
 
+    def one(self, name: str, case: Case, body: Callable[[Case], None]) -> bool:
+        """Run `body` on a named case; gives whether it was of use: suitable, and not refused."""
+        self.note(case)
+        try:
+            return self._ran(body, case)
+        except Exception as error:
+            error.add_note(f"Named example {name}: {case!r}")
+            raise
+
     def cases(
         self,
         subject: Subject,
@@ -257,12 +278,7 @@ class Search:
             examples = min(examples, BRIEF_GENERATED)
         if not self.blob:
             for name, case in self._named(subject, named and not few, also):
-                self.note(case)
-                try:
-                    self._ran(body, case)
-                except Exception as error:
-                    error.add_note(f"Named example {name}: {case!r}")
-                    raise
+                self.one(name, case, body)
 
         if self.refusals is not None and self.refusals.total and not self.ran:
             examples = min(examples, AFTER_REFUSALS)
@@ -293,6 +309,8 @@ class Search:
         """Search `among` cases of at most so many elements. After a failure search again, for a case that is small."""
         try:
             among(most, shrink=False)
+        except hypothesis.errors.Unsatisfiable:
+            raise  # no case was of use, and there is nothing to shrink
         except Exception:
             if hypothesis.Phase.shrink in hypothesis.settings().phases and not self.brief:
                 for elements in (FEW_ELEMENTS, most):

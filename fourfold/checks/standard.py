@@ -17,15 +17,21 @@ from fourfold.checks import (
     forward,
     gradcheck,
     grades,
+    graph,
     history,
+    interleaving,
     laws,
+    many_calls,
     memory,
+    modes,
     offsets,
+    parameters,
     repeatability,
     results,
     saved_tensors,
     search,
     single_gradients,
+    threads,
 )
 from fourfold.checks.search import Search, Subject, Unsupported
 from fourfold.core import (
@@ -59,6 +65,7 @@ class Check:
         gradients: whether it is about gradients.
         batched: whether it is about operations that have batches.
         examples: at most so many generated cases; None for as many as asked for.
+        concerns: whether it has something to say of an operation.
     """
 
     name: str
@@ -70,6 +77,7 @@ class Check:
     gradients: bool = False
     batched: bool = False
     examples: int | None = None
+    concerns: Callable[[Operation], bool] = lambda operation: True
 
     def of(self, dtypes: Sequence[str]) -> list[str]:
         """Which of the claimed dtypes it looks at."""
@@ -110,13 +118,35 @@ STANDARD = (
     Check(
         name="saved tensors", run=saved_tensors.backward_is_of_the_call, dtypes=("float32",), gradients=True, examples=3
     ),
+    # Nor do the calls around a call, or its place in the graph.
+    Check(name="interleaving", run=interleaving.backward_passes_may_interleave, dtypes=("float32",), gradients=True),
+    Check(name="graph", run=graph.place_in_the_graph_does_not_matter, dtypes=("float32",), gradients=True),
     Check(name="gradcheck", run=gradcheck.gradcheck, only="float64", gradients=True),
     # Reads and writes depend on the width of an element, and on whether it is converted.
     Check(name="memory", run=memory.memory_is_respected, dtypes=("float16", "float32"), all_nightly=True),
     # The order of a sum is the same in every dtype.
     Check(name="repeatability", run=repeatability.repeats_bit_for_bit, dtypes=("float16", "float32"), all_nightly=True),
     Check(name="history", run=history.history_does_not_matter),
+    Check(name="many calls", run=many_calls.each_of_many_calls_is_alike, dtypes=("float32",)),
     Check(name="late inputs", run=history.late_inputs_are_waited_for, devices=("cuda",)),
+    # What a wrapper does in a mode, and with what threads share, does not depend on the dtype.
+    Check(name="modes", run=modes.modes_do_not_matter, dtypes=("float32",), examples=12),
+    Check(name="autocast", run=modes.autocast_changes_precision_alone, only="float32", examples=12),
+    Check(name="threads", run=threads.threads_do_not_matter, dtypes=("float32",)),
+    Check(
+        name="defaults",
+        run=parameters.defaults_are_the_definitions,
+        dtypes=("float32",),
+        concerns=lambda operation: bool(parameters.defaults_of(operation)),
+    ),
+    Check(
+        name="parameters",
+        run=parameters.parameters_may_be_far_from_the_usual,
+        dtypes=("float32",),
+        all_nightly=True,
+        examples=12,
+        concerns=lambda operation: bool(operation.ranges),
+    ),
     Check(name="batch", run=batches.the_batch_does_not_matter, batched=True),
     # Offsets are computed alike for all dtypes.
     Check(name="offsets", run=offsets.offsets_may_pass_32_bits, dtypes=("float16", "float32")),
@@ -159,6 +189,7 @@ def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
         check
         for check in (*STANDARD, *of_laws, BAD_INPUT)
         if device in check.devices
+        and check.concerns(operation)
         and ((claims.gradients and operation.differentiable) or not check.gradients)
         and (operation.batched or not check.batched)
         and (check is not BAD_INPUT or operation.errors)
@@ -168,7 +199,8 @@ def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
 # A kernel that replaces what judges it, to be called right, is found out.
 for _judge in (
     *(arena, backward, bad_input, batches, dispatch, fallback, forward, gradcheck, grades, history, laws, memory),
-    *(offsets, repeatability, results, saved_tensors, search, single_gradients),
+    *(offsets, repeatability, results, saved_tensors, search, single_gradients, graph, interleaving, many_calls, modes),
+    *(parameters, threads),
     *(comparison, dtypes, operation, running_error, running_error_arrays, running_error_rules),
 ):
     tampering.watch(_judge)

@@ -52,6 +52,7 @@ class Outcome:
         refusals: how many cases were refused, by reason.
         seconds: how long it took.
         failure: of a failed check.
+        remarks: what it has found out beside its claim.
     """
 
     check: str
@@ -64,6 +65,7 @@ class Outcome:
     refusals: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     failure: Finding | None = None
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +165,7 @@ class Verdict:
             also = f" (and {len(same) - 1} other checks)" if len(same) > 1 else ""
             yield f"\n{number}. {outcome.check}, {outcome.dtype}{also}: {failure}"
         yield from (f"not passed: {line}" for line in self.shortcomings)
+        yield from (f"{o.check}, {o.dtype}: {remark}" for o in self.outcomes for remark in o.remarks)
         yield from (f"warning: {line}" for line in self.warnings[:SHOWN])
         if len(self.warnings) > SHOWN:
             yield f"warning: and {len(self.warnings) - SHOWN} more"

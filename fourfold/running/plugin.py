@@ -178,6 +178,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         and cell.backend in only.get("backends", [cell.backend])
         and (not only.get("kernels") or computes(cell, metafunc.config))
         and (not only.get("batched") or selection.operations[cell.operation].batched)
+        and (check is None or check.concerns(selection.operations[cell.operation]))
     ]
     if check:
         cells = looked_at(cells, check, hypothesis.settings.get_current_profile_name() == NIGHTLY)
@@ -344,6 +345,7 @@ def pytest_runtest_makereport(
     if call.when == "call" and search is not None:
         seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds, "grade": search.grade}
         seen |= {"refusals": dict(search.refusals.counts) if search.refusals else {}, "warnings": search.warnings}
+        seen["remarks"] = search.remarks
         item.user_properties.append((SEARCH, seen))
     report = yield
     identity = Identity.of_item(item)
@@ -400,6 +402,8 @@ class Record:
                 tally.seconds += seen["seconds"]
                 tally.refusals.update(seen["refusals"])
                 tally.warnings += [said for said in seen["warnings"] if said not in tally.warnings]
+                if identity.cell.backend == CANDIDATE:
+                    tally.remarks += [said for said in seen["remarks"] if said not in tally.remarks]
                 tally.storage |= seen["grade"] == STORAGE
 
     def _shorten(self, report: Any) -> None:

@@ -27,6 +27,8 @@ class Tally:
     refusals: Counter[str] = field(default_factory=Counter)
     # What is no failure, and worth to be known.
     warnings: list[str] = field(default_factory=list)
+    # What checks of somebody's own implementation have found out beside their claims.
+    remarks: list[str] = field(default_factory=list)
     # Whether the implementation is as exact as its dtype can store, and no more.
     storage: bool = False
 
@@ -97,6 +99,7 @@ class Matrix:
             cases = tally.examples + tally.refusals.total()
             for reason, count in tally.refusals.most_common(SHOWN):
                 yield f"{cell}: refused {count} of {cases} cases: {reason}"
+            yield from (f"{cell}: {said}" for said in tally.remarks)
             yield from (f"{cell}: warning: {said}" for said in tally.warnings[:SHOWN])
             if len(tally.warnings) > SHOWN:
                 yield f"{cell}: warning: and {len(tally.warnings) - SHOWN} more"

@@ -288,7 +288,7 @@ class _Trial:
 
     def outcome(self, check: Check, dtype: str, search: Search) -> tuple[Outcome, list[str]]:
         """What one check came to, and its warnings."""
-        search.refusals, search.warnings = Refusals() if self.refusals else None, []
+        search.refusals, search.warnings, search.remarks = Refusals() if self.refusals else None, [], []
         search.started = time.perf_counter()
         subject = self.subject(dtype)
         told: dict[str, Any] = {"outcome": PASSED}
@@ -313,6 +313,7 @@ class _Trial:
             examples=search.ran,
             refusals=refused,
             seconds=round(search.seconds, 3),
+            remarks=tuple(search.remarks),
             **told,
         )
         return made, search.warnings

@@ -248,14 +248,20 @@ ENTRIES = {
 }
 
 
+# The checks that have nothing to do with what is computed.
+AROUND = ("history", "interleaving", "graph", "many calls", "modes", "autocast", "threads")
+
+
 def judged(entry: Entry, function: Function, device: str, *only: str) -> Verdict:
-    claims = Claims(**{"dtypes": DTYPES, "finite": True, "largest": 1e3, "accuracy": "storage", **entry.claims})
+    claimed = {"dtypes": DTYPES, "finite": True, "largest": 1e3, "accuracy": "storage", **entry.claims}
+    # On a GPU torch adds up some gradients in any order.
+    claims = Claims(**{"deterministic": device == "cpu", **claimed})
     return fourfold.verify(function, entry.definition, claims=claims, device=device, examples=5, seed=1, only=only)
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_torchs_function_is_accepted(name: str, device: str) -> None:
-    verdict = judged(ENTRIES[name], ENTRIES[name].function, device, "forward", "backward", "history")
+    verdict = judged(ENTRIES[name], ENTRIES[name].function, device, "forward", "backward", *AROUND)
     assert verdict.passed, str(verdict)
     # torch rounds intermediates of half types; in float32 there is no other grade.
     assert {o.grade for o in verdict.outcomes if o.dtype == "float32"} == {"exact"}

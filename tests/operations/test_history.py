@@ -3,12 +3,18 @@
 import pytest
 
 from fourfold.checks.history import history_does_not_matter, late_inputs_are_waited_for
+from fourfold.checks.many_calls import each_of_many_calls_is_alike
 from fourfold.checks.search import Search, Subject
 
 
 @pytest.mark.check("history")
 def test_history_does_not_matter(subject: Subject, search: Search) -> None:
     history_does_not_matter(subject, search)
+
+
+@pytest.mark.check("many calls")
+def test_each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
+    each_of_many_calls_is_alike(subject, search)
 
 
 @pytest.mark.check("late inputs")

@@ -1,0 +1,84 @@
+"""The check that gradients are the same wherever a call stands in autograd's graph, and whatever runs it backward."""
+
+import threading
+from collections.abc import Callable, Mapping
+
+import torch
+
+from fourfold.checks.grades import graded
+from fourfold.checks.results import compare_results, expected_gradients
+from fourfold.checks.search import Failure, Search, Subject, need
+from fourfold.core.case import Case
+from fourfold.core.operation import gradients_of
+from fourfold.core.refusals import by_the_implementation
+
+# What stands between a leaf and the call.
+BEFORE: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "of a leaf": lambda leaf: leaf,
+    "of the result of another operation": lambda leaf: leaf * 1,
+    "of a view": lambda leaf: leaf.view_as(leaf),
+}
+Pass = Callable[[torch.Tensor, list[torch.Tensor], torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+def _in_another_thread(
+    output: torch.Tensor, leaves: list[torch.Tensor], grad_output: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    found: list[tuple[torch.Tensor, ...]] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(gradients_of(output, leaves, grad_output))
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="backward")
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return found[0]
+
+
+def _accumulated(
+    output: torch.Tensor, leaves: list[torch.Tensor], grad_output: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """What `backward` leaves in the leaves' `grad`."""
+    with by_the_implementation():
+        output.backward(grad_output)
+    return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
+
+
+@graded
+def place_in_the_graph_does_not_matter(subject: Subject, search: Search) -> None:
+    """Gradients are the same for leaves, results and views, by `autograd.grad`, by `backward` and in another thread."""
+    subject.needs_gradients()
+    ways: list[tuple[str, str, Pass]] = [
+        ("of the result of another operation", "", gradients_of),
+        ("of a view", "", gradients_of),
+        ("of a leaf", " in another thread", _in_another_thread),
+        ("of a leaf", " by backward()", _accumulated),
+    ]
+
+    def body(case: Case) -> None:
+        names = subject.operation.differentiable_in(case)
+        need(names)
+        expected, agreements = expected_gradients(subject, case), []
+        for before, by, run in ways:
+            leaves = case.tensors(subject.dtype, subject.device)
+            for name in names:
+                leaves[name].requires_grad_()
+            given = {name: BEFORE[before](leaf) if name in names else leaf for name, leaf in leaves.items()}
+            output = subject.call(**given, **case.parameters)
+            grad_output = case.tensor("grad_output", subject.dtype, subject.device)
+            gradients = run(output, [leaves[name] for name in names], grad_output)
+            results = {name: gradient.detach() for name, gradient in zip(names, gradients)}
+            when = f"of a call {before}{by}, gradient of "
+            agreements += compare_results(subject, results, expected, given, when)
+            for name in names if run is not _accumulated else ():
+                if leaves[name].grad is not None:
+                    raise Failure(f"{subject}: torch.autograd.grad{by} has written into the grad of {name}")
+        search.saw(*agreements)
+
+    search.cases(subject, "graph", body, few=True, also=subject.small_example())

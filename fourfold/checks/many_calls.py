@@ -1,0 +1,155 @@
+"""The check that each of hundreds of calls gives the same, and that all of their results stay as they are."""
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from fourfold.checks.grades import graded
+from fourfold.checks.history import changed, tells_apart
+from fourfold.checks.results import compare_results, describe, expected_results, named_results
+from fourfold.checks.search import Failure, Search, Subject, Unsupported
+from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement
+from fourfold.core.dtypes import bits
+from fourfold.core.operation import gradients_of
+
+# More calls than 8 bits count, and more results than anybody keeps buffers for.
+CALLS = 400
+# Named examples of which one is to be taken: an implementation may refuse some.
+ASKED = 4
+# One call in so many has a backward pass.
+BACKWARD = 8
+# The calls end after so many seconds of the processors, or of the clock.
+PROCESSOR_SECONDS, SECONDS = 0.8, 10.0
+# How sure it is that a rate of wrong calls is excluded.
+CONFIDENCE = 0.95
+Results = dict[str, torch.Tensor]
+
+
+def excluded_rate(calls: int) -> float:
+    """The least rate of differing calls of which so many, none of them differing, would have shown one: see CONFIDENCE.
+
+    It solves ``(1 - rate)^calls = 1 - CONFIDENCE``.
+    """
+    return 1 - (1 - CONFIDENCE) ** (1 / calls)
+
+
+def _pairs(subject: Subject) -> Iterator[tuple[str, Case, Case]]:
+    """Named examples, each with other values that are told from its own: small ones first, of several numbers."""
+
+    def smallness(name: str) -> tuple[bool, int]:
+        return made[name].grad_output.size == 1, sum(array.size for array in made[name].inputs.values())
+
+    made = {name: make(subject.dtype) for name, make in subject.operation.examples.items()}
+    for name in sorted(made, key=smallness):
+        case = made[name]
+        if case.grad_output.size:
+            other = changed(subject, case)
+            expected = [expected_results(subject, each) for each in (other, case)]
+            if tells_apart(expected[0], expected[1], subject.dtype):
+                yield name, case, other
+
+
+class _Calls:
+    """Calls of two cases on the same tensors, in an order without a period. All results are kept, with copies."""
+
+    def __init__(self, subject: Subject, cases: tuple[Case, Case]) -> None:
+        self.subject, self.cases = subject, cases
+        self.inputs = [case.tensors(subject.dtype, subject.device) for case in cases]
+        names = subject.operation.differentiable_in(cases[0]) if subject.differentiable else ()
+        self.leaves = [[given[name].detach().requires_grad_() for name in names] for given in self.inputs]
+        self.recorded = [given | dict(zip(names, leaves)) for given, leaves in zip(self.inputs, self.leaves)]
+        self.cotangents = [case.tensor("grad_output", subject.dtype, subject.device) for case in cases]
+        self.names = names
+        self.made: list[tuple[int, Results, Results]] = []
+
+    def make(self, place: int, backward: bool) -> None:
+        """Call on the tensors of one case."""
+        subject, parameters = self.subject, self.cases[place].parameters
+        if backward and self.names:
+            output = subject.call(**self.recorded[place], **parameters)
+            gradients = gradients_of(output, self.leaves[place], self.cotangents[place])
+            results = named_results(output.detach(), dict(zip(self.names, gradients)))
+        else:
+            results = named_results(subject.call(**self.inputs[place], **parameters).detach(), {})
+        self.made.append((place, results, {name: result.clone() for name, result in results.items()}))
+
+    def judge(self) -> list[Agreement]:
+        """Compare the first results with the oracle's, all others with the first, and each with what it was."""
+        agreements, total = [], len(self.made)
+        for place, case in enumerate(self.cases):
+            expected = expected_results(self.subject, case)
+            for name in expected:
+                found = [
+                    (n, made[name], copy[name])
+                    for n, (of, made, copy) in enumerate(self.made)
+                    if of == place and name in made
+                ]
+                if not found:
+                    continue
+                (first, _, right), *_ = found
+                when, given = f"call {first + 1} of many: ", self.inputs[place]
+                agreements += compare_results(self.subject, {name: right}, expected, given, when)
+                changed_later, wrong = (self._differing(found, right, later=later) for later in (True, False))
+                if wrong and self.subject.claims.deterministic:
+                    what = f"{len(wrong)} of {len(found)} calls on the same tensors gave another {name} than the first"
+                    raise Failure(f"{self.subject}: {what}: call {wrong[0] + 1} of {total}\nwith {describe(given)}")
+                for n in wrong:
+                    copy = {name: self.made[n][2][name]}
+                    agreements += compare_results(self.subject, copy, expected, given, f"call {n + 1} of many: ")
+                if changed_later:
+                    what = f"{name} of call {changed_later[0] + 1} of {total} was changed by a later call"
+                    raise Failure(f"{self.subject}: {what}, as were {len(changed_later)} of {len(found)}")
+        return agreements
+
+    @staticmethod
+    def _differing(found: list[tuple[int, torch.Tensor, torch.Tensor]], right: torch.Tensor, later: bool) -> list[int]:
+        """The calls whose copy is not the first's bit for bit, or whose result is no longer its copy."""
+        odd = [n for n, _, copy in found if copy.shape != right.shape]
+        alike = [each for each in found if each[2].shape == right.shape]
+        copies = torch.stack([bits(copy) for _, _, copy in alike])
+        against = torch.stack([bits(made) for _, made, _ in alike]) if later else bits(right)
+        differs = (copies != against).reshape(len(alike), -1).any(1).tolist()
+        return sorted([n for (n, _, _), each in zip(alike, differs) if each] + ([] if later else odd))
+
+
+@graded
+def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
+    """Hundreds of calls on the tensors of two small cases give the same each time, and their results stay as they are.
+
+    It shows a counter that wraps, a ring of buffers that are handed out again, and what goes wrong once in a hundred
+    calls. `Search.remarks` says how many calls there were, and which rate of differing calls they exclude.
+    """
+    found = list(itertools.islice(_pairs(subject), ASKED))
+    if not found:
+        raise Unsupported("no named example has values that are told from others")
+
+    def body(case: Case) -> None:
+        _call_many_times(subject, search, (case, next(other for _, one, other in found if one is case)))
+
+    for name, case, _ in found:
+        if search.one(name, case, body):
+            break
+    search.must_have_seen_something(subject, "many calls")
+
+
+def _call_many_times(subject: Subject, search: Search, cases: tuple[Case, Case]) -> None:
+    calls = _Calls(subject, cases)
+    order = np.random.default_rng(0).integers(0, 2, CALLS)
+    processor, clock = time.process_time(), time.perf_counter()
+    for n in range(CALLS):
+        calls.make(int(order[n]), backward=n % BACKWARD == 0)
+        if time.process_time() - processor > PROCESSOR_SECONDS or time.perf_counter() - clock > SECONDS:
+            break
+    agreements = calls.judge()
+    search.saw(*agreements)
+    total = len(calls.made)
+    with_backward = len(range(0, total, BACKWARD)) if calls.names else 0
+    alike = "no differing call" if subject.claims.deterministic else "no wrong call"
+    search.remarks.append(
+        f"{alike} in {total} ({with_backward} of them with a backward pass):"
+        f" a rate over {excluded_rate(total):.2%} is excluded with {CONFIDENCE:.0%} confidence"
+    )

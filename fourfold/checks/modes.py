@@ -1,0 +1,147 @@
+"""The checks that torch's modes change no result, but for autocast, which may change the precision."""
+
+import contextlib
+import itertools
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fourfold.checks.grades import graded
+from fourfold.checks.results import compare_results, describe, expected_results, named_results
+from fourfold.checks.search import Failure, Search, Subject
+from fourfold.core.case import Case, is_floating
+from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
+from fourfold.core.dtypes import DTYPES, differing
+from fourfold.core.operation import gradients_of, reference
+from fourfold.core.running_error import Bounded, NoRule
+
+# The dtype of autocast: as wide a range as float32, so that no cast overflows.
+AUTOCAST = "bfloat16"
+# By name: the context of the call, whether the inputs require gradients, and whether they are made within the context.
+MODES: dict[str, tuple[type[AbstractContextManager] | None, bool, bool]] = {
+    "where gradients are recorded": (None, True, False),
+    "under no_grad": (torch.no_grad, False, False),
+    "under no_grad, of inputs that require gradients": (torch.no_grad, True, False),
+    "under inference_mode": (torch.inference_mode, False, False),
+    "under inference_mode, of inputs that require gradients": (torch.inference_mode, True, False),
+    "under inference_mode, of inputs made there": (torch.inference_mode, False, True),
+}
+# In how many of them, in turn, each case is called.
+MODES_A_CASE = 4
+
+
+@graded
+def modes_do_not_matter(subject: Subject, search: Search) -> None:
+    """The output is right whether gradients are recorded or not, under `no_grad` and under `inference_mode`.
+
+    Where none are recorded the output requires none. The modes are afterwards as they were. This library's own
+    implementations give the same bits in every mode; somebody else's may compute otherwise where gradients are wanted.
+    """
+
+    modes = [when for when, (_, wanted, _) in MODES.items() if subject.differentiable or not wanted]
+    turns = itertools.cycle(modes)
+
+    def body(case: Case) -> None:
+        expected = {"output": reference(subject.operation, case, subject.dtype)}
+        agreements: list[Agreement] = []
+        outputs: list[torch.Tensor] = []
+        for when in itertools.islice(turns, MODES_A_CASE):
+            output, tensors = _called(subject, case, when)
+            agreements += compare_results(subject, {"output": output.detach()}, expected, tensors, f"{when}: ")
+            outputs.append(output.detach())
+            (count,) = differing([(outputs[0], outputs[-1])])
+            if count and not subject.foreign and subject.claims.deterministic:
+                raise Failure(f"{subject}: {when}: output is not the same bit for bit\nwith {describe(tensors)}")
+        search.saw(*agreements)
+
+    search.cases(subject, "modes", body, named=False, also=subject.small_example())
+
+
+def _called(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    mode, wanted, within = MODES[when]
+    tensors = {} if within else case.tensors(subject.dtype, subject.device)
+    for name in subject.operation.differentiable_in(case) if wanted else ():
+        tensors[name].requires_grad_()
+    before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    with mode() if mode is not None else contextlib.nullcontext():
+        tensors = tensors or case.tensors(subject.dtype, subject.device)
+        inside = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        output = subject.call(**tensors, **case.parameters)
+        after = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    if after != inside or before != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
+        raise Failure(f"{subject}: {when}: the call has changed whether gradients are recorded")
+    if mode is not None and isinstance(output, torch.Tensor) and output.requires_grad:
+        raise Failure(f"{subject}: {when}: the output requires a gradient")
+    return output, tensors
+
+
+def autocast_changes_precision_alone(subject: Subject, search: Search) -> None:
+    """Under `torch.autocast` results are right: as without it, or as if each step were rounded to autocast's dtype.
+
+    torch runs its products of matrices in that dtype then, from inputs that it casts, and some functions in float32.
+    The output may have either dtype. The backward pass runs outside of autocast, as torch's documentation asks.
+    """
+
+    def body(case: Case) -> None:
+        tensors = case.tensors(subject.dtype, subject.device)
+        names = subject.operation.differentiable_in(case) if subject.differentiable else ()
+        for name in names:
+            tensors[name].requires_grad_()
+        with torch.autocast(subject.device, dtype=DTYPES[AUTOCAST].torch):
+            output = subject.call(**tensors, **case.parameters)
+        gradients: dict[str, torch.Tensor] = {}
+        if names:
+            grad_output = case.tensor("grad_output", subject.dtype, subject.device).to(output.dtype)
+            gradients = dict(zip(names, gradients_of(output, [tensors[name] for name in names], grad_output)))
+        results = named_results(output.detach(), gradients)
+        try:
+            agreements = compare_results(subject, results, expected_results(subject, case), tensors)
+        except Failure as failure:
+            agreements = _as_cast(subject, case, results, tensors, failure)
+        search.saw(*agreements)
+
+    search.cases(subject, "autocast", body, special=False, named=False, also=subject.small_example())
+
+
+def _as_cast(
+    subject: Subject, case: Case, results: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], failure: Failure
+) -> list[Agreement]:
+    """Compare results that are not right without autocast with what they may be where everything is rounded."""
+    admitted = {subject.dtype.torch: subject.dtype, DTYPES[AUTOCAST].torch: DTYPES[AUTOCAST]}
+    for result in results.values():
+        if type(result) is not torch.Tensor or result.dtype not in admitted or result.device.type != subject.device:
+            raise failure
+    try:
+        expected = _rounded_throughout(subject, case)
+    except NoRule:  # the reference must know a number that rounding may change, such as which rows there are
+        raise failure from None
+    agreements = []
+    for name, result in results.items():
+        dtype = admitted[result.dtype]
+        try:
+            array: np.ndarray = dtype.array(result).astype(subject.dtype.wide)
+            within = expectation(expected[name], dtype)
+            agreements.append(compare(array, within, dtype, f"under autocast to {AUTOCAST}: {name}"))
+        except Disagreement as disagreement:
+            raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}") from None
+    return agreements
+
+
+def _rounded_throughout(subject: Subject, case: Case) -> dict[str, Bounded]:
+    """The oracle's results where inputs, cotangent and each step are rounded to autocast's dtype."""
+    operation, low = subject.operation, DTYPES[AUTOCAST]
+    arithmetic = replace(subject.dtype.arithmetic, storage=low.arithmetic.storage, rounds_each_step=True)
+
+    def rounded(array: np.ndarray) -> Bounded:
+        wide: np.ndarray = array.astype(subject.dtype.wide)
+        error = np.where(np.isfinite(wide), low.spacing_roundoff(abs(np.where(np.isfinite(wide), wide, 0))), 0)
+        return Bounded(wide, error.astype(subject.dtype.wide), arithmetic)
+
+    inputs = {name: rounded(array) if is_floating(array) else array for name, array in case.inputs.items()}
+    arguments = {**inputs, **case.parameters}
+    expected = {"output": operation.forward(**arguments)}
+    gradients = operation.backward(rounded(case.grad_output), **arguments)
+    found = dict(zip(operation.differentiable, gradients, strict=True))
+    return expected | {f"gradient of {name}": found[name] for name in operation.differentiable_in(case)}

@@ -1,0 +1,190 @@
+"""The checks that parameters left out are the definition's defaults, and that parameters may be far from the usual."""
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+
+from fourfold import backends
+from fourfold.checks.grades import graded
+from fourfold.checks.history import tells_apart
+from fourfold.checks.results import compare_results, expected_results, named_results
+from fourfold.checks.search import Search, Subject, Unsupported, need
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Operation, reference
+
+# A parameter is drawn from the numbers whose third power, and its reciprocal, the arithmetic can hold.
+POWER = 3
+_EMPTY = inspect.Parameter.empty
+
+
+def defaults_of(operation: Operation) -> dict[str, Any]:
+    """The parameters that an operation's definition has a default for, or, of a record by hand, its torch function."""
+    definition = getattr(operation, "definition", None)
+    if definition is None:
+        try:
+            definition = backends.load(operation.name, "torch")
+        except (ImportError, KeyError, AttributeError):
+            return {}
+    parameters = inspect.signature(definition).parameters
+    declaration = getattr(operation, "declaration", None)
+    passed = parameters if declaration is None else declaration.parameters
+    return {name: parameters[name].default for name in passed if parameters[name].default is not _EMPTY}
+
+
+def _own_arguments(implementation: Callable[..., Any], operation: Operation) -> dict[str, inspect.Parameter]:
+    """The arguments of an implementation, by the operation's names; none where its signature says nothing of them.
+
+    One that it names otherwise is the one at its place.
+    """
+    called = getattr(implementation, "__wrapped__", implementation)
+    called = called.forward if isinstance(called, torch.nn.Module) else implementation
+    try:
+        own = inspect.signature(called).parameters
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return {}
+    wanted = list(_arguments(operation))
+    if set(wanted) <= own.keys():
+        return {name: own[name] for name in wanted}
+    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in own.values()):
+        return {}
+    return dict(zip(wanted, own.values()))
+
+
+def _own_defaults(implementation: Callable[..., Any], operation: Operation) -> Mapping[str, Any]:
+    """The defaults of an implementation, by the operation's names, as far as its signature tells."""
+    arguments = _own_arguments(implementation, operation)
+    return {name: p.default for name, p in arguments.items() if p.default is not _EMPTY}
+
+
+def _by_its_own_names(implementation: Callable[..., Any], operation: Operation) -> Callable[..., Any]:
+    """An implementation to be called by the operation's names, which passes no more than it is given.
+
+    One with other names is otherwise called with all arguments, in order: see `fourfold.running.calling`.
+    """
+    arguments = _own_arguments(implementation, operation)
+    names = {name: p.name for name, p in arguments.items()}
+    by_keyword = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in arguments.values())
+    original = getattr(implementation, "__wrapped__", None)
+    if original is None or not by_keyword or all(name == own for name, own in names.items()):
+        return implementation
+    # One without a default need not have any: it is given the definition's.
+    supplied = {n: default for n, default in defaults_of(operation).items() if arguments[n].default is _EMPTY}
+    return lambda **given: original(**{names[name]: value for name, value in {**supplied, **given}.items()})
+
+
+def _arguments(operation: Operation) -> Mapping[str, inspect.Parameter]:
+    definition = getattr(operation, "definition", None) or backends.load(operation.name, "torch")
+    return inspect.signature(definition).parameters
+
+
+@graded
+def defaults_are_the_definitions(subject: Subject, search: Search) -> None:
+    """A parameter that a call leaves out, alone or with all others, is the definition's default.
+
+    A default that differs in writing is no failure by itself: None may stand for the number. What the call gives for
+    it decides, on cases on which the two differ.
+    """
+    declared = defaults_of(subject.operation)
+    if not declared:
+        raise Unsupported(f"{subject.operation.name} has no parameter with a default")
+    own = _own_defaults(subject.implementation, subject.operation)
+    subject = replace(subject, implementation=_by_its_own_names(subject.implementation, subject.operation))
+    taken = _taken(subject, declared)
+    for left_out in [[name] for name in taken] + [taken][: len(taken) > 1]:
+        differing = {name: own[name] for name in left_out if name in own and not _same(own[name], declared[name])}
+        _leave_out(subject, search, left_out, declared, differing)
+
+
+def _taken(subject: Subject, declared: Mapping[str, Any]) -> list[str]:
+    """The parameters with a default that cases pass."""
+    for make in subject.operation.examples.values():
+        parameters = make(subject.dtype).parameters
+        return [name for name in declared if name in parameters]
+    return list(declared)
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return type(one) in (int, float, bool, str, type(None)) and bool(one == other)
+    except (TypeError, ValueError):
+        return False
+
+
+def _leave_out(
+    subject: Subject, search: Search, left_out: list[str], declared: Mapping[str, Any], differing: Mapping[str, Any]
+) -> None:
+    """Compare calls without some parameters, on cases that tell differing defaults apart, if there are any."""
+    what = " and ".join(left_out)
+    said = "".join(
+        f": its default is {value!r}, the definition's is {declared[name]!r}" for name, value in differing.items()
+    )
+
+    def body(case: Case) -> None:
+        case = case.with_parameters(**{name: declared[name] for name in left_out})
+        expected = reference(subject.operation, case, subject.dtype)
+        if differing:
+            need(_matters(subject, case, differing))
+        given = {name: value for name, value in case.parameters.items() if name not in left_out}
+        tensors = case.tensors(subject.dtype, subject.device)
+        output = subject.call(**tensors, **given)
+        when = f"with {what} left out{said}: "
+        search.saw(*compare_results(subject, {"output": output}, {"output": expected}, tensors, when))
+
+    before = search.ran
+    with contextlib.suppress(Unsatisfiable):
+        search.cases(subject, f"defaults of {what}", body, few=True, also=subject.small_example())
+    if differing and search.ran == before:
+        search.warnings.append(f"{what}{said}, and no case showed a difference")
+
+
+def _matters(subject: Subject, case: Case, differing: Mapping[str, Any]) -> bool:
+    """Whether the result for differing defaults is told from that for the definition's; if unknown, it counts as so."""
+    other = case.with_parameters(**differing)
+    try:
+        former = {"output": reference(subject.operation, other, subject.dtype)}
+    except Exception:  # the definition takes no such value, as None
+        return True
+    return tells_apart({"output": reference(subject.operation, case, subject.dtype)}, former, subject.dtype)
+
+
+@graded
+def parameters_may_be_far_from_the_usual(subject: Subject, search: Search) -> None:
+    """Results are right for parameters anywhere in their range, drawn log-uniformly.
+
+    They are drawn from the numbers whose third power and its reciprocal the arithmetic holds, so that products and
+    quotients of a few of them neither overflow nor underflow.
+    """
+    ranges = subject.operation.ranges
+    if not ranges:
+        raise Unsupported(f"{subject.operation.name} declares no range of a parameter")
+
+    def cases(dtype: DType, elements: int) -> st.SearchStrategy[Case]:
+        numbers = st.fixed_dictionaries({name: _numbers(dtype, *ends) for name, ends in ranges.items()})
+        drawn = st.tuples(subject.operation.cases(dtype, elements), numbers)
+        return drawn.map(lambda pair: pair[0].with_parameters(**pair[1]))
+
+    def body(case: Case) -> None:
+        output, gradients, tensors = subject.evaluate(case)
+        numbers = ", ".join(f"{name}={case.parameters[name]!r}" for name in ranges)
+        when, results = f"with {numbers}: ", named_results(output, gradients)
+        search.saw(*compare_results(subject, results, expected_results(subject, case), tensors, when))
+
+    far = replace(subject, operation=replace(subject.operation, cases=cases))
+    search.cases(far, "parameters", body, special=False, named=False)
+
+
+def _numbers(dtype: DType, low: float, high: float) -> st.SearchStrategy[float]:
+    """Numbers of a range, log-uniformly; of both signs where both are in it."""
+    arithmetic = dtype.arithmetic
+    least, most = (math.log2(end) / POWER for end in (arithmetic.smallest_normal, arithmetic.largest))
+    drawn = st.floats(least, most).map(lambda power: 2.0**power)
+    signed = st.builds(lambda number, sign: sign * number, drawn, st.sampled_from((1.0, -1.0) if low < 0 else (1.0,)))
+    return signed.filter(lambda number: low < number < high)

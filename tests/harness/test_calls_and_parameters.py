@@ -1,0 +1,295 @@
+"""What the checks of state, modes, threads and parameters accept, and what they say beside their verdict."""
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fourfold
+from fourfold import Claims, Verdict, lengths, offsets, tensor, values
+from fourfold.checks import threads
+from fourfold.checks.history import changed
+from fourfold.checks.many_calls import CONFIDENCE, excluded_rate
+from fourfold.checks.search import Failure, Search, Subject
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DTYPES
+
+Tensor = torch.Tensor
+
+
+@fourfold.operation(x=tensor("... cols"), eps=values(1e-6, 1e-2), scale=values(1.0, 2.0), sizes={"cols": (1, None)})
+def rms(x, eps=1e-6, scale=1.0):
+    return scale * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def judged(implementation: Callable[..., Tensor], *only: str, **options: Any) -> Verdict:
+    options = {"claims": Claims(dtypes=("float32",), finite=True, largest=1e3), "device": "cpu", **options}
+    return fourfold.verify(implementation, rms, only=only, examples=10, seed=1, **options)
+
+
+# ---- many calls
+
+
+@pytest.mark.parametrize("calls", [1, 59, 400])
+def test_excluded_rate_would_have_shown_with_the_confidence(calls: int) -> None:
+    assert (1 - excluded_rate(calls)) ** calls == pytest.approx(1 - CONFIDENCE)
+
+
+def test_verdict_says_how_many_calls_were_made_and_what_rate_they_exclude() -> None:
+    verdict = judged(rms.definition, "many calls")
+    assert verdict.passed, str(verdict)
+    (outcome,) = verdict.outcomes
+    (remark,) = outcome.remarks
+    assert remark.startswith("no differing call in ")
+    assert "is excluded with 95% confidence" in str(verdict)
+    assert remark in verdict.json()
+
+
+def test_other_bits_are_no_failure_where_they_are_not_claimed() -> None:
+    calls = itertools.count()
+
+    def sometimes_rounded_otherwise(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        result = rms(x, eps, scale)
+        return result if next(calls) % 3 else result * (1 + 2**-23)
+
+    claims = {"dtypes": ("float32",), "finite": True, "largest": 1e3}
+    assert not judged(sometimes_rounded_otherwise, "many calls", claims=Claims(**claims)).passed
+    verdict = judged(sometimes_rounded_otherwise, "many calls", claims=Claims(**claims, deterministic=False))
+    assert verdict.passed, str(verdict)
+    assert "no wrong call" in str(verdict)
+
+
+# ---- interleaving
+
+
+def test_second_backward_pass_may_be_refused() -> None:
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, eps: float, scale: float) -> Tensor:
+            ctx.save_for_backward(x)
+            ctx.arguments, ctx.passes = (eps, scale), 0
+            return rms(x, eps, scale)
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: Tensor) -> tuple:
+            ctx.passes += 1
+            if ctx.passes > 1:
+                raise RuntimeError("one pass only")
+            with torch.enable_grad():
+                x = ctx.saved_tensors[0].detach().requires_grad_()
+                return *torch.autograd.grad(rms(x, *ctx.arguments), [x], grad_output), None, None
+
+    def once(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        return Once.apply(x, eps, scale)
+
+    verdict = judged(once, "interleaving")
+    assert verdict.passed, str(verdict)
+    assert "RuntimeError: one pass only" in verdict.refusals
+
+
+# ---- modes
+
+
+def test_other_kernel_where_gradients_are_wanted_is_right_for_a_candidate() -> None:
+    def another_order(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        return rms(x, eps, scale) if torch.is_grad_enabled() else rms(x.flip(-1), eps, scale).flip(-1)
+
+    verdict = judged(another_order, "modes")
+    assert verdict.passed, str(verdict)
+
+
+def test_results_rounded_as_autocast_rounds_are_right() -> None:
+    def by_a_product(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        ones = x.new_ones(x.shape[-1], 1)
+        return scale * x * torch.rsqrt(x.square() @ ones / x.shape[-1] + eps)
+
+    verdict = judged(by_a_product, "autocast")
+    assert verdict.passed, str(verdict)
+
+
+def test_results_far_from_what_autocast_rounds_are_wrong() -> None:
+    def another(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        return rms(x, eps, scale * 1.25 if torch.is_autocast_enabled("cpu") else scale)
+
+    verdict = judged(another, "autocast")
+    assert "under autocast to bfloat16: " in str(verdict)
+
+
+# ---- threads
+
+
+def test_kernel_that_holds_a_lock_is_accepted() -> None:
+    lock = threading.Lock()
+    scratch = torch.empty(0)
+
+    def locked(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        with lock:
+            scratch.resize_(x.shape).copy_(x.detach())
+            result = rms(x, eps, scale)
+            return result + 0 * scratch.sum().nan_to_num(0, 0, 0)
+
+    verdict = judged(locked, "threads")
+    assert verdict.passed, str(verdict)
+
+
+def test_threads_that_never_return_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "PATIENCE", 0.05)
+    ended = threading.Event()
+
+    def waits(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        if threading.current_thread() is not threading.main_thread():
+            ended.wait(10)
+        return rms(x, eps, scale)
+
+    subject = Subject(
+        operation=rms,
+        backend="candidate",
+        dtype=DTYPES["float32"],
+        device="cpu",
+        implementation=waits,
+        sibling=lambda name: (rms, waits),
+    )
+    try:
+        with pytest.raises(Failure, match="of 4 threads that call at once some never return"):
+            threads.threads_do_not_matter(subject, Search(examples=1, brief=True))
+    finally:
+        ended.set()
+        time.sleep(0.1)
+
+
+# ---- parameters
+
+
+def none_for_the_default(x: Tensor, eps: float | None = None, scale: float = 1.0) -> Tensor:
+    return rms(x, 1e-6 if eps is None else eps, scale)
+
+
+def in_order(a: Tensor, epsilon: float = 1e-6, factor: float = 1.0) -> Tensor:
+    return rms(a, epsilon, factor)
+
+
+def without_defaults(a: Tensor, epsilon: float, factor: float) -> Tensor:
+    return rms(a, epsilon, factor)
+
+
+def of_keywords(x: Tensor, **parameters: Any) -> Tensor:
+    return rms(x, **parameters)
+
+
+class AsModule(torch.nn.Module):
+    def forward(self, x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        return rms(x, eps, scale)
+
+
+@pytest.mark.parametrize("right", [none_for_the_default, in_order, without_defaults, of_keywords, AsModule()])
+def test_defaults_that_are_the_definitions_are_accepted(right: Callable[..., Tensor]) -> None:
+    verdict = judged(right, "defaults")
+    assert verdict.passed, str(verdict)
+    assert verdict.examples >= 9  # each parameter alone, and both
+    assert not verdict.refusals
+    assert not verdict.warnings
+
+
+def another_number(x: Tensor, eps: float = 1e-3, scale: float = 1.0) -> Tensor:
+    return rms(x, eps, scale)
+
+
+def another_number_in_order(a: Tensor, epsilon: float = 1e-3, factor: float = 1.0) -> Tensor:
+    return rms(a, epsilon, factor)
+
+
+def none_for_another_number(x: Tensor, eps: float | None = None, scale: float = 1.0) -> Tensor:
+    return rms(x, 1e-3 if eps is None else eps, scale)
+
+
+class AsAnotherModule(torch.nn.Module):
+    def forward(self, x: Tensor, eps: float = 1e-3, scale: float = 1.0) -> Tensor:
+        return rms(x, eps, scale)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "own"),
+    [
+        (another_number, "0.001"),
+        (another_number_in_order, "0.001"),
+        (none_for_another_number, "None"),
+        (AsAnotherModule(), "0.001"),
+    ],
+)
+def test_default_that_gives_another_result_is_named_with_both_values(wrong: Callable[..., Tensor], own: str) -> None:
+    verdict = judged(wrong, "defaults")
+    assert f"with eps left out: its default is {own}, the definition's is 1e-06: output" in str(verdict)
+
+
+def test_default_that_no_case_tells_apart_is_a_warning() -> None:
+    def nearly(x: Tensor, eps: float = 1e-6 * (1 + 2**-40), scale: float = 1.0) -> Tensor:
+        return rms(x, eps, scale)
+
+    verdict = judged(nearly, "defaults")
+    assert verdict.passed, str(verdict)
+    assert "no case showed a difference" in verdict.warnings[0]
+
+
+def test_ranges_of_a_declared_operation_are_drawn_from() -> None:
+    drawn = []
+
+    def noted(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        drawn.append(eps)
+        return rms(x, eps, scale)
+
+    ranged = fourfold.operation(
+        x=tensor("... cols"), eps=values(1e-6), scale=values(1.0), sizes={"cols": (1, None)}, ranges={"eps": (0, 1)}
+    )(rms.definition)
+    claims = Claims(dtypes=("float32",), finite=True, largest=1e3)
+    verdict = fourfold.verify(noted, ranged, claims=claims, device="cpu", only=("parameters",), seed=1)
+    assert verdict.passed, str(verdict)
+    assert all(0 < eps < 1 for eps in drawn)
+    assert math.log10(max(drawn)) - math.log10(min(drawn)) > 4
+
+
+# ---- integers
+
+
+@fourfold.operation(
+    x=tensor("total"),
+    starts=offsets("batch", total="total"),
+    counts=lengths("batch", total="total"),
+    index=tensor("rows", dtype="int64", high="total"),
+    made=tensor("rows", dtype="int64", make=lambda rng, shape, dtype: np.arange(*shape, dtype=dtype)),
+    sizes={"total": (1, None), "rows": (2, None), "batch": (2, None)},
+)
+def picked(x, starts, counts, index, made):
+    return x[index] + 0 * (starts.sum() + counts.sum() + made.sum())
+
+
+def test_other_integers_are_as_valid() -> None:
+    case = Case(
+        inputs={
+            "x": np.arange(6, dtype=np.float32),
+            "starts": np.array([0, 1, 1, 6]),
+            "counts": np.array([1, 0, 5]),
+            "index": np.array([0, 5, 2]),
+            "made": np.arange(3),
+        },
+        grad_output=np.ones(3, np.float32),
+    )
+    subject = Subject(
+        operation=picked,
+        backend="candidate",
+        dtype=DTYPES["float32"],
+        device="cpu",
+        implementation=picked.definition,
+        sibling=lambda name: (picked, picked.definition),
+    )
+    other = changed(subject, case)
+    assert other["starts"].tolist() == [0, 5, 5, 6]
+    assert other["counts"].tolist() == [5, 0, 1]
+    assert other["index"].tolist() == [2, 5, 0]
+    assert other["made"].tolist() == [0, 1, 2]  # of which nothing is known
+    assert other["x"].tolist() == (case["x"] / 2).tolist()
