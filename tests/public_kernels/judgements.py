@@ -41,7 +41,7 @@ JUDGEMENTS = {
     "torchvision/sigmoid_focal_loss": "right for finite numbers; rounds between its steps",
     "fvcore/giou_loss": _STORAGE,
     "fvcore/smooth_l1_loss": "[NaN gradients of large numbers](#fvcore)",
-    "torchtune/RMSNorm": "right; on a GPU torch's own `rms_norm`, which makes a row of an infinity all NaN",
+    "torchtune/RMSNorm": "right; on a GPU [torch's own `rms_norm`](#torchtune) overflows early",
     "rotary-embedding-torch/apply_rotary_emb": _STORAGE,
     "timm/mish": _STORAGE,
     "timm/hard_swish_me": _STORAGE,
