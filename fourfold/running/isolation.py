@@ -177,7 +177,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Run the tests in a child, unless that is what this process is."""
     xdist_internals.replace_all_workers(config)  # each that dies has come to the end of a test
-    xdist_internals.hand_out_one_by_one(config)
     if is_distributed(config) or runs_no_test_of_its_own(config) or any_of(config, INTERACTIVE):
         return None
     return supervise(config)

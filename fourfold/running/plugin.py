@@ -113,6 +113,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hear_ctrl_c()
     prepare(config)
     share_the_machine(config.stash[DEVICE])
+    if config.stash[DEVICE] == "cuda":  # on a CPU neighbours in one process share what the oracle gave
+        xdist_internals.hand_out_one_by_one(config)
     # With workers, each of them imports a candidate in the first test of it.
     if not xdist_internals.is_worker(config) and not xdist_internals.is_controller(config):
         isolation.import_before_tests(config)
