@@ -14,13 +14,14 @@ def softmax_forward_kernel(
     output_ptr,  # [rows, cols]
     cols,
     SUBTRACT_MAXIMUM: tl.constexpr,
+    COMPUTE: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
     # One program owns one row.
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK_COLS)
     mask = col < cols
-    x = tl.load(x_ptr + row * cols + col, mask=mask, other=-float("inf")).to(tl.float32)
+    x = tl.load(x_ptr + row * cols + col, mask=mask, other=-float("inf")).to(COMPUTE)
     if SUBTRACT_MAXIMUM:
         x = x - tl.max(x, axis=0)
     terms = tl.exp(x)
@@ -33,16 +34,22 @@ def softmax_backward_kernel(
     output_ptr,  # [rows, cols]
     grad_x_ptr,  # [rows, cols]
     cols,
+    COMPUTE: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
     # One program owns one row: grad_x = y (g - sum(g y)).
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK_COLS)
     mask = col < cols
-    grad = tl.load(grad_output_ptr + row * cols + col, mask=mask, other=0.0).to(tl.float32)
-    output = tl.load(output_ptr + row * cols + col, mask=mask, other=0.0).to(tl.float32)
+    grad = tl.load(grad_output_ptr + row * cols + col, mask=mask, other=0.0).to(COMPUTE)
+    output = tl.load(output_ptr + row * cols + col, mask=mask, other=0.0).to(COMPUTE)
     inner = tl.sum(grad * output, axis=0)
     tl.store(grad_x_ptr + row * cols + col, output * (grad - inner), mask=mask)
+
+
+def computed_in(x: torch.Tensor) -> tl.dtype:
+    """float64 for itself, and float32 for narrower types."""
+    return tl.float64 if x.dtype == torch.float64 else tl.float32
 
 
 class Softmax(torch.autograd.Function):
@@ -56,7 +63,7 @@ class Softmax(torch.autograd.Function):
         if x.numel():
             cols = x.shape[-1]
             block = triton.next_power_of_2(cols)
-            softmax_forward_kernel[(x.numel() // cols,)](x, output, cols, subtract_maximum, block)
+            softmax_forward_kernel[(x.numel() // cols,)](x, output, cols, subtract_maximum, computed_in(x), block)
         ctx.save_for_backward(output)
         return output
 
@@ -69,7 +76,9 @@ class Softmax(torch.autograd.Function):
         if output.numel():
             cols = output.shape[-1]
             block = triton.next_power_of_2(cols)
-            softmax_backward_kernel[(output.numel() // cols,)](grad_output, output, grad_x, cols, block)
+            softmax_backward_kernel[(output.numel() // cols,)](
+                grad_output, output, grad_x, cols, computed_in(output), block
+            )
         return grad_x, None
 
 
