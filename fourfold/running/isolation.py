@@ -182,6 +182,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     return supervise(config)
 
 
+def folder_of_workers(config: pytest.Config) -> Path | None:
+    """In a worker, a folder that all workers of the run share; None elsewhere."""
+    return Path(xdist_internals.inputs(config)[_KEY]).parent if xdist_internals.is_worker(config) else None
+
+
 def is_distributed(config: pytest.Config) -> bool:
     """Whether pytest-xdist is told who runs the tests: workers, or with -n 0 this process."""
     return xdist_internals.is_asked_for(config)

@@ -37,6 +37,7 @@ from fourfold.running.shortcomings import Coverage, shortcomings
 from fourfold.running.table import Matrix
 from fourfold.running.threads import LeftBehind
 from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, Entries, refer, skip_reason, tell
+from fourfold.running.wrong_cells import WrongCells
 
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
 # The same cases every time: a pull request fails by what it changes.
@@ -55,7 +56,7 @@ NEVER = "never"
 KERNELS = ("triton", "cuda")
 TABLE = pytest.StashKey[Matrix]()
 # The cells of candidates that are known to be wrong.
-WRONG = pytest.StashKey[set[Cell]]()
+WRONG = pytest.StashKey[WrongCells]()
 LOOKED_AT_BRIEFLY = "looked at briefly, by a few small cases: the output is wrong already"
 # The packages whose warnings are errors in CI.
 OWN = ("fourfold", "tests", "conftest")
@@ -109,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("examples") is not None and config.getoption("examples") < 1:
         raise pytest.UsageError(f"--examples must be at least 1, not {config.getoption('examples')}")
     config.stash[LEFT_BEHIND] = LeftBehind()
-    config.stash[WRONG] = set()
+    config.stash[WRONG] = WrongCells(isolation.folder_of_workers(config))
     hear_ctrl_c()
     prepare(config)
     share_the_machine(config.stash[DEVICE])
