@@ -53,13 +53,23 @@ def calls_are_watched() -> bool:
     )
 
 
-@uses("torch.utils._python_dispatch.TorchDispatchMode")
+@uses(
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo",
+)
 def dispatch_mode() -> Any:
     """The class of modes that see each operator which torch dispatches, by a method ``__torch_dispatch__``.
 
-    torch's own notes on extending it tell users to derive from this class; it has no public name.
+    torch's own notes on extending it tell users to derive from this class; it has no public name. Of a class that
+    derives from it, torch keeps the method from being compiled, and for that imports its compiler, which takes two
+    seconds. Here it does not: nothing is compiled while such a mode is on.
     """
-    return find("torch.utils._python_dispatch.TorchDispatchMode")
+
+    def skips_compiler(cls: type) -> bool:
+        return False
+
+    base = find("torch.utils._python_dispatch.TorchDispatchMode")
+    return type("DispatchMode", (base,), {"_should_skip_dynamo": classmethod(skips_compiler)})
 
 
 @uses("torch._ops.OpOverload.namespace")

@@ -168,6 +168,34 @@ def mode_that_sees_what_is_dispatched() -> None:
     assert [str(operator) for operator in seen.operators] == ["aten.ones.default", "aten.add.Tensor"]
 
 
+@contract("torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo")
+def mode_without_the_compiler() -> None:
+    """Neither does a mode import torch's compiler, nor does it keep a function from being compiled before or after."""
+    script = """
+import sys
+import torch
+from fourfold.compat import torch_internals
+
+class Seen(torch_internals.dispatch_mode()):
+    seen = 0
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        Seen.seen += 1
+        return operator(*args, **(kwargs or {}))
+
+with Seen():
+    torch.ones(3).add(1)
+assert Seen.seen == 2
+assert "torch._dynamo" not in sys.modules
+doubled = torch.compile(lambda x: x.cos() * 2, backend="eager")
+with Seen():
+    assert torch.equal(doubled(torch.zeros(3)), torch.full((3,), 2.0))
+assert Seen.seen > 4
+assert torch.equal(doubled(torch.zeros(3)), torch.full((3,), 2.0))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @contract("torch.Tensor._make_wrapper_subclass")
 def tensor_without_memory() -> None:
     class Described(torch.Tensor):
