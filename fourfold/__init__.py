@@ -29,6 +29,7 @@ _PUBLIC = {
     "lengths": "fourfold.strategies.arguments",
     "offsets": "fourfold.strategies.arguments",
     "operation": "fourfold.strategies.declared",
+    "result": "fourfold.strategies.arguments",
     "suite": "fourfold.running.verification",
     "tensor": "fourfold.strategies.arguments",
     "values": "fourfold.strategies.arguments",

@@ -64,10 +64,11 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
                 among = whole[name][samples]
                 what = f"{name} of samples {samples.start} to {samples.stop - 1} among all {count}"
                 if expected:
-                    within = expectation(expected[name], subject.dtype)
+                    dtype = subject.dtype_of(name)
+                    within = expectation(expected[name], dtype)
                     within = Bounded(subject.dtype.array(alone), 2 * within.error, within.arithmetic)
                     try:
-                        agreements.append(compare(subject.dtype.array(among), within, subject.dtype, what))
+                        agreements.append(compare(subject.dtype.array(among), within, dtype, what))
                     except Disagreement as disagreement:
                         raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}") from None
                 else:
@@ -108,43 +109,58 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
         if results and case.grad_output.ndim > 1:
             need(case.grad_output.size >= count * LEAST_OF_A_SAMPLE)
         case = replace(case, layouts={})
-        repetitions = 1 + max(samples // count, results // case.grad_output.size)
-        given = given_tensors(subject, case)
-        repeated = {*operation.batched, "grad_output"}
-        needed = sum(t.nbytes for name, t in given.items() if name in repeated) * 4 * repetitions
-        if subject.device == "cuda":
-            far_apart.wait_for_room(torch.device("cuda", torch.cuda.current_device()), needed)
-
-        def place(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            if name not in repeated:
-                return tensor
-            return tensor.repeat(repetitions, *[1] * (tensor.ndim - 1))
-
-        found, tensors = _evaluate(subject, case, place)
+        found, tensors = _repeated(subject, case, 1 + max(samples // count, results // case.grad_output.size))
         expected, agreements = expected_results(subject, case), []
         for name, result in found.items():
-            first = result[:count]
-            if not result.numel():
-                continue
-            agreements += compare_results(subject, {name: first}, expected, tensors, f"the first {count} samples: ")
-            error = expectation(expected[name], subject.dtype).error
-            # In a batch of another size a sum may take another order, unless the implementation claims the same bits.
-            allowed = (
-                torch.zeros(())
-                if subject.depends_on_batch is None
-                else torch.from_numpy(np.asarray(2 * error, np.float64))
-            )
-            start = 0
-            # In pieces, because the comparison takes more memory than the results.
-            for piece in result.split(count * max(1, (1 << 22) // max(first.numel(), 1))):
-                rows = piece.view(-1, *first.shape)
-                alike = (rows == first) | (rows.isnan() & first.isnan())
-                alike |= (rows.double() - first.double()).abs() <= allowed.to(rows.device)
-                if not alike.all():
-                    at = start + int(alike.flatten(1).all(1).logical_not().nonzero()[0]) * count
-                    what = f"{name} of samples {at} to {at + count - 1} is not that of the first {count}, their equals"
-                    raise Failure(f"{subject}: {what}\nwith {describe(tensors)}")
-                start += len(piece)
+            if result.numel():
+                first, when = {name: result[:count]}, f"the first {count} samples: "
+                agreements += compare_results(subject, first, expected, tensors, when)
+                _require_repetition(subject, name, result, count, expected[name], describe(tensors))
         search.saw(*agreements)
 
     search.cases(subject, "many samples", body, few=True)
+
+
+def _repeated(
+    subject: Subject, case: Case, repetitions: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """What `_evaluate` returns for a batch whose samples are repeated so many times."""
+    given = given_tensors(subject, case)
+    repeated = {*subject.operation.batched, "grad_output"}
+    needed = sum(t.nbytes for name, t in given.items() if name in repeated) * 4 * repetitions
+    if subject.device == "cuda":
+        far_apart.wait_for_room(torch.device("cuda", torch.cuda.current_device()), needed)
+
+    def place(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name not in repeated:
+            return tensor
+        return tensor.repeat(repetitions, *[1] * (tensor.ndim - 1))
+
+    return _evaluate(subject, case, place)
+
+
+def _require_repetition(
+    subject: Subject, name: str, result: torch.Tensor, count: int, expected: Bounded, described: str
+) -> None:
+    """Require that a result of repeated samples is that of the first `count` of them, again and again.
+
+    In a batch of another size a sum may take another order, unless the implementation claims the same bits.
+
+    Raises:
+        Failure: it is not. The message names the samples.
+    """
+    first, start = result[:count], 0
+    error = expectation(expected, subject.dtype_of(name)).error
+    allowed = (
+        torch.zeros(()) if subject.depends_on_batch is None else torch.from_numpy(np.asarray(2 * error, np.float64))
+    ).to(result.device)
+    # In pieces, because the comparison takes more memory than the results.
+    for piece in result.split(count * max(1, (1 << 22) // max(first.numel(), 1))):
+        rows = piece.view(-1, *first.shape)
+        alike = (rows == first) | (rows.isnan() & first.isnan())
+        alike |= (rows.double() - first.double()).abs() <= allowed
+        if not alike.all():
+            at = start + int(alike.flatten(1).all(1).logical_not().nonzero()[0]) * count
+            what = f"{name} of samples {at} to {at + count - 1} is not that of the first {count}, their equals"
+            raise Failure(f"{subject}: {what}\nwith {described}")
+        start += len(piece)

@@ -3,7 +3,7 @@
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import OUTPUT, Failure, Search, Subject, Unsupported
 from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement
 from fourfold.core.refusals import by_the_implementation
@@ -12,6 +12,9 @@ from fourfold.core.refusals import by_the_implementation
 def gradcheck(subject: Subject, search: Search) -> None:
     """The implementation passes torch.autograd.gradcheck, in float64, away from ties."""
     subject.needs_gradients()
+    kept = subject.dtype_of(OUTPUT)
+    if kept.roundoff > subject.dtype.roundoff:
+        raise Unsupported(f"its output is {kept}, too coarse for numerical differentiation")
 
     def body(case: Case) -> None:
         names = subject.operation.differentiable_in(case)

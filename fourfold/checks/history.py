@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from fourfold.checks.grades import graded
@@ -20,7 +21,7 @@ from fourfold.checks.search import Failure, Search, Subject, need
 from fourfold.compat import python_internals, torch_internals
 from fourfold.core.case import Case, is_floating
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
-from fourfold.core.dtypes import DType, differing
+from fourfold.core.dtypes import differing
 from fourfold.core.operation import gradients_of, reference
 from fourfold.core.running_error import Bounded
 
@@ -38,7 +39,7 @@ def changed(subject: Subject, case: Case) -> Case:
     The factors are positive powers of two, so that valid rows stay valid and boxes keep their shape. Integers stay as
     they are where the record of the operation knows of no others, or the shape of the result depends on them.
     """
-    other = scaled(case, subject.dtype)
+    other = scaled(case)
     if integers := subject.operation.other_integers(case):
         moved = replace(other, inputs={**other.inputs, **integers})
         if reference(subject.operation, moved, subject.dtype).shape == case.grad_output.shape:
@@ -46,19 +47,25 @@ def changed(subject: Subject, case: Case) -> Case:
     return other
 
 
-def scaled(case: Case, dtype: DType) -> Case:
+def scaled(case: Case) -> Case:
     """A case of the same shapes, layouts and integers, with each floating-point input scaled by a factor of its own."""
     inputs, factor = {}, 0.5
     for name, array in case.inputs.items():
         floating = is_floating(array)
-        inputs[name] = (array.astype(dtype.wide) * factor).astype(dtype.numpy) if floating else array
+        inputs[name] = _scaled(array, factor) if floating else array
         factor = factor / 2 if floating else factor
-    return replace(case, inputs=inputs, grad_output=(case.grad_output.astype(dtype.wide) * -0.5).astype(dtype.numpy))
+    return replace(case, inputs=inputs, grad_output=_scaled(case.grad_output, -0.5))
 
 
-def tells_apart(expected: dict[str, Bounded], former: dict[str, Bounded], dtype: DType) -> bool:
+def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
+    wide: Any = np.longdouble if array.dtype == np.float64 else np.float64
+    return (array.astype(wide) * factor).astype(array.dtype)
+
+
+def tells_apart(subject: Subject, expected: dict[str, Bounded], former: dict[str, Bounded]) -> bool:
     """Whether the comparison rejects each former result in place of the expected one."""
     for name, result in expected.items():
+        dtype = subject.dtype_of(name)
         try:
             compare(former[name].value, expectation(result, dtype), dtype)
         except Disagreement:
@@ -160,7 +167,7 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
         other = changed(subject, case)
         expected, expected_of_other = expected_results(subject, case), expected_results(subject, other)
         # Otherwise a former result in place of the right one would go unnoticed.
-        need(tells_apart(expected_of_other, expected, subject.dtype))
+        need(tells_apart(subject, expected_of_other, expected))
         for gradients in (False, True)[: 1 + subject.differentiable]:
             history = _History(subject, case.parameters, gradients)
             given, values = given_tensors(subject, case), given_tensors(subject, other)
@@ -195,7 +202,7 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
     def body(case: Case) -> None:
         other = changed(subject, case)
         expected, names = expected_results(subject, case), subject.operation.differentiable_in(case)
-        need(tells_apart(expected, expected_results(subject, other), subject.dtype))
+        need(tells_apart(subject, expected, expected_results(subject, other)))
         given, values = given_tensors(subject, other), given_tensors(subject, case)
         need(_lie_alike(given, values))
         for name in names if subject.differentiable else ():

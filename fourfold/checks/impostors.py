@@ -87,7 +87,7 @@ class Accepted:
 
 def results_of(operation: Operation, case: Case, dtype: DType) -> Iterator[tuple[str, Bounded]]:
     """Yield the oracle's output and gradients for a case, by name, with their full bounds."""
-    yield "output", expectation(reference(operation, case, dtype), dtype)
+    yield "output", expectation(reference(operation, case, dtype), operation.result_dtype(dtype))
     for name, gradient in reference_gradients(operation, case, dtype).items():
         yield f"gradient of {name}", expectation(gradient, dtype)
 
@@ -123,7 +123,7 @@ def accepted(operation: Operation, dtype: DType, cases: Iterable[Case]) -> list[
                     continue
                 tried[key] = tried.get(key, 0) + 1
                 try:
-                    compare(values, expected, dtype)
+                    compare(values, expected, operation.result_dtype(dtype) if name == "output" else dtype)
                 except Disagreement:
                     rejected.add(key)
     names = ["output", *(f"gradient of {name}" for name in operation.differentiable)]

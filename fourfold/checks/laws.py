@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import OUTPUT, Failure, Search, Subject
 from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Evaluate, Law, Result, evaluate_tensors, reference, reference_gradients
+from fourfold.core.operation import Evaluate, Law, Operation, Result, evaluate_tensors, reference, reference_gradients
 from fourfold.core.running_error import Bounded
 
 # A search for more examples, such as a nightly one on a GPU, keeps nothing for the next law.
@@ -48,43 +48,66 @@ def law_holds(law: Law, subject: Subject, search: Search) -> None:
     graded(functools.partial(_law_holds, law))(subject, search)
 
 
-def _law_holds(law: Law, subject: Subject, search: Search) -> None:
-    kept = _kept(str(subject), subject.implementation) if search.keeps and search.examples <= MOST_KEPT else None
-    with_gradients = False  # whether the law has asked for gradients; one call then computes both
+class _Evaluation:
+    """What a law asks of a subject: the results of cases, each computed once while the law looks at them.
 
-    def evaluate(case: Case, operation: str | None = None, documented_ties: bool = False) -> Result:
+    Args:
+        law: the law, for messages.
+        subject: the implementation that is verified.
+        kept: the results of earlier laws, if they are kept.
+    """
+
+    def __init__(self, law: Law, subject: Subject, kept: Kept | None) -> None:
+        self.law, self.subject, self.kept = law, subject, kept
+        self.with_gradients = False  # whether the law has asked for gradients; one call then computes both
+
+    def __call__(self, case: Case, operation: str | None = None, documented_ties: bool = False) -> Result:
+        """As `Evaluate` says."""
+        subject = self.subject
         record, implementation = subject.operation, subject.implementation
         dtype = subject.dtype.with_documented_ties if documented_ties else subject.dtype
         if operation is not None:
             record, implementation = subject.sibling(operation)
-        elif kept is not None and case in kept.results and not documented_ties:
-            return kept.results[case]
+        elif self.kept is not None and case in self.kept.results and not documented_ties:
+            return self.kept.results[case]
 
         @functools.cache
         def results(gradients: bool) -> Mapping[str, Bounded]:
-            output, found, _ = evaluate_tensors(implementation, record, case, subject.dtype, subject.device, gradients)
-            expected = {"output": reference(record, case, dtype)}
-            if gradients:
-                expected |= reference_gradients(record, case, dtype)
-            for name, result in {"output": output, **found}.items():
-                if result.shape != expected[name].shape:
-                    shapes = f"shape {list(result.shape)}, expected {list(expected[name].shape)}"
-                    raise Failure(f"{subject}: {law.__name__}: {name} has {shapes}")
-            return {
-                name: Bounded(array, expectation(expected[name], dtype).error, dtype.arithmetic)
-                for name, array in subject.dtype.arrays({"output": output, **found}).items()
-            }
+            return self._results(record, implementation, case, dtype, gradients)
 
         def output() -> Bounded:
-            return results(with_gradients)["output"]
+            return results(self.with_gradients)[OUTPUT]
 
         def gradients() -> Mapping[str, Bounded]:
-            nonlocal with_gradients
             subject.needs_gradients()
-            with_gradients = True
-            return {name: of for name, of in results(True).items() if name != "output"}
+            self.with_gradients = True
+            return {name: of for name, of in results(True).items() if name != OUTPUT}
 
         return Result(output, gradients)
+
+    def _results(
+        self, record: Operation, implementation: Callable[..., torch.Tensor], case: Case, dtype: DType, gradients: bool
+    ) -> Mapping[str, Bounded]:
+        """The output and, if asked for, the gradients of a call, by name, each with the bound of the reference."""
+        subject = self.subject
+        output, found, _ = evaluate_tensors(implementation, record, case, subject.dtype, subject.device, gradients)
+        expected = {OUTPUT: reference(record, case, dtype)}
+        if gradients:
+            expected |= reference_gradients(record, case, dtype)
+        for name, result in {OUTPUT: output, **found}.items():
+            if result.shape != expected[name].shape:
+                shapes = f"shape {list(result.shape)}, expected {list(expected[name].shape)}"
+                raise Failure(f"{subject}: {self.law.__name__}: {name} has {shapes}")
+        dtypes = {OUTPUT: record.result_dtype(dtype)}
+        return {
+            name: Bounded(array, expectation(expected[name], dtypes.get(name, dtype)).error, dtype.arithmetic)
+            for name, array in subject.dtype.arrays({OUTPUT: output, **found}).items()
+        }
+
+
+def _law_holds(law: Law, subject: Subject, search: Search) -> None:
+    kept = _kept(str(subject), subject.implementation) if search.keeps and search.examples <= MOST_KEPT else None
+    evaluate = _Evaluation(law, subject, kept)
 
     def body(case: Case) -> None:
         if kept is not None:

@@ -152,7 +152,7 @@ def _matters(subject: Subject, case: Case, differing: Mapping[str, Any]) -> bool
         former = {"output": reference(subject.operation, other, subject.dtype)}
     except Exception:  # the definition takes no such value, as None
         return True
-    return tells_apart({"output": reference(subject.operation, case, subject.dtype)}, former, subject.dtype)
+    return tells_apart(subject, {"output": reference(subject.operation, case, subject.dtype)}, former)
 
 
 @graded

@@ -8,7 +8,7 @@ import torch
 from fourfold.checks.search import Failure, Subject
 from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
-from fourfold.core.dtypes import differing
+from fourfold.core.dtypes import DType, differing
 from fourfold.core.operation import reference, reference_gradients
 from fourfold.core.running_error import Bounded
 
@@ -28,33 +28,33 @@ def compare_results(
     """Compare results with the expected ones.
 
     Raises:
-        Failure: a result is not a plain tensor of the subject's dtype on its device, or disagrees. The message names
+        Failure: a result is not a plain tensor of its dtype on the subject's device, or disagrees. The message names
             the result, `when` it was wrong, and the strides of the call's tensors.
     """
     what = {name: f"{when}{name}" for name in results}
-    problems = (_problem(subject, result, what[name]) for name, result in results.items())
+    problems = (_problem(subject, result, subject.dtype_of(name), what[name]) for name, result in results.items())
     problem = next(filter(None, problems), None)
     if problem is None:
         agreements = []
         try:
             for name, array in subject.dtype.arrays(results).items():
-                within = expectation(expected[name], subject.dtype)
-                agreements.append(compare(array, within, subject.dtype, what[name]))
+                dtype = subject.dtype_of(name)
+                agreements.append(compare(array, expectation(expected[name], dtype), dtype, what[name]))
             return agreements
         except Disagreement as disagreement:
             problem = str(disagreement)
     raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}")
 
 
-def _problem(subject: Subject, actual: torch.Tensor, what: str) -> str | None:
+def _problem(subject: Subject, actual: torch.Tensor, dtype: DType, what: str) -> str | None:
     problem = None
     if not isinstance(actual, torch.Tensor):
         problem = f"{what} is a {type(actual).__name__}, not a tensor"
     elif type(actual) is not torch.Tensor:
         # A subclass may compute when it is read, or hide its work from autograd and torch.compile.
         problem = f"{what} is a {type(actual).__name__}, a kind of tensor of its own"
-    elif actual.dtype != subject.dtype.torch:
-        problem = f"{what} has dtype {actual.dtype}, expected {subject.dtype.torch}"
+    elif actual.dtype != dtype.torch:
+        problem = f"{what} has dtype {actual.dtype}, expected {dtype.torch}"
     elif actual.device.type != subject.device:
         problem = f"{what} is on {actual.device}, expected on {subject.device}"
     return problem

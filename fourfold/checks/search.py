@@ -33,6 +33,8 @@ REFUSED_TRIES = 10
 # quickly to small whole numbers.
 FEW_ELEMENTS = 8
 SEED = secrets.randbits(32)  # one for this process
+# What the output is called among the results of a call.
+OUTPUT = "output"
 # How the reasons begin for which a check says nothing of an implementation, and need not.
 REFUSED_ALL, UNCLAIMED = "refused all", "not claimed:"
 # Why a candidate is not put through a check of gradients.
@@ -93,6 +95,10 @@ class Subject:
 
     def __str__(self) -> str:
         return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
+
+    def dtype_of(self, result: str) -> DType:
+        """The dtype that a result must have: the output's may be declared, gradients have that of their inputs."""
+        return self.operation.result_dtype(self.dtype) if result == OUTPUT else self.dtype
 
     def call(self, **arguments: Any) -> torch.Tensor:
         """Call the implementation, whose exceptions are marked as its own."""

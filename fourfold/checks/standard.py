@@ -1,7 +1,7 @@
 """The checks that an implementation of any operation is put through, and which of them concern a dtype and a device."""
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hypothesis.errors import Unsatisfiable
@@ -25,6 +25,7 @@ from fourfold.checks import (
     memory,
     modes,
     offsets,
+    outputs,
     parameters,
     repeatability,
     results,
@@ -48,6 +49,8 @@ from fourfold.core.far_apart import NoRoom
 from fourfold.core.operation import Operation
 
 FORWARD = "forward"
+# Between the name of a check and that of an output, where there are several.
+OF = " of output "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +106,10 @@ class Check:
             raise Unsupported("no case that was drawn is of use to this check") from error
 
 
+BACKWARD = Check(name="backward", run=backward.backward_agrees, gradients=True)
 STANDARD = (
     Check(name=FORWARD, run=forward.forward_agrees),
-    Check(name="backward", run=backward.backward_agrees, gradients=True),
+    BACKWARD,
     # The gradients that are asked for decide which work is left out, in the same way for every dtype.
     Check(
         name="single gradients",
@@ -180,7 +184,12 @@ def named(name: str) -> Check:
 
 
 def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
-    """The checks that concern an operation on a device, and what an implementation claims."""
+    """The checks that concern an operation on a device, and what an implementation claims.
+
+    Of several outputs each has its own, named "forward of output y", and there is one of all gradients together.
+    """
+    if operation.outputs:
+        return list(_of_outputs(operation, device, claims))
     of_laws = (
         replace(LAW, name=f"law: {law.__name__.replace('_', ' ')}", run=functools.partial(LAW.run, law))
         for law in operation.laws
@@ -194,6 +203,24 @@ def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
         and (operation.batched or not check.batched)
         and (check is not BAD_INPUT or operation.errors)
     ]
+
+
+def _of_outputs(operation: Operation, device: str, claims: Claims) -> Iterator[Check]:
+    first = next(iter(operation.outputs))
+    for name, of in operation.outputs.items():
+        for check in checks_of(of, device, claims):
+            if check is not BAD_INPUT:
+                yield replace(check, name=f"{check.name}{OF}{name}", run=outputs.of_one(check.run, name))
+    if claims.gradients and sum(bool(of.differentiable) for of in operation.outputs.values()) > 1:
+        yield replace(BACKWARD, name=f"{BACKWARD.name} of all outputs", run=outputs.of_all(BACKWARD.run))
+    if operation.outputs[first].errors:
+        yield replace(BAD_INPUT, run=outputs.of_one(BAD_INPUT.run, first))
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """The name of a check without that of an output, and the output's name: empty where there is one output."""
+    check, _, output = name.partition(OF)
+    return check, output
 
 
 # A kernel that replaces what judges it, to be called right, is found out.

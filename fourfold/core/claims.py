@@ -166,7 +166,13 @@ class Claims:
             for name, make in operation.examples.items()
             if not looks or self.outside(operation, make(probe), probe) is None
         }
-        return replace(operation, cases=within(operation.cases), smooth=within(operation.smooth), examples=examples)
+        return replace(
+            operation,
+            cases=within(operation.cases),
+            smooth=within(operation.smooth),
+            examples=examples,
+            outputs={name: self.restricted(of) for name, of in operation.outputs.items()},
+        )
 
 
 NO_CLAIMS = Claims()

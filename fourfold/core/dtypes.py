@@ -78,6 +78,24 @@ class DType:
         return np.maximum(magnitude * self.roundoff, self.smallest_subnormal / 2)
 
 
+# A result dtype in place of a name: that in which kernels compute.
+COMPUTE = "compute"
+
+
+def returned(dtype: DType, declared: str | None) -> DType:
+    """The dtype of a result where `dtype` is tested.
+
+    Args:
+        dtype: the tested dtype.
+        declared: the name of a dtype; "compute" for float64 of float64 and float32 of all others; None for `dtype`.
+    """
+    if declared is None:
+        return dtype
+    if declared == COMPUTE:
+        return dtype if dtype.arithmetic.storage is None else DTYPES["float32"]
+    return dtype if declared == dtype.name else DTYPES[declared]
+
+
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bit patterns as integers: a NaN equals itself, and -0 differs from 0."""
     integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]

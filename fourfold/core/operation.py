@@ -15,10 +15,10 @@ from hypothesis.strategies import SearchStrategy
 from fourfold.core import axes as notation
 from fourfold.core.case import Case, is_floating
 from fourfold.core.declared_errors import DeclaredError
-from fourfold.core.dtypes import DType
+from fourfold.core.dtypes import DType, returned
 from fourfold.core.far_apart import SHORTEST_AXIS
 from fourfold.core.refusals import by_the_implementation
-from fourfold.core.running_error import Arithmetic, Bounded
+from fourfold.core.running_error import Arithmetic, Bounded, lift
 from fourfold.core.tampering import nothing_else_changes
 from fourfold.core.workloads import Make
 
@@ -121,6 +121,10 @@ class Operation:
             numbers far from those of `cases`.
         other_integers: of a case, other values of the inputs that hold integers, by name: of the same shape and dtype,
             and valid beside the other inputs. Unless given, integers stay as they are.
+        returns: the dtype of the output: the name of one, "compute" for float64 of float64 inputs and float32 of all
+            others, None for the dtype that is tested. Cotangents have it too.
+        outputs: where there are several, an operation for each of them, by name, in the order in which they are
+            returned. This record is then that of all those that have gradients, `joined`, in a row.
     """
 
     name: str
@@ -140,6 +144,18 @@ class Operation:
     ordinary: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     other_integers: Callable[[Case], Mapping[str, np.ndarray]] = no_integers
+    returns: str | None = None
+    outputs: Mapping[str, "Operation"] = field(default_factory=dict)
+
+    @property
+    def joined(self) -> tuple[int, ...]:
+        """The places of the outputs that this record is of, where there are several: those that have gradients."""
+        places = tuple(place for place, of in enumerate(self.outputs.values()) if of.differentiable)
+        return places or tuple(range(len(self.outputs)))
+
+    def result_dtype(self, dtype: DType) -> DType:
+        """The dtype of the output where `dtype` is tested."""
+        return returned(dtype, self.returns)
 
     def differentiable_in(self, case: Case) -> tuple[str, ...]:
         """The names in `differentiable` of the inputs that a case has: an input that may be None may be absent."""
@@ -217,7 +233,8 @@ def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[
     """The oracle's gradients with their running error."""
 
     def ask() -> dict[str, Bounded]:
-        grad_output = Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
+        # A cotangent of a wider dtype than kernels compute in is rounded once when they read it.
+        grad_output = lift(case.grad_output.astype(dtype.wide), dtype.arithmetic)
         gradients = operation.backward(grad_output, **wide(case, dtype))
         found = dict(zip(operation.differentiable, gradients, strict=True))
         return {name: found[name] for name in operation.differentiable_in(case)}

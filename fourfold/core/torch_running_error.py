@@ -70,15 +70,20 @@ def by_simple_operators() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], evaluation: Evaluation) -> torch.Tensor:
-    """What a definition gives; it must be one tensor."""
+def result_of(definition: Callable[..., Any], tensors: dict[str, Any], evaluation: Evaluation) -> Any:
+    """What a definition gives."""
     with by_simple_operators():
         try:
-            output = definition(**tensors)
+            return definition(**tensors)
         except TypeError:
             if evaluation.missing is None:
                 raise
             raise evaluation.missing from None
+
+
+def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], evaluation: Evaluation) -> torch.Tensor:
+    """What a definition gives; it must be one tensor."""
+    output = result_of(definition, tensors, evaluation)
     if not isinstance(output, torch.Tensor):
         raise TypeError(f"the definition must return a tensor, and returned {type(output).__name__}")
     return output
@@ -122,13 +127,15 @@ def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded
 
 
 def backward_of(
-    definition: Callable[..., torch.Tensor], differentiable: Sequence[str]
+    definition: Callable[..., Any], differentiable: Sequence[str], places: Sequence[int] = ()
 ) -> Callable[..., tuple[Bounded, ...]]:
     """An `Operation.backward` that differentiates a definition by autograd, with a running error bound.
 
     Args:
         definition: as in `forward_of`.
         differentiable: the names of the inputs that have a gradient.
+        places: of a definition that returns several outputs, the place of the one that has the cotangent, and then
+            those of the others that have gradients. Their cotangents are zeros.
 
     Returns:
         A function of the cotangent, a `Bounded` of the output's shape, and of the arguments of `forward_of` by name. It
@@ -144,12 +151,23 @@ def backward_of(
         with np.errstate(all="ignore"), torch.enable_grad(), evaluation:
             tensors = {name: tensor_of(argument, evaluation) for name, argument in arguments.items()}
             wanted = [tensors[name].requires_grad_() for name in differentiable]
-            output = output_of(definition, tensors, evaluation)
+            outputs = [output_of(definition, tensors, evaluation)] if not places else []
+            if places:
+                returned = result_of(definition, tensors, evaluation)
+                outputs = [returned[place] for place in places]
             found: Sequence[Any] = [None] * len(wanted)
-            if output.requires_grad:
+            # Zeros for the others: a kernel may multiply them with an infinity, and autograd says where.
+            zeros = (Bounded.exact(np.zeros(each.shape), evaluation.dtype.arithmetic) for each in outputs[1:])
+            given = [
+                (output, evaluation.made(cotangent, output.dtype))
+                for output, cotangent in zip(outputs, (grad_output, *zeros))
+                if output.requires_grad
+            ]
+            if given:
                 evaluation.backward = True
-                cotangent = evaluation.made(grad_output, output.dtype)
-                found = torch.autograd.grad(output, wanted, cotangent, allow_unused=True)
+                found = torch.autograd.grad(
+                    [output for output, _ in given], wanted, [cotangent for _, cotangent in given], allow_unused=True
+                )
             return tuple(
                 Bounded.exact(np.zeros_like(arguments[name].value), evaluation.dtype.arithmetic)
                 if grad is None

@@ -87,12 +87,12 @@ class Tiled:
             counts = np.tile(np.diff(inputs["offsets"]), self.times)
             inputs["offsets"] = np.concatenate([[0], np.cumsum(counts)]).astype(inputs["offsets"].dtype)
         if part.grad_output.ndim == 0:
-            share = (part.grad_output / np.array(self.times, dtype=dtype.numpy)).astype(dtype.numpy)
+            share = (part.grad_output / np.array(self.times, dtype=dtype.numpy)).astype(part.grad_output.dtype)
             return Workload(case=replace(part, inputs=inputs), part=replace(part, grad_output=share))
         grad_output = self._weighted(part.grad_output, 0)
         if self.across:
             grad_output = self._weighted(grad_output, -1)
-        case = replace(part, inputs=inputs, grad_output=grad_output.astype(dtype.numpy))
+        case = replace(part, inputs=inputs, grad_output=grad_output.astype(part.grad_output.dtype))
         # Each repetition's sum has the part's error; together they have the sum of these.
         total, names, across = float(abs(factors).sum()), self.names, self.across
         sums = {n: (1 if n in names else total) * (1 if n in across or not across else total) for n in inputs}

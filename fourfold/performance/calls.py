@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from fourfold.core.comparison import Disagreement, compare
-from fourfold.core.dtypes import DType
+from fourfold.core.dtypes import DTYPES, DType
 from fourfold.core.operation import Cost, Operation, reference, reference_gradients
 from fourfold.core.running_error import Bounded
 from fourfold.core.workloads import Workload
@@ -216,9 +216,11 @@ def worst_error(results: Results, expected: Mapping[str, Bounded], workload: Wor
         raise Disagreement("there is no result")
     worst = 0.0
     for name, result in results.items():
-        if result.dtype != dtype.torch:
-            raise Disagreement(f"{name} has dtype {result.dtype}, expected {dtype.torch}")
+        # A cotangent has the dtype of the output.
+        kept = DTYPES[workload.part.grad_output.dtype.name] if name == "output" else dtype
+        if result.dtype != kept.torch:
+            raise Disagreement(f"{name} has dtype {result.dtype}, expected {kept.torch}")
         beginning = result[tuple(map(slice, expected[name].shape))]
-        within = workload.expected(name, expected[name], dtype)
-        worst = max(worst, compare(dtype.array(beginning), within, dtype, name).worst)
+        within = workload.expected(name, expected[name], kept)
+        worst = max(worst, compare(dtype.array(beginning), within, kept, name).worst)
     return worst

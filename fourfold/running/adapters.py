@@ -56,7 +56,7 @@ def like(
     bound = signature.bind(**inputs) if isinstance(inputs, Mapping) else signature.bind(*inputs)
     tensors = [given for given in bound.arguments.values() if isinstance(given, torch.Tensor)]
     lengths = sorted({size for given in tensors for size in given.shape if size > 1})
-    declared: dict[str, TensorInput | Values] = {
+    declared: dict[str, Any] = {
         argument: _declared(argument, given, lengths if vary else []) for argument, given in bound.arguments.items()
     }
 

@@ -1,4 +1,4 @@
-"""How somebody's function is called as an operation, and whether its output then requires a gradient."""
+"""How somebody's function is called as an operation."""
 
 import contextlib
 import functools
@@ -7,11 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
-from fourfold.checks.escapes import held
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Operation
 
 
 class CannotBeCalled(ValueError):
@@ -85,35 +80,3 @@ def in_order(found: Callable[..., Any], wanted: inspect.Signature) -> Callable[.
         return found(*bound.arguments.values())
 
     return called
-
-
-def requires_gradient(
-    implementation: Callable[..., torch.Tensor],
-    operation: Operation,
-    dtype: DType,
-    device: str,
-    note: Callable[[Case], None] = lambda case: None,
-) -> bool:
-    """Whether an implementation's output requires a gradient where its inputs do, in the first example that it takes.
-
-    It is taken to require one where every call fails: what fails here fails in the checks.
-
-    Args:
-        implementation: called by the names of the operation's arguments.
-        operation: its named examples are tried.
-        dtype: of the inputs.
-        device: "cpu" or "cuda".
-        note: is told of each case before it is run.
-    """
-    for make in operation.examples.values():
-        case = make(dtype)
-        names = operation.differentiable_in(case)
-        if not names or not case.grad_output.size:
-            continue
-        note(case)
-        tensors = case.tensors(dtype, device)
-        for name in names:
-            tensors[name].requires_grad_()
-        with contextlib.suppress(Exception), held():
-            return bool(implementation(**tensors, **case.parameters).requires_grad)
-    return True

@@ -14,6 +14,7 @@ from typing import Any
 from fourfold import backends
 from fourfold.backends import tuning
 from fourfold.backends.cuda.compile import CudaError
+from fourfold.checks.outputs import requires_gradient
 from fourfold.checks.search import UNCLAIMED, Subject
 from fourfold.core import registry
 from fourfold.core.case import Case
@@ -21,7 +22,7 @@ from fourfold.core.claims import Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
 from fourfold.running import modules
-from fourfold.running.calling import CannotBeCalled, as_operation, requires_gradient
+from fourfold.running.calling import CannotBeCalled, as_operation
 from fourfold.running.cuda_candidates import CudaCandidate, Launch
 from fourfold.running.cuda_candidates import load as load_cuda
 from fourfold.running.frames import own_frames

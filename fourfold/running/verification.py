@@ -23,15 +23,16 @@ from fourfold.checks.catalogue import operations
 from fourfold.checks.escapes import Escape, held
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.grades import Imprecise
+from fourfold.checks.outputs import requires_gradient, together
 from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unsupported
-from fourfold.checks.standard import FORWARD, Check
+from fourfold.checks.standard import BACKWARD, FORWARD, Check
 from fourfold.compat import hypothesis_internals
 from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE, Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
 from fourfold.core.refusals import Refusals
-from fourfold.running.calling import as_operation, requires_gradient
+from fourfold.running.calling import as_operation
 from fourfold.running.exactness import computing_exactly
 from fourfold.running.findings import FAILED, PASSED, REFUSED, UNSUPPORTED, WRONG, Finding, Outcome, Verdict
 from fourfold.running.frames import cause, own_frames, spelled, words
@@ -88,19 +89,22 @@ def verify(
     trial = _Trial.of(implementation, operation, claims, device, refusals, strict_errors)
     started, seed = time.perf_counter(), secrets.randbits(32) if seed is None else seed
     search = Search(examples=examples, seed=seed, seeded=True, blob=reproduce)
-    outcomes, warnings, wrong, refused = list[Outcome](), list[str](), set[str](), dict[str, Outcome]()
+    outcomes, warnings = list[Outcome](), list[str]()
+    wrong, refused = set[tuple[str, str]](), dict[tuple[str, str], Outcome]()
     with trial.settings():
         for check, dtype in trial.planned(dtypes, only):
-            if dtype in refused:
-                outcomes.append(replace(refused[dtype], check=check.name, refusals={}, seconds=0.0))
+            kind, output = standard.parts_of(check.name)
+            of = dtype, output
+            if of in refused:
+                outcomes.append(replace(refused[of], check=check.name, refusals={}, seconds=0.0))
                 continue
-            outcome, said = trial.outcome(check, dtype, replace(search, brief=dtype in wrong))
+            outcome, said = trial.outcome(check, dtype, replace(search, brief=of in wrong))
             outcomes.append(outcome)
             warnings += [warning for warning in said if warning not in warnings]
-            if check.name == FORWARD and outcome.outcome == FAILED and outcome.grade == WRONG:
-                wrong.add(dtype)
-            if check.name == FORWARD and outcome.outcome == REFUSED:
-                refused[dtype] = outcome
+            if kind == FORWARD and outcome.outcome == FAILED and outcome.grade == WRONG:
+                wrong.add(of)
+            if kind == FORWARD and outcome.outcome == REFUSED:
+                refused[of] = outcome
         if not any(o.outcome == FAILED for o in outcomes) and not only:
             warnings += trial.silently_wrong_outside_of_the_claims(seed)
     return Verdict(
@@ -354,7 +358,7 @@ class _Trial:
         if claims.restricted(record) is record:
             return []
         search = Search(examples=OUTSIDE, elements=256, seed=seed, refusals=Refusals())
-        probe = replace(subject, operation=replace(record, cases=outside, examples={}))
+        probe = together(replace(subject, operation=replace(record, cases=outside, examples={})))
         with contextlib.suppress(Exception):
             try:
                 with held():
@@ -370,14 +374,23 @@ def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
     """Why an implementation has not passed although no check has failed."""
     if any(o.outcome == FAILED for o in outcomes):
         return
-    decisive = [o for o in outcomes if o.check == FORWARD] or list(outcomes)
+    parts = list(dict.fromkeys(standard.parts_of(o.check)[1] for o in outcomes))
+    for output in [output for output in parts if output] or parts:
+        found = [o for o in outcomes if standard.parts_of(o.check)[1] == output]
+        for shortcoming in _shortcomings_of_one(found, claims):
+            yield f"{output}: {shortcoming}" if output else shortcoming
+
+
+def _shortcomings_of_one(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
+    """The same of the outcomes that are about one output."""
+    decisive = [o for o in outcomes if standard.parts_of(o.check)[0] == FORWARD] or list(outcomes)
     if not any(o.outcome == PASSED for o in decisive):
         reasons = dict.fromkeys(o.reason or "" for o in decisive)
         yield f"nothing was verified: {'; '.join(reasons) or 'no check was planned'}"
     elif claims.gradients and any(o.reason == FORWARD_ONLY for o in outcomes):
         yield f"its output has no gradient where its inputs do; {ACCEPT}"
     else:
-        backward = [o for o in outcomes if o.check == "backward"]
+        backward = [o for o in outcomes if standard.parts_of(o.check)[0] == BACKWARD.name]
         if backward and not any(o.outcome == PASSED for o in backward):
             yield f"no gradient was verified: {backward[0].reason}; {ACCEPT}"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fourfold.core import axes as notation
 from fourfold.core.axes import Axes, Shape
-from fourfold.core.dtypes import DType
+from fourfold.core.dtypes import COMPUTE, DTYPES, DType
 from fourfold.strategies import arrays
 from fourfold.strategies.arrays import FEW_ELEMENTS, GENERATORS, KINDS, LIMITED
 
@@ -218,6 +218,33 @@ def tensor(
         gradient=gradient,
         special=not limited if special is None else special,
     )
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a definition returns, alone or among others: see `result`."""
+
+    dtype: str | None = None
+    gradient: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, COMPUTE, *DTYPES):
+            known = ", ".join((*DTYPES, COMPUTE))
+            raise ValueError(f"the dtype of a result must be among {known}, or None, not {self.dtype!r}")
+
+
+def result(dtype: str | None = None, *, gradient: bool = True) -> Output:
+    """One output of several.
+
+    Args:
+        dtype: the name of a floating-point dtype, or "compute": float64 of float64, and float32 of all others, as
+            kernels compute. Unless given, the dtype that is tested.
+        gradient: whether gradients go through it. Statistics that a kernel returns mostly have none.
+
+    Raises:
+        ValueError: there is no such dtype.
+    """
+    return Output(dtype, gradient)
 
 
 def values(*choices: Any) -> Values:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from fourfold.core import axes as notation
 from fourfold.core.axes import LEADING, Shape
 from fourfold.core.case import Case, is_floating
-from fourfold.core.dtypes import DTYPES, DType
+from fourfold.core.dtypes import DTYPES, DType, returned
 from fourfold.strategies.arguments import SHARES, Ragged, TensorInput, Values, shared
 from fourfold.strategies.arrays import GENERATORS, LIMITED, cotangent, layouts_for, leading_axes, repeated
 from fourfold.strategies.extents import Extent, drawn_sizes, extent
@@ -80,6 +80,7 @@ class Declaration:
         parameters: its parameters that are declared.
         defaults: what named cases take for them.
         sizes: the sizes that axes may have, as `extent` takes them.
+        returns: the dtype of what the definition returns: see `fourfold.core.dtypes.returned`.
 
     Raises:
         ValueError: an axis is named that no tensor has, or the definition does not take what is declared.
@@ -93,7 +94,9 @@ class Declaration:
         parameters: Mapping[str, Values],
         defaults: Mapping[str, Any],
         sizes: Mapping[str, Any],
+        returns: str | None = None,
     ) -> None:
+        self.returns = returns
         self.name, self.definition = name, definition
         self.tensors, self.parameters, self.defaults = tensors, parameters, defaults
         self.optional = tuple(name for name, of in tensors.items() if of.optional)
@@ -223,7 +226,8 @@ class Declaration:
             output = self.definition(**tensors, **parameters)
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             what = output.dtype if isinstance(output, torch.Tensor) else type(output).__name__
-            raise TypeError(f"a definition must return one floating-point tensor, not {what}")
+            several = "; `returns` names several" if isinstance(output, tuple | list) else ""
+            raise TypeError(f"a definition must return one floating-point tensor, not {what}{several}")
         return output, max(largest.elements, output.numel())
 
     def is_finite(self, case: Case) -> bool:
@@ -319,7 +323,7 @@ class Declaration:
         for place, (name, array) in enumerate(inputs.items()):
             if layouts.get(name) == "expanded" and self.may_repeat(name):
                 held[name] = repeated(array, -(place % 2))
-        grad_output = cotangent(rng, self.output_shape(plan, held), dtype)
+        grad_output = cotangent(rng, self.output_shape(plan, held), returned(dtype, self.returns))
         if layouts.get("grad_output") == "expanded":
             grad_output = repeated(grad_output, grad_axis)
         return Case(held, grad_output, dict(plan.parameters), layouts)
@@ -349,7 +353,8 @@ class Declaration:
                     f"{self.name}: {name} of shape {list(inputs[name].shape)} is not {' '.join(of.axes)!r}"
                 )
         shape = self.tried(inputs, parameters).shape
-        grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(dtype.numpy)
+        kept = returned(dtype, self.returns).numpy
+        grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(kept)
         return Case(inputs, grad_output, parameters)
 
 

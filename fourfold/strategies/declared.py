@@ -6,25 +6,28 @@ def rms_norm(x, weight, eps=1e-6):
 """
 
 import dataclasses
+import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch
 from hypothesis import strategies as st
 
 from fourfold.core.operation import FOLLOWS, Operation
+from fourfold.core.outputs import alone, in_a_row
 from fourfold.strategies import defaults, named_cases
-from fourfold.strategies.arguments import TensorInput, Values, lengths, offsets, tensor, values
+from fourfold.strategies.arguments import Output, TensorInput, Values, lengths, offsets, result, tensor, values
 from fourfold.strategies.declaration import Declaration
 
-__all__ = ["DefinedOperation", "lengths", "offsets", "operation", "tensor", "values"]
+__all__ = ["DefinedOperation", "lengths", "offsets", "operation", "result", "tensor", "values"]
 
 _FIELDS = {each.name for each in dataclasses.fields(Operation)}
 # Fields that follow from the arguments, and cannot be given.
-_OF_ARGUMENTS = {"axes", "differentiable", "ordinary"}
+_OF_ARGUMENTS = {"axes", "differentiable", "ordinary", "outputs"}
+# Fields that may be given of an operation with several outputs: they hold for each of them.
+OF_EACH_OUTPUT = {"name", "source", "examples", "batched", "errors"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -32,12 +35,12 @@ class DefinedOperation(Operation):
     """An operation made from a definition. Called, it is the definition.
 
     Attributes:
-        definition: a function of torch tensors that returns one.
+        definition: a function of torch tensors that returns one, or a tuple of several.
         declaration: what its arguments are declared to be.
         given: the examples that were given beside those that follow.
     """
 
-    definition: Callable[..., torch.Tensor]
+    definition: Callable[..., Any]
     declaration: Declaration
     given: Mapping[str, named_cases.Make]
 
@@ -46,7 +49,7 @@ class DefinedOperation(Operation):
         object.__setattr__(self, "__signature__", inspect.signature(self.definition))
         object.__setattr__(self, "__doc__", self.definition.__doc__)
 
-    def __call__(self, *arguments: Any, **named: Any) -> torch.Tensor:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the definition."""
         return self.definition(*arguments, **named)
 
@@ -70,12 +73,19 @@ class DefinedOperation(Operation):
         return f"<operation {self.name}, defined in {self.source}>"
 
 
-def operation(*, sizes: Mapping[str, Any] | None = None, **given: Any) -> Callable[[Callable], DefinedOperation]:
+def operation(
+    *,
+    sizes: Mapping[str, Any] | None = None,
+    returns: str | Mapping[str, str | Output | None] | None = None,
+    **given: Any,
+) -> Callable[[Callable], DefinedOperation]:
     """Make the record of an operation from its definition: a decorator.
 
     Args:
         sizes: by the name of an axis, the sizes that it may have: a pair of the least and the largest (None: any), a
             range, a list of sizes, or one size. ``"..."`` stands for the product of all leading axes.
+        returns: the dtype of the result, as `result` takes it, where it is not the tested one. Of a definition that
+            returns a tuple, the names of the outputs in order, each with its dtype or a `result`.
         given: by the name of an argument of the definition, what it is: `tensor`, `lengths`, `offsets`, `values`, or a
             Hypothesis strategy of a parameter. An argument that has a default may be left out; it is not passed then.
             Also fields of `fourfold.core.operation.Operation`, such as laws, errors, forward and backward, in place of
@@ -88,7 +98,8 @@ def operation(*, sizes: Mapping[str, Any] | None = None, **given: Any) -> Callab
     Raises:
         TypeError: an argument of the definition is neither declared nor has a default, or the definition has no
             argument of that name; raised where the definition is decorated.
-        ValueError: the definition does not take such tensors, or does not return one floating-point tensor.
+        ValueError: the definition does not take such tensors, or does not return one floating-point tensor, or as
+            many as `returns` names.
     """
     for field in _OF_ARGUMENTS:
         if field in given and not _is_declared(given[field]):
@@ -101,7 +112,9 @@ def operation(*, sizes: Mapping[str, Any] | None = None, **given: Any) -> Callab
             raise TypeError(f"operation: {name} must be {wanted}, not {what!r}")
 
     def decorate(definition: Callable[..., Any]) -> DefinedOperation:
-        return _made(definition, declared, fields, sizes or {})
+        if isinstance(returns, Mapping):
+            return _of_several(definition, declared, fields, sizes or {}, returns)
+        return _made(definition, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
 
     return decorate
 
@@ -110,11 +123,52 @@ def _is_declared(what: Any) -> bool:
     return isinstance(what, TensorInput | Values | st.SearchStrategy)
 
 
+def _of_several(
+    definition: Callable[..., Any],
+    declared: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    returns: Mapping[str, str | Output | None],
+) -> DefinedOperation:
+    """The record of all outputs in a row, and in it the record of each of them alone."""
+    from fourfold.core.torch_running_error import backward_of
+
+    own = [name for name in fields if name not in OF_EACH_OUTPUT]
+    if own or any(map(callable, fields.get("examples", {}).values())):
+        what = own[0] if own else "a function among the examples"
+        raise TypeError(f"operation: {what} cannot be given of an operation with several outputs")
+    names, whole = tuple(returns), fields.get("name") or definition.__name__
+    outputs = {name: what if isinstance(what, Output) else Output(what) for name, what in returns.items()}
+    if not names or any(not name.isidentifier() for name in names):
+        raise TypeError(f"operation: returns must name each output by a word, not {list(names)}")
+    places = [place for place, of in enumerate(outputs.values()) if of.gradient]
+
+    def only(place: int, of: Output) -> DefinedOperation:
+        inputs = declared if of.gradient else {name: _without_gradient(what) for name, what in declared.items()}
+        these = {**fields, "name": f"{whole}.{names[place]}", "returns": of.dtype}
+        order = [place, *(other for other in places if other != place)]
+        gradients = functools.partial(backward_of, definition, places=order)
+        return _made(alone(definition, names, place), inputs, these, sizes, gradients)
+
+    each = {name: only(place, of) for place, (name, of) in enumerate(outputs.items())}
+    shared = {name: what for name, what in fields.items() if name != "batched"} | {"name": whole}
+    joined = _made(in_a_row(definition, names, places or range(len(names))), declared, shared, sizes)
+    return dataclasses.replace(joined, definition=definition, outputs=each)
+
+
+def _without_gradient(what: Any) -> Any:
+    return dataclasses.replace(what, gradient=False) if isinstance(what, TensorInput) else what
+
+
 def _made(
-    definition: Callable[..., Any], declared: Mapping[str, Any], fields: Mapping[str, Any], sizes: Mapping[str, Any]
+    definition: Callable[..., Any],
+    declared: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    gradients: Callable[[Sequence[str]], Callable] | None = None,
 ) -> DefinedOperation:
     name = fields.get("name") or definition.__name__
-    declaration = _declaration(name, definition, declared, sizes)
+    declaration = _declaration(name, definition, declared, sizes, fields.get("returns"))
     own_cases, own_examples = fields.get("cases"), fields.get("examples")
     follow = own_cases is None or own_examples is None
     if follow:
@@ -135,7 +189,7 @@ def _made(
     }
     record |= {**fields, "examples": examples}
     if "forward" not in record or "backward" not in record:
-        record = _oracle(definition, declaration) | record
+        record = _oracle(definition, declaration, gradients) | record
     made = DefinedOperation(definition=definition, declaration=declaration, given=added, **record)
     if made.errors is FOLLOWS:
         made = dataclasses.replace(made, errors=_errors(made, declaration))
@@ -143,7 +197,11 @@ def _made(
 
 
 def _declaration(
-    name: str, definition: Callable[..., Any], declared: Mapping[str, Any], sizes: Mapping[str, Any]
+    name: str,
+    definition: Callable[..., Any],
+    declared: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    returns: str | None,
 ) -> Declaration:
     """Match what is declared with the definition's signature."""
     tensors: dict[str, TensorInput] = {}
@@ -169,7 +227,7 @@ def _declaration(
             default[argument] = of.choices[0] if parameter.default is parameter.empty else parameter.default
     if not tensors:
         raise TypeError(f"{name}: none of its arguments is declared to be a tensor")
-    return Declaration(name, definition, tensors, parameters, default, sizes)
+    return Declaration(name, definition, tensors, parameters, default, sizes, returns)
 
 
 def _example(declaration: Declaration, arguments: Mapping[str, Any]) -> named_cases.Make:
@@ -183,15 +241,21 @@ def _place(definition: Callable[..., Any]) -> str:
     return f"{code.co_filename if path.startswith(os.pardir) else path}:{code.co_firstlineno}"
 
 
-def _oracle(definition: Callable[..., Any], declaration: Declaration) -> dict[str, Callable]:
+def _oracle(
+    definition: Callable[..., Any],
+    declaration: Declaration,
+    gradients: Callable[[Sequence[str]], Callable] | None,
+) -> dict[str, Callable]:
     """Forward and backward with a running error, from the definition."""
     from fourfold.core.torch_running_error import backward_of, forward_of
+
+    differentiated = gradients or functools.partial(backward_of, definition)
 
     def backward(grad_output: Any, **arguments: Any) -> tuple:
         """The gradients of the definition; None for an input that is None."""
         names = declaration.differentiable
         given = tuple(name for name in names if arguments.get(name) is not None)
-        found = dict(zip(given, backward_of(definition, given)(grad_output, **arguments), strict=True))
+        found = dict(zip(given, differentiated(given)(grad_output, **arguments), strict=True))
         return tuple(found.get(name) for name in names)
 
     return {"forward": forward_of(definition), "backward": backward}

@@ -45,7 +45,8 @@ def smooth(cases: Cases) -> Callable[[DType], st.SearchStrategy[Case]]:
             name: values(rng, array.shape, dtype, "normal") if is_floating(array) else array
             for name, array in case.inputs.items()
         }
-        return Case(inputs, cotangent(rng, case.grad_output.shape, dtype), case.parameters)
+        given = case.grad_output
+        return Case(inputs, cotangent(rng, given.shape, DTYPES[given.dtype.name]), case.parameters)
 
     return strategy
 

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fourfold.core.case import Case, is_floating
-from fourfold.core.dtypes import DType
+from fourfold.core.dtypes import DTYPES, DType
 from fourfold.strategies.arrays import SEEDS
 
 NOT_FINITE = (np.nan, np.inf, -np.inf)
@@ -91,5 +91,6 @@ def cases_with_special_values(
         changed = one_special(rng, dtype, case[name], case.parameters)
         case = replace(case, inputs={**case.inputs, name: changed})
     if where == "cotangent" and case.grad_output.size:
-        case = replace(case, grad_output=strange_cotangent(rng, dtype, case.grad_output, case.parameters))
+        kept = DTYPES[case.grad_output.dtype.name]
+        case = replace(case, grad_output=strange_cotangent(rng, kept, case.grad_output, case.parameters))
     return case

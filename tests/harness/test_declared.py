@@ -26,6 +26,7 @@ from fourfold.checks.forward import forward_agrees
 from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.outputs import together
 from fourfold.checks.saved_tensors import backward_is_of_the_call
 from fourfold.checks.search import Failure, Search, Subject, Unsupported
 from fourfold.checks.single_gradients import single_gradients_agree
@@ -534,7 +535,7 @@ def test_every_example_of_the_page_works() -> None:
     assert len(made) >= 9
     for each in made:
         for check in (forward_agrees, backward_agrees):
-            check(subject(each, each.definition), Search(examples=4))
+            check(together(subject(each, each.definition)), Search(examples=4))
 
 
 # ---- axes

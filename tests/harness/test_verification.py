@@ -18,9 +18,9 @@ import warm
 import fourfold
 from fourfold import Claims, Verdict
 from fourfold.checks.catalogue import operations
+from fourfold.checks.outputs import requires_gradient
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES
-from fourfold.running.calling import requires_gradient
 from fourfold.running.exactness import INEXACT
 
 ROOT = Path(__file__).parents[2]

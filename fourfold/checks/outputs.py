@@ -1,0 +1,97 @@
+"""The checks of operations with several outputs: each output is an operation of its own, verified alone.
+
+The gradients are checked under a cotangent for one output and zeros for the others, and, once, under random cotangents
+for all outputs together.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from fourfold.checks.escapes import held
+from fourfold.checks.search import Search, Subject
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Operation
+from fourfold.core.outputs import alone, in_a_row
+
+Run = Callable[[Subject, Search], None]
+
+
+def of_one(run: Run, name: str) -> Run:
+    """A check of one of the outputs of a subject that has several."""
+
+    @functools.wraps(run)
+    def checked(subject: Subject, search: Search) -> None:
+        names = tuple(subject.operation.outputs)
+        implementation = _kept(alone, subject.implementation, names, names.index(name))
+        subject = replace(subject, operation=subject.operation.outputs[name], implementation=implementation)
+        if subject.differentiable and subject.operation.differentiable:
+            has = requires_gradient(implementation, subject.operation, subject.dtype, subject.device)
+            subject = replace(subject, differentiable=has)
+        run(subject, search)
+
+    return checked
+
+
+def of_all(run: Run) -> Run:
+    """A check of all outputs that have gradients, whose elements are taken one after another as one output."""
+
+    @functools.wraps(run)
+    def checked(subject: Subject, search: Search) -> None:
+        run(together(subject), search)
+
+    return checked
+
+
+def together(subject: Subject) -> Subject:
+    """The subject with its outputs in a row; a subject that has one output as it is."""
+    outputs = subject.operation.outputs
+    if not outputs:
+        return subject
+    names = tuple(outputs)
+    joined = subject.operation.joined
+    implementation = _kept(in_a_row, subject.implementation, names, joined, subject.dtype.torch)
+    return replace(subject, implementation=implementation)
+
+
+@functools.lru_cache(maxsize=16)
+def _kept(make: Callable, *arguments: object) -> Callable:
+    """The same function for the same arguments, so that what is kept of its results is found again."""
+    return make(*arguments)
+
+
+def requires_gradient(
+    implementation: Callable[..., torch.Tensor],
+    operation: Operation,
+    dtype: DType,
+    device: str,
+    note: Callable[[Case], None] = lambda case: None,
+) -> bool:
+    """Whether an implementation's output requires a gradient where its inputs do, in the first example that it takes.
+
+    It is taken to require one where every call fails: what fails here fails in the checks.
+
+    Args:
+        implementation: called by the names of the operation's arguments.
+        operation: its named examples are tried.
+        dtype: of the inputs.
+        device: "cpu" or "cuda".
+        note: is told of each case before it is run.
+    """
+    for make in operation.examples.values():
+        case = make(dtype)
+        names = operation.differentiable_in(case)
+        if not names or not case.grad_output.size:
+            continue
+        note(case)
+        tensors = case.tensors(dtype, device)
+        for name in names:
+            tensors[name].requires_grad_()
+        with contextlib.suppress(Exception), held():
+            output = implementation(**tensors, **case.parameters)
+            return any(each.requires_grad for each in (output if isinstance(output, tuple | list) else [output]))
+    return True

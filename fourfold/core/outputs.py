@@ -1,0 +1,65 @@
+"""Functions that return several outputs, as functions that return one: an output alone, or all of them in a row."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fourfold.core.refusals import Fault
+
+
+class WrongOutputs(Fault, TypeError):
+    """A function does not return as many tensors as are named."""
+
+
+def outputs_of(result: Any, names: Sequence[str]) -> Sequence[torch.Tensor]:
+    """The outputs of a call.
+
+    Raises:
+        WrongOutputs: it did not return one tensor for each of the names.
+    """
+    several = isinstance(result, tuple | list)
+    if several and len(result) == len(names) and all(isinstance(each, torch.Tensor) for each in result):
+        return result
+    returned = [type(each).__name__ for each in result] if several else type(result).__name__
+    raise WrongOutputs(f"{' and '.join(names)} must be returned as {len(names)} tensors in a tuple, not {returned}")
+
+
+def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Callable[..., torch.Tensor]:
+    """A function that returns one of the outputs of another function.
+
+    Args:
+        function: returns a tuple of tensors.
+        names: what they are called.
+        place: which one is returned.
+    """
+
+    @functools.wraps(function)
+    def one(*arguments: Any, **named: Any) -> torch.Tensor:
+        return outputs_of(function(*arguments, **named), names)[place]
+
+    return one
+
+
+def in_a_row(
+    function: Callable[..., Any], names: Sequence[str], places: Sequence[int], dtype: torch.dtype | None = None
+) -> Callable[..., torch.Tensor]:
+    """A function that returns the elements of outputs of another function one after another, along one axis.
+
+    So one cotangent, whose elements are random, has a part for each of the outputs.
+
+    Args:
+        function: returns a tuple of tensors.
+        names: what they are called.
+        places: which ones are returned.
+        dtype: that of the result; unless given, what torch promotes the outputs to.
+    """
+
+    @functools.wraps(function)
+    def row(*arguments: Any, **named: Any) -> torch.Tensor:
+        found = outputs_of(function(*arguments, **named), names)
+        joined = torch.cat([found[place].reshape(-1) for place in places])
+        return joined if dtype is None else joined.to(dtype)
+
+    return row

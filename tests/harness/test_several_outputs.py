@@ -1,0 +1,257 @@
+"""Definitions whose result has another dtype than their inputs, or that return several results."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fourfold
+from fourfold import operation, result, tensor, verify
+from fourfold.checks.standard import checks_of
+from fourfold.core.claims import NO_CLAIMS, Claims
+from fourfold.core.dtypes import DTYPES, returned
+from fourfold.core.operation import reference, reference_gradients
+from fourfold.core.running_error import Bounded
+from fourfold.core.torch_running_error import backward_of
+from fourfold.running.findings import Verdict
+
+BFLOAT16 = "bfloat16"
+
+
+@operation(x=tensor("rows cols"), sizes={"cols": (1, 64), "rows": (0, 8)}, returns="compute")
+def logsumexp(x: torch.Tensor) -> torch.Tensor:
+    return x.logsumexp(-1)
+
+
+def in_float32(x: torch.Tensor) -> torch.Tensor:
+    if not x.is_floating_point():
+        raise TypeError("x must be of a floating-point dtype")
+    wide = x.double() if x.dtype == torch.float64 else x.float()
+    return wide.logsumexp(-1)
+
+
+@operation(
+    x=tensor("rows cols"),
+    residual=tensor("rows cols"),
+    sizes={"cols": (1, 64), "rows": (0, 8)},
+    returns={"y": None, "total": None, "scale": result("compute", gradient=False)},
+    batched={"x": 1, "residual": 1},
+)
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    total = x + residual
+    scale = torch.rsqrt(total.square().mean(-1) + 1e-6)
+    return total * scale[..., None], total, scale
+
+
+def fused(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    total = x.to(wide) + residual.to(wide)
+    scale = torch.rsqrt(total.square().mean(-1) + 1e-6)
+    return (total * scale[..., None]).to(x.dtype), total.to(x.dtype), scale.detach()
+
+
+class _Twice(torch.autograd.Function):
+    """2 x and 3 x, whose gradient forgets the second output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return 2 * x, 3 * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        first, second = grads
+        alone = not bool(first.any()) or not bool(second.any())
+        return 2 * first + 3 * second if alone else 2 * first
+
+
+def failed(verdict: Verdict) -> set[str]:
+    return {outcome.check for outcome in verdict.outcomes if outcome.failure is not None}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_result_of_the_declared_dtype_passes(dtype: str) -> None:
+    verdict = verify(in_float32, logsumexp, dtypes=[dtype], examples=6, seed=0, device="cpu")
+    assert verdict.passed, verdict
+    checks = {outcome.check for outcome in verdict.outcomes if outcome.outcome == "passed"}
+    assert {"forward", "backward", "memory", "history", "repeatability"} <= checks
+
+
+def test_a_result_of_another_dtype_fails() -> None:
+    verdict = verify(lambda x: in_float32(x).to(x.dtype), logsumexp, dtypes=[BFLOAT16], examples=3, device="cpu")
+    assert "has dtype torch.bfloat16, expected torch.float32" in str(verdict)
+
+
+def test_a_wide_result_of_half_inputs_is_held_to_its_own_digits() -> None:
+    """What is rounded to the inputs' dtype on the way fails, though it would be right as a result of that dtype."""
+    rounded = verify(
+        lambda x: in_float32(x).to(x.dtype).float(), logsumexp, dtypes=[BFLOAT16], only=["forward"], device="cpu"
+    )
+    assert not rounded.passed
+    case = logsumexp.examples["rows_1"](DTYPES[BFLOAT16])
+    assert case.grad_output.dtype == np.float32
+    assert reference(logsumexp, case, DTYPES[BFLOAT16]).error.max() < 1e-4
+
+
+def test_dtypes_of_results_follow_the_tested_one() -> None:
+    names = {name: returned(dtype, "compute").name for name, dtype in DTYPES.items()}
+    assert names == {"float16": "float32", BFLOAT16: "float32", "float32": "float32", "float64": "float64"}
+    assert returned(DTYPES["float64"], "float32").name == "float32"
+    assert returned(DTYPES["float16"], None) is DTYPES["float16"]
+
+
+def test_a_narrow_result_is_not_differentiated_numerically() -> None:
+    @operation(x=tensor("rows cols"), sizes={"cols": (1, 8), "rows": (1, 4)}, returns="float32")
+    def narrow(x: torch.Tensor) -> torch.Tensor:
+        return x.sum(-1)
+
+    verdict = verify(lambda x: x.sum(-1).float(), narrow, dtypes=["float64"], examples=4, device="cpu")
+    assert verdict.passed, verdict
+    (told,) = [outcome.reason for outcome in verdict.outcomes if outcome.check == "gradcheck"]
+    assert told
+    assert "too coarse" in told
+
+
+def test_a_wide_cotangent_is_rounded_when_it_is_read() -> None:
+    @operation(x=tensor("cols"), sizes={"cols": (1, 8)}, returns="float64")
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    case = copied.examples["cols_1"](DTYPES["float32"])
+    third = np.full_like(case.grad_output, 1 / 3)
+    assert third.dtype == np.float64
+    gradient = reference_gradients(copied, replace(case, grad_output=third), DTYPES["float32"])["x"]
+    assert (gradient.error >= 2**-25 / 3).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_several_outputs_pass(dtype: str) -> None:
+    verdict = verify(fused, add_rms_norm, dtypes=[dtype], examples=5, seed=1, device="cpu")
+    assert verdict.passed, verdict
+    checks = {outcome.check for outcome in verdict.outcomes if outcome.outcome == "passed"}
+    wanted = {
+        f"{check} of output {name}" for check in ("forward", "memory", "batch") for name in ("y", "total", "scale")
+    }
+    assert {*wanted, "backward of output y", "backward of output total", "backward of all outputs"} <= checks
+    assert "backward of output scale" not in {outcome.check for outcome in verdict.outcomes}
+
+
+def swapped(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y, total, scale = fused(x, residual)
+    return total, y, scale
+
+
+def of_the_input(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y, _, scale = fused(x, residual)
+    return y, x * 1, scale
+
+
+def in_half(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y, total, scale = fused(x, residual)
+    return y, total, scale.half().to(scale.dtype)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "checks"),
+    [
+        (swapped, {"forward of output y", "forward of output total"}),
+        (of_the_input, {"forward of output total"}),
+        (in_half, {"forward of output scale"}),
+    ],
+)
+def test_each_output_is_compared(wrong: Callable[..., Any], checks: set[str]) -> None:
+    each = [f"forward of output {name}" for name in ("y", "total", "scale")]
+    verdict = verify(wrong, add_rms_norm, dtypes=["float32"], only=each, examples=4, seed=0, device="cpu")
+    assert {check for check in failed(verdict) if check.startswith("forward")} == checks
+
+
+@pytest.mark.parametrize("wrong", [lambda x, residual: x + residual, lambda x, residual: fused(x, residual)[:2]])
+def test_too_few_outputs_fail_and_are_no_refusal(wrong: Callable[..., Any]) -> None:
+    first = ["forward of output y"]
+    verdict = verify(wrong, add_rms_norm, dtypes=["float32"], only=first, examples=3, seed=0, device="cpu")
+    assert {outcome.outcome for outcome in verdict.outcomes} == {"failed"}
+    assert "y and total and scale must be returned as 3 tensors in a tuple" in str(verdict)
+
+
+def test_gradients_are_checked_under_cotangents_of_all_outputs_together() -> None:
+    """A gradient that is right for each output alone, and wrong for both, is found."""
+
+    @operation(x=tensor("cols"), sizes={"cols": (1, 8)}, returns={"two": None, "three": None})
+    def twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return 2 * x, 3 * x
+
+    verdict = verify(_Twice, twice, dtypes=["float32"], examples=5, seed=0, device="cpu")
+    assert failed(verdict) == {"backward of all outputs"}
+
+
+def test_an_output_without_a_gradient_is_told() -> None:
+    def forgets(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, total, scale = fused(x, residual)
+        return y, total.detach(), scale
+
+    checks = [f"{check} of output {name}" for check in ("forward", "backward") for name in ("y", "total")]
+    verdict = verify(forgets, add_rms_norm, dtypes=["float32"], only=checks, examples=3, seed=0, device="cpu")
+    assert not verdict.passed
+    assert any("total: its output has no gradient" in shortcoming for shortcoming in verdict.shortcomings)
+
+
+def test_a_zero_cotangent_times_an_infinity_is_free() -> None:
+    """A kernel multiplies the zeros that stand for a missing cotangent; torch itself leaves that product out."""
+
+    def outputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return 2 * x, x.reciprocal()
+
+    dtype = DTYPES["float32"].with_free_ties
+    given = {"x": Bounded.exact(np.array([0.0, 1.0]), dtype.arithmetic)}
+    cotangent = Bounded.exact(np.ones(2), dtype.arithmetic)
+    (gradient,) = backward_of(outputs, ["x"], places=[0, 1])(cotangent, **given)
+    assert np.isinf(gradient.error[0])
+    assert gradient.value[1] == 2
+    assert gradient.error[1] < 1e-6
+    (of_one,) = backward_of(outputs, ["x"], places=[0])(cotangent, **given)
+    assert of_one.value[0] == 2
+    assert np.isfinite(of_one.error[0])
+
+
+def test_claims_restrict_each_output() -> None:
+    few = Claims(sizes={"cols": (2, 4)}, contiguous=True).restricted(add_rms_norm)
+    for record in (few, *few.outputs.values()):
+        cases = [make(DTYPES["float32"]) for make in record.examples.values()]
+        assert cases
+        assert all(2 <= case["x"].shape[-1] <= 4 and not case.layouts for case in cases)
+
+    def short(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return fused(x, residual) if 2 <= x.shape[-1] <= 4 else tuple(2 * each for each in fused(x, residual))
+
+    verdict = verify(
+        short, add_rms_norm, dtypes=["float32"], claims=Claims(sizes={"cols": (2, 4)}), examples=4, device="cpu"
+    )
+    assert verdict.passed, verdict
+    assert any("outside of its claims it gives a wrong result" in warning for warning in verdict.warnings)
+
+
+def test_a_suite_has_the_checks_of_each_output() -> None:
+    suite = fourfold.suite(fused, add_rms_norm, dtypes=["float32"], device="cpu")
+    assert {"test_forward_of_output_y", "test_backward_of_all_outputs", "test_bad_input"} <= set(vars(suite))
+    names = [check.name for check in checks_of(add_rms_norm, "cpu", NO_CLAIMS)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: operation(x=tensor("n"), returns="half")(lambda x: x), "dtype of a result must be among"),
+        (lambda: operation(x=tensor("n"), returns={"a": None, "b": None})(lambda x: x), "a and b must be returned"),
+        (lambda: operation(x=tensor("n"), returns={"a b": None})(lambda x: (x,)), "name each output by a word"),
+        (lambda: operation(x=tensor("n"))(lambda x: (x, x)), "`returns` names several"),
+        (
+            lambda: operation(x=tensor("n"), returns={"a": None, "b": None}, laws=())(lambda x: (x, x)),
+            "laws cannot be given",
+        ),
+    ],
+)
+def test_a_mistake_is_told(declare: Callable[[], Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        declare()
