@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import warm
@@ -20,7 +22,7 @@ from fourfold import Claims, Verdict
 from fourfold.checks.catalogue import operations
 from fourfold.checks.outputs import requires_gradient
 from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES
+from fourfold.core.dtypes import DTYPES, DType
 from fourfold.running.exactness import INEXACT
 
 ROOT = Path(__file__).parents[2]
@@ -222,10 +224,19 @@ def test_torchs_own_products_are_exact_while_something_is_verified_and_then_as_b
             setattr(owner, name, value)
 
 
+def equal_rows(dtype: DType) -> Case:
+    """Equal numbers and cotangents: the gradient is 0, and in bfloat16 all roundings of the products go one way.
+
+    Of all lengths and cotangents this one has the largest gradient in torch: 4.3 times what rounding the softmax costs.
+    """
+    return Case({"x": np.zeros((4, 230), dtype.numpy)}, np.full((4, 230), 1.8515625, dtype.numpy))
+
+
 def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
     options: dict[str, Any] = {"device": "cpu", "dtypes": ["bfloat16", "float32"], "only": ["forward", "backward"]}
+    softmax = replace(operations()["softmax"], examples={"equal rows": equal_rows})
     long_rows = {"cols": (100, 400)}
-    verdict = fourfold.verify(WithRoundedProducts, "softmax", claims=Claims(sizes=long_rows), **options)
+    verdict = fourfold.verify(WithRoundedProducts, softmax, claims=Claims(sizes=long_rows), **options)
     assert not verdict.passed
     assert verdict.grade == "storage"
     assert {o.dtype for o in verdict.outcomes if o.grade != "exact"} == {"bfloat16"}
@@ -233,7 +244,7 @@ def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
     assert "storage accuracy" in failure.message
     # The case is the one that was not exact, not the last one of the second look.
     assert re.search(r"with x(\[.*?\])", failure.message)[1] in failure.counterexample
-    claimed = fourfold.verify(WithRoundedProducts, "softmax", claims=Claims(accuracy="storage"), **options)
+    claimed = fourfold.verify(WithRoundedProducts, softmax, claims=Claims(accuracy="storage"), **options)
     assert claimed.passed, str(claimed)
     assert claimed.grade == "storage"
 
