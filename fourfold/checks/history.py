@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from fourfold.checks.grades import graded
@@ -19,7 +18,7 @@ from fourfold.checks.results import (
 )
 from fourfold.checks.search import Failure, Search, Subject, need
 from fourfold.compat import python_internals, torch_internals
-from fourfold.core.case import Case, is_floating
+from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
 from fourfold.core.dtypes import differing
 from fourfold.core.operation import gradients_of, reference
@@ -34,32 +33,17 @@ CYCLES_BEFORE_INPUTS = 100_000_000
 
 
 def changed(subject: Subject, case: Case) -> Case:
-    """A case of the same shapes and layouts, with other integers, and each floating-point input scaled by its factor.
+    """A case of the same shapes and layouts, whose numbers are others that the operation takes.
 
-    The factors are positive powers of two, so that valid rows stay valid and boxes keep their shape. Integers stay as
-    they are where the record of the operation knows of no others, or the shape of the result depends on them.
+    Integers stay as they are where the record of the operation knows of no others, or the shape of the result depends
+    on them.
     """
-    other = scaled(case)
+    other = subject.operation.with_other_numbers(case)
     if integers := subject.operation.other_integers(case):
         moved = replace(other, inputs={**other.inputs, **integers})
         if reference(subject.operation, moved, subject.dtype).shape == case.grad_output.shape:
             return moved
     return other
-
-
-def scaled(case: Case) -> Case:
-    """A case of the same shapes, layouts and integers, with each floating-point input scaled by a factor of its own."""
-    inputs, factor = {}, 0.5
-    for name, array in case.inputs.items():
-        floating = is_floating(array)
-        inputs[name] = _scaled(array, factor) if floating else array
-        factor = factor / 2 if floating else factor
-    return replace(case, inputs=inputs, grad_output=_scaled(case.grad_output, -0.5))
-
-
-def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
-    wide: Any = np.longdouble if array.dtype == np.float64 else np.float64
-    return (array.astype(wide) * factor).astype(array.dtype)
 
 
 def tells_apart(subject: Subject, expected: dict[str, Bounded], former: dict[str, Bounded]) -> bool:

@@ -19,6 +19,12 @@ def is_floating(array: np.ndarray) -> bool:
     return array.dtype.kind not in "biu"
 
 
+def scaled(array: np.ndarray, factor: float) -> np.ndarray:
+    """Floating-point numbers times a factor, rounded to their dtype."""
+    wide: Any = np.longdouble if array.dtype == np.float64 else np.float64
+    return (array.astype(wide) * factor).astype(array.dtype)
+
+
 def show(array: np.ndarray) -> str:
     """Return an array as text from which it can be rebuilt, or only its shape and range if it is long."""
     if array.size == 0:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, Self
 from weakref import WeakKeyDictionary
@@ -13,7 +13,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from fourfold.core import axes as notation
-from fourfold.core.case import Case, is_floating
+from fourfold.core.case import Case, is_floating, scaled
 from fourfold.core.declared_errors import DeclaredError
 from fourfold.core.dtypes import DType, returned
 from fourfold.core.far_apart import SHORTEST_AXIS
@@ -160,6 +160,19 @@ class Operation:
     def differentiable_in(self, case: Case) -> tuple[str, ...]:
         """The names in `differentiable` of the inputs that a case has: an input that may be None may be absent."""
         return tuple(name for name in self.differentiable if name in case.inputs)
+
+    def with_other_numbers(self, case: Case) -> Case:
+        """A case of the same shapes, layouts and parameters, whose numbers are others that the operation takes.
+
+        Unless more is known of its inputs, integers stay, and each floating-point input is scaled by a factor of its
+        own. The factors are positive powers of two, so that valid rows stay valid and boxes keep their shape.
+        """
+        inputs, factor = {}, 0.5
+        for name, array in case.inputs.items():
+            floating = is_floating(array)
+            inputs[name] = scaled(array, factor) if floating else array
+            factor = factor / 2 if floating else factor
+        return replace(case, inputs=inputs, grad_output=scaled(case.grad_output, -0.5))
 
     def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
         """The operation on fewer sizes, if it can draw them so; else itself, and the caller takes cases that fit.

@@ -3,8 +3,9 @@
 import copy
 import functools
 import warnings
+import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -327,6 +328,46 @@ class Declaration:
         if layouts.get("grad_output") == "expanded":
             grad_output = repeated(grad_output, grad_axis)
         return Case(held, grad_output, dict(plan.parameters), layouts)
+
+    def redrawn(self, case: Case, scaled: Case, integers: bool) -> Case:
+        """A case whose numbers are others that are declared.
+
+        Args:
+            case: the case that it is to differ from.
+            scaled: the same with floating-point numbers scaled, which is allowed where nothing limits them.
+            integers: whether integers are drawn anew too. They are kept where the output would have another shape, and
+                where they share out the rows of a ragged batch.
+        """
+        known: dict[str, Any] = {}
+        if not all(notation.fits(self.tensors[name].axes, array.shape, known) for name, array in case.inputs.items()):
+            return scaled
+        rng = np.random.default_rng(zlib.crc32(b"".join(array.tobytes() for array in case.inputs.values())))
+
+        def anew(these: Mapping[str, TensorInput]) -> dict[str, np.ndarray]:
+            return {name: self._redrawn(name, case, known, rng) for name in these if name in case.inputs}
+
+        floating = {name: of for name, of in self.tensors.items() if not of.dtypes}
+        kept_within = {name: of for name, of in floating.items() if of.make is not None or limited(of)}
+        found = replace(scaled, inputs={**scaled.inputs, **anew(kept_within)})
+        whole = {name: of for name, of in self.tensors.items() if of.dtypes and not isinstance(of, Ragged)}
+        if not integers or not whole:
+            return found
+        others = replace(found, inputs={**found.inputs, **anew(whole)})
+        try:
+            shape = self.tried(others.inputs, case.parameters).shape
+        except ValueError:
+            return found
+        return others if shape == case.grad_output.shape else found
+
+    def _redrawn(self, name: str, case: Case, sizes: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
+        """Another array in place of an input, in the same layout."""
+        of, former = self.tensors[name], case[name]
+        how = "any" if of.dtypes else str(rng.choice(of.kinds))
+        dtype = DTYPES[former.dtype.name if is_floating(former) else "float32"]
+        made = of.made(rng, former.shape, dtype, sizes, how).astype(former.dtype)
+        if case.layouts.get(name) == "expanded" and self.may_repeat(name):
+            made = repeated(made, -(list(case.inputs).index(name) % 2))
+        return made
 
     def given(self, arguments: Mapping[str, Any], dtype: DType) -> Case:
         """A case of given arguments.

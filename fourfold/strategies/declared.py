@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from hypothesis import strategies as st
 
+from fourfold.core.case import Case
 from fourfold.core.operation import FOLLOWS, Operation
 from fourfold.core.outputs import alone, in_a_row
 from fourfold.strategies import defaults, named_cases
@@ -38,11 +39,13 @@ class DefinedOperation(Operation):
         definition: a function of torch tensors that returns one, or a tuple of several.
         declaration: what its arguments are declared to be.
         given: the examples that were given beside those that follow.
+        has_own_cases: whether a strategy of cases was given, of which the declaration may not say all.
     """
 
     definition: Callable[..., Any]
     declaration: Declaration
     given: Mapping[str, named_cases.Make]
+    has_own_cases: bool = False
 
     def __post_init__(self) -> None:
         # What `inspect.signature` and `help` say of the definition. The instance is frozen.
@@ -52,6 +55,13 @@ class DefinedOperation(Operation):
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the definition."""
         return self.definition(*arguments, **named)
+
+    def with_other_numbers(self, case: Case) -> Case:
+        """A case of the same shapes, layouts and parameters, whose numbers are others that are declared.
+
+        Integers and numbers that keep to a range, such as probabilities, are drawn anew; see `Declaration.redrawn`.
+        """
+        return self.declaration.redrawn(case, super().with_other_numbers(case), integers=not self.has_own_cases)
 
     def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
         """The operation on fewer sizes: its cases are drawn so, and its named cases are those that follow.
@@ -190,7 +200,9 @@ def _made(
     record |= {**fields, "examples": examples}
     if "forward" not in record or "backward" not in record:
         record = _oracle(definition, declaration, gradients) | record
-    made = DefinedOperation(definition=definition, declaration=declaration, given=added, **record)
+    made = DefinedOperation(
+        definition=definition, declaration=declaration, given=added, has_own_cases=own_cases is not None, **record
+    )
     if made.errors is FOLLOWS:
         made = dataclasses.replace(made, errors=_errors(made, declaration))
     return defaults.completed(made)  # type: ignore[return-value]

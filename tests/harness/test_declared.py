@@ -730,3 +730,87 @@ def test_public_names_are_imported_when_they_are_asked_for() -> None:
         assert name in dir(fourfold)
     with pytest.raises(AttributeError, match="has no attribute 'operations'"):
         _ = fourfold.operations
+
+
+# ---- history: other numbers that are declared
+
+
+def log_probabilities(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Rows whose exponentials sum to 1."""
+    drawn = rng.normal(0, 2, shape)
+    return np.asarray(drawn - np.log(np.exp(drawn).sum(-1, keepdims=True)))
+
+
+@operation(
+    x=tensor("rows cols", make=log_probabilities),
+    target=tensor("rows cols", kind="probabilities"),
+    sizes={"cols": (1, 40), "rows": (0, 20)},
+)
+def kl_divergence(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.where(target > 0, target * (target.clamp(min=1e-30).log() - x), 0.0).sum(-1)
+
+
+@operation(
+    x=tensor("rows cols"),
+    index=tensor("picks", dtype=["int64", "int32"], high="rows", also=[-1]),
+    counts=lengths("batch", total="picks"),
+    sizes={"cols": (1, 20), "rows": (1, 20), "picks": (0, 20)},
+)
+def picked_rows(x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    taken = x[index.clamp(min=0).long()]
+    return torch.where((index == -1)[:, None], 0.0, taken) + 0 * counts.sum()
+
+
+def histories(made: DefinedOperation, implementation: Callable[..., Any]) -> Search:
+    search = Search(examples=32)
+    history_does_not_matter(subject(made, implementation), search)
+    return search
+
+
+def test_other_calls_have_numbers_that_are_declared() -> None:
+    """A kernel is given probabilities that sum to 1, and integers in their range, whatever is written between calls."""
+    seen = []
+
+    def watching(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        parts = (x.detach().double().exp(), target.detach().double())
+        seen.extend(float((part.sum(-1) - 1).abs().max()) for part in parts if part.numel())
+        return kl_divergence(x, target)
+
+    search = histories(kl_divergence, watching)
+    assert search.substantial
+    assert len(seen) > 50
+    assert max(seen) < 1e-5
+
+    ranges = set()
+
+    def of_rows(x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        assert int(counts.sum()) == len(index)
+        assert bool(((index >= -1) & (index < len(x))).all())
+        ranges.update(index.tolist())
+        return picked_rows(x, index, counts)
+
+    assert histories(picked_rows, of_rows).substantial
+    assert {-1, 0, 1} <= ranges
+
+
+def test_integers_of_an_earlier_call_are_found() -> None:
+    kept: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def with_former_index(x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        key = (index.data_ptr(), len(index), len(x))
+        return picked_rows(x, kept.setdefault(key, index.clone()), counts)
+
+    with pytest.raises(Failure, match="after other values were written into its inputs"):
+        histories(picked_rows, with_former_index)
+
+
+def test_other_numbers_keep_the_layout_and_the_shape_of_the_output() -> None:
+    for name in DECLARED:
+        for case in cases_of(name)[:30]:
+            other = DECLARED[name].with_other_numbers(case)
+            assert other.layouts == case.layouts
+            assert {n: (a.shape, a.dtype) for n, a in other.inputs.items()} == {
+                n: (a.shape, a.dtype) for n, a in case.inputs.items()
+            }
+            out = DECLARED[name](**other.tensors(FLOAT32, "cpu"), **other.parameters)
+            assert tuple(out.shape) == case.grad_output.shape
