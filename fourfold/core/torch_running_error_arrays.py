@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fourfold.core.running_error import RULES as NUMPY_RULES
-from fourfold.core.running_error import Bounded, Comparison
+from fourfold.core.running_error import Bounded, Comparison, NoRule
 from fourfold.core.running_error_arrays import (
     cumsum,
     largest,
@@ -16,9 +16,10 @@ from fourfold.core.running_error_arrays import (
     total,
     var,
 )
-from fourfold.core.running_error_rules import add, sqrt, subtract, units
+from fourfold.core.running_error_rules import add, divide, multiply, sqrt, subtract, units
+from fourfold.core.torch_running_error_moves import index_add
 from fourfold.core.torch_running_error_orders import amax, amin
-from fourfold.core.torch_running_error_rules import aten, axes, lifted, scaled, to_the_power
+from fourfold.core.torch_running_error_rules import aten, axes, lifted, scaled, sign, to_the_power
 from fourfold.core.torch_running_error_tensors import (
     Payload,
     arithmetic,
@@ -110,6 +111,61 @@ def partial_products(a: Any, dim: int) -> Bounded:
 def distance(a: Any, b: Any, p: Any = 2) -> Bounded:
     """The norm of the difference."""
     return norm(subtract(lifted(a), lifted(b)), p)
+
+
+def apart(a: Any, b: Any) -> Bounded:
+    """The differences of each row of `a` and each row of `b`."""
+    a, b = lifted(a), lifted(b)
+    return subtract(a[..., :, None, :], b[..., None, :, :])
+
+
+@aten("_cdist_forward.default")
+def distances(a: Any, b: Any, p: float, mode: Any = None) -> Bounded:
+    """The norm of the difference of each row of `a` and each row of `b`."""
+    return norm(apart(a, b), p, -1)
+
+
+@aten("_pdist_forward.default")
+def distances_within(a: Any, p: float = 2) -> Bounded:
+    """The distance of each row and each later one."""
+    first, second = np.triu_indices(len(a), 1)
+    return norm(subtract(lifted(a)[first], lifted(a)[second]), p, -1)
+
+
+def slope_of_norm(difference: Bounded, length: Bounded, grad: Bounded, p: float) -> Bounded:
+    """The gradient of a norm along the last axis: for p = 2 that of a vector of 0 has any direction and length <= 1.
+
+    Raises:
+        NoRule: p is neither 1 nor 2.
+    """
+    grad, length = grad[..., None], length[..., None]
+    if p == 1:
+        return multiply(grad, sign(difference))
+    if p != 2:
+        raise NoRule(f"the gradient of a distance has no running-error rule for p = {p}, only for 1 and 2")
+    at_zero = (length.value == 0) & (length.error == 0)
+    divisor = Bounded(np.where(at_zero, 1, length.value), length.error, length.arithmetic, length.limit)
+    slope = divide(difference, divisor)
+    if current().free_ties:
+        slope.error = np.where(at_zero, 1.0, slope.error)
+    return multiply(grad, slope)
+
+
+@aten("_cdist_backward.default")
+def distances_backward(grad: Any, a: Any, b: Any, p: float, found: Any) -> Bounded:
+    """The gradient of the rows of `a`: that of each distance, summed over the rows of `b`."""
+    return total(slope_of_norm(apart(a, b), lifted(found), lifted(grad), p), -2)
+
+
+@aten("_pdist_backward.default")
+def distances_within_backward(grad: Any, a: Any, p: float, found: Any) -> Bounded:
+    """The gradient of each row: that of its distances, with either sign."""
+    a = lifted(a)
+    first, second = np.triu_indices(len(a), 1)
+    slope = slope_of_norm(subtract(a[first], a[second]), lifted(found), lifted(grad), p)
+    empty = Bounded.exact(np.zeros(a.shape, a.dtype), a.arithmetic)
+    both = NUMPY_RULES[np.concatenate].compute([slope, -slope])
+    return index_add(empty, 0, np.concatenate([first, second]), both)
 
 
 @aten("logcumsumexp.default")

@@ -132,12 +132,13 @@ def joined_parts(evaluation: Evaluation, parts: Sequence[torch.Tensor], join: Ca
 def move(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Elements elsewhere, in a memory of their own."""
     places = MOVED.get(str(func).removeprefix("aten."), (0,))
-    kwargs = {name: value for name, value in kwargs.items() if name != "memory_format"}
     if not has_error(args, places):
         result = unchanged(func, args, kwargs, places)
         if str(func) != "aten.lift_fresh.default" or not result.is_floating_point():
             return result
         args = (result,)
+    # Arrays with an error are contiguous in any case.
+    kwargs = {name: value for name, value in kwargs.items() if name != "memory_format"}
     results, join, movable = moved_parts(evaluation, func, args, kwargs, places)
     dtype = movable[0].dtype if len(places) > 1 else dtype_of_all(movable)
 
@@ -216,6 +217,9 @@ def fill(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     if not dtype.is_floating_point:
         number = number.reshape(()).item() if isinstance(number, np.ndarray) else number
         return torch.full(shape, 0 if kind == "empty" else number, dtype=dtype)
+    if name == "scalar_tensor" and evaluation.backward and number == torch.finfo(dtype).min:
+        # The gradient of logcumsumexp takes the lowest number for the logarithm of 0: the step after it may overflow.
+        number = -np.inf
     item = lifted(number)
     if kind == "empty":
         item = Bounded(item.value, np.full_like(item.value, np.inf), item.arithmetic)

@@ -6,7 +6,7 @@ equal numbers. Autograd puts gradients at these indices: each of the numbers tha
 gradient.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,8 @@ def equal(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]
             return BoundedTensor.of(Memory(found), found, torch.bool)
     if not any(isinstance(x, BoundedTensor) or x.is_floating_point() for x in args):
         return func(a, b)
+    if a is b and places_in(a) is None:  # asks for NaN, as torch does for what is finite: no tie
+        return evaluation.made(~np.isnan(lifted(evaluation.given(a))), torch.bool)
     return evaluation.made(compared(np.equal, True, False)(*map(evaluation.given, args)), torch.bool)
 
 
@@ -161,6 +163,62 @@ def ordered(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
 
     values = in_order(order, source)
     return evaluation.made(values, a.dtype), found_along(evaluation, a, index.numpy(), values, axis)
+
+
+@dataclass(frozen=True, eq=False)
+class RunningPlaces(Places):
+    """The indices at which the largest or smallest number so far was found: several places may have one number."""
+
+    def rivals(self, with_ties: bool) -> Iterator[Array]:
+        """Of each row, which numbers may be the extreme at each place: none where it is certain.
+
+        Equal numbers without an error are rivals only `with_ties`.
+        """
+        parts = (self.source.value, self.source.error, self.values.value, self.values.error)
+        for value, error, top, top_error in zip(*map(self.rows, parts)):
+            near = abs(value - top[:, None]) <= error + top_error[:, None]
+            near |= np.isnan(value) & np.isnan(top)[:, None]
+            near &= np.tri(len(value), dtype=bool)
+            settled = near.sum(1) == 1
+            if not with_ties:
+                settled |= ~(near & (error > 0)).any(1) & (top_error == 0)
+            yield near & ~settled[:, None]
+
+    def certain(self) -> Array:
+        """The indices; they must not hang on rounding."""
+        if any(near.any() for near in self.rivals(with_ties=False)):
+            raise ValueError("the order of numbers depends on rounding errors, and so do their indices")
+        return self.index
+
+    def spread(self, grad: Bounded, with_ties: bool) -> Bounded:
+        """The gradients of the places added at the numbers; each rival may have the gradient of a place, or not."""
+        empty = Bounded.exact(np.zeros(self.source.shape, grad.dtype), grad.arithmetic)
+        found = scatter_add(empty, self.axis, self.index, grad)
+        reach = self.rows(abs(grad.value) + grad.error)
+        with np.errstate(invalid="ignore"):
+            free = np.stack([np.where(n, r[:, None], 0).sum(0) for n, r in zip(self.rivals(with_ties), reach)])
+        free = np.moveaxis(free.reshape(np.moveaxis(found.error, self.axis, -1).shape), -1, self.axis)
+        return Bounded(found.value, found.error + free, grad.arithmetic)
+
+
+@whole("cummax.default", "cummin.default")
+def extreme_so_far(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The largest or smallest number up to each place, and its index: of equal ones the last."""
+    a, dim = args[0], args[1] if len(args) > 1 else kwargs["dim"]
+    if not isinstance(a, BoundedTensor):
+        return func(*args, **kwargs)
+    source, smallest = lifted(evaluation.given(a)), "min" in str(func)
+    ranks = np.where(np.isnan(source.value), -1 if smallest else source.size, ranked(source.value))
+    _, index = func(torch.from_numpy(ranks), dim)
+    if not source.size or not source.ndim:
+        return evaluation.made(source, a.dtype), index
+    accumulate = (np.minimum if smallest else np.maximum).accumulate
+    axis = dim % source.ndim
+    values = in_order(lambda part: accumulate(part, axis=axis), source)
+    if not (source.error.any() or evaluation.free_ties):
+        return evaluation.made(values, a.dtype), index
+    places = RunningPlaces(np.array(index.numpy(), order="C"), source, values, axis)
+    return evaluation.made(values, a.dtype), BoundedTensor.of(Memory(places), places, torch.int64)
 
 
 def ranked(part: Array) -> Array:
