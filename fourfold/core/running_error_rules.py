@@ -35,6 +35,8 @@ EXPONENT = 2.35
 # Those of CUDA's logf, log2f, log1pf and expm1f; of exp2f, sinf, cosf and tanhf; and of powf, in single precision. In
 # double precision they are no larger.
 WITHIN_1_ULP, WITHIN_2_ULP, POWER = units(1), units(2), units(4)
+# In units of roundoff: above 1 an ulp is two of them.
+TWO_ULP_OF_1 = 4.0
 LOG_2 = float(np.log(2))
 # How many roundings a correct kernel may spend where the oracle has one: it may order its steps in another way (a
 # reciprocal taken once, a fused multiply-add, a factor moved out of a sum). 1 would be the standard model of just the
@@ -95,6 +97,24 @@ def rounded(
 def limited(result: Bounded, least: np.ndarray | float) -> Bounded:
     """The result of a step that never comes out below `least`, where that says more than the error does."""
     result.limit = np.fmax(result.least, least)
+    return result
+
+
+def saturated(result: Bounded, inherited: np.ndarray) -> Bounded:
+    """The result of erf or tanh, whose step costs 2 ulp and no more where it is ±1 but for a quarter of a unit.
+
+    Nothing is left to be reordered there: what such formulas take from 1, as ``q(x) e^(-x^2)`` or ``2 / (1 + e^2x)``,
+    is less than half a unit even if it is twice too large, so that the difference is rounded to ±1. What remains are
+    clamped approximations and the quotient ``(e^2x - 1) / (e^2x + 1)`` of equal numbers, which end within 2 ulp of 1.
+
+    Args:
+        result: with the bound of any other place, which is 5 times as wide.
+        inherited: the part of the bound that comes from the argument's error.
+    """
+    near = 1 - abs(result.value) <= result.arithmetic.roundoff / 4
+    if near.any():
+        error = inherited + TWO_ULP_OF_1 * result.arithmetic.roundoff
+        result.error = np.where(near, np.fmin(result.error, error), result.error)
     return result
 
 
@@ -260,7 +280,8 @@ def tanh(a: Bounded) -> Bounded:
     ``tanh(x) - tanh(x - e) = tanh(e) (1 - tanh(x) tanh(x - e))``, most on the side of 0, where it is steepest.
     """
     value, nearest = np.tanh(a.value), np.tanh(abs(a.value) - a.error)
-    return rounded(value, np.tanh(a.error) * (1 - abs(value) * nearest), (a,), WITHIN_2_ULP)
+    inherited = np.tanh(a.error) * (1 - abs(value) * nearest)
+    return saturated(rounded(value, inherited, (a,), WITHIN_2_ULP), inherited)
 
 
 def wave(function: np.ufunc, slope: np.ufunc) -> Callable[[Bounded], Bounded]:

@@ -258,12 +258,40 @@ def added_at(a: Bounded, places: Array, items: Bounded) -> Bounded:
     count = np.bincount(places, minlength=value.size) + ((a.value != 0) | (a.error != 0)).reshape(-1)
     growth = np.where(count <= SEQUENTIAL_TERMS, np.maximum(count - 1, 0), SEQUENTIAL_TERMS + 2 * np.sqrt(count))
     grown = growth * a.arithmetic.roundoff * magnitude
+    # Some orders pass through the sum of all terms of one sign.
     overflows = np.isfinite(magnitude) & ~(magnitude + grown <= a.arithmetic.largest)
+    overflows |= against_infinity_at(value, places, (a.reshape(-1), items), growth)
     steps = np.where(growth > 0, ROUNDED_ONCE, 0.0)
     summed = rounded(value, error + grown, (Bounded(value, error, a.arithmetic),), steps, overflows)
     exact = (count <= 1) & (error == 0)
     summed.error = np.where(exact, 0.0, summed.error)
     return summed.reshape(shape)
+
+
+def against_infinity_at(value: Array, places: Array, parts: tuple[Bounded, Bounded], growth: Array) -> Array:
+    """Where a sum is infinite, and its finite terms of the other sign may overflow first, which makes it NaN.
+
+    Args:
+        value: the sums.
+        places: the places of the items.
+        parts: what was there before, and the items.
+        growth: the roundings of each sum.
+    """
+    infinite = np.isinf(value)
+    if not infinite.any():
+        return infinite
+
+    def opposite(sign: int) -> Array:
+        found, added = (
+            np.where(np.isfinite(part.value) & (sign * part.value > 0), abs(part.value) + part.error, 0.0)
+            for part in parts
+        )
+        np.add.at(found, places, added.reshape(-1))
+        return found
+
+    against = np.where(value > 0, opposite(-1), opposite(1))
+    of = parts[0].arithmetic
+    return infinite & ~(against * (1 + growth * of.roundoff) <= of.largest)
 
 
 def numbered(shape: Sequence[int]) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Definitions in torch have the values and bounds of the NumPy oracles, and bounds that torch's own kernels meet."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -778,7 +779,16 @@ def test_a_rule_is_for_an_operator_with_its_overload() -> None:
         rule(torch.ops.aten.lgamma)
 
 
-@pytest.mark.parametrize("summed", [lambda x: x.sum(-1), lambda x: x.cumsum(-1)[..., -1]])
+@pytest.mark.parametrize(
+    "summed",
+    [
+        lambda x: x.sum(-1),
+        lambda x: x.cumsum(-1)[..., -1],
+        lambda x: torch.zeros(2).index_add(0, torch.tensor([1, 1, 1]), x)[1],
+        lambda x: x[:1].scatter_add(0, torch.zeros(2, dtype=torch.int64), x[1:])[0],
+        lambda x: torch.zeros(2).index_put((torch.tensor([1, 1, 1]),), x, accumulate=True)[1],
+    ],
+)
 def test_an_infinite_sum_is_unspecified_where_other_terms_may_overflow_against_it(summed: Any) -> None:
     # In this order float32 makes inf - inf of the first row; no order makes anything but -inf of the others.
     rows = [[3e38, 3e38, -torch.inf], [-3e38, -3e38, -torch.inf], [3e38, 1.0, -torch.inf]]
@@ -786,3 +796,32 @@ def test_an_infinite_sum_is_unspecified_where_other_terms_may_overflow_against_i
         output = results(summed, FREE, torch.tensor(1.0), x=torch.tensor(row))[0]
         assert np.isinf(output.error) == unspecified
         assert output.value == -np.inf
+
+
+def gelu_in_steps(x: torch.Tensor, approximate: str) -> list[torch.Tensor]:
+    """GELU by formulas that kernels use."""
+    if approximate == "none":
+        return [x * 0.5 * (1 + torch.erf(x * math.sqrt(0.5))), x * 0.5 * torch.erfc(-x * math.sqrt(0.5))]
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+    power = torch.exp(2 * inner.clamp(max=20))
+    tanhs = [torch.tanh(inner), 2 * torch.sigmoid(2 * inner) - 1, 1 - 2 / (1 + power), (power - 1) / (power + 1)]
+    return [x * 0.5 * (1 + tanh) for tanh in tanhs]
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_the_tails_of_gelu_are_bounded_by_what_erf_and_tanh_cost_there(approximate: str) -> None:
+    """The bound holds for the formulas of kernels, and is a fifth of what it was where erf and tanh are -1."""
+    dtype, x = FREE, torch.linspace(-30, 8, 40001)
+    bound = results(lambda x: F.gelu(x, approximate=approximate), dtype, torch.ones_like(x), x=x)[0]
+    wide = x.double()
+    # By erfc, or as x / (1 + e^-2y), which do not cancel.
+    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
+    share = torch.erfc(-wide * math.sqrt(0.5)) / 2 if approximate == "none" else torch.sigmoid(2 * inner)
+    exactly = wide * share
+    assert (abs(bound.value - exactly.numpy()) <= 1e-3 * bound.error).all()
+    for actual in (F.gelu(x, approximate=approximate), *gelu_in_steps(x, approximate)):
+        assert (abs(actual.double() - exactly).numpy() <= bound.error).all()
+    in_units = bound.error / abs(x.numpy()) / dtype.arithmetic.roundoff
+    tail = x.numpy() < -6
+    assert in_units[tail].max() < 2.5
+    assert in_units[(x.numpy() > -5) & (x.numpy() < -3)].min() > 5
