@@ -644,6 +644,30 @@ def test_where_autograd_has_nan_a_candidates_gradient_is_free_and_a_documented_o
         assert np.isfinite(grad.error).tolist() == [known, True]
 
 
+def skipping_zero_cotangents(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of softmax, and zeros for rows whose cotangent is 0."""
+    y = torch.softmax(x, -1)
+    gradient = y * (grad - (grad * y).sum(-1, keepdim=True))
+    return torch.where((grad == 0).all(-1, keepdim=True), 0.0, gradient)
+
+
+@pytest.mark.parametrize("grad_of_first_row", [0.0, 1.5])
+def test_rows_of_zero_cotangents_may_be_skipped_unless_ties_are_documented(grad_of_first_row: float) -> None:
+    """0 or NaN is right where a cotangent of 0 meets NaN; a row without NaN has one gradient."""
+    x = torch.tensor([[torch.nan, 1.0, 2.0], [3.0, 1.0, 2.0]])
+    grad = torch.tensor([[grad_of_first_row] * 3, [1.0, -2.0, 0.5]])
+    found = skipping_zero_cotangents(grad, x)
+    assert (found[0] == 0).all() == (grad_of_first_row == 0)
+    for dtype, free in ((FREE, True), (DTYPES["float32"], False)):
+        bound = results(lambda x: x.softmax(-1), dtype, grad, x=x)[1]
+        assert np.isnan(bound.value[0]).all()
+        assert np.isinf(bound.error[0]).all() == free
+        assert outside(found[1], bound[1]) == 0
+        assert outside(2 * found[1], bound[1]) > 0
+        # The kernel that skips is accused where ties are documented, and only there.
+        assert (outside(found, bound) == 0) == (free or grad_of_first_row != 0)
+
+
 def test_a_norm_that_may_overflow_on_its_way_is_unspecified() -> None:
     output = results(lambda x: x.norm(), FREE, torch.tensor(1.0), x=torch.tensor([1e30, 1e30]))[0]
     assert np.isinf(output.error)

@@ -105,7 +105,11 @@ def nan_in_the_last_column_taken_for_the_lowest(x: Tensor) -> Tensor:
 
 
 def rows_of_zero_cotangents_skipped(grad: Tensor, y: Tensor) -> Tensor:
-    """Return 0 for rows with a grad_output of 0, although 0 times a non-finite number is NaN."""
+    """Return 0 for rows with a grad_output of 0, although 0 times a non-finite number is NaN.
+
+    That is wrong by what this repository documents of its own softmax. Somebody else's kernel is free to do so: where
+    autograd has NaN, a gradient is unspecified for it (docs/bounds.md).
+    """
     return torch.where((grad == 0).all(-1, keepdim=True), 0, gradient(grad, y))
 
 
