@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fourfold.core.case import Case
 from fourfold.core.declared_errors import Arguments, positive, tensor
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation
+from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.core.relations import between, equal_where, equals, only
 from fourfold.core.running_error import Bounded
 from fourfold.core.workloads import Make, tiled, whole
@@ -81,11 +81,15 @@ def example(
     return make
 
 
-def every_kind_mixed(dtype: DType) -> Case:
-    """1037 pairs: several blocks, the last of them not full."""
-    rng = np.random.default_rng(20)
-    boxes1, boxes2 = box_pairs(rng, 1037, PAIRS, dtype)
-    return Case({"boxes1": boxes1, "boxes2": boxes2}, cotangent(rng, (1037,), dtype), {"eps": 1e-5})
+def pairs_of_every_kind(count: int) -> Callable[[DType], Case]:
+    """A named case of random boxes."""
+
+    def make(dtype: DType) -> Case:
+        rng = np.random.default_rng(20)
+        boxes1, boxes2 = box_pairs(rng, count, PAIRS, dtype)
+        return Case({"boxes1": boxes1, "boxes2": boxes2}, cotangent(rng, (count,), dtype), {"eps": 1e-5})
+
+    return make
 
 
 def nowhere_finite(dtype: DType) -> Case:
@@ -154,7 +158,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # As sum().backward() makes it: https://github.com/Dao-AILab/flash-attention/issues/355
     "grad_output_expanded": example(PREDICTED, WANTED, layouts={"grad_output": "expanded"}, last=-1.5),
     "one_box_against_many": example([[1, 1, 4, 3]] * 6, WANTED, layouts={"boxes1": "expanded"}),
-    "every_kind_mixed": every_kind_mixed,
+    "every_kind_mixed": pairs_of_every_kind(1037),
     "not_finite": nowhere_finite,
 }
 
@@ -296,5 +300,6 @@ operation = Operation(
     workloads=workloads,
     axes=ARGUMENTS.axes,
     ranges=ARGUMENTS.ranges,
+    sized=Sized({"...": 1}, lambda sizes: pairs_of_every_kind(sizes["..."])),
     source="Rezatofighi et al., Generalized Intersection over Union, CVPR 2019",
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fourfold.core.case import Case
 from fourfold.core.declared_errors import Arguments, positive, tensor
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation
+from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.core.relations import equals_exactly
 from fourfold.core.running_error_arrays import total
 from fourfold.core.workloads import Make, tiled, whole
@@ -273,5 +273,7 @@ operation = Operation(
     workloads=workloads,
     axes=ARGUMENTS.axes,
     ranges=ARGUMENTS.ranges,
+    sized=Sized({"batch": 2, "max_boxes": 2}, lambda sizes: full_batch(sizes["batch"], sizes["max_boxes"])),
+    reduction="mean over batch",
     source="Accelerating AI/ML Model Training with Custom Operators, 2024: the padded loss, with Rezatofighi's clamp",
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fourfold.core.case import Case
 from fourfold.core.declared_errors import Arguments, DeclaredError, integers, positive, tensor
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation
+from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.core.relations import equals_exactly
 from fourfold.core.workloads import Make, tiled, whole
 from fourfold.strategies.arguments import reversed_offsets
@@ -216,6 +216,11 @@ def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
     return make
 
 
+def uneven_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
+    """A batch of which every second sample is full, and the others lack one box each."""
+    return example([max_boxes - place % 2 for place in range(batch)], max_boxes)
+
+
 workloads: Mapping[str, Mapping[str, Make]] = {
     "cpu": {"small": whole(article_batch(16, 64)), "ragged": whole(article_batch(13, 37))},
     "cuda": {
@@ -243,5 +248,7 @@ operation = Operation(
     axes=ARGUMENTS.axes,
     ranges=ARGUMENTS.ranges,
     other_integers=samples_in_reverse,
+    sized=Sized({"batch": 2, "max_boxes": 2}, lambda sizes: uneven_batch(sizes["batch"], sizes["max_boxes"])),
+    reduction="mean over batch, total",
     source="Accelerating AI/ML Model Training with Custom Operators, 2024: the ragged loss, with Rezatofighi's clamp",
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fourfold.core.case import Case
 from fourfold.core.declared_errors import Arguments, positive, tensor
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation
+from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.core.relations import between, equal_where, equals, exactly, only
 from fourfold.core.running_error import Bounded
 from fourfold.core.running_error_arrays import total
@@ -365,5 +365,6 @@ operation = Operation(
     workloads=workloads,
     axes=ARGUMENTS.axes,
     ranges=ARGUMENTS.ranges,
+    sized=Sized({"...": 2, "cols": 3}, lambda sizes: rows(sizes["..."], sizes["cols"])),
     source="Ba, Kiros, Hinton, Layer Normalization, 2016",
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fourfold.core.case import Case
 from fourfold.core.declared_errors import Arguments, not_negative, one_of, tensor
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation
+from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.core.relations import equal_where, only
 from fourfold.core.running_error import Bounded, stored
 from fourfold.core.workloads import Make, tiled, whole
@@ -354,5 +354,11 @@ operation = Operation(
     workloads=workloads,
     axes=ARGUMENTS.axes,
     ranges=ARGUMENTS.ranges,
+    sized=Sized(
+        {"m": 2, "k": 3, "n": 2},
+        lambda sizes: random_example(sizes["m"], sizes["k"], sizes["n"], "leaky_relu"),
+        # Kernels compute whole tiles.
+        largest=lambda sizes: max(sizes["m"], 64) * max(sizes["n"], 64),
+    ),
     source="Higham, Accuracy and Stability of Numerical Algorithms, section 3.5; leaky_relu: Maas et al., ICML 2013",
 )

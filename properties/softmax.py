@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fourfold.core.case import Case
 from fourfold.core.declared_errors import Arguments, tensor
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation
+from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.core.relations import between, equal_where, equals, equals_exactly, only
 from fourfold.core.running_error import stored
 from fourfold.core.running_error_arrays import total
@@ -294,5 +294,6 @@ operation = Operation(
     cost=cost,
     workloads=workloads,
     axes=ARGUMENTS.axes,
+    sized=Sized({"...": 2, "cols": 3}, lambda sizes: random_rows(sizes["..."], sizes["cols"])),
     source="Bridle, Probabilistic interpretation of feedforward classification network outputs, Neurocomputing 1990",
 )

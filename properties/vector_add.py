@@ -8,7 +8,7 @@ from fourfold.oracles import vector_add as oracle
 from fourfold.core.case import Case
 from fourfold.core.declared_errors import Arguments, tensor
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Evaluate, Operation, Relation
+from fourfold.core.operation import Evaluate, Operation, Relation, Sized
 from fourfold.core.relations import equals_exactly
 from fourfold.strategies.elementwise import Elementwise
 
@@ -62,5 +62,6 @@ operation = Operation(
     errors=ARGUMENTS.errors,
     workloads=SUMMANDS.workloads,
     axes=ARGUMENTS.axes,
+    sized=Sized({"...": 1}, lambda sizes: random_case(sizes["..."])),
     source="torch.add",
 )

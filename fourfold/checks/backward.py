@@ -26,4 +26,4 @@ def backward_agrees(subject: Subject, search: Search) -> None:
         inputs_are_unchanged(subject, case, tensors)
         search.saw(*agreements)
 
-    search.cases(subject, "backward", body)
+    search.cases(subject, "backward", body, large=True)

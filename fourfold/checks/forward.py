@@ -18,4 +18,4 @@ def forward_agrees(subject: Subject, search: Search) -> None:
         inputs_are_unchanged(subject, case, tensors)
         search.saw(*agreements)
 
-    search.cases(subject, "forward", body)
+    search.cases(subject, "forward", body, large=True, dear=True)

@@ -3,7 +3,7 @@
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from fourfold.core.comparison import Agreement
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Operation, evaluate_tensors
 from fourfold.core.refusals import Refusals, by_the_implementation, is_refusal
+from fourfold.strategies.large_cases import LargeCases
 from fourfold.strategies.special_values import cases_with_special_values
 
 # Limits of a brief search: named examples (the smallest ones) and their elements, generated cases and their elements.
@@ -91,6 +92,7 @@ class Subject:
     strict_errors: bool = True
     # Why the bits of a sample's result may depend on the batch around it; None if it claims that they do not.
     depends_on_batch: str | None = "nothing is claimed of it"
+    large: LargeCases | None = None  # what forward and backward are checked on besides the named examples
     offsets_in_32_bits: str | None = None  # why it does not support offsets of 2^31 and more
 
     def __str__(self) -> str:
@@ -167,6 +169,7 @@ class Search:
     # What a check has found out beside its claim: which rate of wrong calls is excluded, say.
     remarks: list[str] = field(default_factory=list)
     grade: str = EXACT
+    constants: str = ""  # those of the source that large cases come from, in a line
 
     def saw(self, *agreements: Agreement) -> None:
         """Count an example, and record the errors and sizes of its comparisons."""
@@ -272,18 +275,22 @@ class Search:
         named: bool = True,
         also: Mapping[str, Case] = MappingProxyType({}),
         alike: str | None = None,
+        large: bool = False,
+        dear: bool = False,
     ) -> None:
         """Run `body` on the operation's named examples, then on generated cases, some of them with special values.
 
         With `few` there are an eighth as many cases, none of them large, and no named ones but those of `also`. This is
         for checks that call often, and for behaviour that depends little on the case. Checks with the same `alike` get
-        the same cases in one process.
+        the same cases in one process. With `large` the subject's large cases follow the named ones, and with `dear` one
+        of them may take seconds.
         """
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
         if self.brief:
             examples = min(examples, BRIEF_GENERATED)
         if not self.blob:
-            for name, case in self._named(subject, named and not few, also):
+            named_cases = self._named(subject, named and not few, also)
+            for name, case in itertools.chain(named_cases, self._large(subject, dear) if large else ()):
                 self.one(name, case, body)
 
         if self.refusals is not None and self.refusals.total and not self.ran:
@@ -341,6 +348,13 @@ class Search:
 
         small = (pair for pair in cases if pair[1].grad_output.size and elements(pair) <= BRIEF_NAMED_ELEMENTS)
         return sorted(small, key=elements)[:BRIEF_NAMED]
+
+    def _large(self, subject: Subject, dear: bool) -> Iterator[tuple[str, Case]]:
+        """Large cases, of sizes that the implementation's source asks for; none in a brief search."""
+        if subject.large is None or self.brief:
+            return
+        self.constants = subject.large.told(self.examples)
+        yield from subject.large.cases(self.examples, dear)
 
     def must_have_seen_something(self, subject: Subject, check: str) -> None:
         """Fail a search that verifies nothing because it saw nothing, or only single numbers.

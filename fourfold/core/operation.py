@@ -89,6 +89,32 @@ def what_must_be_moved(case: Case) -> tuple[Cost, Cost]:
     return Cost(sum(array.nbytes for array in case.inputs.values()) + output.nbytes, output.size), Cost(0, 0)
 
 
+def _is_not_empty(sizes: Mapping[str, int]) -> bool:
+    return min(sizes.values(), default=1) > 0
+
+
+def _nothing_larger(sizes: Mapping[str, int]) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Cases of chosen sizes.
+
+    Attributes:
+        axes: the axes whose sizes can be chosen, as `Operation.axes` names them, and the size of each where another is
+            long.
+        make: makes a named case of ordinary numbers from the size of each of these axes.
+        allows: whether the operation takes these sizes.
+        largest: about how many elements the largest result of such a case has, that is larger than all inputs.
+    """
+
+    axes: Mapping[str, int]
+    make: Callable[[Mapping[str, int]], Callable[[DType], Case]]
+    allows: Callable[[Mapping[str, int]], bool] = _is_not_empty
+    largest: Callable[[Mapping[str, int]], float] = _nothing_larger
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operation:
     """One operation as its users see it, independent of its implementations.
@@ -125,6 +151,11 @@ class Operation:
             others, None for the dtype that is tested. Cotangents have it too.
         outputs: where there are several, an operation for each of them, by name, in the order in which they are
             returned. This record is then that of all those that have gradients, `joined`, in a row.
+        sized: cases of chosen sizes, of which large ones are made: see `fourfold.strategies.large_cases`. Unless given,
+            there are none.
+        reduction: "mean over batch" or "sum over batch", where batch is one of `axes`, or several with commas between
+            them: the output is the mean, or the sum, of terms that belong to one place of the axes each. A law follows:
+            see `fourfold.strategies.reductions`.
     """
 
     name: str
@@ -156,6 +187,9 @@ class Operation:
     def result_dtype(self, dtype: DType) -> DType:
         """The dtype of the output where `dtype` is tested."""
         return returned(dtype, self.returns)
+
+    sized: Sized | None = None
+    reduction: str = ""
 
     def differentiable_in(self, case: Case) -> tuple[str, ...]:
         """The names in `differentiable` of the inputs that a case has: an input that may be None may be absent."""

@@ -26,6 +26,8 @@ from fourfold.running.calling import CannotBeCalled, as_operation
 from fourfold.running.cuda_candidates import CudaCandidate, Launch
 from fourfold.running.cuda_candidates import load as load_cuda
 from fourfold.running.frames import own_frames
+from fourfold.strategies.constants import Constants, constants_in, constants_of
+from fourfold.strategies.large_cases import LargeCases
 
 # The backend of somebody's own implementation; what it is related to by a law is taken from torch.
 CANDIDATE = "candidate"
@@ -264,10 +266,12 @@ class Selection:
         if device == "cpu":
             memory = importlib.import_module("fourfold.backends.triton.interpreter_memory")
             memory.undefined_lanes_are_zero(claims.undefined_lanes_are_zero)
+        operation = claims.restricted(self._record(cell))
+        dtype = DTYPES[cell.dtype].with_free_ties if foreign else DTYPES[cell.dtype]
         return Subject(
-            operation=claims.restricted(self._record(cell)),
+            operation=operation,
             backend=cell.backend,
-            dtype=DTYPES[cell.dtype].with_free_ties if foreign else DTYPES[cell.dtype],
+            dtype=dtype,
             device=device,
             implementation=implementation,
             sibling=sibling,
@@ -277,7 +281,15 @@ class Selection:
             strict_errors=self.strict_errors or not foreign,
             depends_on_batch=self.depends_on_batch(cell, device),
             offsets_in_32_bits=self.offsets_in_32_bits(cell, device),
+            large=LargeCases(operation, claims, dtype, self._constants(cell, implementation)),
         )
+
+    def _constants(self, cell: Cell, implementation: Callable[..., Any]) -> Constants:
+        """The constants of a cell's source."""
+        if cell.backend != CANDIDATE:
+            return constants_of(implementation)
+        candidate = self.candidates[cell.operation]
+        return constants_in(candidate.file(), "" if candidate.of_cuda else candidate.function)
 
     def _record(self, cell: Cell) -> Operation:
         """What a cell is verified as: a kernel of a `.cu` file may take fewer parameters than the operation has."""

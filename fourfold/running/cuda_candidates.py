@@ -159,11 +159,13 @@ class CudaCandidate:
         def example(make: Callable[[DType], Case]) -> Callable[[DType], Case]:
             return lambda dtype: default(make(dtype))
 
+        sized = operation.sized
         return replace(
             operation,
             cases=lambda dtype, elements: operation.cases(dtype, elements).map(default),
             smooth=lambda dtype: operation.smooth(dtype).map(default),
             examples={name: example(make) for name, make in operation.examples.items()},
+            sized=sized and replace(sized, make=lambda sizes: example(sized.make(sizes))),
         )
 
     def _check_devices(self, given: Mapping[str, Any]) -> None:

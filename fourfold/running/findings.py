@@ -83,6 +83,7 @@ class Verdict:
         versions: of Python's packages.
         seed: of the generated cases.
         seconds: how long it took.
+        constants: those of the implementation's source that sizes of large cases come from, in a line.
     """
 
     implementation: str
@@ -95,6 +96,7 @@ class Verdict:
     versions: dict[str, str]
     seed: int
     seconds: float
+    constants: str = ""
 
     @property
     def passed(self) -> bool:
@@ -164,6 +166,8 @@ class Verdict:
             same = [o for o in self.outcomes if o.failure is not None and o.failure.cause == failure.cause]
             also = f" (and {len(same) - 1} other checks)" if len(same) > 1 else ""
             yield f"\n{number}. {outcome.check}, {outcome.dtype}{also}: {failure}"
+        if self.constants:
+            yield self.constants
         yield from (f"not passed: {line}" for line in self.shortcomings)
         yield from (f"{o.check}, {o.dtype}: {remark}" for o in self.outcomes for remark in o.remarks)
         yield from (f"warning: {line}" for line in self.warnings[:SHOWN])

@@ -349,6 +349,7 @@ def pytest_runtest_makereport(
         seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds, "grade": search.grade}
         seen |= {"refusals": dict(search.refusals.counts) if search.refusals else {}, "warnings": search.warnings}
         seen["remarks"] = search.remarks
+        seen["constants"] = search.constants
         item.user_properties.append((SEARCH, seen))
     report = yield
     identity = Identity.of_item(item)
@@ -408,6 +409,8 @@ class Record:
                 if identity.cell.backend == CANDIDATE:
                     tally.remarks += [said for said in seen["remarks"] if said not in tally.remarks]
                 tally.storage |= seen["grade"] == STORAGE
+                if identity.cell.backend == CANDIDATE:
+                    tally.constants = tally.constants or seen["constants"]
 
     def _shorten(self, report: Any) -> None:
         """Show a cause once: what else fails by it refers to the first."""

@@ -31,6 +31,8 @@ class Tally:
     remarks: list[str] = field(default_factory=list)
     # Whether the implementation is as exact as its dtype can store, and no more.
     storage: bool = False
+    # The constants of the source of a candidate that sizes come from, in a line.
+    constants: str = ""
 
     def show(self, footnote: "Footnotes") -> str:
         """Worst error over bound, examples and seconds; or how many checks failed; or a footnote."""
@@ -94,7 +96,8 @@ class Matrix:
         yield f"{examples} examples; in each cell: worst error over its bound, examples, seconds"
 
     def _remarks(self) -> Iterator[str]:
-        """What implementations refused, and warnings."""
+        """Constants that sizes come from, what implementations refused, and warnings."""
+        yield from unique(f"{c.operation}: {of.constants}" for c, of in self.tallies.items() if of.constants)
         for cell, tally in self.tallies.items():
             cases = tally.examples + tally.refusals.total()
             for reason, count in tally.refusals.most_common(SHOWN):

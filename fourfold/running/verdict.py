@@ -126,7 +126,8 @@ class Entries:
         for key, seen in report.user_properties:
             if key == SEARCH and isinstance(seen, dict):
                 entry |= {"worst_error_over_bound": seen["worst"], "examples": seen["examples"]}
-                entry |= {name: seen[name] for name in ("grade", "refusals", "warnings", "remarks") if seen[name]}
+                told = ("grade", "refusals", "warnings", "remarks", "constants")
+                entry |= {name: seen[name] for name in told if seen[name]}
                 entry["seconds"] = round(seen["seconds"], 3)
             elif key == FAILURE and isinstance(seen, dict):
                 entry |= seen

@@ -38,6 +38,8 @@ from fourfold.running.findings import FAILED, PASSED, REFUSED, UNSUPPORTED, WRON
 from fourfold.running.frames import cause, own_frames, spelled, words
 from fourfold.running.verdict import counterexample
 from fourfold.strategies import defaults
+from fourfold.strategies.constants import Constants, constants_of
+from fourfold.strategies.large_cases import LargeCases
 
 EXAMPLES = 25
 # The result that a message is about. A law is about the output.
@@ -89,6 +91,7 @@ def verify(
     trial = _Trial.of(implementation, operation, claims, device, refusals, strict_errors)
     started, seed = time.perf_counter(), secrets.randbits(32) if seed is None else seed
     search = Search(examples=examples, seed=seed, seeded=True, blob=reproduce)
+    constants = ""
     outcomes, warnings = list[Outcome](), list[str]()
     wrong, refused = set[tuple[str, str]](), dict[tuple[str, str], Outcome]()
     with trial.settings():
@@ -98,7 +101,9 @@ def verify(
             if of in refused:
                 outcomes.append(replace(refused[of], check=check.name, refusals={}, seconds=0.0))
                 continue
-            outcome, said = trial.outcome(check, dtype, replace(search, brief=of in wrong))
+            own = replace(search, brief=of in wrong)
+            outcome, said = trial.outcome(check, dtype, own)
+            constants = constants or own.constants
             outcomes.append(outcome)
             warnings += [warning for warning in said if warning not in warnings]
             if kind == FORWARD and outcome.outcome == FAILED and outcome.grade == WRONG:
@@ -118,6 +123,7 @@ def verify(
         versions={name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy", "hypothesis")},
         seed=seed,
         seconds=time.perf_counter() - started,
+        constants=constants,
     )
 
 
@@ -201,6 +207,7 @@ class _Trial:
     refusals: bool
     strict_errors: bool
     origin: Path
+    constants: Constants
 
     @classmethod
     def of(
@@ -234,6 +241,7 @@ class _Trial:
             refusals=refusals,
             strict_errors=strict_errors,
             origin=_file_of(implementation),
+            constants=constants_of(implementation),
         )
 
     @contextlib.contextmanager
@@ -288,6 +296,7 @@ class _Trial:
             claims=self.claims,
             foreign=True,
             strict_errors=self.strict_errors,
+            large=LargeCases(self.operation, self.claims, DTYPES[dtype].with_free_ties, self.constants),
         )
 
     def outcome(self, check: Check, dtype: str, search: Search) -> tuple[Outcome, list[str]]:

@@ -77,7 +77,10 @@ class DefinedOperation(Operation):
         fewer = self.declaration.within(limits)
         smooth = fewer.smooth if self.smooth == self.declaration.smooth else self.smooth
         examples = {**named_cases.examples(fewer), **self.given}
-        return dataclasses.replace(self, cases=fewer.cases, smooth=smooth, examples=examples, declaration=fewer)
+        sized = named_cases.sized(fewer)
+        return dataclasses.replace(
+            self, cases=fewer.cases, smooth=smooth, examples=examples, declaration=fewer, sized=sized
+        )
 
     def __repr__(self) -> str:
         return f"<operation {self.name}, defined in {self.source}>"
@@ -193,6 +196,7 @@ def _made(
         "cases": declaration.cases,
         "source": _place(definition),
         "smooth": declaration.smooth if own_cases is None else FOLLOWS,
+        "sized": named_cases.sized(declaration) if own_cases is None else None,
         "axes": {argument: " ".join(of.axes) for argument, of in declaration.tensors.items()},
         "other_integers": declaration.other_integers,
         "ordinary": tuple(argument for argument, of in declaration.tensors.items() if not of.special),

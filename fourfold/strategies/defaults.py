@@ -14,6 +14,7 @@ from fourfold.core.dtypes import DTYPES, DType
 from fourfold.core.operation import FOLLOWS, Operation
 from fourfold.core.workloads import Make, Workload, tiled, whole
 from fourfold.strategies.arrays import GENERATORS, cotangent, values
+from fourfold.strategies.reductions import law_of
 
 Cases = Callable[[DType, int], st.SearchStrategy[Case]]
 Examples = Mapping[str, Callable[[DType], Case]]
@@ -24,12 +25,16 @@ MANY_ELEMENTS = 1 << 28
 
 
 def completed(operation: Operation) -> Operation:
-    """A record with what it leaves out: smooth cases, declared errors and workloads."""
+    """A record with what it leaves out: smooth cases, declared errors, workloads and the law of its reduction."""
     changes: dict[str, Any] = {}
     if operation.smooth is FOLLOWS:
         changes["smooth"] = smooth(operation.cases)
     if operation.errors is FOLLOWS:
         changes["errors"] = errors(operation.examples)
+    if operation.reduction:
+        law = law_of(operation)
+        if law.__name__ not in [each.__name__ for each in operation.laws]:
+            changes["laws"] = (*operation.laws, law)
     if operation.workloads is FOLLOWS:
         changes["workloads"] = workloads(operation.examples, operation.batched)
     return replace(operation, **changes) if changes else operation

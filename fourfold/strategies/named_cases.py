@@ -10,6 +10,7 @@ from fourfold.core.axes import LEADING, Shape
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES, DType
 from fourfold.core.layouts import LAYOUTS
+from fourfold.core.operation import Sized
 from fourfold.strategies.arguments import Ragged, TensorInput
 from fourfold.strategies.declaration import Declaration, Plan, limited
 from fourfold.strategies.special_values import special_values
@@ -73,6 +74,14 @@ class NamedCases:
         count = {name: self._elements(what) for name, what in wanted.items()}
         order = sorted(wanted, key=lambda name: (name != "ordinary", count[name]))
         return {name: self._maker(wanted[name]) for name in order}
+
+    def of_sizes(self, sizes: Mapping[str, int]) -> Make:
+        """A named case of chosen sizes."""
+        return self._maker(Wanted(sizes=sizes))
+
+    def largest_of(self, sizes: Mapping[str, int]) -> int:
+        """The elements of the largest intermediate result of a call of these sizes."""
+        return self._run(Wanted(sizes=sizes))
 
     # ---- sizes
 
@@ -260,6 +269,49 @@ def _with_special_values(array: np.ndarray, dtype: DType, parameters: Mapping[st
         for place, value in enumerate(special):
             slices[0, place * array.size // len(special) % array.size] = value
     return slices.reshape(array.shape)
+
+
+class SizedCases:
+    """The cases of chosen sizes of a declaration."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        self._named = NamedCases(declaration)
+        self._allowed = declaration.allowed
+        self.axes = {
+            axis: of.nearest(SHORT[place % len(SHORT)])
+            for place, (axis, of) in enumerate(declaration.allowed.items())
+            if of.nearest(SHORT[0]) <= max(SHORT)
+        }
+        self._growth: dict[tuple[str, ...], tuple[float, float]] = {}
+
+    def make(self, sizes: Mapping[str, int]) -> Make:
+        """A named case; axes that are not chosen have the sizes of every named case."""
+        return self._named.of_sizes(sizes)
+
+    def allows(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the declaration allows the sizes, and the case's largest intermediate result is affordable."""
+        allowed = all(size and self._allowed[axis].nearest(size) == size for axis, size in sizes.items())
+        return allowed and self.largest(sizes) <= AFFORDABLE
+
+    def largest(self, sizes: Mapping[str, int]) -> float:
+        """About how many elements the largest intermediate result has, from calls in which long axes are shorter."""
+        few, more = 32, 64
+        long = tuple(axis for axis, size in sizes.items() if size > more)
+        if long not in self._growth:
+            found = []
+            for most in (few, more):
+                shorter = {axis: self._allowed[axis].nearest(most) for axis in long}
+                found.append(max(self._named.largest_of({**sizes, **shorter}), 1))
+            self._growth[long] = found[1], max(np.log2(found[1] / found[0]), 0)
+        at_more, power = self._growth[long]
+        scale = np.exp(np.mean(np.log([sizes[axis] / more for axis in long]))) if long else 1.0
+        return float(at_more * scale**power)
+
+
+def sized(declaration: Declaration) -> Sized:
+    """The cases of chosen sizes of a declaration."""
+    of = SizedCases(declaration)
+    return Sized(of.axes, of.make, of.allows, of.largest)
 
 
 def examples(declaration: Declaration) -> dict[str, Make]:
