@@ -31,6 +31,8 @@ from fourfold.strategies.large_cases import LargeCases
 
 # The backend of somebody's own implementation; what it is related to by a law is taken from torch.
 CANDIDATE = "candidate"
+# Of the budget for large cases that the library's own kernels get: they change seldom, and their sizes are known.
+OWN_SHARE = 0.5
 
 
 class SelectionError(ValueError):
@@ -281,7 +283,9 @@ class Selection:
             strict_errors=self.strict_errors or not foreign,
             depends_on_batch=self.depends_on_batch(cell, device),
             offsets_in_32_bits=self.offsets_in_32_bits(cell, device),
-            large=LargeCases(operation, claims, dtype, self._constants(cell, implementation)),
+            large=LargeCases(
+                operation, claims, dtype, self._constants(cell, implementation), 1.0 if foreign else OWN_SHARE
+            ),
         )
 
     def _constants(self, cell: Cell, implementation: Callable[..., Any]) -> Constants:

@@ -37,7 +37,7 @@ _FOLDED: dict[type, Callable[[int, int], int]] = {
 _LIMITS = {"where", "clamp", "clip", "minimum", "maximum", "min", "max"}
 _CPP_TYPES = r"\b(?:(?P<t>u?int(?:8|16))_t|(?P<u8>unsigned\s+char)|(?P<u16>unsigned\s+short)|(?P<i16>short))\b"
 _CPP_INTEGER = r"(?<![\w.])(0[xX][0-9a-fA-F]+|\d+)(?:[uUlL]*)(?![\w.])"
-_CPP_COMPARED = r"(?:[<>]=?|[=!]=)\s*(-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)[fF]?(?![\w.<>])"
+_CPP_COMPARED = r"(?:(?<![<>\-])[<>]=?|[=!]=)\s*(-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)[fF]?(?![\w.<>])"
 
 
 @dataclass(frozen=True, order=True)
@@ -200,7 +200,7 @@ class _Source:
 
         for match in re.finditer(_CPP_INTEGER, code):
             self._add(int(match[1], 0 if match[1][:2] in ("0x", "0X") else 10), file, line(match.start()))
-        for match in re.finditer(r"\b(\d+)[uUlL]*\s*(<<|\*)\s*(\d+)\b", code):
+        for match in re.finditer(r"\b(\d+)[uUlL]*\s*(<<|\*)\s*(\d+)[uUlL]*\b", code):
             left, right = int(match[1]), int(match[3])
             if match[2] == "*" or right < 32:
                 self._add(left * right if match[2] == "*" else left << right, file, line(match.start()))

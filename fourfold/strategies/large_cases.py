@@ -24,13 +24,13 @@ BOTH, BOTH_AT_MOST = ((257, 300), (131, 150)), 150_000
 # One axis past a count of 11 bits, and past one of 16.
 MANY, MOST = 2051, 65_537
 # The most places in a case: the product of the sizes of its axes.
-PLACES = 140_000
+PLACES = 200_000
 # What a case costs, about, in elements that the interpreter computes: a call, and a row that has a program of its own.
 CALL, ROW = 4_000, 100
 # The budgets of a check with 25 generated cases, for cases that every implementation gets and for those of constants:
 # in one dtype, as sizes hardly depend on the dtype, and in each of the others. More generated cases have more.
 GENERATED = 25
-EVERY, ASKED = (500_000, 150_000), (700_000, 100_000)
+EVERY, ASKED = (500_000, 150_000), (1_400_000, 200_000)
 # Past its budget forward takes one case in one dtype: the largest constant along an axis of which each has a program.
 DEAR = 7_000_000
 # Sizes of the axes of the case that holds the values of comparisons.
@@ -56,12 +56,14 @@ class LargeCases:
         claims: what the implementation takes.
         dtype: of the cases.
         constants: of the implementation's source.
+        share: of the budget for cases of constants.
     """
 
     operation: Operation
     claims: Claims
     dtype: DType
     constants: Constants = field(default=NONE)
+    share: float = 1.0
 
     def cases(self, examples: int, dear: bool) -> Iterator[tuple[str, Case]]:
         """The cases that a check of so many generated cases takes, by name; `dear` ones past its budget too."""
@@ -95,7 +97,7 @@ class LargeCases:
         times = max(examples, GENERATED) / GENERATED
         every = _affordable(self._every(), EVERY[place] * times)
         asked = sorted(self._asked(), key=lambda chosen: chosen[:2])
-        taken = _affordable((chosen for *_, chosen in asked), ASKED[place] * times)
+        taken = _affordable((chosen for *_, chosen in asked), ASKED[place] * times * self.share)
         if dear and place == 0:
             past = [c for rank, price, c in asked if rank == 0 and price <= DEAR and c not in taken]
             taken += sorted(past, key=lambda c: (max(c.sizes.values()), c.price))[-1:]
@@ -159,22 +161,22 @@ class LargeCases:
         assert sized is not None
         wanted = {axis: MODEST[place % len(MODEST)] for place, axis in enumerate(sized.axes)}
         case = sized.make(wanted if sized.allows(wanted) else sized.axes)(self.dtype)
-        rng = np.random.default_rng(23)
-        values = np.array([constant.value for constant in self.constants.values])
-        changed = {}
+        rng, changed = np.random.default_rng(23), {}
         for name, array in case.inputs.items():
-            if is_floating(array) and name not in self.operation.ordinary and array.size:
-                with np.errstate(over="ignore"):
-                    at: np.ndarray = (rng.choice(values, array.shape) * rng.choice((1, -1), array.shape)).astype(
-                        array.dtype
-                    )
-                    beside = np.nextafter(at.astype(np.float32), np.float32(rng.choice((-np.inf, np.inf))))
-                    past = at.astype(np.float64) * rng.choice((0.75, 1.0, 1.25), array.shape)
-                which = rng.integers(0, 4, array.shape)
-                with np.errstate(over="ignore"):
-                    mixed = np.select([which == 0, which == 1, which == 2], [at, beside, past], array)
-                    changed[name] = np.asarray(mixed).astype(array.dtype)
+            if is_floating(array) and name not in self.operation.ordinary:
+                numbers = self._around_values(array.dtype)
+                changed[name] = array.copy()
+                places = rng.permutation(array.size)[: min(len(numbers), array.size // 2)]
+                changed[name].flat[places] = rng.permutation(numbers)[: len(places)]
         return case.with_inputs(**changed)
+
+    def _around_values(self, dtype: np.dtype) -> np.ndarray:
+        """The values that the source compares with, their neighbours in a dtype, and numbers past and below them."""
+        values = np.array([constant.value for constant in self.constants.values])
+        with np.errstate(over="ignore"):
+            at = np.concatenate([values, -values]).astype(dtype)
+            ends = [np.nextafter(at, np.array(end, dtype)) for end in (np.inf, -np.inf)]
+            return np.concatenate([at, *ends, *[(at.astype(np.float64) * by).astype(dtype) for by in (0.75, 1.25)]])
 
 
 def _is_claimed(claims: Claims, axis: str, size: int) -> bool:

@@ -81,6 +81,7 @@ class Fault:
         documented_ties: whether it is right as a candidate, and wrong only for this library's own implementations,
             which document how they choose at ties.
         not_caught: the reason why no check rejects it yet.
+        sized: whether it takes a large case to see it, such as one that constants of its source ask for.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Fault:
     astray: bool = False
     documented_ties: bool = False
     not_caught: str | None = None
+    sized: bool = False
 
 
 # Patterns of the messages for a wrong output, for a wrong gradient, and for a result with missing elements.

@@ -36,6 +36,8 @@ from fourfold.core.comparison import Disagreement, compare, expectation
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation, Result, evaluate_tensors, reference
 from fourfold.core.running_error import Bounded
+from fourfold.strategies.constants import constants_of
+from fourfold.strategies.large_cases import LargeCases
 
 from . import published
 from .controls import CONTROLS, Control
@@ -128,12 +130,25 @@ def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> No
         raises, says = InterpreterError, "OutOfBounds"
     changes = {"examples": fault.examples} if fault.examples else {}
     given = subject(fault.operation, fault.make(), device, fault.dtype, fault.documented_ties, **changes)
+    if fault.sized:
+        given = with_large_cases(given)
     with (
         Arena(POISONS[0]) if fault.poisoned else contextlib.nullcontext(),
         pytest.raises(raises, match=says) as caught,
     ):
         fault.check(given, Search(examples=fault.search))
     print(notes(caught.value))
+
+
+def with_large_cases(given: Subject) -> Subject:
+    large = LargeCases(given.operation, given.claims, given.dtype, constants_of(given.implementation))
+    return dataclasses.replace(given, large=large)
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("fault", [pytest.param(f, id=described(f)) for f in FAULTS if f.sized])
+def test_fault_of_a_size_is_seen_by_large_cases_alone(fault: Fault, device: str) -> None:
+    fault.check(subject(fault.operation, fault.make(), device, fault.dtype), Search(examples=fault.search))
 
 
 @pytest.mark.usefixtures("without_shrinking")
