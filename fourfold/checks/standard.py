@@ -227,7 +227,7 @@ def parts_of(name: str) -> tuple[str, str]:
 for _judge in (
     *(arena, backward, bad_input, batches, dispatch, fallback, forward, gradcheck, grades, history, laws, memory),
     *(offsets, repeatability, results, saved_tensors, search, single_gradients, graph, interleaving, many_calls, modes),
-    *(parameters, threads),
+    *(configurations, outputs, parameters, threads),
     *(comparison, dtypes, operation, running_error, running_error_arrays, running_error_rules),
 ):
     tampering.watch(_judge)
