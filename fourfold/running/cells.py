@@ -32,7 +32,7 @@ from fourfold.strategies.large_cases import LargeCases
 # The backend of somebody's own implementation; what it is related to by a law is taken from torch.
 CANDIDATE = "candidate"
 # Of the budget for large cases that the library's own kernels get: they change seldom, and their sizes are known.
-OWN_SHARE = 0.5
+OWN_SHARE = 0.25
 
 
 class SelectionError(ValueError):
