@@ -176,7 +176,7 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
                     raise Failure(f"{subject}: {when}: {name} is not the same bit for bit\nwith {describe(given)}")
         search.saw(*(Agreement(0.0, result.value.size, 0) for result in expected.values()))
 
-    search.cases(subject, "history", body, few=True)
+    search.cases(subject, "history", body, few=True, also=subject.examples_of_integers())
 
 
 @graded

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import hypothesis
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -26,6 +27,8 @@ from fourfold.strategies.special_values import cases_with_special_values
 
 # Limits of a brief search: named examples (the smallest ones) and their elements, generated cases and their elements.
 BRIEF_NAMED, BRIEF_NAMED_ELEMENTS, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 1024, 3, 64
+# Named examples of a kind, where a few are enough.
+FEW_NAMED = 6
 # Generated cases that are to be found for an implementation that has refused every named example.
 AFTER_REFUSALS = 5
 # Generated cases that it may refuse for each of them before it is asked no more. Hypothesis would try hundreds.
@@ -129,6 +132,17 @@ class Subject:
             return made[name].grad_output.size == 1, sum(array.size for array in made[name].inputs.values())
 
         return {name: made[name] for name in sorted(filled, key=smallness)[:1]}
+
+    def examples_of_integers(self) -> dict[str, Case]:
+        """A few small named examples beside whose integers the record knows of others; none if it knows of none."""
+
+        def has_others(case: Case) -> bool:
+            others = self.operation.other_integers(case)
+            return any(not np.array_equal(array, case[name]) for name, array in others.items())
+
+        made = ((name, make(self.dtype)) for name, make in self.operation.examples.items())
+        found = [(name, case) for name, case in made if case.grad_output.size and has_others(case)]
+        return dict(sorted(found, key=lambda pair: sum(array.size for array in pair[1].inputs.values()))[:FEW_NAMED])
 
     def needs_gradients(self) -> None:
         """Require that the implementation has gradients.
@@ -350,8 +364,8 @@ class Search:
         return sorted(small, key=elements)[:BRIEF_NAMED]
 
     def _large(self, subject: Subject, dear: bool) -> Iterator[tuple[str, Case]]:
-        """Large cases, of sizes that the implementation's source asks for; none in a brief search."""
-        if subject.large is None or self.brief:
+        """Large cases, of sizes that the implementation's source asks for; none if brief, or all else was refused."""
+        if subject.large is None or self.brief or (self._refused() and not self.ran):
             return
         self.constants = subject.large.told(self.examples)
         yield from subject.large.cases(self.examples, dear)

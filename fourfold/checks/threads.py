@@ -108,7 +108,11 @@ def _at_once(subject: Subject, cases: list[Case], share: float) -> list[list[Res
 
 @graded
 def threads_do_not_matter(subject: Subject, search: Search) -> None:
-    """Several threads that call at once, with other values each, get the same bits as one alone."""
+    """Several threads that call at once, with other values each, get results that are right.
+
+    Our own kernels give the bits that one thread alone gets. Of others that is not asked: torch itself shares the work
+    of a call in other parts where a thread of its own makes it, and sums in another order then.
+    """
 
     def body(case: Case) -> None:
         other = changed(subject, case)
@@ -126,7 +130,7 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
                 when = f"where {THREADS} threads call at once: "
                 agreements += compare_results(subject, results, expected[place % 2], given, when)
                 same = differing((results[name], alone[place % 2][name]) for name in results)
-                for name, count in zip(results, same if subject.claims.deterministic else []):
+                for name, count in zip(results, same if subject.claims.deterministic and not subject.foreign else []):
                     if count:
                         raise Failure(f"{subject}: {when}{name} is not the same bit for bit\nwith {describe(given)}")
         search.saw(*agreements)

@@ -1,5 +1,6 @@
 """The choice of a launch's configuration: measured once, cached, never during a graph capture, and can be forced."""
 
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,10 @@ from fourfold import backends
 from fourfold.backends import tuning
 from fourfold.backends.cuda.compile import CudaError
 from fourfold.backends.tuning import Configuration, Tuner
+from fourfold.checks.catalogue import operations
+from fourfold.checks.configurations import configuration_agrees
+from fourfold.checks.search import Failure, Search, Subject
+from fourfold.core.dtypes import DTYPES
 from fourfold.performance import sources
 
 GPU = torch.device("cuda", 0)
@@ -124,3 +129,36 @@ def test_a_baselines_kernels_run_as_todays_while_they_are_the_same(
     backends.load("matmul", "triton")
     now = sys.modules["fourfold.impls.matmul.triton_kernel"].TUNER._file(GPU)
     assert files[0] == now != files[1]
+
+
+# ---- the check of a configuration
+
+
+RIGHT, WRONG, UNUSED = (Configuration(name, {}) for name in ("right", "wrong", "unused"))
+TUNER = Tuner("vector_add_planted", (RIGHT, WRONG, UNUSED), Path(__file__))
+
+
+def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Wrong with one configuration, and never launched with another."""
+    fits = lambda configuration: configuration is not UNUSED  # noqa: E731
+    chosen = TUNER.choose(x.device, None, fits, lambda: RIGHT, lambda configuration: None)
+    return x + y if chosen is RIGHT else x - y
+
+
+@pytest.mark.parametrize(
+    ("configuration", "says"),
+    [(RIGHT, None), (WRONG, "expected"), (UNUSED, "no case is one that the configuration unused can do")],
+)
+def test_a_configuration_that_is_wrong_or_that_no_case_uses_is_rejected(
+    configuration: Configuration, says: str | None
+) -> None:
+    subject = Subject(
+        operation=operations()["vector_add"],
+        backend="planted",
+        dtype=DTYPES["float32"],
+        device="cpu",
+        implementation=add,
+        sibling=lambda name: (operations()[name], add),
+    )
+    with pytest.raises(Failure, match=says) if says else contextlib.nullcontext():
+        configuration_agrees(configuration, subject, Search(examples=3))
