@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from fourfold.checks.arena import POISONS, Arena
 from fourfold.checks.results import describe, named_results, storage_of
 from fourfold.checks.search import Failure, Search, Subject
+from fourfold.core.arena import POISONS, Arena
 from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement
 

@@ -28,6 +28,8 @@ MODES: dict[str, tuple[type[AbstractContextManager] | None, bool, bool]] = {
     "under inference_mode, of inputs that require gradients": (torch.inference_mode, True, False),
     "under inference_mode, of inputs made there": (torch.inference_mode, False, True),
 }
+# Why they are not tried on what runs elsewhere.
+NO_MODES = "the kernel's process is not told of torch's modes other than no_grad"
 # In how many of them, in turn, each case is called.
 MODES_A_CASE = 4
 
@@ -40,6 +42,7 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
     implementations give the same bits in every mode; somebody else's may compute otherwise where gradients are wanted.
     """
 
+    subject.needs_this_process(NO_MODES)
     modes = [when for when, (_, wanted, _) in MODES.items() if subject.differentiable or not wanted]
     turns = itertools.cycle(modes)
 
@@ -83,6 +86,7 @@ def autocast_changes_precision_alone(subject: Subject, search: Search) -> None:
     torch runs its products of matrices in that dtype then, from inputs that it casts, and some functions in float32.
     The output may have either dtype. The backward pass runs outside of autocast, as torch's documentation asks.
     """
+    subject.needs_this_process(NO_MODES)
 
     def body(case: Case) -> None:
         tensors = case.tensors(subject.dtype, subject.device)

@@ -4,7 +4,6 @@ The gradients are checked under a cotangent for one output and zeros for the oth
 for all outputs together.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from fourfold.core.case import Case
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Operation
 from fourfold.core.outputs import alone, in_a_row
+from fourfold.core.refusals import OutOfTime
 
 Run = Callable[[Subject, Search], None]
 
@@ -91,7 +91,12 @@ def requires_gradient(
         tensors = case.tensors(dtype, device)
         for name in names:
             tensors[name].requires_grad_()
-        with contextlib.suppress(Exception), held():
-            output = implementation(**tensors, **case.parameters)
-            return any(each.requires_grad for each in (output if isinstance(output, tuple | list) else [output]))
+        try:
+            with held():
+                output = implementation(**tensors, **case.parameters)
+                return any(each.requires_grad for each in (output if isinstance(output, tuple | list) else [output]))
+        except OutOfTime:
+            break  # another example would take as long
+        except Exception:
+            continue
     return True

@@ -41,6 +41,8 @@ SEED = secrets.randbits(32)  # one for this process
 OUTPUT = "output"
 # How the reasons begin for which a check says nothing of an implementation, and need not.
 REFUSED_ALL, UNCLAIMED = "refused all", "not claimed:"
+# How the reason begins for which a check is not made of what runs in a process of its own.
+ELSEWHERE = "not under --untrusted:"
 # Why a candidate is not put through a check of gradients.
 FORWARD_ONLY = "forward only: its output has no gradient where its inputs do"
 
@@ -91,6 +93,7 @@ class Subject:
     claims: Claims = NO_CLAIMS
     # Whether it is somebody else's: it may then have storage accuracy, and any gradient where an input is NaN.
     foreign: bool = False
+    elsewhere: bool = False  # whether it runs in a process of its own
     # Whether bad input must raise the operation's declared errors; else what gives a result is a warning.
     strict_errors: bool = True
     # Why the bits of a sample's result may depend on the batch around it; None if it claims that they do not.
@@ -143,6 +146,18 @@ class Subject:
         made = ((name, make(self.dtype)) for name, make in self.operation.examples.items())
         found = [(name, case) for name, case in made if case.grad_output.size and has_others(case)]
         return dict(sorted(found, key=lambda pair: sum(array.size for array in pair[1].inputs.values()))[:FEW_NAMED])
+
+    def needs_this_process(self, why: str) -> None:
+        """Require that the implementation runs in this process.
+
+        Args:
+            why: what a process of its own lacks.
+
+        Raises:
+            Unsupported: it runs in a process of its own.
+        """
+        if self.elsewhere:
+            raise Unsupported(f"{ELSEWHERE} {why}")
 
     def needs_gradients(self) -> None:
         """Require that the implementation has gradients.

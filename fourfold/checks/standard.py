@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from hypothesis.errors import Unsatisfiable
 
 from fourfold.checks import (
-    arena,
     backward,
     bad_input,
     batches,
     configurations,
-    dispatch,
     fallback,
     forward,
     gradcheck,
@@ -36,7 +34,9 @@ from fourfold.checks import (
 )
 from fourfold.checks.search import Search, Subject, Unsupported
 from fourfold.core import (
+    arena,
     comparison,
+    dispatch,
     dtypes,
     operation,
     running_error,

@@ -113,6 +113,7 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
     Our own kernels give the bits that one thread alone gets. Of others that is not asked: torch itself shares the work
     of a call in other parts where a thread of its own makes it, and sums in another order then.
     """
+    subject.needs_this_process("calls take turns there")
 
     def body(case: Case) -> None:
         other = changed(subject, case)

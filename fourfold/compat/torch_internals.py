@@ -178,6 +178,12 @@ def says_written_into(error: RuntimeError) -> bool:
     return any(words in str(error) for words in _WRITTEN_INTO)
 
 
+@uses("torch.Tensor._version")
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor, or a view of it, was written into in place. torch's notes on autograd name it."""
+    return tensor._version
+
+
 def _imaginary_part(tensor: torch.Tensor) -> torch.Tensor:
     return torch.complex(torch.zeros_like(tensor), tensor).conj().imag
 

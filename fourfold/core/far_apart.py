@@ -1,7 +1,11 @@
 """Tensors whose elements lie so far apart that offsets need more than 32 bits. On the CPU they use little memory."""
 
+import fcntl
 import mmap
+import os
 import time
+from typing import Self
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -43,12 +47,51 @@ def _storage(elements: int, like: torch.Tensor) -> torch.Tensor:
     if like.device.type != "cpu":
         wait_for_room(like.device, elements * like.element_size())
         return torch.empty(elements, dtype=like.dtype, device=like.device)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:
-        pages = mmap.mmap(-1, elements * like.element_size(), flags=flags)
+        pages = _Pages.of(elements * like.element_size())
     except OSError as error:
         raise NoRoom(f"no {elements * like.element_size() >> 30} GiB of addresses: {error}") from error
-    return torch.frombuffer(pages, dtype=like.dtype)
+    storage = torch.frombuffer(pages, dtype=like.dtype)
+    _pages[storage.data_ptr()] = pages
+    return storage
+
+
+class _Pages(mmap.mmap):
+    """Memory of a file without a name, which another process can share. No process can make it shorter."""
+
+    file: int
+
+    @classmethod
+    def of(cls, size: int) -> Self:
+        """So many bytes, none of which takes memory before it is touched."""
+        file = os.memfd_create("far_apart", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(file, size)
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            pages = cls(file, size, flags=mmap.MAP_SHARED | MAP_NORESERVE)
+            pages.file = file
+        except BaseException:
+            os.close(file)
+            raise
+        return pages
+
+    def __del__(self) -> None:
+        os.close(self.file)
+
+
+# By the address of the memory.
+_pages: "WeakValueDictionary[int, _Pages]" = WeakValueDictionary()
+
+
+def file_of(address: int) -> int | None:
+    """The descriptor of the file that holds the storage at an address; None where there is no such file."""
+    pages = _pages.get(address)
+    return None if pages is None else pages.file
+
+
+def shared(file: int, size: int) -> torch.Tensor:
+    """The bytes of such a file, which another process has made."""
+    return torch.frombuffer(mmap.mmap(file, size, flags=mmap.MAP_SHARED | MAP_NORESERVE), dtype=torch.uint8)
 
 
 def axes(tensor: torch.Tensor) -> list[int]:

@@ -22,12 +22,18 @@ class Fault(Exception):
     """A kernel did what is wrong for every input, such as an access outside of its tensors."""
 
 
+class OutOfTime(Exception):
+    """A call that took too long, and was ended."""
+
+
 @contextlib.contextmanager
 def by_the_implementation() -> Iterator[None]:
-    """Mark exceptions that are raised inside as the implementation's own."""
+    """Mark exceptions that are raised inside as the implementation's own, but for those that say whose they are."""
     try:
         yield
     except Exception as error:
+        if hasattr(error, "by_the_implementation"):
+            raise
         with contextlib.suppress(AttributeError, TypeError):  # some exceptions take no attributes
             error.by_the_implementation = True  # type: ignore[attr-defined]
         raise
@@ -42,15 +48,16 @@ def is_refusal(error: BaseException) -> bool:
 
 def has_lost_device(error: BaseException) -> bool:
     """Whether an exception says that the process can use its GPU no more, as after an illegal memory access."""
-    return any(_LOST_CONTEXT.search(str(cause)) for cause in _chain(error))
+    return any(_LOST_CONTEXT.search(str(cause)) for cause in chain(error))
 
 
 def is_fault(error: BaseException) -> bool:
     """Whether an exception reports a fault, or wraps one that does."""
-    return any(isinstance(cause, Fault) for cause in _chain(error))
+    return any(isinstance(cause, Fault) for cause in chain(error))
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception, and those that it was raised from, or that were being handled when it was raised."""
     found: BaseException | None = error
     while found is not None:
         yield found

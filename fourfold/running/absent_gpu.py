@@ -22,8 +22,8 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from fourfold.backends.triton import interpreter_tuning
 from fourfold.backends.triton.sanitizer import EXPOSED, WRITTEN_BYTES, Exposed
-from fourfold.checks.dispatch import UNWRITTEN, tensors_in
 from fourfold.compat import torch_internals, triton_internals
+from fourfold.core.dispatch import UNWRITTEN, tensors_in
 
 _DispatchMode: Any = torch_internals.dispatch_mode()
 # The attribute of a storage that stands for memory of the host. All other storages stand for memory of the GPU.

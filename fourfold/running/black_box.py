@@ -19,6 +19,7 @@ from fourfold.running.identity import Identity
 
 # Past a time limit Python is interrupted first; it has as long again to heed that.
 MOST_GRACE_SECONDS = 30.0
+_TIMED_OUT = "had to be ended:"
 SILENT = "ended without a word: it called exit, or was killed"
 
 
@@ -46,6 +47,11 @@ class Found:
     path: Path | None
     identity: Identity | None
     importing: str
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it was ended because it had not come to its end."""
+        return self.cause.startswith(_TIMED_OUT)
 
 
 class BlackBox:
@@ -117,7 +123,7 @@ class BlackBox:
         words = self._read("words")
         for pattern, cause in (
             (r"Fatal Python error: (.*)", "died of: {}"),
-            (r"Timeout \((\S+)\)!", "had to be ended: it did not come back within {}, its time limit and a grace"),
+            (r"Timeout \((\S+)\)!", _TIMED_OUT + " it did not come back within {}, its time limit and a grace"),
             (r"(lost the device: .*)", "{}"),
         ):
             if match := re.search(pattern, words):

@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from fourfold import backends
 from fourfold.backends import tuning
 from fourfold.backends.cuda.compile import CudaError
+from fourfold.checks.escapes import Escape
 from fourfold.checks.outputs import requires_gradient
 from fourfold.checks.search import UNCLAIMED, Subject
 from fourfold.core import registry
@@ -23,9 +24,11 @@ from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
 from fourfold.running import modules
 from fourfold.running.calling import CannotBeCalled, as_operation
+from fourfold.running.candidate_session import Unanswered
 from fourfold.running.cuda_candidates import CudaCandidate, Launch
 from fourfold.running.cuda_candidates import load as load_cuda
 from fourfold.running.frames import own_frames
+from fourfold.running.untrusted import CannotBeImported, UntrustedFunction, started
 from fourfold.strategies.constants import Constants, constants_in, constants_of
 from fourfold.strategies.large_cases import LargeCases
 
@@ -59,11 +62,13 @@ class Candidate:
         operation: which operation it claims to be.
         place: a Python file, a `.cu` file or a module's name.
         function: its name there; of a kernel also its launch, as `fourfold.running.cuda_candidates` reads it.
+        call_seconds: that a call may take, of one that runs in a process of its own; None for one that runs in this.
     """
 
     operation: str
     place: str
     function: str
+    call_seconds: float | None = None
 
     def __str__(self) -> str:
         return f"{self.operation}={self.place}:{self.function}"
@@ -114,6 +119,8 @@ class Candidate:
         """
         if kernel := self.of_cuda:
             return kernel
+        if self.call_seconds is not None:
+            return self._elsewhere(self.call_seconds)
         try:
             found = getattr(self._module(), self.function, None)
             if found is None:
@@ -127,6 +134,20 @@ class Candidate:
             at = [f" ({frame.filename}:{frame.lineno})" for frame in own_frames(error, self.file())[-1:]]
             raise SelectionError(f"--candidate {self.place}: {type(error).__name__}: {error}{''.join(at)}") from error
 
+    def _elsewhere(self, call_seconds: float) -> UntrustedFunction:
+        wanted = inspect.signature(backends.load(self.operation, "torch"))
+        place = str(self.file()) if self.place.endswith(".py") else self.place
+        try:
+            return started(place, self.function, wanted, self.operation, call_seconds, os.getpid())
+        except CannotBeImported as error:
+            raise SelectionError(f"--candidate {error}") from None
+        except (CannotBeCalled, Unanswered) as error:
+            raise SelectionError(f"--candidate {self.place}: {error}") from None
+        except Exception as error:
+            at = [f" ({frame.filename}:{frame.lineno})" for frame in own_frames(error, self.file())[-1:]]
+            kind = "" if isinstance(error, Escape) else f"{type(error).__name__}: "
+            raise SelectionError(f"--candidate {self.place}: {kind}{error}{''.join(at)}") from error
+
     def _module(self) -> ModuleType:
         return modules.of_file(self.file()) if self.place.endswith(".py") else importlib.import_module(self.place)
 
@@ -134,6 +155,8 @@ class Candidate:
         """Where it is defined; of a module, once it is imported."""
         if self.place.endswith((".py", ".cu", ".cuh")):
             return Path(self.place).resolve()
+        if self.call_seconds is not None:
+            return self._elsewhere(self.call_seconds).file
         return Path(getattr(sys.modules.get(self.place), "__file__", None) or os.devnull)
 
 
@@ -180,13 +203,20 @@ class Selection:
         dtype: Sequence[str],
         claims: Claims | None = None,
         strict_errors: bool = False,
+        call_seconds: float | None = None,
     ) -> "Selection":
         """From the options as given; with candidates and nothing else, only those.
+
+        `call_seconds` is that of the candidates.
 
         Raises:
             SelectionError: an option names something that there is not.
         """
-        parsed = [Candidate.parse(text, operations) for text in candidates]
+        parsed = [replace(Candidate.parse(text, operations), call_seconds=call_seconds) for text in candidates]
+        if call_seconds is not None and (of_cuda := [c for c in parsed if c.place.endswith((".cu", ".cuh"))]):
+            raise SelectionError(f"--untrusted is for functions of Python: {of_cuda[0]} is a kernel of a .cu file")
+        if call_seconds is not None and (several := [c for c in parsed if operations[c.operation].outputs]):
+            raise SelectionError(f"--untrusted does not take operations with several outputs yet: {several[0]}")
         by_operation = {candidate.operation: candidate for candidate in parsed}
         if len(by_operation) < len(parsed):
             raise SelectionError("--candidate is given twice for one operation")
@@ -280,6 +310,7 @@ class Selection:
             differentiable=not foreign or (claims.gradients and self._has_gradients(cell, device, note)),
             claims=claims,
             foreign=foreign,
+            elsewhere=isinstance(implementation, UntrustedFunction),
             strict_errors=self.strict_errors or not foreign,
             depends_on_batch=self.depends_on_batch(cell, device),
             offsets_in_32_bits=self.offsets_in_32_bits(cell, device),

@@ -10,6 +10,8 @@ from fourfold.core.claims import EXACT, STORAGE
 
 PASSED, FAILED, REFUSED, UNSUPPORTED = "passed", "failed", "refused", "unsupported"
 WRONG = "wrong"
+# What a failure may be besides wrong.
+IMPRECISE, CRASHED, TIMED_OUT = "imprecise", "crashed", "timed out"
 # Reasons of refusals, and warnings, that a text shows.
 SHOWN = 8
 
@@ -24,6 +26,7 @@ class Finding:
         frames: the way through the author's own code, as Python shows it; "" where there is none.
         cause: the same for failures of one cause.
         blob: Hypothesis's name of the case, for `verify(..., reproduce=blob)`; None for a named example.
+        kind: "wrong", "imprecise", or, of a call in a process of its own, "crashed" or "timed out".
     """
 
     message: str
@@ -31,6 +34,7 @@ class Finding:
     frames: str
     cause: str
     blob: str | None
+    kind: str = WRONG
 
     def __str__(self) -> str:
         parts = [self.message, self.frames, f"at {self.counterexample}" if self.counterexample else ""]
@@ -204,6 +208,8 @@ class Verdict:
 def _cell(outcome: Outcome | None) -> str:
     if outcome is None:
         return ""
+    if outcome.failure is not None and outcome.failure.kind in (CRASHED, TIMED_OUT):
+        return outcome.failure.kind.upper()
     if outcome.outcome == FAILED:
         return "FAILED" if outcome.grade == WRONG else "STORAGE"
     if outcome.outcome in (REFUSED, UNSUPPORTED):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import fourfold
 
+# The attribute of an exception that was raised in another process: its frames there.
+FRAMES_ELSEWHERE = "fourfold_frames_elsewhere"
 _HARNESS = Path(fourfold.__file__).resolve().parent
 # In a wheel these lie within the harness's folder.
 _OPERATIONS = tuple(_HARNESS / name for name in ("impls", "oracles", "properties"))
@@ -16,7 +18,7 @@ _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platst
 
 def own_frames(error: BaseException, origin: Path) -> list[traceback.FrameSummary]:
     """The frames from the first one in a file, or in a folder, on, without those of libraries and of the harness."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = getattr(error, FRAMES_ELSEWHERE, None) or traceback.extract_tb(error.__traceback__)
     first = next((place for place, frame in enumerate(frames) if _lies_in(frame, origin)), len(frames))
     return [frame for frame in frames[first:] if _lies_in(frame, origin) or not is_of_a_library(frame)]
 

@@ -21,6 +21,7 @@ import torch
 
 from fourfold.compat import pytest_internals, xdist_internals
 from fourfold.running.black_box import SILENT, BlackBox, Found, new_folder
+from fourfold.running.findings import CRASHED, TIMED_OUT
 from fourfold.running.preparation import import_candidates, prepare, time_limit
 from fourfold.running.threads import LeftBehind
 from fourfold.running.verdict import FAILURE, SELECTION, repeat
@@ -360,6 +361,7 @@ def describe(config: pytest.Config, report: pytest.TestReport, found: Found) -> 
     report.longrepr = f"the process that ran this test {found.cause}" + (f"\n\nat {found.case}" if found.case else "")
     repeated = repeat(config, found.path or config.rootpath / file, report.nodeid, found.identity)
     failure = {"message": report.longrepr, "counterexample": found.case or None, "repeat": repeated}
+    failure["kind"] = TIMED_OUT if found.timed_out else CRASHED
     if found.identity is not None:
         report.user_properties.append(found.identity.property)
     report.user_properties.append((FAILURE, failure))

@@ -26,6 +26,7 @@ from fourfold.core.claims import STORAGE
 from fourfold.core.operation import Law
 from fourfold.core.refusals import Refusals
 from fourfold.running import isolation
+from fourfold.running.candidate_session import end_all
 from fourfold.running.cells import CANDIDATE, Cell
 from fourfold.running.exactness import compute_exactly
 from fourfold.running.identity import Identity
@@ -36,6 +37,7 @@ from fourfold.running.progress import ProgressReporter
 from fourfold.running.shortcomings import Coverage, shortcomings
 from fourfold.running.table import Matrix
 from fourfold.running.threads import LeftBehind
+from fourfold.running.untrusted import CALL_SECONDS
 from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, Entries, refer, skip_reason, tell
 from fourfold.running.wrong_cells import WrongCells
 
@@ -92,6 +94,18 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     group.addoption(
         "--strict-errors", action="store_true", help="candidates must raise the operation's declared errors"
     )
+    group.addoption(
+        "--untrusted",
+        action="store_true",
+        help="run candidates in a process of their own, which cannot change what judges them",
+    )
+    group.addoption(
+        "--call-seconds",
+        type=float,
+        default=CALL_SECONDS,
+        metavar="S",
+        help=f"with --untrusted: what a call may take, {CALL_SECONDS:g} unless told",
+    )
     group.addoption("--verdict", type=Path, metavar="FILE", help="write what each check came to as JSON")
     group.addoption("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
 
@@ -107,6 +121,8 @@ def pytest_configure(config: pytest.Config) -> None:
             config.addinivalue_line("filterwarnings", rf"error:::{package}\b")
     for warning in OF_CACHES:
         config.addinivalue_line("filterwarnings", f"ignore:{warning}")
+    if not config.getoption("call_seconds") > 0:
+        raise pytest.UsageError(f"--call-seconds must be above 0, not {config.getoption('call_seconds')}")
     if config.getoption("examples") is not None and config.getoption("examples") < 1:
         raise pytest.UsageError(f"--examples must be at least 1, not {config.getoption('examples')}")
     config.stash[LEFT_BEHIND] = LeftBehind()
@@ -400,6 +416,8 @@ class Record:
             tally.passed += report.passed
             coverage.verified += 1
         for name, seen in report.user_properties if report.when == "call" else ():
+            if name == FAILURE:
+                tally.kinds.add(seen["kind"])
             if name == SEARCH:
                 tally.worst = max(tally.worst, seen["worst"])
                 tally.examples += seen["examples"]
@@ -423,6 +441,7 @@ class Record:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """What was asked for has passed where every check has, and none was left out."""
+        end_all()  # from here on no candidate writes into files
         if self.is_worker:
             return
         given = self.config.getoption

@@ -54,9 +54,25 @@ def prepare(config: pytest.Config) -> None:
             dtype=config.getoption("dtype"),
             claims=claims,
             strict_errors=config.getoption("strict_errors"),
+            call_seconds=config.getoption("call_seconds") if are_untrusted(config, device) else None,
         )
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def are_untrusted(config: pytest.Config, device: str) -> bool:
+    """Whether candidates run in a process of their own.
+
+    Raises:
+        pytest.UsageError: they shall, and cannot.
+    """
+    if not config.getoption("candidate") or not config.getoption("untrusted"):
+        return False
+    if device != "cpu":
+        raise pytest.UsageError(
+            "--untrusted needs --device cpu: memory of a GPU is not shared with another process yet"
+        )
+    return True
 
 
 def import_candidates(candidates: Sequence[Candidate], seconds: float, box: BlackBox | None = None) -> None:

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from fourfold.backends import BACKENDS
 from fourfold.core.dtypes import DTYPES
 from fourfold.running.cells import CANDIDATE, Cell
+from fourfold.running.findings import CRASHED, IMPRECISE, TIMED_OUT
 
+# What is said of failures that are no wrong results.
+KINDS = {
+    IMPRECISE: "imprecise: right if each intermediate is rounded to the dtype, which is not claimed",
+    CRASHED: "crashed: the process that ran the kernel died",
+    TIMED_OUT: "timed out: the kernel did not return in time",
+}
 # Reasons of refusals, and warnings, of a cell.
 SHOWN = 4
 
@@ -21,6 +28,8 @@ class Tally:
     seconds: float = 0.0
     passed: int = 0
     failed: int = 0
+    # What the failures are, where it is not a wrong result.
+    kinds: set[str] = field(default_factory=set)
     # Reasons for which all or some checks were not run, and how many.
     skipped: dict[str, int] = field(default_factory=dict)
     # Cases that the implementation refused, by reason.
@@ -38,6 +47,7 @@ class Tally:
         """Worst error over bound, examples and seconds; or how many checks failed; or a footnote."""
         notes = "".join(footnote.mark(reason) for reason in self.skipped)
         if self.failed:
+            notes += "".join(footnote.mark(KINDS[kind]) for kind in KINDS if kind in self.kinds)
             return f"{self.failed} FAILED{notes}"
         if not self.passed:
             return f"unsupported{notes}" if self.skipped else ""

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from fourfold.checks.escapes import Escape
+from fourfold.checks.grades import Imprecise
 from fourfold.checks.search import Failure
 from fourfold.compat import hypothesis_internals, pytest_internals
+from fourfold.running.candidate_session import Unanswered
 from fourfold.running.cells import CANDIDATE, Selection, SelectionError
+from fourfold.running.findings import IMPRECISE, WRONG
 from fourfold.running.frames import cause, own_frames, spelled, words
 from fourfold.running.identity import Identity
+from fourfold.running.untrusted import CALL_SECONDS
 
 # What a test's report carries besides pytest's own, by name: what a search has seen, and how it has failed.
 SEARCH, FAILURE = "search", "failure"
@@ -38,10 +42,11 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
     repeated = repeat(item.config, item.path, item.nodeid, identity, notes)
     origin = item.config.stash[SELECTION].origin(identity.cell)
     frames = own_frames(error, origin)
-    of_a_check = isinstance(error, Failure | Escape | SelectionError)
+    of_a_check = isinstance(error, Failure | Escape | SelectionError | Unanswered)
     of_cuda = origin.suffix in (".cu", ".cuh") and not of_a_check  # no frame of Python's is in such a file
     message = words(error) if of_a_check else f"{type(error).__name__}: {words(error)}"
     failure = {"message": message, "counterexample": case or at or None, "repeat": repeated}
+    failure["kind"] = kind_of(error)
     if frames:
         failure["cause"] = cause(error, frames)
     elif of_cuda:
@@ -53,6 +58,13 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
         report.longrepr = "\n\n".join(filter(None, (f"{said}\n{spelled(frames)}".rstrip(), seen)))
     report.user_properties.append((FAILURE, failure))
     report.sections.append(("repeat with", repeated))
+
+
+def kind_of(error: BaseException) -> str:
+    """What a failure is: "wrong", "imprecise", "crashed" or "timed out"."""
+    if isinstance(error, Unanswered):
+        return error.kind
+    return IMPRECISE if isinstance(error, Imprecise) else WRONG
 
 
 def refer(report: Any, first: str) -> None:
@@ -97,9 +109,11 @@ def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | 
         operation = identity.cell.operation
         own = [text for text in config.getoption("candidate") if text.partition("=")[0] == operation]
         command += ["--candidate", *own]
-        for option in ("forbid_fallback", "no_refusals", "strict_errors"):
+        for option in ("forbid_fallback", "no_refusals", "strict_errors", "untrusted"):
             if config.getoption(option):
                 command.append(f"--{option.replace('_', '-')}")
+        if (seconds := config.getoption("call_seconds")) != CALL_SECONDS:
+            command.append(f"--call-seconds={seconds:g}")
         if config.getoption("claims"):
             command += ["--claims", config.getoption("claims")]
     if blob := hypothesis_internals.blob_in(notes):

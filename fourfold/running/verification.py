@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -33,12 +33,14 @@ from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
 from fourfold.core.refusals import Refusals
 from fourfold.running.calling import as_operation
+from fourfold.running.candidate_session import Unanswered
 from fourfold.running.exactness import computing_exactly
 from fourfold.running.findings import FAILED, PASSED, REFUSED, UNSUPPORTED, WRONG, Finding, Outcome, Verdict
 from fourfold.running.frames import cause, own_frames, spelled, words
-from fourfold.running.verdict import counterexample
+from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
+from fourfold.running.verdict import counterexample, kind_of
 from fourfold.strategies import defaults
-from fourfold.strategies.constants import Constants, constants_of
+from fourfold.strategies.constants import Constants, constants_in, constants_of
 from fourfold.strategies.large_cases import LargeCases
 
 EXAMPLES = 25
@@ -51,7 +53,7 @@ BRIEFLY = "looked at briefly, by a few small cases: the output is wrong already"
 
 
 def verify(
-    implementation: Callable[..., torch.Tensor],
+    implementation: Callable[..., torch.Tensor] | str,
     operation: Operation | str,
     *,
     claims: Claims | None = None,
@@ -63,12 +65,15 @@ def verify(
     reproduce: str | None = None,
     refusals: bool = True,
     strict_errors: bool = False,
+    untrusted: bool = False,
+    call_seconds: float = CALL_SECONDS,
 ) -> Verdict:
     """Put an implementation through every check of an operation.
 
     Args:
         implementation: a function, an ``autograd.Function`` or an ``nn.Module``, which takes the operation's arguments
-            by their names or in their order and returns a new tensor.
+            by their names or in their order and returns a new tensor. An untrusted one may be given as
+            "FILE_OR_MODULE:FUNCTION", and is then never imported in this process.
         operation: what it is to compute: a record, see `fourfold.operation`, or the name of a known operation.
         claims: what it claims; unless given, what the decorator `fourfold.claims` says of it.
         device: "cpu", "cuda", or "auto" for a GPU if there is one. After a verification on the CPU, all Triton kernels
@@ -80,6 +85,8 @@ def verify(
         reproduce: what a finding names as its ``blob``: this one case alone is run.
         refusals: whether an exception of the implementation's own is a refusal of that case, and no failure.
         strict_errors: whether bad input must raise the operation's declared errors.
+        untrusted: whether it runs in a process of its own, where it cannot change what judges it. On the CPU alone.
+        call_seconds: that a call may take, if it is untrusted.
 
     Returns:
         the verdict. A wrong implementation raises nothing here: see `assert_correct`.
@@ -87,8 +94,21 @@ def verify(
     Raises:
         ValueError: an argument is not as said above. The message names it.
         CannotBeCalled: the implementation cannot be called with the operation's arguments.
+        CannotBeImported: it is untrusted, and there is no such function in the file.
     """
-    trial = _Trial.of(implementation, operation, claims, device, refusals, strict_errors)
+    own_process = call_seconds if untrusted else None
+    with _Trial.of(implementation, operation, claims, device, refusals, strict_errors, own_process) as trial:
+        return _verified(trial, dtypes, only, examples, seed, reproduce)
+
+
+def _verified(
+    trial: "_Trial",
+    dtypes: Collection[str],
+    only: Collection[str],
+    examples: int,
+    seed: int | None,
+    reproduce: str | None,
+) -> Verdict:
     started, seed = time.perf_counter(), secrets.randbits(32) if seed is None else seed
     search = Search(examples=examples, seed=seed, seeded=True, blob=reproduce)
     constants = ""
@@ -218,6 +238,7 @@ class _Trial:
         device: str,
         refusals: bool,
         strict_errors: bool,
+        call_seconds: float | None = None,
     ) -> "_Trial":
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f'device must be "auto", "cpu" or "cuda", not {device!r}')
@@ -229,6 +250,8 @@ class _Trial:
         if device == "cpu":
             takeover.interpret_kernels()
         record = _record(operation)
+        if call_seconds is not None:
+            implementation = made_untrusted(implementation, record, device, call_seconds)
         claims = claims_of(implementation) if claims is None else claims
         called = as_operation(implementation, signature_of(record), record.name)
         return cls(
@@ -241,8 +264,15 @@ class _Trial:
             refusals=refusals,
             strict_errors=strict_errors,
             origin=_file_of(implementation),
-            constants=constants_of(implementation),
+            constants=_constants_of(implementation),
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if isinstance(self.implementation, UntrustedFunction):
+            self.implementation.end()
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
@@ -295,6 +325,7 @@ class _Trial:
             differentiable=self.has_gradients(dtype),
             claims=self.claims,
             foreign=True,
+            elsewhere=isinstance(self.implementation, UntrustedFunction),
             strict_errors=self.strict_errors,
             large=LargeCases(self.operation, self.claims, DTYPES[dtype].with_free_ties, self.constants),
         )
@@ -341,7 +372,7 @@ class _Trial:
     def _finding(self, error: Exception, at: str) -> Finding:
         notes = "\n".join(map(str, getattr(error, "__notes__", [])))
         frames = own_frames(error, self.origin)
-        own = isinstance(error, Failure | Escape)
+        own = isinstance(error, Failure | Escape | Unanswered)
         message = words(error) if own else f"{type(error).__name__}: {words(error)}"
         return Finding(
             message=message,
@@ -349,6 +380,7 @@ class _Trial:
             frames=spelled(frames),
             cause=cause(error, frames) if frames else _cause_of(message),
             blob=hypothesis_internals.blob_in(notes),
+            kind=kind_of(error),
         )
 
     def silently_wrong_outside_of_the_claims(self, seed: int) -> list[str]:
@@ -425,7 +457,34 @@ def signature_of(operation: Operation) -> inspect.Signature:
     return inspect.signature(definition if definition is not None else backends.load(operation.name, "torch"))
 
 
+def made_untrusted(implementation: Any, record: Operation, device: str, call_seconds: float) -> UntrustedFunction:
+    """An implementation, in a process of its own."""
+    if record.outputs:
+        raise ValueError("untrusted=True does not take operations with several outputs yet")
+    if device != "cpu":
+        raise ValueError('untrusted=True needs device="cpu": memory of a GPU is not shared with another process yet')
+    if isinstance(implementation, str):
+        place, _, function = implementation.rpartition(":")
+    else:
+        place, function = str(_file_of(implementation)), getattr(implementation, "__qualname__", "<locals>")
+    if not place or not all(name.isidentifier() for name in function.split(".")):
+        raise ValueError(
+            f"untrusted=True needs a function that a file or a module defines by a name, not {implementation!r}"
+        )
+    if place.endswith(".py"):
+        place = str(Path(place).resolve())
+    return UntrustedFunction(place, function, signature_of(record), record.name, call_seconds)
+
+
+def _constants_of(implementation: Any) -> Constants:
+    if isinstance(implementation, UntrustedFunction):
+        return constants_in(implementation.file, implementation.function)
+    return constants_of(implementation)
+
+
 def _file_of(implementation: Any) -> Path:
+    if isinstance(implementation, UntrustedFunction):
+        return implementation.file
     target = inspect.unwrap(implementation) if callable(implementation) else implementation
     for each in (target, type(target)):
         with contextlib.suppress(TypeError, OSError):

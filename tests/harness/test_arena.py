@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fourfold.backends import operators
-from fourfold.checks.arena import POISONS, REDZONE_BYTES, Arena, poison_of
+from fourfold.core.arena import POISONS, REDZONE_BYTES, Arena, poison_of
 from fourfold.core.dtypes import bits
 from fourfold.core.layouts import LAYOUTS
 

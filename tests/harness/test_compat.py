@@ -311,6 +311,15 @@ def error_of_a_tensor_that_was_written_into() -> None:
     assert not torch_internals.says_written_into(other.value)
 
 
+@contract("torch.Tensor._version")
+def version_counts_writes_in_place() -> None:
+    x = torch.zeros(2)
+    assert torch_internals.version(x) == 0
+    x[1:].add_(1)
+    x.data.add_(1)  # which autograd is not to see
+    assert torch_internals.version(x) == torch_internals.version(x.detach()) == 1
+
+
 @contract("torch._neg_view")
 def view_of_the_negatives() -> None:
     x = torch.tensor([[1.0, -2.0], [3.0, 4.0]], dtype=torch.bfloat16)

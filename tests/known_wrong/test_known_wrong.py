@@ -23,7 +23,6 @@ from triton import InterpreterError, TritonError
 from fourfold.backends.cuda import compile as cuda_compile
 from fourfold.backends.cuda import launch as cuda_launch
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
-from fourfold.checks.arena import POISONS, Arena
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.catalogue import operations
@@ -31,6 +30,7 @@ from fourfold.checks.forward import forward_agrees
 from fourfold.checks.laws import hold
 from fourfold.checks.search import Failure, Search, Subject
 from fourfold.core import tampering
+from fourfold.core.arena import POISONS, Arena
 from fourfold.core.case import Case
 from fourfold.core.comparison import Disagreement, compare, expectation
 from fourfold.core.dtypes import DTYPES

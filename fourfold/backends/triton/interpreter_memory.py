@@ -36,6 +36,11 @@ def undefined_lanes_are_zero(yes: bool) -> None:
     _undefined.are_zero = yes
 
 
+def are_undefined_lanes_zero() -> bool:
+    """What `undefined_lanes_are_zero` was last told."""
+    return _undefined.are_zero
+
+
 class OutOfBounds(IndexError, Fault):
     """A kernel accessed memory that belongs to none of its tensors."""
 

@@ -27,7 +27,7 @@ from fourfold.backends.cuda.on_cpu.faults import (
     UndefinedArithmetic,
     UninitialisedShared,
 )
-from fourfold.backends.cuda.on_cpu.launcher import CpuKernel, mode, schedule
+from fourfold.backends.cuda.on_cpu.launcher import CpuKernel, mode, order, schedule
 
 __all__ = [
     "CpuKernel",
@@ -42,6 +42,7 @@ __all__ = [
     "UndefinedArithmetic",
     "UninitialisedShared",
     "mode",
+    "order",
     "schedule",
     "unavailable_reason",
 ]

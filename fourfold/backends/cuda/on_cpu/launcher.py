@@ -52,6 +52,12 @@ def schedule(order: str | int) -> Iterator[None]:
         _order.reset(token)
 
 
+def order() -> str | int:
+    """The order that `schedule` has set, as it takes it."""
+    kind, seed = _order.get()
+    return seed if kind == 2 else ("forward", "reverse")[kind]
+
+
 def mode() -> str:
     """How kernels run on the CPU: $FOURFOLD_CUDA_ON_CPU, which is "checked" (the default) or "fast".
 

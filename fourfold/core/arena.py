@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from fourfold.checks.dispatch import UNWRITTEN, WRITTEN, InsideOperators
 from fourfold.compat import torch_internals
+from fourfold.core.dispatch import UNWRITTEN, WRITTEN, InsideOperators
 from fourfold.core.dtypes import differing
 
 # More than one block of any kernel writes at once, and a multiple of every alignment that an allocator gives.
@@ -60,6 +60,7 @@ class Arena(InsideOperators):
         self.poison = poison
         self._unseen = False
         self._held: list[_Held] = []
+        self.seen_elsewhere: list[str] = []  # trespasses of a call in another process, on what it allocated there
 
     def place(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Copy an input with its strides, and with poison in its gaps and around it. The call must not change it."""
@@ -80,6 +81,7 @@ class Arena(InsideOperators):
         for (where, _, _), count in zip(places, changed):
             if count:
                 yield f"wrote {count} elements {where}"
+        yield from self.seen_elsewhere
 
     @contextlib.contextmanager
     def _allocating_for_itself(self) -> Iterator[None]:

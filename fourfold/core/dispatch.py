@@ -1,7 +1,7 @@
 """Dispatch modes that see torch's operators during a call, including those inside of custom operators."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -36,11 +36,23 @@ def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(*value)
 
 
+# The modes that are on, the innermost last. A call in another process must be seen there, by a mode of the same kind.
+ENTERED: "list[InsideOperators]" = []
+
+
 class InsideOperators(_DispatchMode):
     """A dispatch mode that sees torch's own operators, also those that a custom operator calls.
 
     A subclass overrides `aten`.
     """
+
+    def __enter__(self) -> Self:
+        ENTERED.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        ENTERED.pop()
+        super().__exit__(*raised)
 
     def aten(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Call one of torch's own operators; return its result."""

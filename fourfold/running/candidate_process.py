@@ -1,0 +1,345 @@
+"""The candidate's side of `fourfold.running.untrusted`: the process in which somebody's kernel runs.
+
+Neither pytest nor Hypothesis, oracle, record or check is imported here. A first process imports torch and Triton once,
+and is forked for each candidate, and again when one has died. What a candidate prints goes to a file that only the
+judge reads.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import inspect
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.core import far_apart
+from fourfold.core.arena import Arena
+from fourfold.core.case import Case
+from fourfold.core.dispatch import Fallbacks
+from fourfold.core.refusals import Fault, chain
+from fourfold.core.tampering import Tampered, nothing_else_changes
+from fourfold.running import messages, modules
+from fourfold.running.calling import CannotBeCalled, as_operation
+from fourfold.running.frames import own_frames, words
+from fourfold.running.messages import Connection
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# Of an exception: how many of those that it was raised from, frames and characters are told.
+MOST_CAUSES, MOST_FRAMES, MOST_WORDS = 8, 50, 20_000
+# The largest file that a candidate can write.
+MOST_FILE_BYTES = 1 << 32
+
+
+def prctl(option: int, value: int) -> None:
+    """Set a property of this process."""
+    ctypes.CDLL(None).prctl(option, value)
+
+
+# ---- the first process, which is forked
+
+
+def main(descriptor: int) -> None:
+    """Answer the judge until it closes the connection."""
+    parent = os.getppid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a candidate leaves behind becomes a child of this process
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        importlib.import_module("fourfold.backends.triton.interpreter").install()
+    control = Connection(socket.socket(fileno=descriptor))
+    running: set[int] = set()
+    with contextlib.suppress(messages.Ended):
+        while True:
+            text, _, files = control.receive()
+            if text["do"] == "start":
+                process = os.fork()
+                if process == 0:
+                    control.close()
+                    become_candidate(files[0], Path(text["folder"]), text["most_bytes"])
+                running.add(process)
+                control.send({"process": process}, {})
+            else:
+                control.send({"code": end(text["process"], text["seconds"], running)}, {})
+            for file in files:
+                os.close(file)
+
+
+def end(process: int, seconds: float, running: set[int]) -> int | None:
+    """End a candidate's process and all that it has started; gives its exit code if it has ended by itself.
+
+    Args:
+        process: its number.
+        seconds: that it has for that.
+        running: those of all candidates.
+    """
+    code, deadline = None, time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(process, os.WNOHANG)
+        if found:
+            code = os.waitstatus_to_exitcode(status)
+            break
+        time.sleep(0.002)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
+    if code is None:
+        os.waitpid(process, 0)
+    running.discard(process)
+    while orphans := children() - running:
+        for orphan in orphans:
+            os.kill(orphan, signal.SIGKILL)
+            os.waitpid(orphan, 0)
+    return code
+
+
+def children() -> set[int]:
+    """The processes that this one has to wait for."""
+    with contextlib.suppress(OSError):  # of a kernel that does not tell
+        return set(map(int, Path("/proc/thread-self/children").read_text().split()))
+    return set()
+
+
+def become_candidate(descriptor: int, folder: Path, most_bytes: int) -> None:
+    """Run a candidate in this process, which has just been forked, until the judge closes the connection."""
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_CHILD_SUBREAPER, 0)
+    with contextlib.suppress(OSError):  # where memory runs out, this process is ended before the judge
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
+    printed = os.open(folder / "printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    faulthandler.enable(all_threads=False)
+    os.environ["TMPDIR"] = str(folder)
+    os.chdir(folder)
+    try:
+        with contextlib.suppress(messages.Ended):
+            Served(Connection(socket.socket(fileno=descriptor))).run()
+    finally:
+        os._exit(0)
+
+
+# ---- a candidate's own process
+
+
+class Kept:
+    """A call whose gradients may still be asked for."""
+
+    def __init__(self, inputs: dict[str, torch.Tensor], output: torch.Tensor, watch: AbstractContextManager) -> None:
+        self.inputs, self.output, self.watch = inputs, output, watch
+        self.written = dict.fromkeys((*inputs, ""), 0)  # how often the judge has written into each; "" is the output
+
+    def note_writes(self, written: dict[str, int]) -> None:
+        """Let autograd know of what the judge has written in place, as it does where there is one process."""
+        for name, count in written.items():
+            tensor = self.output if name == "" else self.inputs[name]
+            for _ in range(count - self.written[name]):
+                torch.autograd.graph.increment_version(tensor)
+            self.written[name] = count
+
+
+class Unspecified(torch.autograd.Function):
+    """The identity, of whose gradient autograd knows that it is zero, and which has no memory."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values."""
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> None:
+        """Nothing."""
+
+
+class Served:
+    """Answers the judge."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.function: Callable[..., Any] = lambda: None
+        self.origin = Path(os.devnull)
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.shared: set[int] = set()  # numbers of those whose memory is the judge's own
+        self.last: dict[int, bytes] = {}
+        self.calls: dict[int, Kept] = {}
+        self.made = 0
+
+    def run(self) -> None:
+        """Answer until the judge has gone."""
+        answers = {"load": self.load, "call": self.call, "backward": self.backward}
+        while True:
+            text, contents, files = self.connection.receive()
+            self._take(text, contents, files)
+            try:
+                answer = answers[text["do"]](text)
+            except BaseException as error:
+                answer = {"raised": self._told(error)}
+            copied = ((n, storage) for n, storage in self.storages.items() if n not in self.shared)
+            self.connection.send({"number": text["number"], **answer}, messages.changed(copied, self.last))
+
+    def _take(self, text: dict[str, Any], contents: dict[int, bytes], files: Sequence[int]) -> None:
+        """Forget what the judge has forgotten, and hold what it holds."""
+        for number in text["forgotten_calls"]:
+            self.calls.pop(number, None)
+        for number in text["forgotten"]:
+            self.storages.pop(number, None)
+            self.last.pop(number, None)
+            self.shared.discard(number)
+        for (number, size), file in zip(text["shared"], files):
+            self.storages[number] = far_apart.shared(file, size).untyped_storage()
+            self.shared.add(number)
+            os.close(file)
+        for number, held in contents.items():
+            if number not in self.storages:
+                self.storages[number] = torch.UntypedStorage(len(held))
+            messages.put(self.storages[number], held)
+        self.last |= contents
+
+    def load(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Import the candidate."""
+        place, function = text["place"], text["function"]
+        torch.set_num_threads(text["threads"])
+        sys.path[:] = text["path"]
+        parameters = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=default[0] if default else inspect.Parameter.empty,
+            )
+            for name, *default in text["parameters"]
+        ]
+        if place.endswith(".py"):
+            self.origin = Path(place)
+            found: Any = modules.of_file(self.origin)
+        else:
+            found = importlib.import_module(place)
+            self.origin = Path(getattr(found, "__file__", None) or os.devnull)
+        for name in function.split("."):
+            found = getattr(found, name, None)
+        if found is None:
+            return {"missing": True}
+        try:
+            self.function = as_operation(found, inspect.Signature(parameters), text["operation"])
+        except CannotBeCalled as error:
+            return {"cannot": str(error)[:MOST_WORDS]}
+        claims = sys.modules.get("fourfold.core.claims")  # which its decorator is of
+        claimed = claims and {name: listed(value) for name, value in vars(claims.claims_of(self.function)).items()}
+        return {"claims": claimed, "file": str(self.origin)}
+
+    def call(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Call the candidate."""
+        arguments = {name: messages.as_value(said, self.storages) for name, said in text["arguments"]}
+        watch = watching(text)
+        with conditions(text, watch):
+            output = self.function(**arguments)
+        # Only now are the tensors' numbers looked up: a candidate may return one of its inputs.
+        answer = {"output": self._result(output), **seen_by(watch)}
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+            self.calls[text["number"]] = Kept(tensors, output, watch)
+        return answer
+
+    def backward(self, text: dict[str, Any]) -> dict[str, Any]:
+        """The gradients of a call."""
+        kept = self.calls[text["call"]]
+        kept.note_writes(text["written"])
+        inputs = [kept.inputs[name] for name in text["inputs"]]
+        output, cotangent = kept.output, text["cotangent"]
+        if cotangent is None:
+            output = Unspecified.apply(output)
+            given = torch.zeros_like(output)
+        else:
+            given = messages.as_tensor(cotangent, self.storages)
+        with conditions(text, kept.watch):
+            gradients = torch.autograd.grad(output, inputs, given, retain_graph=True, allow_unused=True)
+        return {"gradients": [None if g is None else self._result(g) for g in gradients], **seen_by(kept.watch)}
+
+    def _result(self, result: Any) -> dict[str, Any]:
+        """What is said of a result."""
+        if (
+            type(result) is not torch.Tensor
+            or result.layout != torch.strided
+            or not result.is_cpu
+            or result.is_complex()
+        ):
+            kind = type(result).__name__
+            return {"other": kind if kind != "Tensor" else f"tensor on {result.device} with layout {result.layout}"}
+        requires_gradient = result.requires_grad
+        result = result.detach().resolve_neg()
+        storage = result.untyped_storage()
+        held = {each.data_ptr(): number for number, each in self.storages.items() if each.nbytes() >= storage.nbytes()}
+        number = held.get(storage.data_ptr()) if storage.nbytes() else None
+        if number is None:
+            self.made -= 1
+            number = self.made
+            self.storages[number] = storage
+        return {"tensor": messages.of_tensor(result, number), "requires_gradient": requires_gradient}
+
+    def _told(self, error: BaseException) -> dict[str, Any]:
+        """What is said of an exception."""
+        frames = own_frames(error, self.origin)[-MOST_FRAMES:]
+        return {
+            "causes": [
+                {
+                    "type": type(cause).__name__,
+                    "bases": [base.__name__ for base in type(cause).__mro__ if base.__module__ == "builtins"],
+                    "words": words(cause)[:MOST_WORDS],
+                    "fault": isinstance(cause, Fault),
+                    "cause": cause.__cause__ is not None,
+                    "line": getattr(cause, "line", None) if type(getattr(cause, "line", None)) is int else None,
+                }
+                for cause, _ in zip(chain(error), range(MOST_CAUSES))
+            ],
+            "frames": [[frame.filename, frame.lineno or 0, frame.name, frame.line or ""] for frame in frames],
+            "escape": not isinstance(error, Exception),
+            "tampered": isinstance(error, Tampered),
+        }
+
+
+def listed(value: Any) -> Any:
+    """A claim as JSON."""
+    return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list | tuple | set) else value
+
+
+def watching(text: dict[str, Any]) -> AbstractContextManager:
+    """What is to be seen of a call: its use of memory, or of torch's operators."""
+    if text["poison"] is not None:
+        return Arena(text["poison"])
+    return Fallbacks() if text["fallbacks"] else contextlib.nullcontext()
+
+
+def seen_by(watch: AbstractContextManager) -> dict[str, Any]:
+    """What was seen."""
+    if isinstance(watch, Arena):
+        return {"trespasses": list(watch.trespasses())[: messages.MOST_STORAGES]}
+    return {"fallbacks": list(watch.found)} if isinstance(watch, Fallbacks) else {}
+
+
+@contextlib.contextmanager
+def conditions(text: dict[str, Any], watch: AbstractContextManager) -> Iterator[None]:
+    """The conditions that a call is made under in the judge's process."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(text["grad"]))
+        if text["undefined_lanes_are_zero"] is not None:
+            memory = importlib.import_module("fourfold.backends.triton.interpreter_memory")
+            memory.undefined_lanes_are_zero(text["undefined_lanes_are_zero"])
+        if text["order"] is not None:
+            on_cpu = importlib.import_module("fourfold.backends.cuda.on_cpu")
+            stack.enter_context(on_cpu.schedule(text["order"]))
+        stack.enter_context(nothing_else_changes(Case({}, np.empty(0, np.float32))))
+        stack.enter_context(watch)
+        yield

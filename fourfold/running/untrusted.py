@@ -1,0 +1,271 @@
+"""The judge's side of a candidate that runs in a process of its own: see `fourfold.running.candidate_process`.
+
+`UntrustedFunction` is called as the candidate would be. Exceptions come back with the same name, message and builtin
+base, and with the frames of the candidate's own code, so that a refusal is a refusal here too. What would end a
+process, or what a process dies of, is the failure of one call.
+
+It is no sandbox: the process has the rights of the user who runs it.
+"""
+
+import functools
+import inspect
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from fourfold.compat import torch_internals
+from fourfold.core.arena import Arena
+from fourfold.core.claims import claims
+from fourfold.core.dispatch import ENTERED, Fallbacks
+from fourfold.running import messages
+from fourfold.running.calling import CannotBeCalled
+from fourfold.running.candidate_session import Session, TimedOut, Unanswered, in_turn, unsupported
+from fourfold.running.foreign_exceptions import exception
+from fourfold.running.messages import Malformed, printable
+
+# Seconds that a call, or the import, may take.
+CALL_SECONDS = 300.0
+# Calls past that limit, or that ended the first process, after which a candidate is not called any more.
+MOST_COSTLY = 3
+# Bytes of its own that a candidate's process may take.
+MOST_BYTES = 8 << 30
+
+
+class CannotBeImported(Exception):
+    """The candidate's file or module fails on import, or has no such function."""
+
+
+class Call:
+    """One call, whose gradients may be asked for. Where it is gone, the process forgets it."""
+
+    def __init__(self, session: Session, number: int, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> None:
+        self.session, self.number = session, number
+        self.tensors, self.output = tensors, output
+        # Of the output, what shares its memory and its version: to hold itself would hold the call for ever.
+        self.watched = {**tensors, "": output.detach()}
+        self.versions = {name: torch_internals.version(tensor) for name, tensor in self.watched.items()}
+        weakref.finalize(self, session.forgotten_calls.append, number).atexit = False
+
+    def written(self) -> dict[str, int]:
+        """How often each tensor was written into since the call, as far as autograd knows; "" is the output."""
+        return {n: torch_internals.version(of) - self.versions[n] for n, of in self.watched.items()}
+
+
+class _Elsewhere(torch.autograd.Function):
+    """Gives autograd the output of a call that was made elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, function: "UntrustedFunction", call: Call, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.function, ctx.call = function, call
+        ctx.save_for_backward(torch.empty(0))  # whose release tells a second backward pass from the first
+        output = call.output
+        del call.output
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: torch.Tensor | None) -> tuple:
+        assert ctx.saved_tensors
+        wanted = [name for name, needed in zip(ctx.call.tensors, ctx.needs_input_grad[2:]) if needed]
+        found = dict(zip(wanted, ctx.function.gradients(ctx.call, wanted, cotangent)))
+        return None, None, *(found.get(name) for name in ctx.call.tensors)
+
+
+class UntrustedFunction:
+    """Somebody's function, which runs in a process of its own.
+
+    Args:
+        place: the absolute path of a Python file, or the name of a module.
+        function: its name there.
+        wanted: the operation's arguments.
+        operation: its name.
+        seconds: that a call may take.
+
+    Raises:
+        CannotBeImported: the import fails, or there is no such function.
+        CannotBeCalled: it does not take the arguments.
+    """
+
+    def __init__(
+        self, place: str, function: str, wanted: inspect.Signature, operation: str, seconds: float = CALL_SECONDS
+    ) -> None:
+        self.place, self.function, self.operation, self.seconds = place, function, operation, seconds
+        self.__name__ = function.rpartition(".")[2]
+        self.__signature__ = wanted
+        self.costly: list[Unanswered] = []  # calls that took long, or ended what another candidate needs
+        self.lock = threading.RLock()
+        self.session: Session | None = None
+        self.file = Path(place) if place.endswith(".py") else Path(os.devnull)
+        self._started()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The candidate's output for these arguments.
+
+        Raises:
+            Unanswered: its process has not answered, or not as it should.
+            Exception: the candidate's own, or `Escape` in place of an order to end.
+        """
+        arguments = dict(zip(self.__signature__.parameters, args)) | kwargs
+        with self.lock:
+            session = self._started()
+            spelled, tensors = [], {}
+            grad = torch.is_grad_enabled()
+            held: list[torch.Tensor] = []  # what lives no longer than the question
+
+            def number_of(tensor: torch.Tensor) -> int:
+                held.append(tensor)
+                return session.number_of(tensor)
+
+            for name, value in arguments.items():
+                try:
+                    said = messages.spelled(value, number_of)
+                except messages.Unsendable as error:
+                    raise unsupported(error) from None
+                if isinstance(value, torch.Tensor) and "tensor" in said:
+                    tensors[name] = value
+                    said["tensor"]["needs_gradient"] = value.requires_grad and grad
+                spelled.append([name, said])
+            answer, storages = self._ask(session, {"do": "call", "arguments": spelled, **conditions()})
+            with in_turn(session):
+                output, requires_gradient = _result(answer.get("output"), storages)
+            if not requires_gradient or not any(tensor.requires_grad for tensor in tensors.values()):
+                return output
+            call = Call(session, session.asked, tensors, output)
+        return _Elsewhere.apply(self, call, *tensors.values())
+
+    def gradients(self, call: Call, wanted: Sequence[str], cotangent: torch.Tensor | None) -> list[torch.Tensor | None]:
+        """The gradients of a call for some of its inputs."""
+        with self.lock:
+            said = None
+            if cotangent is not None:
+                if torch_internals.is_without_memory(cotangent):
+                    cotangent = torch.zeros(cotangent.shape, dtype=cotangent.dtype)
+                said = messages.of_tensor(cotangent, call.session.number_of(cotangent))
+            text: dict[str, Any] = {
+                "do": "backward",
+                "call": call.number,
+                "inputs": list(wanted),
+                "written": call.written(),
+            }
+            answer, storages = self._ask(call.session, {**text, "cotangent": said, **conditions()})
+            found = answer.get("gradients")
+            with in_turn(call.session):
+                if not isinstance(found, list) or len(found) != len(wanted):
+                    raise Malformed(f"no gradients of {', '.join(wanted)}")
+                results = [None if one is None else _result(one, storages)[0] for one in found]
+                for name, result in zip(wanted, results):
+                    given = call.tensors[name]
+                    if result is not None and (result.shape, result.dtype) != (given.shape, given.dtype):
+                        raise Malformed(f"a gradient of {name} that has another shape or dtype")
+            return results
+
+    def end(self) -> None:
+        """End its process. The next call starts another."""
+        if self.session is not None:
+            self.session.end()
+            self.session = None
+
+    def _started(self) -> Session:
+        """The process, with the candidate imported."""
+        if len(self.costly) >= MOST_COSTLY:
+            late = f"{len(self.costly)} calls took longer than {self.seconds:g} s, or ended every candidate"
+            raise type(self.costly[-1])(f"{self.costly[-1].kind}: {late}; it is called no more")
+        if self.session is None or self.session.over or not self.session.first.alive:
+            self.end()
+            self.session = Session(MOST_BYTES)
+            self._load(self.session)
+        return self.session
+
+    def _load(self, session: Session) -> None:
+        none = inspect.Parameter.empty
+        wanted = [
+            [name] if of.default is none else [name, messages.spelled(of.default, lambda tensor: 0)]
+            for name, of in self.__signature__.parameters.items()
+        ]
+        text: dict[str, Any] = {
+            "do": "load",
+            "place": self.place,
+            "function": self.function,
+            "operation": self.operation,
+        }
+        text |= {"path": [str(Path(entry).absolute()) if entry else os.getcwd() for entry in sys.path]}
+        answer, _ = self._ask(session, {**text, "parameters": wanted, "threads": torch.get_num_threads()})
+        if answer.get("missing"):
+            raise CannotBeImported(f"{self.place} has no function {self.function}")
+        if answer.get("cannot"):
+            raise CannotBeCalled(printable(str(answer["cannot"])))
+        if isinstance(answer.get("file"), str):
+            self.file = Path(answer["file"])
+        claims(**_claims(answer.get("claims")))(self)
+
+    def _ask(self, session: Session, text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, torch.UntypedStorage]]:
+        try:
+            answer, storages = session.ask(text, self.seconds)
+        except Unanswered as error:
+            if isinstance(error, TimedOut) or not session.first.alive:
+                self.costly.append(error)
+            raise
+        if "raised" in answer:
+            raise exception(answer["raised"])
+        for mode in ENTERED[-1:]:
+            if isinstance(mode, Arena):
+                mode.seen_elsewhere += _texts(answer.get("trespasses"))
+            elif isinstance(mode, Fallbacks):
+                mode.found |= dict.fromkeys(_texts(answer.get("fallbacks")))
+        return answer, storages
+
+
+@functools.cache
+def started(
+    place: str, function: str, wanted: inspect.Signature, operation: str, seconds: float, process: int
+) -> UntrustedFunction:
+    """The function of this process, which is started once; `process` is its number, and tells it from one forked."""
+    return UntrustedFunction(place, function, wanted, operation, seconds)
+
+
+def conditions() -> dict[str, Any]:
+    """What a call depends on besides its arguments."""
+    mode = ENTERED[-1] if ENTERED else None
+    memory = sys.modules.get("fourfold.backends.triton.interpreter_memory")
+    on_cpu = sys.modules.get("fourfold.backends.cuda.on_cpu")
+    order = on_cpu.order() if on_cpu else "forward"
+    return {
+        "grad": torch.is_grad_enabled(),
+        "poison": mode.poison if isinstance(mode, Arena) else None,
+        "fallbacks": isinstance(mode, Fallbacks),
+        "undefined_lanes_are_zero": memory.are_undefined_lanes_zero() if memory else None,
+        "order": None if order == "forward" else order,
+    }
+
+
+def _result(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:
+    """A result, and whether it requires a gradient. For what is no plain tensor, an object of a class of that name."""
+    if isinstance(said, dict) and isinstance(said.get("other"), str):
+        return type(printable(said["other"])[:100].replace("\n", " "), (), {})(), False
+    if not isinstance(said, dict) or "tensor" not in said:
+        raise Malformed("no result")
+    return messages.as_tensor(said["tensor"], storages), said.get("requires_gradient") is True
+
+
+def _texts(found: Any) -> list[str]:
+    """A list of texts; without what is none."""
+    return [printable(each)[:1000] for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
+def _claims(said: Any) -> dict[str, Any]:
+    """What the candidate claims, as `claims` takes it."""
+    if not isinstance(said, dict):
+        return {}
+    given = {str(name): tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    sizes = given.get("sizes")
+    if isinstance(sizes, dict):
+        given["sizes"] = {axis: tuple(limit) if isinstance(limit, list) else limit for axis, limit in sizes.items()}
+    return given

@@ -1,0 +1,573 @@
+"""A candidate in a process of its own is judged as one in the judge's process is."""
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fourfold import __main__ as command
+from fourfold import backends, operation, tensor
+from fourfold.backends.triton import interpreter_memory
+from fourfold.checks.catalogue import operations
+from fourfold.checks.escapes import Escape
+from fourfold.checks.search import ELSEWHERE, Unsupported
+from fourfold.compat import torch_internals
+from fourfold.core import far_apart
+from fourfold.core.arena import Arena
+from fourfold.core.claims import claims_of
+from fourfold.core.dispatch import Fallbacks
+from fourfold.core.refusals import by_the_implementation, chain, is_fault, is_refusal, reason
+from fourfold.core.tampering import Tampered
+from fourfold.running import messages, modules, untrusted
+from fourfold.running.candidate_session import Crashed
+from fourfold.running.cells import Cell, Selection, SelectionError
+from fourfold.running.frames import own_frames, spelled
+from fourfold.running.messages import Malformed
+from fourfold.running.preparation import are_untrusted
+from fourfold.running.shortcomings import Coverage, shortcomings
+from fourfold.running.untrusted import CannotBeImported, UntrustedFunction
+from fourfold.running.verification import made_untrusted, verify
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "docs" / "examples" / "softmax.py"
+OF_ADD = inspect.signature(backends.load("vector_add", "torch"))
+CANDIDATES = """
+import sys
+import weakref
+import torch
+import fourfold.core.refusals as refusals
+
+LAST = torch.zeros(100)
+
+def add(x, y):
+    return x + y
+
+def softmax(x):
+    if x.ndim == 0:
+        raise ValueError("x must have an axis")
+    return torch.softmax(x, -1)
+
+class OfLast(torch.autograd.Function):
+    last = None
+
+    @staticmethod
+    def forward(ctx, x):
+        OfLast.last = torch.softmax(x, -1)
+        return OfLast.last.clone()
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        y = OfLast.last
+        if y.shape != cotangent.shape:
+            y = torch.zeros_like(cotangent)
+        return y * (cotangent - (cotangent * y).sum(-1, keepdim=True))
+
+def softmax_of_last(x):
+    return OfLast.apply(x)
+
+CALLS = [0]
+
+def softmax_of_few_calls(x):
+    CALLS[0] += 1
+    return torch.softmax(x, -1) * (2 if CALLS[0] % 256 == 0 else 1)
+
+def loaded(x, y):
+    sys.stdout.write("printed")
+    parts = ("oracles", "properties", "checks", "strategies")
+    wanted = ("pytest", "hypothesis", *("fourfold." + part for part in parts))
+    raise ValueError(" ".join(name for name in sys.modules if name.startswith(wanted)) or "none")
+
+def described(x, y):
+    return torch.tensor([*x.shape, *x.stride(), x.storage_offset(), x.data_ptr() % 64, x.untyped_storage().nbytes()])
+
+def around(x, y):
+    return x.as_strided((x.untyped_storage().nbytes() // 4,), (1,), 0).clone()
+
+def writes(x, y):
+    x.as_strided((x.untyped_storage().nbytes() // 4,), (1,), 0)[0] = 5
+    return x + y
+
+def increments(x, y):
+    before = x.clone()
+    x.add_(1)
+    return before
+
+def address(x, y):
+    return torch.tensor([x.data_ptr(), y.data_ptr()])
+
+def gives_its_input(x, y):
+    return x
+
+def gives_the_same(x, y):
+    LAST[: x.numel()] = x + y
+    return LAST[: x.numel()]
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        output = x * x
+        ctx.save_for_backward(x, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        x, output = ctx.saved_tensors
+        return 2 * x * cotangent, torch.full_like(x, cotangent.stride(0))
+
+class Token:
+    alive = weakref.WeakSet()
+
+class Counts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.token = Token()
+        Token.alive.add(ctx.token)
+        return x * 0 + len(Token.alive)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent, None
+
+def recording(x, y):
+    return torch.tensor([torch.is_grad_enabled(), x.requires_grad, x.is_leaf])
+
+def refuses(x, y):
+    try:
+        {}["missing"]
+    except KeyError as error:
+        raise Own("no\\x1b[2J such key") from error
+
+class Own(ValueError):
+    pass
+
+class Broken(IndexError, refusals.Fault):
+    pass
+
+def breaks(x, y):
+    raise Broken("far away")
+
+def ends(x, y):
+    sys.exit(3)
+
+def pair(x, y):
+    return x, y
+
+def sets(x, y):
+    torch.set_default_dtype(torch.float64)
+    return x + y
+
+def allocates(x, y):
+    torch.empty(4).as_strided((5,), (1,))[4] = 3.0
+    return torch.empty(2)
+
+def computes(x, y):
+    return torch.exp(x).to(torch.float64).to(torch.float32)
+
+def first_of_far(x, y):
+    x.select(0, -1).add_(1)
+    return x[:1].clone() + x[-1:]
+
+def processes(x, y):
+    import os
+    return torch.tensor([os.getpid()])
+
+def leaves_a_process(x, y):
+    import os, subprocess
+    left = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    return torch.tensor([os.getpid(), left.pid])
+
+def dies(x, y):
+    import ctypes
+    ctypes.string_at(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("candidates") / "mine.py"
+    path.write_text(CANDIDATES)
+    return path
+
+
+@pytest.fixture
+def load(place: Path) -> Iterator[Callable[[str], UntrustedFunction]]:
+    made = []
+
+    def loaded(function: str) -> UntrustedFunction:
+        made.append(UntrustedFunction(str(place), function, OF_ADD, "vector_add", 60))
+        return made[-1]
+
+    yield loaded
+    for function in made:
+        function.end()
+
+
+def pair() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+
+
+Load = Callable[[str], UntrustedFunction]
+
+
+def test_process_of_a_candidate_knows_nothing_of_what_judges_it(load: Load) -> None:
+    with pytest.raises(ValueError, match=r"^none$"):
+        load("loaded")(*pair())
+
+
+# ---- memory
+
+
+def test_tensor_has_its_layout_and_the_memory_around_it(load: Load) -> None:
+    holder = torch.arange(20.0)
+    x = holder.as_strided((2, 3), (1, 5), 2)
+    shape_and_more = load("described")(x, x).tolist()
+    assert shape_and_more == [2, 3, 1, 5, 2, 8, 80]
+    assert load("around")(x, x).tolist() == holder.tolist()
+
+
+def test_what_a_call_writes_into_its_inputs_is_seen(load: Load) -> None:
+    holder = torch.arange(8.0)
+    load("writes")(holder[3:5], torch.ones(2))
+    assert holder.tolist() == [5.0, *range(1, 8)]
+
+
+def test_what_is_put_back_after_a_call_is_what_the_next_one_gets(load: Load) -> None:
+    function, (x, y) = load("increments"), pair()
+    for _ in range(2):
+        assert function(x, y).tolist() == [1.0, 2.0, 3.0]
+        assert x.tolist() == [2.0, 3.0, 4.0]
+        x.sub_(1)
+
+
+def test_one_storage_is_one_storage_and_stays_where_it_is(load: Load) -> None:
+    address, (x, y) = load("address"), pair()
+    first, second = address(x, x[1:]).tolist()
+    assert second - first == x.element_size()
+    x.data.fill_(7)
+    assert address(x.detach(), y).tolist()[0] == first
+    assert load("around")(x, y).tolist() == [7.0] * 3
+
+
+def test_output_that_is_an_input_shares_its_memory(load: Load) -> None:
+    x, y = pair()
+    assert load("gives_its_input")(x, y).data_ptr() == x.data_ptr()
+
+
+def test_former_result_that_is_overwritten_is_seen_to_change(load: Load) -> None:
+    function, (x, y) = load("gives_the_same"), pair()
+    first = function(x, y)
+    assert first.tolist() == [5.0, 7.0, 9.0]
+    second = function(x, x)
+    assert first.tolist() == second.tolist() == [2.0, 4.0, 6.0]
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+
+def test_tensors_of_gigabytes_of_addresses_are_shared(load: Load) -> None:
+    x = far_apart.laid_out(torch.tensor([1.0, 2.0, 3.0]), 0)
+    assert load("first_of_far")(x, x).tolist() == [5.0]
+    assert x.tolist() == [1.0, 2.0, 4.0]
+
+
+def test_storages_and_graphs_of_former_calls_are_released(load: Load) -> None:
+    function, graphs = load("Counts"), []
+    for _ in range(20):
+        x, y = (tensor.requires_grad_() for tensor in pair())
+        output = function(x, y)
+        torch.autograd.grad(output.sum(), [x])
+        graphs.append(output[0].item())
+    assert max(graphs) <= 2
+    assert function.session is not None
+    assert len(function.session.living()) <= 6
+    assert len(function.session.last) <= 9
+
+
+def test_poison_and_redzones_are_where_the_candidate_allocates(load: Load) -> None:
+    function, (x, y) = load("allocates"), pair()
+    with Arena(1.0) as arena:
+        output = function(x, y)
+    assert output.tolist() == [1.0, 1.0]
+    assert list(arena.trespasses()) == ["wrote 1 elements past the end of a tensor [4] that it allocated"]
+
+
+def test_operators_of_torch_are_seen(load: Load) -> None:
+    with Fallbacks() as fallbacks:
+        load("computes")(*pair())
+    assert list(fallbacks.found) == ["aten.exp"]
+
+
+# ---- gradients
+
+
+def test_gradients_are_those_of_the_candidate_under_the_cotangent_as_it_is(load: Load) -> None:
+    function = load("Square")
+    for cotangent, stride in ((torch.ones(3), 1.0), (torch.ones(1).expand(3), 0.0)):
+        x, y = (tensor.requires_grad_() for tensor in pair())
+        output = function(x, y)
+        found = torch.autograd.grad(output, [x, y], cotangent)
+        assert [gradient.tolist() for gradient in found] == [[2.0, 4.0, 6.0], [stride] * 3]
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            torch.autograd.grad(output, [x], cotangent)
+
+
+@pytest.mark.parametrize("written", ["x", "output"])
+def test_write_between_a_call_and_its_backward_is_noticed(written: str, load: Load) -> None:
+    x, y = pair()
+    output = load("Square")(x.requires_grad_(), y)
+    with torch.no_grad():
+        (x if written == "x" else output).mul_(2)
+    with pytest.raises(RuntimeError) as caught:
+        torch.autograd.grad(output, [x], torch.ones(3))
+    assert torch_internals.says_written_into(caught.value)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_call_is_made_with_gradients_recorded_or_not(recorded: bool, load: Load) -> None:
+    x, y = pair()
+    with torch.set_grad_enabled(recorded):
+        assert load("recording")(x.requires_grad_(), y).tolist() == [recorded, recorded, True]
+
+
+# ---- exceptions
+
+
+def raised(function: UntrustedFunction) -> BaseException:
+    try:
+        with by_the_implementation():
+            function(*pair())
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_exception_is_told_by_its_name_its_causes_and_the_authors_own_frames(load: Load, place: Path) -> None:
+    error = raised(load("refuses"))
+    assert isinstance(error, ValueError)
+    assert type(error).__name__ == "Own"
+    assert str(error) == "no?[2J such key"
+    assert [type(cause).__name__ for cause in chain(error)] == ["Own", "KeyError"]
+    assert is_refusal(error)
+    assert reason(error) == "KeyError: 'missing'"
+    line = 1 + CANDIDATES.splitlines().index('        raise Own("no\\x1b[2J such key") from error')
+    assert f'File "{place}", line {line}, in refuses\n    raise Own(' in spelled(own_frames(error, place))
+
+
+def test_fault_is_no_refusal(load: Load) -> None:
+    error = raised(load("breaks"))
+    assert isinstance(error, IndexError)
+    assert is_fault(error)
+    assert not is_refusal(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("ends", Escape, "the call raised SystemExit: 3"),
+        ("sets", Tampered, "the call changed torch's default dtype from torch.float32 to torch.float64"),
+        ("dies", Crashed, "crashed: the candidate's process died of SIGSEGV\nFatal Python error"),
+    ],
+)
+def test_what_ends_a_process_or_changes_it_is_no_refusal(name: str, kind: type, says: str, load: Load) -> None:
+    error = raised(load(name))
+    assert isinstance(error, kind)
+    assert str(error).startswith(says)
+    assert not is_refusal(error)
+
+
+def test_next_call_after_a_crash_has_a_process_of_its_own(load: Load) -> None:
+    function = load("processes")
+    first = function(*pair()).item()
+    function.end()
+    assert function(*pair()).item() != first != os.getpid()
+
+
+def test_output_that_is_no_tensor_is_told_by_its_type(load: Load) -> None:
+    assert type(load("pair")(*pair())).__name__ == "tuple"
+
+
+def test_argument_that_cannot_be_sent_is_unsupported(load: Load) -> None:
+    function = load("add")
+    with pytest.raises(Unsupported, match="a object cannot be sent") as caught, by_the_implementation():
+        function(object(), torch.zeros(1))
+    assert not is_refusal(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ((1, [2.5, None], {"a": True}), (1, [2.5, None], {"a": True})),
+        (float("inf"), float("inf")),
+        (torch.int64, torch.int64),
+    ],
+)
+def test_arguments_arrive_as_they_are(value: Any, wanted: Any) -> None:
+    assert messages.as_value(messages.spelled(value, lambda tensor: 0), {}) == wanted
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"storage": 2},
+        {"storage": True},
+        {"shape": [5]},
+        {"shape": [-1]},
+        {"shape": "4"},
+        {"strides": [-1]},
+        {"strides": [1, 1]},
+        {"offset": 1},
+        {"offset": -1},
+        {"dtype": "save"},
+        {"dtype": 3},
+        {"dtype": "float64"},
+    ],
+)
+def test_tensor_outside_of_its_memory_is_malformed(wrong: dict[str, Any]) -> None:
+    said = {"storage": 1, "dtype": "float32", "shape": [4], "strides": [1], "offset": 0}
+    storages = {1: torch.zeros(4).untyped_storage()}
+    assert messages.as_tensor(said, storages).shape == (4,)
+    with pytest.raises(Malformed):
+        messages.as_tensor(said | wrong, storages)
+
+
+# ---- verdicts
+
+
+ONLY = ["forward", "backward", "single gradients", "gradcheck", "memory", "saved tensors", "history", "bad input"]
+ONLY += ["interleaving", "many calls", "batch", "offsets"]
+ABOUT = ("check", "dtype", "outcome", "reason", "grade", "worst", "examples", "refusals")
+
+
+def outcomes(kernel: Any, dtypes: list[str], **options: Any) -> list[tuple]:
+    """What each check came to."""
+    given: dict[str, Any] = {"device": "cpu", "dtypes": dtypes, "examples": 2, "seed": 1, "only": ONLY}
+    found = verify(kernel, "softmax", **given, **options).outcomes
+    return [(*(getattr(each, name) for name in ABOUT), each.failure and each.failure.message) for each in found]
+
+
+def test_triton_kernel_comes_to_the_same_in_both_ways() -> None:
+    triton = outcomes(f"{EXAMPLE}:softmax", ["float32"], untrusted=True)
+    assert {each[2] for each in triton} == {"passed"}
+    assert triton == outcomes(modules.of_file(EXAMPLE).softmax, ["float32"])
+
+
+def test_wrong_triton_kernel_comes_to_the_same_in_both_ways() -> None:
+    triton = outcomes(f"{EXAMPLE}:softmax_without_maximum", ["float32"], untrusted=True)
+    assert triton[0][:3] == ("forward", "float32", "failed")
+    assert triton == outcomes(modules.of_file(EXAMPLE).softmax_without_maximum, ["float32"])
+
+
+def test_torchs_function_comes_to_the_same_in_both_ways(place: Path) -> None:
+    there = outcomes(f"{place}:softmax", ["float16", "float64"], untrusted=True)
+    assert there == outcomes(modules.of_file(place).softmax, ["float16", "float64"])
+
+
+@pytest.mark.parametrize(
+    ("function", "check"), [("softmax_of_last", "interleaving"), ("softmax_of_few_calls", "many calls")]
+)
+def test_state_that_calls_share_is_found_in_a_process_of_their_own(function: str, check: str, place: Path) -> None:
+    given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1}
+    verdict = verify(f"{place}:{function}", "softmax", untrusted=True, only=["forward", check], **given)
+    assert {each.check: each.outcome for each in verdict.outcomes} == {"forward": "passed", check: "failed"}
+
+
+def test_claims_come_with_the_function(tmp_path: Path) -> None:
+    path = tmp_path / "claims.py"
+    decorator = '@fourfold.claims(contiguous=True, sizes={"cols": (1, 8)}, dtypes=("float32",))'
+    path.write_text(f"import fourfold\n\n{decorator}\ndef add(x, y):\n    return x + y\n")
+    function = UntrustedFunction(str(path), "add", OF_ADD, "vector_add")
+    function.end()
+    claimed = claims_of(function)
+    assert (claimed.contiguous, claimed.sizes, claimed.dtypes) == (True, {"cols": (1, 8)}, ("float32",))
+
+
+def test_undefined_lanes_are_as_in_the_judges_process(load: Load) -> None:
+    interpreter_memory.undefined_lanes_are_zero(True)
+    try:
+        assert untrusted.conditions()["undefined_lanes_are_zero"] is True
+    finally:
+        interpreter_memory.undefined_lanes_are_zero(False)
+
+
+def test_missing_function_is_named(place: Path) -> None:
+    with pytest.raises(CannotBeImported, match=f"^{place} has no function missing$"):
+        UntrustedFunction(str(place), "missing", OF_ADD, "vector_add")
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "says"),
+    [
+        (lambda x, y: x + y, {"device": "cpu"}, "untrusted=True needs a function that a file or a module defines"),
+        ("no place", {"device": "cpu"}, "untrusted=True needs a function that a file or a module defines"),
+    ],
+)
+def test_what_cannot_be_imported_elsewhere_is_named(given: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        verify(given, "vector_add", untrusted=True, **options)
+
+
+def test_process_ends_with_what_it_has_started(load: Load) -> None:
+    function = load("leaves_a_process")
+    found = function(*pair()).tolist()
+    assert function.session is not None
+    function.end()
+    assert len(found) == 2
+    for process in found:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+# ---- the command line
+
+
+class Options(dict):
+    """What was given."""
+
+    def getoption(self, name: str) -> Any:
+        return self[name]
+
+
+def test_candidates_run_elsewhere_only_where_the_option_says_so() -> None:
+    for given in (True, False):
+        assert are_untrusted(Options(candidate=["softmax=mine.py:f"], untrusted=given), "cpu") is given
+        assert not are_untrusted(Options(candidate=[], untrusted=given), "cpu")
+    assert not are_untrusted(Options(candidate=["softmax=mine.py:f"], untrusted=False), "cuda")
+    words = command.command_of_verify(["mine.py:f", "--as", "softmax", "--untrusted"])
+    assert words[-3:] == ["--candidate", "softmax=mine.py:f", "--untrusted"]
+    assert "--untrusted" not in command.command_of_verify(["mine.py:f", "--as", "softmax"])
+
+
+def test_what_cannot_run_elsewhere_is_named() -> None:
+    with pytest.raises(pytest.UsageError, match=r"^--untrusted needs --device cpu: memory of a GPU"):
+        are_untrusted(Options(candidate=["softmax=mine.py:f"], untrusted=True), "cuda")
+    kernel = "softmax=mine.cu:kernel<<<rows, 256>>>"
+    with pytest.raises(SelectionError, match=r"^--untrusted is for functions of Python: softmax=mine\.cu:kernel"):
+        Selection.of(operations(), [kernel], [], [], [], call_seconds=1)
+    with pytest.raises(ValueError, match=r'^untrusted=True needs device="cpu"'):
+        made_untrusted("mine.py:f", operations()["softmax"], "cuda", 1)
+
+
+def test_operations_with_several_outputs_are_not_taken() -> None:
+    @operation(x=tensor("rows cols"), sizes={"cols": (1, 8), "rows": (1, 8)}, returns={"y": None, "z": None})
+    def twice(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x + x, x * x
+
+    with pytest.raises(ValueError, match=r"^untrusted=True does not take operations with several outputs yet$"):
+        made_untrusted("mine.py:f", twice, "cpu", 1)
+    with pytest.raises(SelectionError, match=r"^--untrusted does not take .* outputs yet: twice=mine\.py:f$"):
+        Selection.of({"twice": twice}, ["twice=mine.py:f"], [], [], [], call_seconds=1)
+    assert Selection.of({"twice": twice}, ["twice=mine.py:f"], [], [], [])
+
+
+def test_what_its_process_cannot_be_asked_is_unsupported_and_no_shortcoming(place: Path) -> None:
+    only = ["forward", "graph", "modes", "autocast", "threads"]
+    given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1, "only": only}
+    verdict = verify(f"{place}:softmax", "softmax", untrusted=True, **given)
+    found = {each.check: (each.outcome, each.reason or "") for each in verdict.outcomes}
+    assert found.pop("forward") == ("passed", "")
+    assert {outcome for outcome, _ in found.values()} == {"unsupported"}
+    assert all(reason.startswith(ELSEWHERE) for _, reason in found.values())
+    cells = {Cell("softmax", "candidate", "float32"): Coverage(1, [reason for _, reason in found.values()])}
+    assert not list(shortcomings(cells, [], [], ["softmax"], False))

@@ -1,0 +1,6 @@
+"""Never returns."""
+
+
+def kernel(*tensors, **arguments):
+    while True:
+        pass
