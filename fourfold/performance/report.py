@@ -34,7 +34,7 @@ def verification(matrix: Matrix, failures: Sequence[Mapping[str, str]], about: s
         failures: for each failed test its name, its message and the command that repeats it.
         about: the device and torch's version.
     """
-    cells = [{**vars(cell), **vars(tally)} for cell, tally in matrix.tallies.items()]
+    cells = [{**vars(cell), **vars(tally), "kinds": sorted(tally.kinds)} for cell, tally in matrix.tallies.items()]
     return {"about": about, "cells": cells, "failures": list(failures)}
 
 
