@@ -60,7 +60,6 @@ template <class T, int WIDTH> struct __align__(sizeof(T) * WIDTH) Vector {
         }
     }
 
-   private:
     __device__ uint4 bits() const {
         uint4 bits;
         memcpy(&bits, this, sizeof bits);

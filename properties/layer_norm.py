@@ -135,6 +135,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "one_column": rows(5, 1, mean=1000),
     # The size of the number does not matter, because only deviations are squared.
     "one_column_of_huge_numbers": lambda dtype: example(lambda rng: [[dtype.largest / 2], [-dtype.largest / 4]])(dtype),
+    # Rows at every distance from a multiple of 16 bytes, of several vectors for each thread.
+    "rows_that_begin_anywhere": rows(9, 1029),
     "two_columns": example(lambda rng: [[0.0, 1.0], [3.0, 3.0], [-4.0, 4.0], [2.0, -1.0]]),
     "large_mean": large_mean,
     # The mean of the squares minus the square of the mean falls below 0 here, and its root is NaN.

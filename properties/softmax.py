@@ -152,6 +152,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "causal_mask": causal_mask,
     "equal_entries": example(np.full((2, 24), 0.5)),
     "one_past_4096_columns": random_rows(1, 4097),
+    # Rows at every distance from a multiple of 16 bytes, of several vectors for each thread.
+    "rows_that_begin_anywhere": random_rows(9, 1029),
     # A sum of bfloat16 in bfloat16 stops growing at 256.
     "long_row": random_rows(1, 16384),
     # The longest row that a block's registers hold. The block has all of its 1024 threads.

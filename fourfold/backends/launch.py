@@ -4,6 +4,62 @@ import functools
 
 import torch
 
+from fourfold.core.refusals import Fault
+
+# What every GPU so far takes at most: blocks of a grid and threads of a block along x, y and z, threads of a block,
+# and bytes of dynamic shared memory.
+MAX_GRID = ((1 << 31) - 1, 65_535, 65_535)
+MAX_BLOCK = (1024, 1024, 64)
+MAX_BLOCK_THREADS = 1024
+MAX_SHARED_BYTES = 232_448
+
+
+class ImpossibleLaunch(ValueError, Fault):
+    """A launch that every GPU refuses: its grid, its block or its shared memory is past a limit."""
+
+
+def check_grid(name: str, grid: tuple[int, ...]) -> None:
+    """Check the extents of a grid of up to three axes, for the kernel `name`.
+
+    Raises:
+        ImpossibleLaunch: there are more than 2^31 - 1 blocks along x, or more than 65,535 along y or z.
+    """
+    for axis, blocks, most in zip("xyz", grid, MAX_GRID):
+        if blocks > most:
+            raise ImpossibleLaunch(
+                f"{name}: a grid of {grid} has {blocks:,} blocks along {axis}; a GPU takes at most {most:,}"
+            )
+
+
+def check_block(name: str, block: tuple[int, int, int]) -> None:
+    """Check the extents of a block, for the kernel `name`.
+
+    Raises:
+        ImpossibleLaunch: an extent is below 1 or too large, or there are more than 1024 threads in all.
+    """
+    threads = block[0] * block[1] * block[2]
+    if min(block) < 1 or threads > MAX_BLOCK_THREADS:
+        raise ImpossibleLaunch(
+            f"{name}: a block of {block} has {threads:,} threads; 1 to {MAX_BLOCK_THREADS} are possible"
+        )
+    for axis, extent, most in zip("xyz", block, MAX_BLOCK):
+        if extent > most:
+            raise ImpossibleLaunch(
+                f"{name}: a block of {block} has {extent} threads along {axis}; a GPU takes at most {most}"
+            )
+
+
+def check_shared_bytes(name: str, shared_bytes: int) -> None:
+    """Check the dynamic shared memory of a launch, for the kernel `name`.
+
+    Raises:
+        ImpossibleLaunch: it is negative, or more than any GPU has.
+    """
+    if not 0 <= shared_bytes <= MAX_SHARED_BYTES:
+        raise ImpossibleLaunch(
+            f"{name}: {shared_bytes:,} bytes of dynamic shared memory; a block has at most {MAX_SHARED_BYTES:,}"
+        )
+
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fourfold.backends import known_calls, tuning
 from fourfold.compat import torch_internals
 
 NAMESPACE = "fourfold"
@@ -64,6 +65,9 @@ class Operator:
             every tensor argument, with itself.
         backward: where no kernel has to be launched for them, ``(ctx, grad_output)`` to a gradient for each argument,
             from what ``ctx.saved_tensors`` are.
+        repeats: whether calls may be repeated as `fourfold.backends.known_calls` says: what they launch depends only on
+            what is the same for calls of a kind, and all of it is launched by `CudaKernel.launch` or
+            `fourfold.backends.triton.launch.launch`.
     """
 
     schema: str
@@ -72,6 +76,7 @@ class Operator:
     saves_if: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
     gradients: Mapping[str, str] | None = None
     backward: Callable[..., Any] | None = None
+    repeats: bool = False
 
     def register(
         self, backend: str, forward: Callable[..., Any], backward: Callable[..., Any] | None = None
@@ -91,13 +96,13 @@ class Operator:
         Raises:
             ValueError: there is no backward, or `saves` has another order.
         """
-        operator = define(self.schema.replace("(", f"_{backend}(", 1), forward, self.fake)
+        operator = define(self.schema.replace("(", f"_{backend}(", 1), forward, self.fake, self.repeats)
         if backward is None:
             if self.backward is None:
                 raise ValueError(f"{self._name} has no backward")
             return differentiate(operator, self.backward, self._save())
         schema = f"{self._name}_{backend}_backward{self._backward_schema()}"
-        backward_operator = define(schema, backward, self._fake_backward)
+        backward_operator = define(schema, backward, self._fake_backward, self.repeats)
         not_differentiable_twice(backward_operator)
         places = [list(self._arguments).index(name) for name in self._with_gradient]
         gradients = _gradients(_direct_backward(backward_operator), places, len(self._arguments))
@@ -188,7 +193,9 @@ def empty_gradients(likes: Iterable[torch.Tensor], needs: Iterable[bool]) -> tup
     )
 
 
-def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+def define(
+    schema: str, implementation: Callable[..., Any], fake: Callable[..., Any], repeats: bool = False
+) -> Callable[..., Any]:
     """Register an operator for CPU and CUDA tensors.
 
     Args:
@@ -196,6 +203,7 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
             not mutate an argument or return a view of one.
         implementation: runs the kernel.
         fake: returns uninitialised results of the right shape, dtype and device.
+        repeats: whether known calls of it may be repeated: see `Operator`.
 
     Returns:
         The operator, to be called in place of `implementation`.
@@ -208,6 +216,8 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default
     kinds = [_TAKEN[kind] for kind in _types(arguments).values()]
     tensors = tuple(place for place, kind in enumerate(kinds) if kind[0] is torch.Tensor)
+    if repeats:
+        implementation = known_calls.known_again(implementation, tensors, tuning.nothing_forced)
     _launches[operator] = _Launch(implementation, frozenset(itertools.product(*kinds)), tensors)
     return operator
 

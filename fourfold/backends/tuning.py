@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from fourfold.backends import known_calls
 from fourfold.backends.arguments import FLOATING
 from fourfold.backends.cuda.compile import CudaError, cache_folder, digest, locked, source_closure, write_atomically
 
@@ -100,6 +101,8 @@ class Tuner:
         """
         if not _forced and (found := self._chosen.get((device, kind))):
             return found
+        if (recorder := known_calls.recorder()) is not None and worthwhile:
+            recorder.refuse()  # what is chosen may differ at the next call
         if forced := _forced.get(self.name):
             if not fits(forced.configuration):
                 return default()
@@ -174,6 +177,11 @@ def milliseconds(run: Callable[[], None]) -> float:
 
     runs = max(1, min(MOST_RUNS, int(MEASURED_MILLISECONDS / max(batch(1), 1e-3))))
     return min(batch(runs) for _ in range(BATCHES))
+
+
+def nothing_forced() -> bool:
+    """Whether no kernel is forced to use a configuration."""
+    return not _forced
 
 
 def kernels() -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """Counters with which a launch finds its last block. A counter is 0 before each launch, and the launch resets it."""
 
+import functools
 import threading
 
 import torch
 
+from fourfold.backends import known_calls
 from fourfold.compat import torch_internals
 
 _COUNTERS = 1 << 14  # per device; one for each stream, and one for each call captured in a CUDA graph
@@ -22,6 +24,13 @@ def counter(device: torch.device) -> torch.Tensor:
     """
     if device.type == "cpu":
         return torch.zeros(1, dtype=torch.int32)
+    found = _of_gpu(device)
+    if (recorder := known_calls.recorder()) is not None:
+        recorder.provide(found, functools.partial(_of_gpu, device))
+    return found
+
+
+def _of_gpu(device: torch.device) -> torch.Tensor:
     index = device.index
     if torch.cuda.is_current_stream_capturing():
         own = _next(index)

@@ -51,15 +51,12 @@ def representative(examples: list[Case], dtype: str) -> list[Case]:
     For float32 the smallest example is added, whose sizes of 1 become constants. Other dtypes specialise alike.
     """
 
-    def size(case: Case) -> int:
-        return sum(array.size for array in case.inputs.values())
-
-    largest = max(examples, key=size)
+    largest = max(examples, key=lambda case: case.elements)
     strided = dict.fromkeys((*largest.inputs, "grad_output"), "sliced_columns")
     cases = [largest, dataclasses.replace(largest, layouts=strided)]
     if dtype == "float32":
         not_empty = (case for case in examples if all(array.size for array in case.inputs.values()))
-        cases.append(min(not_empty, key=size, default=largest))
+        cases.append(min(not_empty, key=lambda case: case.elements, default=largest))
     return cases
 
 

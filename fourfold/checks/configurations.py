@@ -1,5 +1,7 @@
 """The check that a configuration of a tuned kernel, which another GPU or another size may choose, is right as well."""
 
+from dataclasses import replace
+
 import torch
 
 from fourfold.backends import tuning
@@ -11,7 +13,8 @@ from fourfold.checks.search import Failure, Search, Subject, Unsupported
 def configuration_agrees(configuration: Configuration, subject: Subject, search: Search) -> None:
     """The output of one configuration agrees with the oracle's, and some case is launched with it.
 
-    Gradients are not asked for: they come of the same kernel, with the layouts that cases have as well.
+    Gradients are not asked for: they come of the same kernel, with the layouts that cases have as well. Nor are
+    combined cases, which are about the wrapper that all configurations share.
 
     Raises:
         Unsupported: the device cannot run it.
@@ -20,6 +23,8 @@ def configuration_agrees(configuration: Configuration, subject: Subject, search:
     if not configuration.runs_on(where):
         raise Unsupported(f"the configuration needs {configuration.needs}")
     kernel = f"{subject.operation.name}_{subject.backend}"
+    if subject.large is not None:
+        subject = replace(subject, large=replace(subject.large, combines=False))
     with tuning.forced(kernel, configuration.name) as forced:
         forward_agrees(subject, search)
     if not forced.launches:

@@ -6,22 +6,20 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-import hypothesis
 import pytest
 
+from fourfold.core.refusals import Escape, escape_of
 
-class Escape(AssertionError):
-    """A call raised what is not derived from Exception."""
+__all__ = ["Escape", "hear_ctrl_c", "held"]
 
-
-# What goes through as it is: errors, a test's own end, as at its time limit, and Hypothesis's way to end an example.
-_PASSED_ON: tuple[type[BaseException], ...] = (Exception, pytest.fail.Exception, hypothesis.errors.StopTest)
 _ctrl_c = threading.Event()
 
 
 @contextlib.contextmanager
 def held(*but: type[BaseException]) -> Iterator[None]:
     """Within it, what would end the run is an error; but for a Ctrl-C of the user's, once `hear_ctrl_c` was called.
+
+    A test's own end, as at its time limit, goes through as it is.
 
     Args:
         but: what else goes through as it is.
@@ -31,14 +29,11 @@ def held(*but: type[BaseException]) -> Iterator[None]:
     """
     try:
         yield
-    except _PASSED_ON + but:
-        raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and _ctrl_c.is_set():
+        is_of_the_user = isinstance(error, KeyboardInterrupt) and _ctrl_c.is_set()
+        if isinstance(error, (Exception, *but)) or type(error) is pytest.fail.Exception or is_of_the_user:
             raise
-        said = f": {error}" if str(error) else ""
-        escape = Escape(f"the call raised {type(error).__name__}{said}")
-        raise escape.with_traceback(error.__traceback__) from None
+        raise escape_of(error) from None
 
 
 def hear_ctrl_c() -> None:

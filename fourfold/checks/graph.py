@@ -1,7 +1,7 @@
 """The check that gradients are the same wherever a call stands in autograd's graph, and whatever runs it backward."""
 
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -24,21 +24,8 @@ Pass = Callable[[torch.Tensor, list[torch.Tensor], torch.Tensor], tuple[torch.Te
 def _in_another_thread(
     output: torch.Tensor, leaves: list[torch.Tensor], grad_output: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    found: list[tuple[torch.Tensor, ...]] = []
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(gradients_of(output, leaves, grad_output))
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name="backward")
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
-    return found[0]
+    with ThreadPoolExecutor(1) as another:
+        return another.submit(gradients_of, output, leaves, grad_output).result()
 
 
 def _accumulated(

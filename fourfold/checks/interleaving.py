@@ -101,7 +101,7 @@ def _smallest_of_each_shape(subject: Subject) -> list[Case]:
     """The two smallest named examples of different shapes that have gradients: of any case, one has other shapes."""
     made = [make(subject.dtype) for make in subject.operation.examples.values()]
     made = [case for case in made if case.grad_output.size and subject.operation.differentiable_in(case)]
-    made.sort(key=lambda case: sum(array.size for array in case.inputs.values()))
+    made.sort(key=lambda case: case.elements)
     return made[:1] + [case for case in made[1:] if _shapes(case) != _shapes(made[0])][:1]
 
 

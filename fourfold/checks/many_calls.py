@@ -22,8 +22,10 @@ CALLS = 400
 ASKED = 4
 # One call in so many has a backward pass.
 BACKWARD = 8
-# The calls end after so many seconds of the processors, or of the clock.
-PROCESSOR_SECONDS, SECONDS = 0.8, 10.0
+# By device: the calls end after so many seconds of the processors. Waiting for a GPU counts as well.
+PROCESSOR_SECONDS = {"cpu": 0.8, "cuda": 4.0}
+# They end after so many seconds of the clock, too.
+SECONDS = 10.0
 # How sure it is that a rate of wrong calls is excluded.
 CONFIDENCE = 0.95
 Results = dict[str, torch.Tensor]
@@ -39,18 +41,11 @@ def excluded_rate(calls: int) -> float:
 
 def _pairs(subject: Subject) -> Iterator[tuple[str, Case, Case]]:
     """Named examples, each with other values that are told from its own: small ones first, of several numbers."""
-
-    def smallness(name: str) -> tuple[bool, int]:
-        return made[name].grad_output.size == 1, sum(array.size for array in made[name].inputs.values())
-
-    made = {name: make(subject.dtype) for name, make in subject.operation.examples.items()}
-    for name in sorted(made, key=smallness):
-        case = made[name]
-        if case.grad_output.size:
-            other = changed(subject, case)
-            expected = [expected_results(subject, each) for each in (other, case)]
-            if tells_apart(subject, expected[0], expected[1]):
-                yield name, case, other
+    for name, case in subject.filled_examples().items():
+        other = changed(subject, case)
+        expected = [expected_results(subject, each) for each in (other, case)]
+        if tells_apart(subject, expected[0], expected[1]):
+            yield name, case, other
 
 
 class _Calls:
@@ -142,7 +137,7 @@ def _call_many_times(subject: Subject, search: Search, cases: tuple[Case, Case])
     processor, clock = time.process_time(), time.perf_counter()
     for n in range(CALLS):
         calls.make(int(order[n]), backward=n % BACKWARD == 0)
-        if time.process_time() - processor > PROCESSOR_SECONDS or time.perf_counter() - clock > SECONDS:
+        if time.process_time() - processor > PROCESSOR_SECONDS[subject.device] or time.perf_counter() - clock > SECONDS:
             break
     agreements = calls.judge()
     search.saw(*agreements)

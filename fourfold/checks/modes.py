@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -15,12 +16,14 @@ from fourfold.core.case import Case, is_floating
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
 from fourfold.core.dtypes import DTYPES, differing
 from fourfold.core.operation import gradients_of, reference
-from fourfold.core.running_error import Bounded, NoRule
+from fourfold.core.running_error import Bounded, NoRule, stored
+from fourfold.core.surroundings import out_of_sight
+from fourfold.strategies.combinations import combined
 
-# The dtype of autocast: as wide a range as float32, so that no cast overflows.
+# The dtype of autocast: of almost float32's range, so that a cast hardly ever overflows.
 AUTOCAST = "bfloat16"
 # By name: the context of the call, whether the inputs require gradients, and whether they are made within the context.
-MODES: dict[str, tuple[type[AbstractContextManager] | None, bool, bool]] = {
+MODES: dict[str, tuple[Callable[[], AbstractContextManager] | None, bool, bool]] = {
     "where gradients are recorded": (None, True, False),
     "under no_grad": (torch.no_grad, False, False),
     "under no_grad, of inputs that require gradients": (torch.no_grad, True, False),
@@ -28,6 +31,9 @@ MODES: dict[str, tuple[type[AbstractContextManager] | None, bool, bool]] = {
     "under inference_mode, of inputs that require gradients": (torch.inference_mode, True, False),
     "under inference_mode, of inputs made there": (torch.inference_mode, False, True),
 }
+# The same for somebody else's: a kernel is to be as right in a program that is no test.
+OUT_OF_SIGHT = "where pytest and the interpreter are not to be seen"
+MODES_OF_OTHERS = {OUT_OF_SIGHT: (out_of_sight, False, False), **MODES}
 # Why they are not tried on what runs elsewhere.
 NO_MODES = "the kernel's process is not told of torch's modes other than no_grad"
 # In how many of them, in turn, each case is called.
@@ -43,14 +49,21 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
     """
 
     subject.needs_this_process(NO_MODES)
-    modes = [when for when, (_, wanted, _) in MODES.items() if subject.differentiable or not wanted]
+    known = MODES_OF_OTHERS if subject.foreign else MODES
+    modes = [when for when, (_, wanted, _) in known.items() if subject.differentiable or not wanted]
     turns = itertools.cycle(modes)
+
+    of_combined: dict[Case, str] = {}
+    combinations = {}
+    for each in combined(subject.large) if subject.large is not None and not search.brief else ():
+        combinations[each.name] = each.case
+        of_combined[each.case] = modes[each.mode % len(modes)]
 
     def body(case: Case) -> None:
         expected = {"output": reference(subject.operation, case, subject.dtype)}
         agreements: list[Agreement] = []
         outputs: list[torch.Tensor] = []
-        for when in itertools.islice(turns, MODES_A_CASE):
+        for when in [of_combined[case]] if case in of_combined else itertools.islice(turns, MODES_A_CASE):
             output, tensors = _called(subject, case, when)
             agreements += compare_results(subject, {"output": output.detach()}, expected, tensors, f"{when}: ")
             outputs.append(output.detach())
@@ -59,11 +72,12 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
                 raise Failure(f"{subject}: {when}: output is not the same bit for bit\nwith {describe(tensors)}")
         search.saw(*agreements)
 
-    search.cases(subject, "modes", body, named=False, also=subject.small_example())
+    also = subject.small_example() | combinations
+    search.cases(subject, "modes", body, named=False, also=also)
 
 
 def _called(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    mode, wanted, within = MODES[when]
+    mode, wanted, within = MODES_OF_OTHERS[when]
     tensors = {} if within else case.tensors(subject.dtype, subject.device)
     for name in subject.operation.differentiable_in(case) if wanted else ():
         tensors[name].requires_grad_()
@@ -75,7 +89,7 @@ def _called(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict
         after = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     if after != inside or before != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
         raise Failure(f"{subject}: {when}: the call has changed whether gradients are recorded")
-    if mode is not None and isinstance(output, torch.Tensor) and output.requires_grad:
+    if mode not in (None, out_of_sight) and isinstance(output, torch.Tensor) and output.requires_grad:
         raise Failure(f"{subject}: {when}: the output requires a gradient")
     return output, tensors
 
@@ -135,13 +149,12 @@ def _as_cast(
 
 def _rounded_throughout(subject: Subject, case: Case) -> dict[str, Bounded]:
     """The oracle's results where inputs, cotangent and each step are rounded to autocast's dtype."""
-    operation, low = subject.operation, DTYPES[AUTOCAST]
-    arithmetic = replace(subject.dtype.arithmetic, storage=low.arithmetic.storage, rounds_each_step=True)
+    operation, storage = subject.operation, DTYPES[AUTOCAST].arithmetic.storage
+    arithmetic = replace(subject.dtype.arithmetic, storage=storage, rounds_each_step=True)
 
     def rounded(array: np.ndarray) -> Bounded:
         wide: np.ndarray = array.astype(subject.dtype.wide)
-        error = np.where(np.isfinite(wide), low.spacing_roundoff(abs(np.where(np.isfinite(wide), wide, 0))), 0)
-        return Bounded(wide, error.astype(subject.dtype.wide), arithmetic)
+        return stored(Bounded(wide, np.zeros_like(wide), arithmetic))
 
     inputs = {name: rounded(array) if is_floating(array) else array for name, array in case.inputs.items()}
     arguments = {**inputs, **case.parameters}

@@ -17,6 +17,7 @@ from fourfold.core.dtypes import DType
 from fourfold.core.operation import Operation
 from fourfold.core.outputs import alone, in_a_row
 from fourfold.core.refusals import OutOfTime
+from fourfold.core.tampering import random_state_kept
 
 Run = Callable[[Subject, Search], None]
 
@@ -92,7 +93,7 @@ def requires_gradient(
         for name in names:
             tensors[name].requires_grad_()
         try:
-            with held():
+            with held(), random_state_kept():
                 output = implementation(**tensors, **case.parameters)
                 return any(each.requires_grad for each in (output if isinstance(output, tuple | list) else [output]))
         except OutOfTime:

@@ -20,8 +20,10 @@ from fourfold.core.case import Case
 from fourfold.core.claims import EXACT, NO_CLAIMS, Claims
 from fourfold.core.comparison import Agreement
 from fourfold.core.dtypes import DType
+from fourfold.core.far_apart import NoRoom, others_hold_the_memory
 from fourfold.core.operation import Operation, evaluate_tensors
 from fourfold.core.refusals import Refusals, by_the_implementation, is_refusal
+from fourfold.strategies.combinations import combined
 from fourfold.strategies.large_cases import LargeCases
 from fourfold.strategies.special_values import cases_with_special_values
 
@@ -45,6 +47,8 @@ REFUSED_ALL, UNCLAIMED = "refused all", "not claimed:"
 ELSEWHERE = "not under --untrusted:"
 # Why a candidate is not put through a check of gradients.
 FORWARD_ONLY = "forward only: its output has no gradient where its inputs do"
+# How the reason ends for which no operation's candidate is.
+NO_GRADIENTS = "has no gradients"
 
 
 class Failure(AssertionError):
@@ -67,6 +71,18 @@ def need(condition: Any) -> None:
     """
     if not condition:
         raise Unsuitable
+
+
+class _Lacking(BaseException):
+    """Carries a `NoRoom` past Hypothesis, which looks for a smaller case only of what is an `Exception`."""
+
+    def __init__(self, no_room: NoRoom) -> None:
+        super().__init__()
+        self.no_room = no_room
+
+
+class _RefusedEnough(BaseException):
+    """Ends a search whose cases are all refused. Hypothesis would go on to draw cases, ten for each that it wants."""
 
 
 class Refused(Unsupported):
@@ -126,15 +142,15 @@ class Subject:
             self.implementation, self.operation, case, self.dtype, self.device, wanted, place, watch
         )
 
+    def filled_examples(self) -> dict[str, Case]:
+        """The named examples whose result has any number: small ones first, those with several before the others."""
+        made = ((name, make(self.dtype)) for name, make in self.operation.examples.items())
+        filled = [(name, case) for name, case in made if case.grad_output.size]
+        return dict(sorted(filled, key=lambda pair: (pair[1].grad_output.size == 1, pair[1].elements)))
+
     def small_example(self) -> dict[str, Case]:
-        """The smallest named example whose result has several numbers, else of those with any; none without either."""
-        made = {name: make(self.dtype) for name, make in self.operation.examples.items()}
-        filled = [name for name, case in made.items() if case.grad_output.size]
-
-        def smallness(name: str) -> tuple[bool, int]:
-            return made[name].grad_output.size == 1, sum(array.size for array in made[name].inputs.values())
-
-        return {name: made[name] for name in sorted(filled, key=smallness)[:1]}
+        """The first of `filled_examples`; none without any."""
+        return dict(itertools.islice(self.filled_examples().items(), 1))
 
     def examples_of_integers(self) -> dict[str, Case]:
         """A few small named examples beside whose integers the record knows of others; none if it knows of none."""
@@ -145,7 +161,7 @@ class Subject:
 
         made = ((name, make(self.dtype)) for name, make in self.operation.examples.items())
         found = [(name, case) for name, case in made if case.grad_output.size and has_others(case)]
-        return dict(sorted(found, key=lambda pair: sum(array.size for array in pair[1].inputs.values()))[:FEW_NAMED])
+        return dict(sorted(found, key=lambda pair: pair[1].elements)[:FEW_NAMED])
 
     def needs_this_process(self, why: str) -> None:
         """Require that the implementation runs in this process.
@@ -168,7 +184,7 @@ class Subject:
         if not self.differentiable:
             raise Unsupported(FORWARD_ONLY)
         if not self.operation.differentiable:
-            raise Unsupported(f"{self.operation.name} has no gradients")
+            raise Unsupported(f"{self.operation.name} {NO_GRADIENTS}")
 
 
 @dataclass(kw_only=True)
@@ -229,9 +245,14 @@ class Search:
         before, limit = self._refused(), REFUSED_TRIES * (examples or self.examples)
 
         def holds(case: Case) -> None:
-            hypothesis.assume(self.ran or self._refused() - before < limit)
+            if not self.ran and self._refused() - before >= limit:
+                raise _RefusedEnough
             self.note(case)
-            if not self._ran(body, case):
+            try:
+                used = self._ran(body, case)
+            except NoRoom as error:
+                raise _Lacking(error) from error
+            if not used:
                 hypothesis.reject()
 
         # Hypothesis shows the name of the function where it tells of a failure.
@@ -262,6 +283,10 @@ class Search:
             test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
         try:
             test()
+        except _RefusedEnough:
+            return
+        except _Lacking as lacking:
+            raise lacking.no_room from None
         except hypothesis.errors.Unsatisfiable:
             if self.refusals is None or not self.refusals.total:
                 raise
@@ -278,6 +303,8 @@ class Search:
         except Unsuitable:
             return False
         except Exception as error:
+            if no_room := others_hold_the_memory(error):
+                raise no_room from error
             if self.refusals is None or not is_refusal(error):
                 raise
             self.refusals.add(error)
@@ -372,11 +399,8 @@ class Search:
         if not self.brief:
             return cases
 
-        def elements(pair: tuple[str, Case]) -> int:
-            return sum(array.size for array in pair[1].inputs.values())
-
-        small = (pair for pair in cases if pair[1].grad_output.size and elements(pair) <= BRIEF_NAMED_ELEMENTS)
-        return sorted(small, key=elements)[:BRIEF_NAMED]
+        small = (pair for pair in cases if pair[1].grad_output.size and pair[1].elements <= BRIEF_NAMED_ELEMENTS)
+        return sorted(small, key=lambda pair: pair[1].elements)[:BRIEF_NAMED]
 
     def _large(self, subject: Subject, dear: bool) -> Iterator[tuple[str, Case]]:
         """Large cases, of sizes that the implementation's source asks for; none if brief, or all else was refused."""
@@ -384,6 +408,8 @@ class Search:
             return
         self.constants = subject.large.told(self.examples)
         yield from subject.large.cases(self.examples, dear)
+        for combination in combined(subject.large):
+            yield combination.name, combination.case
 
     def must_have_seen_something(self, subject: Subject, check: str) -> None:
         """Fail a search that verifies nothing because it saw nothing, or only single numbers.

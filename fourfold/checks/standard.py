@@ -29,6 +29,7 @@ from fourfold.checks import (
     results,
     saved_tensors,
     search,
+    sharing,
     single_gradients,
     threads,
 )
@@ -124,6 +125,8 @@ STANDARD = (
     ),
     # Nor do the calls around a call, or its place in the graph.
     Check(name="interleaving", run=interleaving.backward_passes_may_interleave, dtypes=("float32",), gradients=True),
+    # Nor does where tensors lie beside one another.
+    Check(name="sharing", run=sharing.inputs_may_share_memory, dtypes=("float32",)),
     Check(name="graph", run=graph.place_in_the_graph_does_not_matter, dtypes=("float32",), gradients=True),
     Check(name="gradcheck", run=gradcheck.gradcheck, only="float64", gradients=True),
     # Reads and writes depend on the width of an element, and on whether it is converted.
@@ -227,7 +230,7 @@ def parts_of(name: str) -> tuple[str, str]:
 for _judge in (
     *(arena, backward, bad_input, batches, dispatch, fallback, forward, gradcheck, grades, history, laws, memory),
     *(offsets, repeatability, results, saved_tensors, search, single_gradients, graph, interleaving, many_calls, modes),
-    *(configurations, outputs, parameters, threads),
+    *(configurations, outputs, parameters, sharing, threads),
     *(comparison, dtypes, operation, running_error, running_error_arrays, running_error_rules),
 ):
     tampering.watch(_judge)

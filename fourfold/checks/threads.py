@@ -19,9 +19,9 @@ from fourfold.core.dtypes import differing
 from fourfold.core.operation import gradients_of
 
 # Threads that call at once, half of them with other values, and how often each calls at most.
-THREADS, CALLS = 4, 12
-# Seconds of the processors after which a thread makes no further call.
-PROCESSOR_SECONDS = 0.1
+THREADS, CALLS = 4, 40
+# By device: seconds of the processors after which a thread makes no further call. Waiting for a GPU counts as well.
+PROCESSOR_SECONDS = {"cpu": 0.1, "cuda": 0.5}
 # How often a thread lets the others run within a call, about.
 TURNS = 10
 # Seconds that a thread is waited for. One that takes longer waits for another for ever.
@@ -92,7 +92,7 @@ def _at_once(subject: Subject, cases: list[Case], share: float) -> list[list[Res
             raised.append(error)
 
     threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(cases))]
-    until = time.process_time() + PROCESSOR_SECONDS
+    until = time.process_time() + PROCESSOR_SECONDS[subject.device]
     for thread in threads:
         thread.start()
     for thread in threads:

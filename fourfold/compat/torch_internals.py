@@ -28,6 +28,20 @@ def current_stream(device: int) -> int:
     return torch._C._cuda_getCurrentRawStream(device)
 
 
+def _empty_on_current_gpu(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+@uses("torch._C._dynamo.guards._empty_strided_cuda", otherwise=_empty_on_current_gpu)
+def empty_on_current_gpu(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An unwritten tensor on the current CUDA device.
+
+    It is how code allocates that torch's compiler wrote. Sizes and strides must be plain tuples. The public
+    ``torch.empty`` takes 5.7 us on the host of an H200.
+    """
+    return torch._C._dynamo.guards._empty_strided_cuda(size, stride, dtype)
+
+
 def _always() -> bool:
     return True
 

@@ -69,6 +69,18 @@ def inputs_of(node: Any) -> dict[str, Any]:
     return node.workerinput
 
 
+@uses("xdist.workermanage.WorkerController().workeroutput")
+def outputs_of(node: Any) -> dict[str, Any]:
+    """What a worker that has come to its end has told the controller."""
+    return node.workeroutput
+
+
+@uses("pytest.Config().workeroutput")
+def outputs(config: pytest.Config) -> dict[str, Any]:
+    """What this worker tells the controller when it ends: what can be serialised may be added."""
+    return config.workeroutput  # type: ignore[attr-defined]
+
+
 @uses("pytest.Config().workerinput")
 def inputs(config: pytest.Config) -> dict[str, Any]:
     """What the controller has told this worker."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fourfold.core.dtypes import DType
-from fourfold.core.layouts import LAYOUTS
+from fourfold.core.layouts import layout
 
 # An array of more elements is shown by shape and range. The command that repeats a case still rebuilds it in full.
 SHOWN_ELEMENTS = 64
@@ -45,7 +45,7 @@ class Case:
     `inputs` maps parameter names to arrays. Floating-point arrays are already rounded to the tested dtype, so that
     oracle and kernel see the same numbers. `parameters` holds the keyword arguments that are not tensors.
     `grad_output` has the shape of the result. `layouts` maps the name of an input, or "grad_output", to one of
-    `fourfold.core.layouts.LAYOUTS`.
+    `fourfold.core.layouts.LAYOUTS` or `COMPOSED`.
     """
 
     inputs: Mapping[str, np.ndarray]
@@ -78,10 +78,15 @@ class Case:
         """The same case with some parameters replaced."""
         return replace(self, parameters={**self.parameters, **parameters})
 
+    @property
+    def elements(self) -> int:
+        """The number of elements of all inputs together."""
+        return sum(array.size for array in self.inputs.values())
+
     def tensor(self, name: str, dtype: DType, device: str) -> torch.Tensor:
         """One input, or "grad_output", as a tensor in its layout."""
         array = self.grad_output if name == "grad_output" else self.inputs[name]
-        return LAYOUTS[self.layouts.get(name, "contiguous")](dtype.tensor(array, device))
+        return layout(self.layouts.get(name, "contiguous"))(dtype.tensor(array, device))
 
     def tensors(self, dtype: DType, device: str) -> dict[str, torch.Tensor]:
         """All inputs as tensors in their layouts."""

@@ -22,8 +22,10 @@ class Agreement:
 
 
 def expectation(reference: Bounded, dtype: DType) -> Bounded:
-    """Add the rounding of the result to the output dtype to the bound of a reference."""
-    value, error = reference.value, reference.error
+    """Add the rounding of the result to the output dtype to the bound of a reference, which is a result of the call."""
+    value = reference.value
+    with np.errstate(all="ignore"):
+        error = reference.settled
     magnitude = np.where(np.isfinite(value), abs(value) + error, 0)
     rounding = np.where(np.isfinite(value), dtype.spacing_roundoff(magnitude), 0)
     return Bounded(value, error + rounding, reference.arithmetic)

@@ -26,6 +26,20 @@ class NoRoom(MemoryError):
     """The device lacks the memory, or the range of addresses, for a tensor."""
 
 
+def others_hold_the_memory(error: Exception) -> NoRoom | None:
+    """What an error comes to if a GPU's memory is lacking because other processes hold it; None if that is not so."""
+    told = str(error).lower().replace("_", " ")
+    if "out of memory" not in told or not torch.cuda.is_available():
+        return None
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    own = torch.cuda.memory_reserved()
+    others = total - free - own
+    if free > total // 8 or others < own:
+        return None
+    return NoRoom(f"the GPU has {free / 2**30:.1f} GiB free: other processes hold {others / 2**30:.1f} GiB")
+
+
 def wait_for_room(device: torch.device, needed: int) -> None:
     """Wait until a GPU has `needed` bytes free.
 

@@ -107,12 +107,17 @@ class Sized:
         make: makes a named case of ordinary numbers from the size of each of these axes.
         allows: whether the operation takes these sizes.
         largest: about how many elements the largest result of such a case has, that is larger than all inputs.
+        varied: makes a named case from the sizes, what ``...`` stands for (None: one axis), and the parameters. Unless
+            given, parameters are put in place of those that `make` takes, and the shapes must not depend on them.
     """
 
     axes: Mapping[str, int]
     make: Callable[[Mapping[str, int]], Callable[[DType], Case]]
     allows: Callable[[Mapping[str, int]], bool] = _is_not_empty
     largest: Callable[[Mapping[str, int]], float] = _nothing_larger
+    varied: Callable[[Mapping[str, int], notation.Shape | None, Mapping[str, Any]], Callable[[DType], Case]] | None = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +229,7 @@ class Operation:
         """
 
         def elements(name: str) -> int:
-            return sum(array.size for array in made[name].inputs.values())
+            return made[name].elements
 
         made = {name: make(dtype) for name, make in self.examples.items()}
         deep = [

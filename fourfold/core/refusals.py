@@ -10,11 +10,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from fourfold.compat.test_runners import PASSING_OVER
+
 # Messages of CUDA errors after which nothing can be run in the process.
 _LOST_CONTEXT = re.compile(r"illegal (memory access|address|instruction)|misaligned address|launch failure|device-side")
 _NO_GPU = re.compile(
     r"NVIDIA driver|not compiled with CUDA|active drivers|No CUDA GPUs|is_cuda|must be (a )?CUDA", re.I
 )
+# Exceptions by which a test runner or a check passes over a case, beside those of `PASSING_OVER`.
+_PASS_OVER_CLASSES = {
+    "unittest.case.SkipTest",
+    "fourfold.checks.search.Unsuitable",
+    "fourfold.checks.search.Unsupported",
+    "fourfold.checks.search.Refused",
+    "fourfold.core.far_apart.NoRoom",
+}
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 
@@ -26,14 +36,40 @@ class OutOfTime(Exception):
     """A call that took too long, and was ended."""
 
 
+class Escape(AssertionError):
+    """A call raised an order: to end the process, or to pass over the test or the case."""
+
+
+def is_order(error: BaseException) -> bool:
+    """Whether an exception is an order to end, as SystemExit, or to pass over a test or a case, as pytest's skip."""
+    kind = type(error)
+    return (
+        not isinstance(error, Exception)
+        or any(base.__module__.partition(".")[0] in PASSING_OVER for base in kind.__mro__)
+        or f"{kind.__module__}.{kind.__name__}" in _PASS_OVER_CLASSES
+    )
+
+
+def escape_of(error: BaseException) -> Escape:
+    """The failure that an order stands for."""
+    said = f": {error}" if str(error) else ""
+    return Escape(f"the call raised {type(error).__name__}{said}").with_traceback(error.__traceback__)
+
+
 @contextlib.contextmanager
 def by_the_implementation() -> Iterator[None]:
-    """Mark exceptions that are raised inside as the implementation's own, but for those that say whose they are."""
+    """Mark exceptions that are raised inside as the implementation's own, but for those that say whose they are.
+
+    Raises:
+        Escape: the implementation raised what makes a test runner or a check pass over a case.
+    """
     try:
         yield
     except Exception as error:
         if hasattr(error, "by_the_implementation"):
             raise
+        if is_order(error):
+            raise escape_of(error) from None
         with contextlib.suppress(AttributeError, TypeError):  # some exceptions take no attributes
             error.by_the_implementation = True  # type: ignore[attr-defined]
         raise

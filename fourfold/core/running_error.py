@@ -303,10 +303,11 @@ class Bounded(FollowsNumPy):
     knows its result's sign or a lower bound of it. A root and a division make use of it.
 
     `terms` tell where a comparison cannot hang on rounding: see `Terms`. The error of a value that every correct kernel
-    computes exactly is left as it is, for what follows from it may be computed by other steps.
+    computes exactly is left as it is, for what follows from it may be computed by other steps. Where nothing follows,
+    as the value is a result, `settled` has the smaller bound.
     """
 
-    __slots__ = ("_terms", "arithmetic", "error", "limit", "value")
+    __slots__ = ("_settled", "_terms", "arithmetic", "error", "limit", "value")
 
     def __init__(
         self,
@@ -315,8 +316,10 @@ class Bounded(FollowsNumPy):
         arithmetic: Arithmetic,
         least: np.ndarray | None = None,
         terms: Callable[[], Terms] | None = None,
+        settled: Callable[[], np.ndarray] | None = None,
     ):
         self.value, self.error, self.arithmetic, self.limit, self._terms = value, error, arithmetic, least, terms
+        self._settled = settled
 
     def between(self, low: "Bounded", high: "Bounded") -> "Bounded":
         """This value, where each one from `low` to `high` is as right: see `oracles.ties`."""
@@ -337,6 +340,15 @@ class Bounded(FollowsNumPy):
         """What the value is made of: itself, where it is free of error, unless a step has said more."""
         return Terms.of(self.value, self.error == 0) if self._terms is None else self._terms()
 
+    @property
+    def settled(self) -> np.ndarray:
+        """The error where the value is a result of the call, to which no other steps lead than to its last one.
+
+        It is smaller than `error` for one sum, difference or product of inputs, which is rounded once, and for a sum
+        that is exact in any order.
+        """
+        return self.error if self._settled is None else np.minimum(self.error, self._settled())
+
     @classmethod
     def exact(cls, value: np.ndarray, arithmetic: Arithmetic) -> Self:
         """An input: given, hence free of error."""
@@ -355,11 +367,19 @@ class Bounded(FollowsNumPy):
     def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> "Bounded":
         """The elements elsewhere, each with its error, as `by` moves those of a plain array."""
         limit = None if self.limit is None else by(self.limit)
-        return Bounded(by(self.value), by(self.error), self.arithmetic, limit)
+        settled = self._settled
+        return Bounded(
+            by(self.value),
+            by(self.error),
+            self.arithmetic,
+            limit,
+            settled=None if settled is None else lambda: by(settled()),
+        )
 
     def __setitem__(self, key: Any, item: Any) -> None:
         key, item = selecting(key), lift(item, self.arithmetic)
         self.value[key], self.error[key] = item.value, item.error
+        self._settled = None
         if self.limit is not None:
             with np.errstate(invalid="ignore"):
                 self.limit[key] = item.least
@@ -450,6 +470,8 @@ def lift(x: Any, arithmetic: Arithmetic) -> Bounded:
 def _constant(x: float, sign: float, arithmetic: Arithmetic) -> Bounded:
     """A number, once made; of two zeros that are equal the sign tells which."""
     lifted = _plain(x, arithmetic)
+    if arithmetic.rounds_each_step:  # torch rounds a number of Python's to the tensor's dtype, on the CPU
+        lifted = stored(lifted)
     lifted.value.flags.writeable = lifted.error.flags.writeable = False
     return lifted
 

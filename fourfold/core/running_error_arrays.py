@@ -20,6 +20,7 @@ from fourfold.core.running_error import (
     Comparison,
     NoRule,
     Rule,
+    Terms,
     certain,
     lift,
     rule_for,
@@ -37,6 +38,7 @@ from fourfold.core.running_error_rules import (
     sqrt,
     square,
     subtract,
+    summed_exactly,
 )
 
 # A tensor core cuts off where others round to nearest: that is off by up to an ulp, two roundings.
@@ -85,7 +87,13 @@ def total(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
     overflows |= _against_infinity(
         a, value, summation_growth(terms), functools.partial(np.sum, axis=axis, keepdims=keepdims)
     )
-    result = rounded(value, inherited + grown, (Bounded(value, inherited, a.arithmetic),), ROUNDED_ONCE, overflows)
+
+    def settled() -> np.ndarray:
+        unit = np.min(a.terms.unit, axis=axis, keepdims=keepdims, initial=np.inf)
+        return summed_exactly(Terms(unit, np.sum(a.terms.reach, axis=axis, keepdims=keepdims)), a.arithmetic)
+
+    operand = Bounded(value, inherited, a.arithmetic)
+    result = rounded(value, inherited + grown, (operand,), ROUNDED_ONCE, overflows, settled=settled)
     if a.limit is None:
         return result
     return limited(result, np.where(np.min(a.limit, axis=axis, keepdims=keepdims, initial=0) >= 0, 0.0, -np.inf))
@@ -306,7 +314,13 @@ def matrix_product(a: Bounded, b: Bounded) -> Bounded:
         unknown |= (np.isinf(a.value).astype(int) @ may_vanish(b).astype(int)) > 0
         unknown |= (may_vanish(a).astype(int) @ np.isinf(b.value).astype(int)) > 0
     error = inherited + grown
-    return rounded(value, error, (Bounded(value, error, arithmetic),), ROUNDED_ONCE, unknown)
+
+    def settled() -> np.ndarray:
+        rows, cols = np.min(a.terms.unit, axis=-1, initial=np.inf), np.min(b.terms.unit, axis=-2, initial=np.inf)
+        unit = rows[..., :, None] * cols[..., None, :]
+        return summed_exactly(Terms(unit, a.terms.reach @ b.terms.reach), arithmetic)
+
+    return rounded(value, error, (Bounded(value, error, arithmetic),), ROUNDED_ONCE, unknown, settled=settled)
 
 
 @rule_for(np.dot)

@@ -6,6 +6,8 @@ have been seen to search the interpreter's objects for their references, and to 
 
 import builtins
 import contextlib
+import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,8 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "whether gradients are recorded": (torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    # A call may draw random numbers: that leaves the seed as it is.
+    "the seed of torch's random numbers": (torch.initial_seed, torch.manual_seed),
     "NumPy's handling of errors": (np.geterr, lambda handling: np.seterr(**handling)),
 }
 # Owners, names and values of what nobody is to replace.
@@ -47,6 +51,9 @@ def _of_libraries() -> Iterator[tuple[Any, str]]:
     yield from ((builtins, name) for name in ("abs", "all", "any", "bool", "float", "isinstance", "len", "max", "min"))
     yield from ((torch, name) for name in ("allclose", "equal", "from_numpy", "isclose", "isnan"))
     yield from ((torch.testing, "assert_close"), (torch.autograd, "grad"), (torch.cuda, "synchronize"))
+    # What times kernels.
+    yield from ((time, name) for name in ("monotonic", "perf_counter", "perf_counter_ns", "time"))
+    yield (torch.cuda, "Event")
     yield from ((torch.Tensor, name) for name in ("clone", "contiguous", "cpu", "detach", "equal", "numpy", "view"))
 
 
@@ -55,6 +62,18 @@ def _originals() -> list[tuple[Any, str, Any]]:
     if not _libraries:
         _libraries.extend((owner, name, getattr(owner, name)) for owner, name in _of_libraries())
     return _libraries + _watched
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Afterwards the random numbers of torch, NumPy and Python go on where they were before, whatever was drawn."""
+    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
 
 
 @contextlib.contextmanager

@@ -148,19 +148,19 @@ class Unmutated:
     Attributes:
         seconds: the time of each step, in order.
         ran: the lines that ran, by (step, case) and file; None for CUDA C++, whose lines are not traced.
-        compiled: the C++ files of the launched kernels.
+        compiled: for each step, the C++ files of the kernels that it launched.
         launched: for each step, the names of the C++ kernels that it was the first to launch.
     """
 
     seconds: tuple[float, ...]
     ran: Mapping[tuple[int, str], Mapping[str, frozenset[int]]] | None
-    compiled: frozenset[str] = frozenset()
+    compiled: tuple[frozenset[str], ...] = ()
     launched: tuple[frozenset[str], ...] = ()
 
     def reaches(self, mutant: Mutant, step: int, case: str) -> bool:
         """Return whether a case of a step runs a mutant's lines, or may run them in C++."""
         if self.ran is None:
-            return mutant.file in self.compiled
+            return mutant.file in self.compiled[step]
         lines = self.ran.get((step, case), {}).get(mutant.file, frozenset())
         return any(line in lines for line in range(mutant.lines[0], mutant.lines[1] + 1))
 
@@ -288,20 +288,22 @@ class Trials:
         """
         seconds: list[float] = []
         launched: list[frozenset[str]] = []
+        compiled: list[frozenset[str]] = []
         ran: dict[tuple[int, str], dict[str, frozenset[int]]] = {}
 
         def run(say: Callable[..., None]) -> None:
-            before: set[str] = set()
+            before: dict[Any, int] = {}
             for step in range(len(self.steps)):
                 say(step=step)
                 started = time.perf_counter()
                 self._run(step, lambda _: True, say)
-                names = {kernel.name for kernel in _launched_kernels()}
-                say(seconds=time.perf_counter() - started, launched=sorted(names - before))
-                before = names
-            say(compiled=_compiled_files(self.kernels))
+                seconds = time.perf_counter() - started
+                now = {kernel: kernel.launches_on_cpu for kernel in _launched_kernels()}
+                used = [kernel for kernel in now if now[kernel] > before.get(kernel, 0)]
+                first = sorted({kernel.name for kernel in now} - {kernel.name for kernel in before})
+                say(seconds=seconds, launched=first, compiled=_compiled_files(self.kernels, used))
+                before = now
 
-        compiled: list[str] = []
         for message in self._fork(run, lambda _: 1800.0):
             if "failed" in message:
                 raise UnmutatedFailed(f"{message['by']}: {message['failed']}")
@@ -310,7 +312,7 @@ class Trials:
             if "seconds" in message:
                 seconds.append(message["seconds"])
                 launched.append(frozenset(message["launched"]))
-            compiled += message.get("compiled", ())
+                compiled.append(frozenset(message["compiled"]))
             if "lines" in message:
                 ran[message["step"], message["case"]] = {
                     file: frozenset(lines) for file, lines in message["lines"].items()
@@ -319,7 +321,7 @@ class Trials:
         return Unmutated(
             seconds=tuple(seconds),
             ran=ran if looked else None,
-            compiled=frozenset(compiled),
+            compiled=tuple(compiled),
             launched=tuple(launched),
         )
 
@@ -568,9 +570,9 @@ def _launched_kernels() -> list[Any]:
     return launch.launched_on_cpu() if launch else []
 
 
-def _compiled_files(kernels: Kernels) -> list[str]:
-    """Return the source files, relative to the kernels' package, of the CUDA kernels that this process launched."""
-    sources = {kernel.source for kernel in _launched_kernels()}
+def _compiled_files(kernels: Kernels, launched: Iterable[Any]) -> list[str]:
+    """Return the source files, relative to the kernels' package, of CUDA kernels that this process launched."""
+    sources = {kernel.source for kernel in launched}
     if not sources:
         return []
     compilation = importlib.import_module("fourfold.backends.cuda.compile")

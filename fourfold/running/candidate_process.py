@@ -28,7 +28,7 @@ from fourfold.core import far_apart
 from fourfold.core.arena import Arena
 from fourfold.core.case import Case
 from fourfold.core.dispatch import Fallbacks
-from fourfold.core.refusals import Fault, chain
+from fourfold.core.refusals import Fault, chain, is_order
 from fourfold.core.tampering import Tampered, nothing_else_changes
 from fourfold.running import messages, modules
 from fourfold.running.calling import CannotBeCalled, as_operation
@@ -59,6 +59,9 @@ def main(descriptor: int) -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a candidate leaves behind becomes a child of this process
     if os.environ.get("TRITON_INTERPRET") == "1":
         importlib.import_module("fourfold.backends.triton.interpreter").install()
+        # A kernel is not to see by the variable that it is interpreted.
+        importlib.import_module("triton").knobs.runtime.interpret = True
+        del os.environ["TRITON_INTERPRET"]
     control = Connection(socket.socket(fileno=descriptor))
     running: set[int] = set()
     with contextlib.suppress(messages.Ended):
@@ -305,7 +308,7 @@ class Served:
                 for cause, _ in zip(chain(error), range(MOST_CAUSES))
             ],
             "frames": [[frame.filename, frame.lineno or 0, frame.name, frame.line or ""] for frame in frames],
-            "escape": not isinstance(error, Exception),
+            "escape": is_order(error),
             "tampered": isinstance(error, Tampered),
         }
 

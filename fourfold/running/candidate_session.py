@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,9 @@ import fourfold
 from fourfold.checks.search import Unsupported
 from fourfold.core import far_apart
 from fourfold.core.refusals import OutOfTime
+from fourfold.core.surroundings import VARIABLES
 from fourfold.running import messages
+from fourfold.running.exit_codes import spelled
 from fourfold.running.findings import CRASHED, TIMED_OUT
 from fourfold.running.messages import Connection, Malformed, printable
 
@@ -62,6 +63,8 @@ class FirstProcess:
         own, other = socket.socketpair()
         package = str(Path(fourfold.__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+        # A kernel is not to see by a variable that it is tested.
+        unseen = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)}
         self.owner = os.getpid()
         self.words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         with other:
@@ -71,7 +74,7 @@ class FirstProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self.words,
                 stderr=self.words,
-                env=os.environ | {"PYTHONPATH": path},
+                env=unseen | {"PYTHONPATH": path, "TRITON_INTERPRET": "1"},
                 start_new_session=True,
             )
         self.connection = Connection(own)
@@ -209,7 +212,7 @@ class Session:
             raise Crashed(f"crashed: the candidate's process {self.cause()}") from None
         except messages.Unsendable as error:
             self.end()
-            raise unsupported(error) from None
+            raise NotSent(str(error)) from None
         except BaseException:  # such as a test's time limit: the answer would come to the next question
             self.end()
             raise
@@ -252,13 +255,7 @@ class Session:
     def cause(self) -> str:
         """What the process died of; ends it."""
         code = self.end(SECONDS_TO_END)
-        if code is None:
-            died = "closed its connection"
-        elif code >= 0:
-            died = f"ended with exit code {code}"
-        else:
-            memory = ", as where memory runs out" if code == -signal.SIGKILL else ""
-            died = f"died of {signal.Signals(-code).name}{memory}"
+        died = "closed its connection" if code is None else spelled(code)
         return "\n".join(filter(None, (died, self.printed)))
 
     def end(self, seconds: float = 0.0) -> int | None:
@@ -299,8 +296,7 @@ def in_turn(session: Session) -> Iterator[None]:
         raise AnsweredWrongly(f"crashed: the candidate's process answered out of turn: {said}") from None
 
 
-def unsupported(error: messages.Unsendable) -> Unsupported:
-    """What a check is told of a case that cannot be sent, which is no refusal."""
-    found = Unsupported(str(error))
-    found.by_the_implementation = False  # type: ignore[attr-defined]
-    return found
+class NotSent(Unsupported):
+    """A case cannot be sent, which is no refusal."""
+
+    by_the_implementation = False

@@ -22,6 +22,7 @@ from fourfold.core.case import Case
 from fourfold.core.claims import Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
+from fourfold.core.surroundings import out_of_sight
 from fourfold.running import modules
 from fourfold.running.calling import CannotBeCalled, as_operation
 from fourfold.running.candidate_session import Unanswered
@@ -149,7 +150,8 @@ class Candidate:
             raise SelectionError(f"--candidate {self.place}: {kind}{error}{''.join(at)}") from error
 
     def _module(self) -> ModuleType:
-        return modules.of_file(self.file()) if self.place.endswith(".py") else importlib.import_module(self.place)
+        with out_of_sight(interpreter=False):  # which Triton's decorators ask for
+            return modules.of_file(self.file()) if self.place.endswith(".py") else importlib.import_module(self.place)
 
     def file(self) -> Path:
         """Where it is defined; of a module, once it is imported."""

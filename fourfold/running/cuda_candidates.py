@@ -42,6 +42,10 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+class NotTaken(Unsupported):
+    """A kernel lacks a parameter of its operation, and the case has another number for it: a refusal."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """The text of a launch.
@@ -180,7 +184,7 @@ class CudaCandidate:
         for name in self.numbers:
             default = self.signature.parameters[name].default
             if name not in self.taken and given[name] != default:
-                raise Unsupported(f"{self.kernels.name} does not take {name}, which is {default!r} for it")
+                raise NotTaken(f"{self.kernels.name} does not take {name}, which is {default!r} for it")
 
     def _names(
         self, tensors: Mapping[str, torch.Tensor], given: Mapping[str, Any], out: torch.Tensor

@@ -11,7 +11,7 @@ from fourfold.core.claims import EXACT, STORAGE
 PASSED, FAILED, REFUSED, UNSUPPORTED = "passed", "failed", "refused", "unsupported"
 WRONG = "wrong"
 # What a failure may be besides wrong.
-IMPRECISE, CRASHED, TIMED_OUT = "imprecise", "crashed", "timed out"
+IMPRECISE, CRASHED, TIMED_OUT, TAMPERED = "imprecise", "crashed", "timed out", "tampered"
 # Reasons of refusals, and warnings, that a text shows.
 SHOWN = 8
 
@@ -26,7 +26,7 @@ class Finding:
         frames: the way through the author's own code, as Python shows it; "" where there is none.
         cause: the same for failures of one cause.
         blob: Hypothesis's name of the case, for `verify(..., reproduce=blob)`; None for a named example.
-        kind: "wrong", "imprecise", or, of a call in a process of its own, "crashed" or "timed out".
+        kind: "wrong", "imprecise", "tampered", or, of a call in a process of its own, "crashed" or "timed out".
     """
 
     message: str
@@ -208,7 +208,7 @@ class Verdict:
 def _cell(outcome: Outcome | None) -> str:
     if outcome is None:
         return ""
-    if outcome.failure is not None and outcome.failure.kind in (CRASHED, TIMED_OUT):
+    if outcome.failure is not None and outcome.failure.kind in (CRASHED, TIMED_OUT, TAMPERED):
         return outcome.failure.kind.upper()
     if outcome.outcome == FAILED:
         return "FAILED" if outcome.grade == WRONG else "STORAGE"

@@ -7,24 +7,27 @@ cannot interrupt any more is ended, with its process, some time after its time l
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import sys
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import torch
 
 from fourfold.compat import pytest_internals, xdist_internals
+from fourfold.running.account import Account, conclude
 from fourfold.running.black_box import SILENT, BlackBox, Found, new_folder
+from fourfold.running.exit_codes import spelled
 from fourfold.running.findings import CRASHED, TIMED_OUT
+from fourfold.running.journal import Journal, Pipe
 from fourfold.running.preparation import import_candidates, prepare, time_limit
 from fourfold.running.threads import LeftBehind
 from fourfold.running.verdict import FAILURE, SELECTION, repeat
+from fourfold.running.watch import WATCH
 
 # Options with which nothing is run, or somebody wants to look into the process that runs it.
 NO_RUN = ("--collect-only", "--help", "--version", "--fixtures", "--fixtures-per-test", "--markers", "--cache-show")
@@ -34,7 +37,10 @@ BLACK_BOX = pytest.StashKey[BlackBox]()
 TASK = pytest.StashKey["Task"]()
 LEFT_BEHIND = pytest.StashKey[LeftBehind]()
 _KEY = "fourfold_black_box"
-_PR_SET_PDEATHSIG = 1
+# Among what a worker tells its controller: what candidates have changed.
+CHANGED = "fourfold_changed"
+WORKERS = "fourfold-workers"
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclass
@@ -49,7 +55,7 @@ class Task:
 
     box: BlackBox
     told: list[dict[str, Any]] = field(default_factory=list)
-    journal: IO[str] | None = None
+    journal: Journal | None = None
 
 
 class Isolation:
@@ -80,6 +86,8 @@ class Isolation:
         if self.to_tell:
             self._tell()
             session.exitstatus = pytest.ExitCode.TESTS_FAILED  # of that which ended the last process
+        if xdist_internals.is_worker(self.config):
+            xdist_internals.outputs(self.config)[CHANGED] = self.changes()
 
     def _tell(self) -> None:
         """Tell the results of processes that have died. Any earlier and they would pass for errors of collection."""
@@ -92,8 +100,22 @@ class Isolation:
 
     def _note(self, **entry: Any) -> None:
         if self.journal is not None and not self.retelling:
-            self.journal.write(json.dumps(entry) + "\n")
-            self.journal.flush()
+            self.journal.write(**entry)
+
+    def changes(self) -> list[str]:
+        """What candidates have changed of the program that judges them, in this process."""
+        watch = self.config.stash.get(WATCH, None)
+        if watch is None:
+            return []
+        watch.changes()
+        return list(dict.fromkeys(watch.found))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Tell which tests are to be run; no plugin is added any more."""
+        self._note(nodeid="", collected=[item.nodeid for item in session.items])
+        if WATCH in self.config.stash:
+            self.config.stash[WATCH].settle()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -143,7 +165,8 @@ class Isolation:
     def pytest_unconfigure(self) -> None:
         """The run has come to its end."""
         self.box.expect_nothing()
-        self._note(nodeid="", ended=True)
+        status = None if self.session is None else int(self.session.exitstatus)
+        self._note(nodeid="", ended=True, status=status, changed=self.changes())
         if self.session is not None:
             session = self.session
             self.config.stash[LEFT_BEHIND].end_without_them(lambda: int(session.exitstatus))
@@ -163,7 +186,9 @@ def lost_device() -> str | None:
 def pytest_configure(config: pytest.Config) -> None:
     """Watch over the workers of pytest-xdist, or over this process."""
     if xdist_internals.is_controller(config):
-        config.pluginmanager.register(Workers(config), "fourfold-workers")
+        config.pluginmanager.register(Workers(config), WORKERS)
+        if config.getoption("candidate"):
+            adopt_orphans()
         return
     if xdist_internals.is_worker(config):
         task = Task(BlackBox(Path(xdist_internals.inputs(config)[_KEY])))
@@ -261,6 +286,17 @@ def said_on_import(config: pytest.Config, box: BlackBox) -> str:
     return ""
 
 
+def tell_supervisor(config: pytest.Config, about: dict[str, Any]) -> bool:
+    """Tell the process that has started this one, if one has, what a run is of; gives whether there is one."""
+    task = config.stash.get(TASK, None)
+    if task is None or task.journal is None:
+        return False
+    selection = config.stash[SELECTION]
+    task.journal.write(nodeid="", about=about)
+    task.journal.candidates = lambda: {str(candidate.file()) for candidate in selection.candidates.values()}
+    return True
+
+
 def import_before_tests(config: pytest.Config) -> None:
     """Import the candidates in the process that runs tests without workers, so that a mistake ends the run at once.
 
@@ -271,7 +307,13 @@ def import_before_tests(config: pytest.Config) -> None:
     box = config.stash[TASK].box if TASK in config.stash else None
     if box is not None:
         box.open()
+    watch = config.stash.get(WATCH, None)
+    if watch is not None:
+        watch.settle()
     import_candidates(candidates, 0.0 if any_of(config, INTERACTIVE) else time_limit(config), box)
+    if watch is not None:
+        watch.changes()
+        watch.unsettle()
     config.stash[LEFT_BEHIND].note("a candidate's import")
 
 
@@ -283,39 +325,112 @@ def died_of_import(found: Found) -> str:
 def supervise(config: pytest.Config) -> int:
     """Fork children, each of which runs what the former have not, until one comes to the end. Gives its exit code."""
     told: list[dict[str, Any]] = []
+    if config.getoption("candidate"):
+        adopt_orphans()
+    false = 0
     while True:
-        folder = new_folder()
-        journal = folder / "journal"
-        sys.stdout.flush()
-        sys.stderr.flush()
-        process = os.fork()
-        if process == 0:
-            run_as_child(config, Task(BlackBox(folder), told, journal.open("w")))
-        code = wait_for(process)
-        entries = []
-        for line in journal.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # the last, cut off
-                entries.append(json.loads(line))
+        code, entries, found, unknown = told_by_child(config, told)
+        false += unknown
+        end = next((entry for entry in entries if not entry["nodeid"] and entry.get("ended")), None)
+        if end is not None:
+            return concluded(config, [*told, *entries], false, code, end)
         ended = {entry["nodeid"] for entry in entries if entry.get("ended")}
-        running = [entry["nodeid"] for entry in entries if entry["nodeid"] not in ended]
-        if "" in ended:  # as it does where it is interrupted, in the midst of a test
-            return code
-        found = BlackBox(folder).found()
-        if code < 0 and found.cause == SILENT:
-            found = replace(found, cause=spelled(code))
+        running = [entry["nodeid"] for entry in entries if entry["nodeid"] not in {*ended, ""}]
         if not running:
-            if found.importing:
-                print(f"ERROR: {died_of_import(found)}\n", file=sys.stderr)
-                return int(pytest.ExitCode.USAGE_ERROR)
-            if code <= 0:
-                print(f"\nThe process {spelled(code)} outside of any test.", file=sys.stderr)
-                return int(pytest.ExitCode.INTERNAL_ERROR)
-            return code
+            return ended_outside_of_tests(config, [*told, *entries], code, found)
         report = pytest.TestReport(running[-1], ("", None, ""), {}, "failed", "", "call")
         describe(config, report, found)
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
         told += [*entries, {"nodeid": report.nodeid, "report": data}]
         print(f"\n{report.nodeid}: the process {found.cause.partition(chr(10))[0]}. Another takes over.")
+
+
+def told_by_child(config: pytest.Config, told: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]], Found, int]:
+    """Fork a child that runs tests; gives its exit code, what it has told, what it has left, and how much is false."""
+    folder, pipe = new_folder(), Pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process == 0:
+        run_as_child(config, Task(BlackBox(folder), told, pipe.for_child()))
+    pipe.listen()
+    code = wait_for(process)
+    if config.getoption("candidate"):
+        end_orphans()
+    entries, found = pipe.entries(), BlackBox(folder).found()
+    if found.cause == SILENT and code < 0:
+        found = replace(found, cause=spelled(code))
+    return code, entries, found, pipe.false
+
+
+def concluded(config: pytest.Config, entries: list[dict[str, Any]], false: int, code: int, end: dict[str, Any]) -> int:
+    """The exit code of a run that has come to its end, by what was told; says what contradicts it. Writes the verdict.
+
+    The exit code of the process alone says little: a candidate may end it as it likes.
+    """
+    code, account, lacking = conclude(config, entries, false, code, end)
+    for line in lacking:
+        print(f"not passed: {line.removeprefix('not passed: ')}")
+    return written(config, account, code, entries)
+
+
+def written(config: pytest.Config, account: Account, code: int, entries: list[dict[str, Any]]) -> int:
+    """Write the verdict, if a session has begun; gives the exit code."""
+    about = next((entry["about"] for entry in entries if "about" in entry), None)
+    if about is None or not config.getoption("verdict"):
+        return code
+    path = config.invocation_params.dir / config.getoption("verdict")
+    if failed := account.write(path, code == pytest.ExitCode.OK, about):
+        print(failed)
+        return code or int(pytest.ExitCode.INTERNAL_ERROR)
+    return code
+
+
+def ended_outside_of_tests(config: pytest.Config, entries: list[dict[str, Any]], code: int, found: Found) -> int:
+    """The exit code of a run whose process has ended before its first test, between two, or after the last."""
+    if found.importing:
+        print(f"ERROR: {died_of_import(found)}\n", file=sys.stderr)
+        return int(pytest.ExitCode.USAGE_ERROR)
+    if code <= 0:
+        print(f"\nThe process {spelled(code)} outside of any test.", file=sys.stderr)
+        code = int(pytest.ExitCode.INTERNAL_ERROR)
+    _, account, _ = conclude(config, entries, 0, code, {"status": code})
+    return written(config, account, code, entries)
+
+
+# The children that this process has besides those that run tests.
+_own_children: set[int] = set()
+
+
+def adopt_orphans() -> None:
+    """From here on, what a candidate leaves running becomes a child of this process when its own has ended."""
+    _own_children.update(children())
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_orphans() -> None:
+    """End the children of this process but for its own: what a candidate has left running could write into files."""
+    for process in (left := children() - _own_children):
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+    if left:
+        end_orphans()  # the children of those
+
+
+def end_orphans_of(config: pytest.Config) -> None:
+    """Where workers have run candidates, and have ended, end what these have left running."""
+    if config.getoption("candidate") and xdist_internals.is_controller(config):
+        end_orphans()
+
+
+def children() -> set[int]:
+    """The processes that are children of this one; none where the system does not tell."""
+    with contextlib.suppress(OSError):
+        tasks = Path("/proc/self/task").iterdir()
+        return {int(number) for task in tasks for number in (task / "children").read_text().split()}
+    return set()
 
 
 def run_as_child(config: pytest.Config, task: Task) -> None:
@@ -347,13 +462,6 @@ def wait_for(process: int) -> int:
             signal.signal(number, handler)
 
 
-def spelled(code: int) -> str:
-    """What an exit code says."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    return f"died of {signal.Signals(-code).name}" + (", as where memory runs out" if code == -signal.SIGKILL else "")
-
-
 def describe(config: pytest.Config, report: pytest.TestReport, found: Found) -> None:
     """Make the report of a test tell that, and how, it has ended its process."""
     file, _, name = report.nodeid.partition("::")
@@ -373,6 +481,14 @@ class Workers:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.folder = config, new_folder()
+        self.changed: list[str] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Keep what a worker that has come to its end tells of candidates. One that has died has failed a test."""
+        if error is None:
+            unknown = [f"what {xdist_internals.name_of(node)} tells at its end"]
+            self.changed += xdist_internals.outputs_of(node).get(CHANGED, unknown)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

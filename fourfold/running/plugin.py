@@ -6,9 +6,8 @@ import os
 # on a busy machine take longer over them than one alone.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import contextlib
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,9 @@ from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE
 from fourfold.core.operation import Law
 from fourfold.core.refusals import Refusals
+from fourfold.core.tampering import Tampered, random_state_kept
 from fourfold.running import isolation
+from fourfold.running.account import NEVER, Account
 from fourfold.running.candidate_session import end_all
 from fourfold.running.cells import CANDIDATE, Cell
 from fourfold.running.exactness import compute_exactly
@@ -34,11 +35,12 @@ from fourfold.running.isolation import BLACK_BOX, LEFT_BEHIND
 from fourfold.running.paths import file_to_write
 from fourfold.running.preparation import chosen_device, prepare
 from fourfold.running.progress import ProgressReporter
-from fourfold.running.shortcomings import Coverage, shortcomings
+from fourfold.running.shortcomings import listed
 from fourfold.running.table import Matrix
 from fourfold.running.threads import LeftBehind
 from fourfold.running.untrusted import CALL_SECONDS
-from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, Entries, refer, skip_reason, tell
+from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, refer, skip_reason, tell
+from fourfold.running.watch import WATCH, Watch
 from fourfold.running.wrong_cells import WrongCells
 
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
@@ -52,8 +54,6 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 WORKER_BYTES = 3 << 30
 # What a worker may hold between its tests, to spare asking for it again.
 KEPT_BYTES = 1 << 30
-# Among what a report carries: that its cell as a whole cannot run here.
-NEVER = "never"
 # The backends that are not torch.
 KERNELS = ("triton", "cuda")
 TABLE = pytest.StashKey[Matrix]()
@@ -132,10 +132,13 @@ def pytest_configure(config: pytest.Config) -> None:
     share_the_machine(config.stash[DEVICE])
     if config.stash[DEVICE] == "cuda":  # on a CPU neighbours in one process share what the oracle gave
         xdist_internals.hand_out_one_by_one(config)
-    # With workers, each of them imports a candidate in the first test of it.
-    if not xdist_internals.is_worker(config) and not xdist_internals.is_controller(config):
-        isolation.import_before_tests(config)
     record = Record(config)
+    runs_tests = not xdist_internals.is_controller(config)
+    if config.getoption("candidate") and runs_tests and not config.getoption("untrusted"):
+        config.stash[WATCH] = Watch(config, config.stash[SELECTION].operations)
+    # With workers, each of them imports a candidate in the first test of it.
+    if runs_tests and not xdist_internals.is_worker(config):
+        isolation.import_before_tests(config)
     config.pluginmanager.register(record, "fourfold-record")
     if not xdist_internals.is_worker(config):
         config.pluginmanager.register(ProgressReporter(config), "fourfold-progress")
@@ -315,6 +318,8 @@ def subject(request: pytest.FixtureRequest, cell: Cell, device: str, note: Calla
         pytest.skip(reason)
     made = selection.subject(cell, device, note)
     request.config.stash[BLACK_BOX].case("")  # which was to find out what it can do
+    if cell.backend == CANDIDATE and WATCH in request.config.stash:
+        request.config.stash[WATCH].hold_subject(made)
     return made
 
 
@@ -323,13 +328,16 @@ def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Ca
     """How hard a check looks, and what it saw."""
     identity, check = Identity.of_item(request.node), check_of(request.node)
     most = examples(pytestconfig)
-    return Search(
+    made = Search(
         examples=min(most, check.examples) if check and check.examples else most,
         blob=pytestconfig.getoption("reproduce"),
         note=note,
         refusals=Refusals() if _may_refuse(identity, pytestconfig) else None,
         brief=identity is not None and identity.cell in pytestconfig.stash[WRONG],
     )
+    if WATCH in pytestconfig.stash:
+        pytestconfig.stash[WATCH].hold_search(made)
+    return made
 
 
 def _may_refuse(identity: Identity | None, config: pytest.Config) -> bool:
@@ -346,13 +354,32 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """What an implementation cannot be put through is skipped, and the reason told; and none ends the run."""
-    ends_nothing = held(pytest.skip.Exception, pytest.exit.Exception)
+    """What an implementation cannot be put through is skipped, and the reason told; and none ends the run.
+
+    Raises:
+        Tampered: a candidate has changed what judges it.
+    """
+    identity = Identity.of_item(pyfuncitem)
     try:
-        with ends_nothing if Identity.of_item(pyfuncitem) else contextlib.nullcontext():
+        if identity is None:
             return (yield)
+        with random_state_kept(), held(pytest.skip.Exception, pytest.exit.Exception):
+            result = yield
     except Unsupported as reason:
+        _tampered(pyfuncitem.config, identity)
         pytest.skip(str(reason))
+    except Exception:
+        _tampered(pyfuncitem.config, identity)
+        raise
+    _tampered(pyfuncitem.config, identity)
+    return result
+
+
+def _tampered(config: pytest.Config, identity: Identity | None) -> None:
+    if identity is None or identity.cell.backend != CANDIDATE or WATCH not in config.stash:
+        return
+    if changes := config.stash[WATCH].changes():
+        raise Tampered(f"the candidate changed what judges it: {listed(dict.fromkeys(changes))}") from None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -382,8 +409,7 @@ class Record:
     """Tallies the reports, of this process or of the workers, and closes the run with the table."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config, self.matrix, self.verdict = config, Matrix(), Entries()
-        self.coverage: dict[Cell, Coverage] = {}
+        self.config, self.matrix, self.account = config, Matrix(), Account(config)
         self.causes: dict[str, str] = {}  # of failures, and the test that had each first
         self.shortcomings: list[str] = []
         self.is_worker = xdist_internals.is_worker(config)
@@ -394,27 +420,37 @@ class Record:
                 self.path.unlink(missing_ok=True)  # an old one must not be taken for this run's
             except OSError as error:
                 raise pytest.UsageError(f"--verdict {self.path}: it cannot be replaced: {error.strerror}") from error
+        if isolation.tell_supervisor(config, self.about()):
+            self.path = None
+
+    def about(self) -> dict[str, Any]:
+        """What the run is of, for its verdict."""
+        return {
+            "device": torch.cuda.get_device_name() if self.config.stash[DEVICE] == "cuda" else "cpu",
+            "examples_a_check": examples(self.config),
+            "candidates": self.config.getoption("candidate"),
+        }
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
+        """With workers, each tells which tests are to be run."""
+        self.account.collected(ids)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Count what a test came to."""
-        identity = Identity.of_report(report)
-        if identity is None or (report.when != "call" and report.passed):
+        identity = self.account.add(report)
+        if identity is None:
             return
-        self.verdict.add(identity, report)
         if not self.is_worker:
             self._shorten(report)
         tally = self.matrix.of(identity.cell)
-        coverage = self.coverage.setdefault(identity.cell, Coverage())
         if report.skipped:
             reason = skip_reason(report)
             tally.skipped[reason] = tally.skipped.get(reason, 0) + 1
-            coverage.unsupported.append(reason)
-            coverage.never |= any(name == NEVER for name, _ in report.user_properties)
         else:
             tally.failed += report.failed
             tally.passed += report.passed
-            coverage.verified += 1
         for name, seen in report.user_properties if report.when == "call" else ():
             if name == FAILURE:
                 tally.kinds.add(seen["kind"])
@@ -438,35 +474,25 @@ class Record:
             if first != report.nodeid:
                 refer(report, first)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         """What was asked for has passed where every check has, and none was left out."""
-        end_all()  # from here on no candidate writes into files
+        end_all()  # from here on no candidate in a process of its own writes into files
         if self.is_worker:
+            yield
             return
-        given = self.config.getoption
-        selection = self.config.stash[SELECTION]
-        candidates = selection.candidates
-        forward_only = given("forward_only") or (selection.claims is not None and not selection.claims.gradients)
+        if workers := self.config.pluginmanager.get_plugin(isolation.WORKERS):
+            self.account.changed += workers.changed
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            lacking = shortcomings(self.coverage, given("op"), given("backend"), candidates, forward_only)
-            self.shortcomings = list(lacking)
+            self.shortcomings = self.account.shortcomings()
         if self.shortcomings:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self.path is not None:
-            try:
-                self._write(self.path, session.exitstatus == pytest.ExitCode.OK)
-            except Exception as error:  # the table is still to come
-                self.shortcomings.append(f"--verdict {self.path} is not written: {type(error).__name__}: {error}")
+        yield
+        if self.path is not None:  # the workers have ended by now
+            isolation.end_orphans_of(self.config)
+            if failed := self.account.write(self.path, session.exitstatus == pytest.ExitCode.OK, self.about()):
+                print(failed)
                 session.exitstatus = session.exitstatus or pytest.ExitCode.INTERNAL_ERROR
-
-    def _write(self, path: Path, passed: bool) -> None:
-        about = {
-            "device": torch.cuda.get_device_name() if self.config.stash[DEVICE] == "cuda" else "cpu",
-            "examples_a_check": examples(self.config),
-            "candidates": self.config.getoption("candidate"),
-        }
-        self.verdict.write(path, passed, about)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the table."""

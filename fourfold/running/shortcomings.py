@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fourfold.checks.search import ELSEWHERE, FORWARD_ONLY, REFUSED_ALL, UNCLAIMED
+from fourfold.checks.search import ELSEWHERE, FORWARD_ONLY, NO_GRADIENTS, REFUSED_ALL, UNCLAIMED
 from fourfold.running.cells import CANDIDATE, Cell
 
 # What a candidate refuses or does not claim is told, and no shortcoming. Nor is what its own process cannot be asked.
@@ -56,17 +56,17 @@ def shortcomings(
     rest = {cell: found for cell, found in cells.items() if cell not in told}
     if rest and (named or candidates) and not any(found.verified for found in cells.values()):
         lines.append(f"nothing was verified: {_spelled(rest)}")
-    elif candidates and not forward_only:
-        lines += _left_out(rest)
+    elif candidates:
+        lines += _left_out(rest, forward_only)
     return (f"not passed: {line}" for line in lines)
 
 
-def _left_out(cells: Mapping[Cell, Coverage]) -> Iterator[str]:
-    """Of a run with candidates, which have not passed before every check has."""
-    forward_only = {cell: found for cell, found in cells.items() if FORWARD_ONLY in found.unsupported}
-    if forward_only:
-        count = sum(found.unsupported.count(FORWARD_ONLY) for found in forward_only.values())
-        operations = _listed(dict.fromkeys(cell.operation for cell in forward_only if cell.backend == CANDIDATE))
+def _left_out(cells: Mapping[Cell, Coverage], forward_only: bool) -> Iterator[str]:
+    """Of a run with candidates, which have not passed before every check has, but for gradients if `forward_only`."""
+    without = {cell: found for cell, found in cells.items() if FORWARD_ONLY in found.unsupported}
+    if without and not forward_only:
+        count = sum(found.unsupported.count(FORWARD_ONLY) for found in without.values())
+        operations = listed(dict.fromkeys(cell.operation for cell in without if cell.backend == CANDIDATE))
         yield (
             f"{_counted(count, 'check')} of gradients, which the candidate for {operations} does not have"
             " (--forward-only accepts a candidate without)"
@@ -74,15 +74,20 @@ def _left_out(cells: Mapping[Cell, Coverage]) -> Iterator[str]:
     others = {
         cell: Coverage(unsupported=rest)
         for cell, found in cells.items()
-        if (rest := [reason for reason in found.unsupported if not reason.startswith(_ACCEPTED)])
+        if (rest := [reason for reason in found.unsupported if not _is_accepted(reason, forward_only)])
+        and not (forward_only and found.never)  # a kernel of a `.cu` file has the dtypes of its pointers
     }
     if others:
         yield f"what is verified with a candidate must be in full: {_spelled(others)}"
 
 
+def _is_accepted(reason: str, forward_only: bool) -> bool:
+    return reason.startswith(_ACCEPTED) or (forward_only and reason.endswith(NO_GRADIENTS))
+
+
 def _spelled(cells: Mapping[Cell, Coverage]) -> str:
     checks = sum(len(found.unsupported) for found in cells.values())
-    names = _listed(f"{cell.operation} {cell.backend} {cell.dtype}" for cell in cells)
+    names = listed(f"{cell.operation} {cell.backend} {cell.dtype}" for cell in cells)
     return f"{_counted(checks, 'check')} of {_counted(len(cells), 'cell')} unsupported ({names})"
 
 
@@ -90,7 +95,8 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Some names in a line."""
     names = list(names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

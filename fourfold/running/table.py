@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from fourfold.backends import BACKENDS
 from fourfold.core.dtypes import DTYPES
 from fourfold.running.cells import CANDIDATE, Cell
-from fourfold.running.findings import CRASHED, IMPRECISE, TIMED_OUT
+from fourfold.running.findings import CRASHED, IMPRECISE, TAMPERED, TIMED_OUT
 
 # What is said of failures that are no wrong results.
 KINDS = {
     IMPRECISE: "imprecise: right if each intermediate is rounded to the dtype, which is not claimed",
     CRASHED: "crashed: the process that ran the kernel died",
     TIMED_OUT: "timed out: the kernel did not return in time",
+    TAMPERED: "tampered: the kernel changed what judges it",
 }
 # Reasons of refusals, and warnings, of a cell.
 SHOWN = 4

@@ -26,7 +26,7 @@ from fourfold.core.claims import claims
 from fourfold.core.dispatch import ENTERED, Fallbacks
 from fourfold.running import messages
 from fourfold.running.calling import CannotBeCalled
-from fourfold.running.candidate_session import Session, TimedOut, Unanswered, in_turn, unsupported
+from fourfold.running.candidate_session import NotSent, Session, TimedOut, Unanswered, in_turn
 from fourfold.running.foreign_exceptions import exception
 from fourfold.running.messages import Malformed, printable
 
@@ -128,7 +128,7 @@ class UntrustedFunction:
                 try:
                     said = messages.spelled(value, number_of)
                 except messages.Unsendable as error:
-                    raise unsupported(error) from None
+                    raise NotSent(str(error)) from None
                 if isinstance(value, torch.Tensor) and "tensor" in said:
                     tensors[name] = value
                     said["tensor"]["needs_gradient"] = value.requires_grad and grad

@@ -14,9 +14,10 @@ from fourfold.checks.escapes import Escape
 from fourfold.checks.grades import Imprecise
 from fourfold.checks.search import Failure
 from fourfold.compat import hypothesis_internals, pytest_internals
+from fourfold.core.tampering import Tampered
 from fourfold.running.candidate_session import Unanswered
 from fourfold.running.cells import CANDIDATE, Selection, SelectionError
-from fourfold.running.findings import IMPRECISE, WRONG
+from fourfold.running.findings import IMPRECISE, TAMPERED, WRONG
 from fourfold.running.frames import cause, own_frames, spelled, words
 from fourfold.running.identity import Identity
 from fourfold.running.untrusted import CALL_SECONDS
@@ -42,7 +43,7 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
     repeated = repeat(item.config, item.path, item.nodeid, identity, notes)
     origin = item.config.stash[SELECTION].origin(identity.cell)
     frames = own_frames(error, origin)
-    of_a_check = isinstance(error, Failure | Escape | SelectionError | Unanswered)
+    of_a_check = isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered)
     of_cuda = origin.suffix in (".cu", ".cuh") and not of_a_check  # no frame of Python's is in such a file
     message = words(error) if of_a_check else f"{type(error).__name__}: {words(error)}"
     failure = {"message": message, "counterexample": case or at or None, "repeat": repeated}
@@ -61,9 +62,11 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
 
 
 def kind_of(error: BaseException) -> str:
-    """What a failure is: "wrong", "imprecise", "crashed" or "timed out"."""
+    """What a failure is: "wrong", "imprecise", "crashed", "timed out" or "tampered"."""
     if isinstance(error, Unanswered):
         return error.kind
+    if isinstance(error, Tampered):
+        return TAMPERED
     return IMPRECISE if isinstance(error, Imprecise) else WRONG
 
 

@@ -32,13 +32,16 @@ from fourfold.core.claims import STORAGE, Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
 from fourfold.core.refusals import Refusals
+from fourfold.core.tampering import Tampered, random_state_kept
 from fourfold.running.calling import as_operation
 from fourfold.running.candidate_session import Unanswered
 from fourfold.running.exactness import computing_exactly
 from fourfold.running.findings import FAILED, PASSED, REFUSED, UNSUPPORTED, WRONG, Finding, Outcome, Verdict
 from fourfold.running.frames import cause, own_frames, spelled, words
+from fourfold.running.shortcomings import listed
 from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
 from fourfold.running.verdict import counterexample, kind_of
+from fourfold.running.watch import Watched
 from fourfold.strategies import defaults
 from fourfold.strategies.constants import Constants, constants_in, constants_of
 from fourfold.strategies.large_cases import LargeCases
@@ -247,7 +250,7 @@ class _Trial:
         if device == "auto":
             # Where Triton interprets its kernels already, they cannot run on a GPU.
             device = "cuda" if torch.cuda.is_available() and not takeover.is_interpreting() else "cpu"
-        if device == "cpu":
+        if device == "cpu" and call_seconds is None:
             takeover.interpret_kernels()
         record = _record(operation)
         if call_seconds is not None:
@@ -334,12 +337,13 @@ class _Trial:
         """What one check came to, and its warnings."""
         search.refusals, search.warnings, search.remarks = Refusals() if self.refusals else None, [], []
         search.started = time.perf_counter()
-        subject = self.subject(dtype)
         told: dict[str, Any] = {"outcome": PASSED}
         last: list[str] = [""]
         search.note = lambda case: last.__setitem__(0, repr(case))
+        watched = Watched(self.origin, self.operation, search)
         try:
-            with held():
+            subject = self.subject(dtype)  # to find out about gradients it is called
+            with random_state_kept(), held():
                 check.judge(subject, search)
             if search.brief:
                 told = {"outcome": UNSUPPORTED, "reason": BRIEFLY}
@@ -348,6 +352,10 @@ class _Trial:
         except Exception as error:
             told = {"outcome": FAILED, "failure": self._finding(error, last[0])}
             search.grade = STORAGE if isinstance(error, Imprecise) else WRONG
+        if changes := watched.changes():
+            tampered = Tampered(f"the candidate changed what judges it: {listed(changes)}")
+            told = {"outcome": FAILED, "failure": self._finding(tampered, last[0])}
+            search.grade = WRONG
         refused = {} if search.refusals is None else dict(search.refusals.counts)
         made = Outcome(
             check=check.name,
@@ -372,7 +380,7 @@ class _Trial:
     def _finding(self, error: Exception, at: str) -> Finding:
         notes = "\n".join(map(str, getattr(error, "__notes__", [])))
         frames = own_frames(error, self.origin)
-        own = isinstance(error, Failure | Escape | Unanswered)
+        own = isinstance(error, Failure | Escape | Tampered | Unanswered)
         message = words(error) if own else f"{type(error).__name__}: {words(error)}"
         return Finding(
             message=message,

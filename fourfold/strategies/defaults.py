@@ -74,7 +74,7 @@ def workloads(examples: Examples, batched: Mapping[str, int]) -> Mapping[str, Ma
 
     def large(dtype: DType) -> Workload:
         case = example(False, dtype)
-        times = max(MANY_ELEMENTS // max(_elements(case), 1), 4)
+        times = max(MANY_ELEMENTS // max(case.elements, 1), 4)
         return tiled(lambda dtype: case, 1 << (times.bit_length() - 1), *batched)(dtype)
 
     small, ragged = (whole(functools.partial(example, odd)) for odd in (False, True))
@@ -87,11 +87,7 @@ def _largest(examples: Examples, ragged: bool, dtype: DType) -> Case:
     cases = [make(dtype) for make in examples.values()]
     plain = [case for case in cases if not case.layouts and all(_is_finite(a) for a in case.inputs.values())]
     odd = [case for case in plain if any(array.ndim and array.shape[-1] % 2 for array in case.inputs.values())]
-    return max((odd if ragged else plain) or plain or cases, key=_elements)
-
-
-def _elements(case: Case) -> int:
-    return sum(array.size for array in case.inputs.values())
+    return max((odd if ragged else plain) or plain or cases, key=lambda case: case.elements)
 
 
 def _has_elements(case: Case) -> bool:

@@ -57,6 +57,7 @@ class LargeCases:
         dtype: of the cases.
         constants: of the implementation's source.
         share: of the budget for cases of constants.
+        combines: whether combined cases follow: see `fourfold.strategies.combinations`.
     """
 
     operation: Operation
@@ -64,6 +65,7 @@ class LargeCases:
     dtype: DType
     constants: Constants = field(default=NONE)
     share: float = 1.0
+    combines: bool = True
 
     def cases(self, examples: int, dear: bool) -> Iterator[tuple[str, Case]]:
         """The cases that a check of so many generated cases takes, by name; `dear` ones past its budget too."""
@@ -127,6 +129,19 @@ class LargeCases:
                 for chosen in self._of(dict(zip(pair, (c + 1, c + 2))), constant):
                     if chosen.price <= BOTH_AT_MOST:
                         yield 1, chosen.price, chosen
+
+    def allows(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the operation and the claims take these sizes, and a case of them is affordable."""
+        sized = self.operation.sized
+        if sized is None or not all(_is_claimed(self.claims, axis, size) for axis, size in sizes.items()):
+            return False
+        return np.prod([*sizes.values()], dtype=float) <= PLACES and sized.allows(sizes)
+
+    def price(self, sizes: Mapping[str, int]) -> float:
+        """What a case of these sizes costs, about, in elements that the interpreter computes."""
+        sized = self.operation.sized
+        assert sized is not None
+        return self._price(sizes, sized.largest(sizes))
 
     @property
     def _axes(self) -> Mapping[str, int]:

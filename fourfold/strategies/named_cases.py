@@ -79,6 +79,10 @@ class NamedCases:
         """A named case of chosen sizes."""
         return self._maker(Wanted(sizes=sizes))
 
+    def varied(self, sizes: Mapping[str, int], leading: Shape | None, parameters: Mapping[str, Any]) -> Make:
+        """A named case of chosen sizes, leading axes and parameters."""
+        return self._maker(Wanted(sizes=sizes, leading=leading, parameters=parameters))
+
     def largest_of(self, sizes: Mapping[str, int]) -> int:
         """The elements of the largest intermediate result of a call of these sizes."""
         return self._run(Wanted(sizes=sizes))
@@ -288,6 +292,10 @@ class SizedCases:
         """A named case; axes that are not chosen have the sizes of every named case."""
         return self._named.of_sizes(sizes)
 
+    def varied(self, sizes: Mapping[str, int], leading: Shape | None, parameters: Mapping[str, Any]) -> Make:
+        """The same with other leading axes and parameters."""
+        return self._named.varied(sizes, leading, parameters)
+
     def allows(self, sizes: Mapping[str, int]) -> bool:
         """Whether the declaration allows the sizes, and the case's largest intermediate result is affordable."""
         allowed = all(size and self._allowed[axis].nearest(size) == size for axis, size in sizes.items())
@@ -311,7 +319,7 @@ class SizedCases:
 def sized(declaration: Declaration) -> Sized:
     """The cases of chosen sizes of a declaration."""
     of = SizedCases(declaration)
-    return Sized(of.axes, of.make, of.allows, of.largest)
+    return Sized(of.axes, of.make, of.allows, of.largest, of.varied)
 
 
 def examples(declaration: Declaration) -> dict[str, Make]:

@@ -8,6 +8,7 @@ GIOU = Operator(
     schema="giou(Tensor boxes1, Tensor boxes2, float eps) -> Tensor scores",
     fake=lambda boxes1, boxes2, eps: boxes1.new_empty(boxes1.shape[:-1]),
     saves=("boxes1", "boxes2", "eps"),
+    repeats=True,
 )
 
 

@@ -25,4 +25,5 @@ GIOU_LOSS = Operator(
     schema="giou_loss(Tensor pred, Tensor target, float eps) -> (Tensor loss, Tensor saved)",
     fake=_fake,
     saves=("pred", "target", "saved", "eps"),
+    repeats=True,
 )

@@ -1,4 +1,4 @@
-#include "vectors.cuh"
+#include "shifted.cuh"
 
 template <class T> constexpr int IN_16_BYTES = 16 / sizeof(T);
 
@@ -43,7 +43,8 @@ template <class C> __device__ Sums<C> sum_over_row(Sums<C> sums, int turn) {
     return {__shfl_sync(~0u, sum, 0), __shfl_sync(~0u, sum, 16)};
 }
 
-template <class T, int WIDTH, int VECTORS, bool STRIDED = false>
+// With SHIFTED, rows may begin between two multiples of 16 bytes. The same threads own the same columns.
+template <class T, int WIDTH, int VECTORS, bool STRIDED = false, bool SHIFTED = false>
 __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
     const T* __restrict__ x,           // [outer, inner, cols], strided
     const T* __restrict__ weight,      // [cols], strided
@@ -70,9 +71,14 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
         else return int(first) + k * step < (start < last ? int(piece) : int(cols - start));
     };
     auto load = [&](long long start) {
+        if constexpr (SHIFTED) {
+            auto number = [&](int k) { return int((start + first) / WIDTH) + k * int(blockDim.x); };
+            load_shifted(data, x, cols, number, 0.0f);
+        } else {
 #pragma unroll
-        for (int k = 0; k < VECTORS; k++)
-            if (exists(start, k)) data[k] = take<WIDTH, STRIDED>(x, start + first + k * step, column_stride);
+            for (int k = 0; k < VECTORS; k++)
+                if (exists(start, k)) data[k] = take<WIDTH, STRIDED>(x, start + first + k * step, column_stride);
+        }
     };
 
     C mean = 0, squares = 0;
@@ -91,10 +97,11 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (!exists(start, k)) continue;
+            const int present = SHIFTED ? int(min(cols - (start + first + k * step), (long long)WIDTH)) : WIDTH;
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
                 const C centred = C(data[k].at[j]) - piece_mean;
-                sum.first += centred * centred;
+                if (j < present) sum.first += centred * centred;
             }
         }
         // Merge the squared deviations of two samples: Chan, Golub, LeVeque 1983, (2.1).
@@ -112,16 +119,37 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
     // Walk backwards, because the last piece is still in registers and the pieces before it are in a cache.
     for (long long start = last; start >= 0; start -= piece) {
         if (start < last) load(start);
-#pragma unroll
-        for (int k = 0; k < VECTORS; k++) {
-            if (!exists(start, k)) continue;
-            const long long column = start + first + k * step;
-            const auto w = take<WIDTH, STRIDED>(weight, column, weight_stride);
-            const auto b = take<WIDTH, STRIDED>(bias, column, bias_stride);
+        auto normalize = [&](int k, const Vector<T, WIDTH>& w, const Vector<T, WIDTH>& b) {
 #pragma unroll
             for (int j = 0; j < WIDTH; j++)
                 data[k].at[j] = T((C(data[k].at[j]) - mean) * rstd * C(w.at[j]) + C(b.at[j]));
-            data[k].store(output + column);
+        };
+        if constexpr (SHIFTED) {
+            constexpr int AT_ONCE = 2;  // more would take more registers than there are
+#pragma unroll
+            for (int from = 0; from < VECTORS; from += AT_ONCE) {
+                Vector<T, WIDTH> w[AT_ONCE], b[AT_ONCE];
+                auto number = [&](int k) { return int((start + first) / WIDTH) + (from + k) * int(blockDim.x); };
+                // The lanes of a warp store their vectors together, so that those without a vector take part.
+                if ((number(0) - int(threadIdx.x % 32)) * (long long)WIDTH >= cols) continue;
+                load_shifted(w, weight, cols, number, 0.0f);
+                load_shifted(b, bias, cols, number, 0.0f);
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++) {
+                    if ((number(k) - int(threadIdx.x % 32)) * (long long)WIDTH >= cols) continue;
+                    normalize(from + k, w[k], b[k]);
+                    store_shifted(output, cols, number(k), data[from + k]);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                if (!exists(start, k)) continue;
+                const long long column = start + first + k * step;
+                normalize(k, take<WIDTH, STRIDED>(weight, column, weight_stride),
+                          take<WIDTH, STRIDED>(bias, column, bias_stride));
+                data[k].store(output + column);
+            }
         }
     }
 }

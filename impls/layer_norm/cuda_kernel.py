@@ -16,6 +16,8 @@ from .operators import Needs, register_layer_norm, statistics_dtype
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP = 32
 MOST_THREADS = 512
+# Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
+EXCHANGED_BYTES = 33 * 16
 # By dtype and kernel. Some variants exist for float32 only.
 KERNEL = {
     (dtype, kernel): CudaKernel(SOURCE, f"layer_norm_{kernel.format(T=name, W=16 // dtype.itemsize)}")
@@ -25,6 +27,8 @@ KERNEL = {
         "forward_kernel<{T}, {W}, 8>",
         "forward_kernel<{T}, 1, 8>",
         "forward_kernel<{T}, 1, 4, true>",
+        "forward_kernel<{T}, {W}, 4, false, true>",
+        "forward_kernel<{T}, {W}, 8, false, true>",
         "backward_kernel<{T}, {W}, 2, false>",
         *(["backward_kernel<{T}, {W}, 4, false>"] if dtype == torch.float32 else []),
         "backward_kernel<{T}, {W}, 4, true>",
@@ -62,12 +66,15 @@ class Access(NamedTuple):
     """How a thread accesses the columns of its inputs.
 
     Attributes:
-        width: elements per vector: 16 bytes' worth if all rows consist of whole aligned vectors, else 1.
-        strided: whether neighbouring columns are not adjacent in memory. Then width is 1.
+        width: elements per vector: 16 bytes' worth if neighbouring columns are adjacent in memory, else 1.
+        strided: whether they are not.
+        shifted: whether a row may begin or end between two multiples of 16 bytes, so that vectors are shifted into
+            place.
     """
 
     width: int
     strided: bool = False
+    shifted: bool = False
 
 
 def _threads(vectors: int, each: int) -> int:
@@ -129,7 +136,9 @@ def access_to(cols: int, parameters: tuple[torch.Tensor, ...], rows: list[Rows])
     width = 16 // parameters[0].element_size()
     starts = [tensor.data_ptr() for tensor in (*parameters, *(row.tensor for row in rows))]
     steps = [cols, *(stride for row in rows for stride in (row.outer_stride, row.inner_stride))]
-    return Access(1 if any(s % 16 for s in starts) or any(s % width for s in steps) else width)
+    shifted = any(s % 16 for s in starts) or any(s % width for s in steps)
+    # The number of a vector that is shifted is an int.
+    return Access(1) if shifted and cols >= 2**31 else Access(width, shifted=shifted)
 
 
 def launch_forward(
@@ -147,7 +156,8 @@ def launch_forward(
     inner, (rows,) = as_rows(x)
     access = access_to(cols, (weight, bias), [rows])
     plan = plan or forward_plan(cols, access)
-    kind = f"{'{W}' if access.width > 1 else 1}, {plan.vectors}{', true' if access.strided else ''}"
+    ending = ", false, true" if access.shifted else ", true" if access.strided else ""
+    kind = f"{'{W}' if access.width > 1 else 1}, {plan.vectors}{ending}"
     KERNEL[x.dtype, f"forward_kernel<{{T}}, {kind}>"].launch(
         -(-num_rows // plan.rows),
         (plan.threads, plan.rows),
@@ -164,6 +174,7 @@ def launch_forward(
         weight.stride(0),
         bias.stride(0),
         eps,
+        shared_bytes=plan.threads // WARP * plan.rows * EXCHANGED_BYTES if access.shifted else 0,
     )
 
 
@@ -183,6 +194,8 @@ def launch_backward(
     dtype, cols, num_rows = x.dtype, x.shape[-1], mean.shape[0]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
     access = access_to(cols, (weight,), [grad_rows, rows])
+    if access.shifted:
+        access = Access(1)
     kind = "{W}" if access.width > 1 else "1"
     plan = plan or backward_plan(cols, dtype, access, shared_memory(x.device))
     inputs = (grad_rows.tensor, rows.tensor, weight, mean, rstd)

@@ -41,6 +41,7 @@ LAYER_NORM = Operator(
     fake=empty_results,
     saves=("x", "weight", "mean", "rstd"),
     gradients={"x": "x", "weight": "weight", "bias": "weight"},
+    repeats=True,
 )
 
 

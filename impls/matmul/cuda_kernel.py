@@ -44,7 +44,11 @@ def _is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def _hopper(columns: int, stages: int, staged: int, group: int) -> Configuration:
+def _is_hopper_or_emulated(device: torch.device) -> bool:
+    return device.type == "cpu" or _is_hopper(device)
+
+
+def _hopper(columns: int, stages: int, staged: int, group: int, on_cpu: bool = False) -> Configuration:
     # By dtype, and whether the adjacent elements are those of a column of a, and those of a row of b.
     kernels = {
         (dtype, *along): CudaKernel(
@@ -61,13 +65,18 @@ def _hopper(columns: int, stages: int, staged: int, group: int) -> Configuration
         f"hopper_{HOPPER_ROWS}x{columns}x{HOPPER_TERMS}_{stages}_stages_{group}_grouped",
         {"kernels": kernels, "columns": columns, "shared_bytes": shared_bytes, "group": group},
         frozenset((torch.float16, torch.bfloat16)),
-        _is_hopper,
-        "compute capability 9.0: wgmma and TMA, which the CPU's emulation lacks",
+        _is_hopper_or_emulated if on_cpu else _is_hopper,
+        "compute capability 9.0: wgmma and TMA; the CPU's emulation, which takes seconds, runs the first",
     )
 
 
 # More stages hide more latency. More staged columns let the result be written while the next tile is multiplied.
-HOPPER = (_hopper(256, 4, 128, 16), _hopper(256, 3, 256, 16), _hopper(256, 4, 128, 8), _hopper(128, 6, 128, 8))
+HOPPER = (
+    _hopper(256, 4, 128, 16, on_cpu=True),
+    _hopper(256, 3, 256, 16),
+    _hopper(256, 4, 128, 8),
+    _hopper(128, 6, 128, 8),
+)
 # By dtype; True where gradients lie one after another, each tensor aligned to 16 bytes.
 ACTIVATION_BACKWARD = CudaKernel.for_each_dtype(
     SOURCE, "activation_backward_kernel<{T}, {}>", {True: "{W}", False: "1"}
@@ -143,7 +152,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     def default() -> Configuration:
         if m * n <= 512 * 512:
             return SMALL
-        return HOPPER[0] if fits(HOPPER[0]) else LARGE
+        return HOPPER[0] if a.is_cuda and fits(HOPPER[0]) else LARGE
 
     extents = extent_class(m), extent_class(n), extent_class(k)
     kind = (str(dtype), extents, a.stride(1) == 1, b.stride(1) == 1, vectors, dense_a, dense_b)

@@ -1,11 +1,12 @@
 #include <math_constants.h>
 
-#include "vectors.cuh"
+#include "shifted.cuh"
 
 // A row's threads are a power of 2 up to 32, with several rows per block; or all threads of a block of whole warps; or,
 // with SPLIT, the threads of all blocks of a cluster. Vector k of a thread is vector `thread + k * threads` of the row.
 // The first vectors stay in registers. With EXCESS, a row may have more: as many as fit stay in shared memory, and the
-// rest is read twice.
+// rest is read twice. With SHIFTED, a row may begin and end anywhere. The same threads own the same columns, so that a
+// result is the same wherever the row begins.
 
 // Elements that a thread keeps in registers: as many as 1024 threads have registers for, or 512 threads with EXCESS in
 // vectors. Half types count as float, because the compiler converts them once. With SPLIT they stay packed.
@@ -187,67 +188,74 @@ template <bool SPLIT> struct Share {
 };
 
 // A row of a strided tensor [outer, inner, cols].
-template <class T, int WIDTH> struct Row {
+template <class T, int WIDTH, bool SHIFTED> struct Row {
     const T* first;
-    long long column_stride;
+    long long cols, column_stride;
 
-    __device__ Row(const T* tensor, long long row, long long inner, long long outer_stride, long long inner_stride,
-                   long long column_stride)
-        : column_stride(column_stride) {
+    __device__ Row(const T* tensor, long long cols, long long row, long long inner, long long outer_stride,
+                   long long inner_stride, long long column_stride)
+        : cols(cols), column_stride(column_stride) {
         // A contiguous tensor has all rows in one axis. A 64-bit division would cost as much as a short row.
         const long long outer = row < inner ? 0 : row / inner;
         first = tensor + outer * outer_stride + (row - outer * inner) * inner_stride;
     }
 
-    __device__ Vector<T, WIDTH> operator[](long long i) const {
-        if constexpr (WIDTH > 1) return Vector<T, WIDTH>::load(first + i * WIDTH);
-        else return {{first[i * column_stride]}};
+    // Loads the vectors of these numbers. What lies beyond the row's `count` vectors becomes `absent`.
+    template <int COUNT, class Number>
+    __device__ void load(Vector<T, WIDTH> (&to)[COUNT], Number number, long long count, float absent) const {
+        if constexpr (SHIFTED) {
+            load_shifted(to, first, count ? cols : 0, [&](int k) { return int(number(k)); }, absent);
+        } else {
+#pragma unroll
+            for (int k = 0; k < COUNT; k++) {
+                const long long i = number(k);
+                if (i >= count) to[k] = filled<T, WIDTH>(absent);
+                else if constexpr (WIDTH > 1) to[k] = Vector<T, WIDTH>::load(first + i * WIDTH);
+                else to[k] = {{first[i * column_stride]}};
+            }
+        }
     }
 };
 
-template <class T, int WIDTH> __device__ inline Vector<T, WIDTH> filled(float value) {
-    Vector<T, WIDTH> vector;
-    const T each(value);
-    if constexpr (sizeof(T) == 2 && WIDTH == 8) {
-        // Fill whole words, like loaded vectors. Else the compiler would split the loaded ones into elements too.
-        unsigned short half;
-        memcpy(&half, &each, sizeof half);
-        const unsigned word = half * 0x10001u;
-        const uint4 words = make_uint4(word, word, word, word);
-        memcpy(&vector, &words, sizeof words);
-    } else {
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) vector.at[j] = each;
+// A contiguous row of `count` vectors to be written.
+template <class T, int WIDTH, bool SHIFTED> struct Target {
+    T* first;
+    long long cols, count;
+
+    // Whether no lane that must take part in storing vector i has one.
+    __device__ bool lacks(long long i) const { return (SHIFTED ? i - threadIdx.x % 32 : i) >= count; }
+    __device__ void store(long long i, const Vector<T, WIDTH>& vector) const {
+        if constexpr (SHIFTED) store_shifted(first, cols, int(i), vector);
+        else vector.store_streaming(first + i * WIDTH);
     }
-    return vector;
-}
+};
 
 template <class T, int WIDTH, class C>
-__device__ inline void store_scaled(T* to, const C (&terms)[WIDTH], C scale) {
+__device__ inline Vector<T, WIDTH> scaled(const C (&terms)[WIDTH], C scale) {
     Vector<T, WIDTH> y;
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) y.at[j] = T(terms[j] * scale);
-    y.store_streaming(to);
+    return y;
 }
 
 template <class T, int WIDTH, class C>
-__device__ inline void store_softmax(T* to, const Vector<T, WIDTH>& x, C largest, C scale) {
+__device__ inline Vector<T, WIDTH> softmax_of(const Vector<T, WIDTH>& x, C largest, C scale) {
     C terms[WIDTH];
     x.unpack(terms);
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) terms[j] = exponential(terms[j] - largest);
-    store_scaled<T, WIDTH>(to, terms, scale);
+    return scaled<T, WIDTH>(terms, scale);
 }
 
 template <class T, int WIDTH, class C>
-__device__ inline void store_gradient(T* to, const Vector<T, WIDTH>& grad, const Vector<T, WIDTH>& y, C product) {
+__device__ inline Vector<T, WIDTH> gradient_of(const Vector<T, WIDTH>& grad, const Vector<T, WIDTH>& y, C product) {
     C grads[WIDTH], ys[WIDTH];
     grad.unpack(grads);
     y.unpack(ys);
     Vector<T, WIDTH> grad_x;
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) grad_x.at[j] = T(ys[j] * (grads[j] - product));
-    grad_x.store_streaming(to);
+    return grad_x;
 }
 
 template <class T, int WIDTH, class C>
@@ -260,7 +268,7 @@ __device__ inline C product_of(const Vector<T, WIDTH>& grad, const Vector<T, WID
     return sum;
 }
 
-template <class T, int WIDTH, bool EXCESS, bool SPLIT>
+template <class T, int WIDTH, bool EXCESS, bool SPLIT, bool SHIFTED = false>
 __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     const T* __restrict__ x,  // [outer, inner, cols], strided
     T* __restrict__ output,   // [outer * inner, cols]
@@ -271,35 +279,28 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     constexpr int KEEP = KEPT<T, WIDTH, EXCESS, SPLIT> / WIDTH;
     constexpr bool PACKED = SPLIT && sizeof(T) == 2;
     extern __shared__ __align__(16) unsigned char raw[];
-    T* shared = reinterpret_cast<T*>(raw);
+    T* shared = reinterpret_cast<T*>(raw + (SHIFTED ? blockDim.x / 32 * EXCHANGED * sizeof(uint4) : 0));
     const Share<SPLIT> share(threads);
     const int size = share.size, thread = share.thread;
     const long long row = share.row;
     // Threads beyond the last row take part, because they share a warp with threads that own a row.
     const bool exists = row < num_rows;
-    const long long count = exists ? cols / WIDTH : 0;
-    const Row<T, WIDTH> source(x, exists ? row : 0, inner, outer_stride, inner_stride, column_stride);
-    T* to = output + row * cols;
+    const long long count = exists ? (cols + WIDTH - 1) / WIDTH : 0;
+    const Row<T, WIDTH, SHIFTED> source(x, cols, exists ? row : 0, inner, outer_stride, inner_stride, column_stride);
+    const Target<T, WIDTH, SHIFTED> target{output + row * cols, cols, count};
+    auto number = [&](long long k) { return thread + k * size; };
 
     Vector<T, WIDTH> kept[KEEP];
-#pragma unroll
-    for (int k = 0; k < KEEP; k++) {
-        const long long i = thread + (long long)k * size;
-        kept[k] = i < count ? source[i] : filled<T, WIDTH>(-CUDART_INF_F);
-    }
+    source.load(kept, number, count, -CUDART_INF_F);
     Terms<C> terms;
     if constexpr (EXCESS) {
 #pragma unroll 1
         for (long long first = KEEP; first * size < count; first += BATCH) {
             Vector<T, WIDTH> batch[BATCH];
-#pragma unroll
-            for (int k = 0; k < BATCH; k++) {
-                const long long i = thread + (first + k) * size;
-                batch[k] = i < count ? source[i] : filled<T, WIDTH>(-CUDART_INF_F);
-            }
+            source.load(batch, [&](int k) { return number(first + k); }, count, -CUDART_INF_F);
 #pragma unroll
             for (int k = 0; k < BATCH; k++)
-                if (first + k - KEEP < num_shared) batch[k].store(shared + (thread + (first + k - KEEP) * size) * WIDTH);
+                if (first + k - KEEP < num_shared) batch[k].store(shared + number(first + k - KEEP) * WIDTH);
             C numbers[BATCH][WIDTH];
 #pragma unroll
             for (int k = 0; k < BATCH; k++) batch[k].unpack(numbers[k]);
@@ -321,37 +322,30 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
 
 #pragma unroll
     for (int k = 0; k < KEEP; k++) {
-        const long long i = thread + (long long)k * size;
-        if (i >= count) continue;
-        if constexpr (PACKED) store_softmax(to + i * WIDTH, kept[k], largest, scale);
-        else store_scaled<T, WIDTH>(to + i * WIDTH, of_kept[k], own_scale);
+        if (target.lacks(number(k))) continue;
+        if constexpr (PACKED) target.store(number(k), softmax_of(kept[k], largest, scale));
+        else target.store(number(k), scaled<T, WIDTH>(of_kept[k], own_scale));
     }
     if constexpr (EXCESS) {
         // Walk backwards, because what was read last is still in a cache.
 #pragma unroll 1
         for (long long end = (count + size - 1) / size; end > KEEP + num_shared; end -= BATCH) {
             Vector<T, WIDTH> batch[BATCH];
+            auto here = [&](int k) { return end - k > KEEP + num_shared ? number(end - 1 - k) : count + thread; };
+            source.load(batch, here, count, 0.0f);
 #pragma unroll
-            for (int k = 0; k < BATCH; k++) {
-                const long long i = thread + (end - 1 - k) * size;
-                if (end - k > KEEP + num_shared && i < count) batch[k] = source[i];
-            }
-#pragma unroll
-            for (int k = 0; k < BATCH; k++) {
-                const long long i = thread + (end - 1 - k) * size;
-                if (end - k > KEEP + num_shared && i < count) store_softmax(to + i * WIDTH, batch[k], largest, scale);
-            }
+            for (int k = 0; k < BATCH; k++)
+                if (!target.lacks(here(k))) target.store(here(k), softmax_of(batch[k], largest, scale));
         }
 #pragma unroll 2
         for (long long k = KEEP; k < KEEP + num_shared; k++) {
-            const long long i = thread + k * size;
-            const auto vector = Vector<T, WIDTH>::load(shared + (thread + (k - KEEP) * size) * WIDTH);
-            if (i < count) store_softmax(to + i * WIDTH, vector, largest, scale);
+            const auto vector = Vector<T, WIDTH>::load(shared + number(k - KEEP) * WIDTH);
+            if (!target.lacks(number(k))) target.store(number(k), softmax_of(vector, largest, scale));
         }
     }
 }
 
-template <class T, int WIDTH, bool EXCESS, bool SPLIT>
+template <class T, int WIDTH, bool EXCESS, bool SPLIT, bool SHIFTED = false>
 __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     const T* __restrict__ grad_output,  // [outer, inner, cols], strided
     const T* __restrict__ output,       // [outer, inner, cols], strided
@@ -364,35 +358,31 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     // The two tensors share the registers.
     constexpr int KEEP = KEPT<T, WIDTH, EXCESS, SPLIT> / WIDTH / 2, HALF_BATCH = BATCH / 2;
     extern __shared__ __align__(16) unsigned char raw[];
-    T* shared = reinterpret_cast<T*>(raw);
+    T* shared = reinterpret_cast<T*>(raw + (SHIFTED ? blockDim.x / 32 * EXCHANGED * sizeof(uint4) : 0));
     const Share<SPLIT> share(threads);
     const int size = share.size, thread = share.thread;
     const long long row = share.row;
     // Threads beyond the last row take part, because they share a warp with threads that own a row.
     const bool exists = row < num_rows;
-    const long long count = exists ? cols / WIDTH : 0;
-    const Row<T, WIDTH> grads(grad_output, exists ? row : 0, inner, grad_outer_stride, grad_inner_stride, grad_column_stride);
-    const Row<T, WIDTH> outputs(output, exists ? row : 0, inner, outer_stride, inner_stride, column_stride);
-    T* to = grad_x + row * cols;
+    const long long count = exists ? (cols + WIDTH - 1) / WIDTH : 0;
+    const long long from = exists ? row : 0;
+    const Row<T, WIDTH, SHIFTED> grads(
+        grad_output, cols, from, inner, grad_outer_stride, grad_inner_stride, grad_column_stride);
+    const Row<T, WIDTH, SHIFTED> outputs(output, cols, from, inner, outer_stride, inner_stride, column_stride);
+    const Target<T, WIDTH, SHIFTED> target{grad_x + row * cols, cols, count};
+    auto number = [&](long long k) { return thread + k * size; };
 
     Vector<T, WIDTH> kept_grad[KEEP], kept[KEEP];
-#pragma unroll
-    for (int k = 0; k < KEEP; k++) {
-        const long long i = thread + (long long)k * size;
-        kept_grad[k] = i < count ? grads[i] : filled<T, WIDTH>(0.0f);
-        kept[k] = i < count ? outputs[i] : filled<T, WIDTH>(0.0f);
-    }
+    grads.load(kept_grad, number, count, 0.0f);
+    outputs.load(kept, number, count, 0.0f);
     C product = 0;
     if constexpr (EXCESS) {
 #pragma unroll 1
         for (long long first = KEEP; first * size < count; first += HALF_BATCH) {
             Vector<T, WIDTH> grad[HALF_BATCH], y[HALF_BATCH];
-#pragma unroll
-            for (int k = 0; k < HALF_BATCH; k++) {
-                const long long i = thread + (first + k) * size;
-                grad[k] = i < count ? grads[i] : filled<T, WIDTH>(0.0f);
-                y[k] = i < count ? outputs[i] : filled<T, WIDTH>(0.0f);
-            }
+            auto here = [&](int k) { return number(first + k); };
+            grads.load(grad, here, count, 0.0f);
+            outputs.load(y, here, count, 0.0f);
             C part = 0;
 #pragma unroll
             for (int k = 0; k < HALF_BATCH; k++) {
@@ -414,35 +404,26 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     if (share.blocks > 1) product = sum_of_blocks(product, share.block, share.blocks);
 
 #pragma unroll
-    for (int k = 0; k < KEEP; k++) {
-        const long long i = thread + (long long)k * size;
-        if (i < count) store_gradient(to + i * WIDTH, kept_grad[k], kept[k], product);
-    }
+    for (int k = 0; k < KEEP; k++)
+        if (!target.lacks(number(k))) target.store(number(k), gradient_of(kept_grad[k], kept[k], product));
     if constexpr (EXCESS) {
         // Walk backwards, because what was read last is still in a cache.
 #pragma unroll 1
         for (long long end = present; end > KEEP + num_shared; end -= HALF_BATCH) {
             Vector<T, WIDTH> grad[HALF_BATCH], y[HALF_BATCH];
+            auto here = [&](int k) { return end - k > KEEP + num_shared ? number(end - 1 - k) : count + thread; };
+            grads.load(grad, here, count, 0.0f);
+            outputs.load(y, here, count, 0.0f);
 #pragma unroll
-            for (int k = 0; k < HALF_BATCH; k++) {
-                const long long i = thread + (end - 1 - k) * size;
-                if (end - k > KEEP + num_shared && i < count) {
-                    grad[k] = grads[i];
-                    y[k] = outputs[i];
-                }
-            }
-#pragma unroll
-            for (int k = 0; k < HALF_BATCH; k++) {
-                const long long i = thread + (end - 1 - k) * size;
-                if (end - k > KEEP + num_shared && i < count) store_gradient(to + i * WIDTH, grad[k], y[k], product);
-            }
+            for (int k = 0; k < HALF_BATCH; k++)
+                if (!target.lacks(here(k))) target.store(here(k), gradient_of(grad[k], y[k], product));
         }
 #pragma unroll 2
         for (long long k = KEEP; k < KEEP + num_shared; k++) {
-            const long long i = thread + k * size, slot = k - KEEP;
+            const long long slot = k - KEEP;
             const auto grad = Vector<T, WIDTH>::load(shared + (thread + 2 * slot * size) * WIDTH);
             const auto y = Vector<T, WIDTH>::load(shared + (thread + (2 * slot + 1) * size) * WIDTH);
-            if (i < count) store_gradient(to + i * WIDTH, grad, y, product);
+            if (!target.lacks(number(k))) target.store(number(k), gradient_of(grad, y, product));
         }
     }
 }

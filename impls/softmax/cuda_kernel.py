@@ -27,6 +27,8 @@ ROWS_BLOCK = 128
 # while the other stores, then the maximum; and the number of blocks, at most MAX_BLOCKS of the kernels.
 SPLIT_THREADS = (512, 1024)
 SPLIT_BLOCKS = (1, 2, 4, 8)
+# Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
+EXCHANGED_BYTES = 33 * 16
 
 
 class Variant(NamedTuple):
@@ -37,24 +39,29 @@ class Variant(NamedTuple):
         excess: whether rows may be longer than registers hold.
         split: whether the blocks of a cluster may share a row. Half types then stay packed, and a thread keeps twice as
             many.
+        shifted: whether a row may begin or end between two multiples of 16 bytes. Its vectors are then shifted into
+            place, and the same threads have the same columns, so that a row's result is the same wherever it begins.
     """
 
     vectors: bool
     excess: bool
     split: bool
+    shifted: bool = False
 
 
 VARIANTS = (
-    Variant(True, False, False),
-    Variant(True, False, True),
-    Variant(True, True, False),
+    *(
+        Variant(True, *of, shifted)
+        for of in ((False, False), (False, True), (True, False))
+        for shifted in (False, True)
+    ),
     Variant(False, True, False),
 )
 
 
 # What stands for each in the kernels' names.
 OPTIONS = {
-    variant: f"{'{W}' if variant.vectors else 1}, {str(variant.excess).lower()}, {str(variant.split).lower()}"
+    variant: ", ".join(["{W}" if variant.vectors else "1", *(str(option).lower() for option in variant[1:])])
     for variant in VARIANTS
 }
 FORWARD = CudaKernel.for_each_dtype(SOURCE, "softmax_forward_kernel<{T}, {}>", OPTIONS)
@@ -78,7 +85,9 @@ class Plan(NamedTuple):
     num_shared: int = 0
 
 
-def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: int, clusters: bool) -> Plan:
+def plan(
+    cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: int, clusters: bool, shifted: bool = False
+) -> Plan:
     """Choose how to divide rows of `cols` columns.
 
     Args:
@@ -88,16 +97,20 @@ def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: in
         tensors: the number of tensors that are read: 1 forward, 2 backward.
         shared_bytes: shared memory per block.
         clusters: whether blocks may share a row.
+        shifted: whether vectors have to be shifted into place. The lanes of a warp do this together, so that rows which
+            have fewer threads are moved in single elements.
     """
     width = 16 // itemsize if vectors else 1
     count = -(-cols // width)
     # The same as KEPT of the kernels.
     kept = (8 if itemsize == 8 else 32) // width // tensors
     excess = not vectors or count > MAX_THREADS[False] * kept
-    plain = Variant(vectors, excess, False)
+    plain = Variant(vectors, excess, False, shifted)
     if count <= 32 * kept:
         # Few vectors per thread, so that short rows keep all threads busy.
         threads = 1 << (-(-count // min(kept, 4)) - 1).bit_length()
+        if shifted and threads < 32:
+            return plan(cols, itemsize, False, tensors, shared_bytes, clusters)
         return Plan(plain, min(threads, 32), ROWS_BLOCK)
     if vectors and (excess or (itemsize == 2 and count > SPLIT_THREADS[0] * kept)):
         held = 2 * kept if itemsize == 2 else kept
@@ -105,7 +118,7 @@ def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: in
             for blocks in SPLIT_BLOCKS if clusters else SPLIT_BLOCKS[:1]:
                 block = -(-count // (32 * blocks * held)) * 32
                 if block <= most:
-                    return Plan(Variant(vectors, False, True), blocks * block, block)
+                    return Plan(Variant(vectors, False, True, shifted), blocks * block, block)
     threads = min(-(-count // (32 * kept)) * 32, MAX_THREADS[excess])
     bytes_each = threads * width * itemsize * tensors
     if excess and vectors:
@@ -122,10 +135,11 @@ def plan(cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: in
 
 @functools.cache
 def _shared_bytes(device: torch.device) -> int:
-    """Shared memory per block beside what the kernels declare. It is small on the CPU, so that rows are read twice."""
+    """Shared memory per block for vectors. It is small on the CPU, so that rows are read twice."""
     if device.type == "cpu":
         return 16 * 1024
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024
+    other = 1024 + MAX_THREADS[True] // 32 * EXCHANGED_BYTES  # what the kernels declare, and exchange
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - other
 
 
 @functools.cache
@@ -133,17 +147,20 @@ def _has_clusters(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _in_vectors(cols: int, rows: Sequence[Rows], output: torch.Tensor) -> bool:
-    """Whether every row of all tensors begins and ends at multiples of 16 bytes."""
+def _in_vectors(cols: int, rows: Sequence[Rows], output: torch.Tensor) -> tuple[bool, bool]:
+    """Whether columns are adjacent, so that rows are moved in vectors, and whether these have to be shifted into place.
+
+    They do not if every row of all tensors begins and ends at multiples of 16 bytes.
+    """
     per_vector = 16 // output.element_size()
     steps = cols
     addresses = output.data_ptr()
     for tensor, outer_stride, inner_stride, column_stride in rows:
         if column_stride != 1:
-            return False
+            return False, False
         steps |= outer_stride | inner_stride
         addresses |= tensor.data_ptr()
-    return steps % per_vector == 0 and addresses % 16 == 0
+    return True, bool(steps % per_vector or addresses % 16)
 
 
 def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor, plan: Plan) -> None:
@@ -162,7 +179,8 @@ def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor
         *(stride for row in rows for stride in row[1:]),
         plan.threads,
         plan.num_shared,
-        shared_bytes=plan.num_shared * plan.block * len(rows) * (16 if plan.variant.vectors else output.element_size()),
+        shared_bytes=plan.num_shared * plan.block * len(rows) * (16 if plan.variant.vectors else output.element_size())
+        + (plan.block // 32 * EXCHANGED_BYTES if plan.variant.shifted else 0),
         cluster=blocks if blocks > 1 else None,
     )
 
@@ -173,9 +191,11 @@ def _run(kernels: dict, *tensors: torch.Tensor) -> torch.Tensor:
     if output.numel():
         cols, itemsize = given.shape[-1], given.element_size()
         inner, rows = as_rows(*tensors)
-        vectors = _in_vectors(cols, rows, output)
+        vectors, shifted = _in_vectors(cols, rows, output)
+        if shifted and cols >= 2**31:
+            vectors = shifted = False  # the number of a vector that is shifted is an int
         device = given.device
-        chosen = plan(cols, itemsize, vectors, len(rows), _shared_bytes(device), _has_clusters(device))
+        chosen = plan(cols, itemsize, vectors, len(rows), _shared_bytes(device), _has_clusters(device), shifted)
         launch(kernels, rows, inner, output, chosen)
     return output
 

@@ -7,4 +7,5 @@ SOFTMAX = Operator(
     fake=lambda x: x.new_empty(x.shape),
     saves=("output",),
     gradients={"x": "output"},
+    repeats=True,
 )

@@ -8,4 +8,5 @@ VECTOR_ADD = Operator(
     schema="vector_add(Tensor x, Tensor y) -> Tensor output",
     fake=lambda x, y: torch.empty_like(x),
     backward=lambda ctx, grad_output: (grad_output, grad_output),
+    repeats=True,
 )

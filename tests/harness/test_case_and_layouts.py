@@ -11,10 +11,12 @@ import torch
 from fourfold.checks.catalogue import operations
 from fourfold.core.case import SHOWN_ELEMENTS, Case, show
 from fourfold.core.dtypes import DTYPES, bits
-from fourfold.core.layouts import INTEGER_POISON, LAYOUTS
+from fourfold.core.layouts import COMPOSED, INTEGER_POISON, LAYOUTS
 
 SHAPES = [(), (1,), (5,), (0,), (4, 4), (3, 4), (1, 4), (0, 4), (2, 3, 4), (3, 0, 4), (2, 1, 3, 4)]
 TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]
+
+EVERY = {**LAYOUTS, **COMPOSED}
 
 
 def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -37,11 +39,11 @@ def gaps(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EVERY)
 def test_every_layout_keeps_every_bit_and_poisons_its_gaps(layout: str, dtype: torch.dtype) -> None:
     for shape in SHAPES:
         given = values(shape, dtype)
-        laid_out = LAYOUTS[layout](given)
+        laid_out = EVERY[layout](given)
         assert laid_out.dtype == dtype
         assert laid_out.shape == given.shape
         if dtype.is_floating_point:
@@ -52,11 +54,11 @@ def test_every_layout_keeps_every_bit_and_poisons_its_gaps(layout: str, dtype: t
         assert torch.all(unused.isnan() if dtype.is_floating_point else unused == INTEGER_POISON), shape
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EVERY)
 def test_no_layout_changes_or_shares_what_it_is_given(layout: str) -> None:
     for given in (values((3, 4), torch.float32), torch.ones(3, 4)):
         before = given.clone()
-        laid_out = LAYOUTS[layout](given)
+        laid_out = EVERY[layout](given)
         assert torch.equal(given, before)
         if layout not in ("axes_reversed", "transposed"):
             assert laid_out.untyped_storage().data_ptr() != given.untyped_storage().data_ptr()

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,27 @@ CANDIDATES = Path(__file__).parent / "candidates"
 SECONDS = 6
 
 
-def verify(folder: Path, *options: str, test: str = "") -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Run pytest on the operations and return the process and the contents of the verdict file."""
+def verify(
+    folder: Path, *options: str, test: str = "", cold: bool = False
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Run pytest on the operations and return the process and the contents of the verdict file.
+
+    Args:
+        folder: of the file.
+        *options: of pytest.
+        test: the file of tests; all if empty.
+        cold: whether to start Python anew. Others wait for one another: see `warm`.
+    """
     verdict = folder / "verdict.json"
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "TRITON_INT"))}
     environment |= {"FOURFOLD_CUDA_ON_CPU_SECONDS": "1", "COLUMNS": "100"}
     command = ["pytest", f"tests/operations/{test}", "--dtype", "float32", "--examples", "3"]
     command += ["-p", "no:cacheprovider", "--verdict", str(verdict), *options]
-    done = warm.run(*command, cwd=ROOT, env=environment)
+    if cold:
+        again = [sys.executable, "-m", *map(str, command)]
+        done = subprocess.run(again, cwd=ROOT, env=environment, capture_output=True, text=True)
+    else:
+        done = warm.run(*command, cwd=ROOT, env=environment)
     return done, json.loads(verdict.read_text()) if verdict.exists() else {}
 
 
@@ -132,11 +147,19 @@ ILL = {
 }
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["one_after_another", "two_workers"])
-def test_kernels_that_do_not_come_back_fail_alone(workers: list[str], tmp_path: Path, device: str) -> None:
+def test_kernels_that_do_not_come_back_fail_alone(tmp_path: Path, device: str) -> None:
+    """One after another, and with two workers: both at once, as they wait most of the time."""
+    with ThreadPoolExecutor(1) as beside:
+        workers = beside.submit(run_ill_kernels, tmp_path / "two_workers", device, ["-n", "2"], cold=True)
+        run_ill_kernels(tmp_path / "one_after_another", device, [])
+    workers.result()
+
+
+def run_ill_kernels(folder: Path, device: str, workers: list[str], cold: bool = False) -> None:
+    folder.mkdir()
     candidates = [f"--candidate={op}={CANDIDATES / 'ill.py'}:{name}" for op, (name, _) in ILL.items()]
     options = [*candidates, "--backend=candidate", "--backend=torch", f"--timeout={SECONDS}", f"--device={device}"]
-    done, verdict = verify(tmp_path, *options, *workers, test="test_forward.py")
+    done, verdict = verify(folder, *options, *workers, test="test_forward.py", cold=cold)
     print(done.stdout, done.stderr)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert not verdict["passed"]

@@ -597,6 +597,23 @@ def what_workers_are_told() -> None:
     assert crashed == {f"this to gw{number}" for number in range(6)}
 
 
+WORKERS_TELL = """
+def pytest_sessionfinish(session):
+    if xdist_internals.is_worker(session.config):
+        xdist_internals.outputs(session.config)["last"] = ["all", "done"]
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    say(down=xdist_internals.outputs_of(node).get("last"))
+"""
+
+
+@contract("pytest.Config().workeroutput", "xdist.workermanage.WorkerController().workeroutput")
+def what_workers_tell() -> None:
+    said, printed = run_pytest("def test_it(): pass\n", ("-n", "1"), hooks=WORKERS_TELL)
+    assert [one["down"] for one in said if "down" in one] == [["all", "done"]], printed
+
+
 @contract("xdist.workermanage.WorkerController().gateway.id")
 def numbers_of_workers() -> None:
     configured = [one for one in crashing_workers()[0] if "controller" in one]

@@ -21,6 +21,8 @@ from fourfold.backends.cuda.compile import CompilationError
 from fourfold.backends.cuda.launch import CudaError, CudaKernel, launched_on_cpu
 from fourfold.backends.cuda.on_cpu import build
 from fourfold.backends.cuda.on_cpu.faults import FAULTS
+from fourfold.backends.launch import ImpossibleLaunch
+from fourfold.core.refusals import is_fault
 
 HERE = pathlib.Path(__file__).resolve().parent
 CONTROLS = HERE / "cuda" / "controls.cu"
@@ -535,6 +537,28 @@ def test_a_number_that_does_not_fit_is_refused_by_the_name_of_its_parameter(type
 def test_a_block_that_is_not_possible_is_refused(block):
     with pytest.raises(ValueError, match=r"threads|dimensions"):
         KERNELS["last_warp_sums"].launch(1, block, torch.zeros(32), torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "shared_bytes", "says"),
+    [
+        (1 << 31, 32, 0, "2,147,483,648 blocks along x; a GPU takes at most 2,147,483,647"),
+        ((1, 65_536), 32, 0, "65,536 blocks along y; a GPU takes at most 65,535"),
+        ((1, 1, 65_536), 32, 0, "65,536 blocks along z; a GPU takes at most 65,535"),
+        (1, (1, 1, 65), 0, "65 threads along z; a GPU takes at most 64"),
+        (1, 32, 232_449, "232,449 bytes of dynamic shared memory; a block has at most 232,448"),
+    ],
+)
+def test_a_launch_that_every_gpu_refuses_is_refused(grid, block, shared_bytes, says, mode):
+    with pytest.raises(ImpossibleLaunch, match=says) as caught:
+        KERNELS["last_warp_sums"].launch(grid, block, torch.zeros(32), torch.zeros(1), shared_bytes=shared_bytes)
+    assert is_fault(caught.value)
+
+
+def test_a_grid_may_be_as_large_as_a_gpu_takes():
+    out = torch.zeros(1)
+    for grid in ((1, 65_535), (1, 1, 65_535)):
+        KERNELS["atomic_sum<float>"].launch(grid, 1, torch.ones(1), out, 0)
 
 
 @pytest.mark.parametrize("grid", [0, (4, 0), (0, 4), (2, 3, 0)], ids=str)

@@ -278,7 +278,8 @@ def oracle_results(name: str, dtype: DType) -> Callable[..., Result]:
     return evaluate
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+# The oracle computes bfloat16 as it does float32.
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     ("name", "law"),
     [(name, law) for name, operation in OPERATIONS.items() for law in operation.laws],

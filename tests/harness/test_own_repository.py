@@ -45,7 +45,7 @@ def written(folder: Path, old: str = "", new: str = "") -> ModuleType:
 
 def test_the_example_is_right_wherever_it_accepts(tmp_path: Path, device: str) -> None:
     module = written(tmp_path)
-    verdict = fourfold.verify(module.my_rms_norm, module.rms_norm, examples=5, seed=1, device=device)
+    verdict = fourfold.verify(module.my_rms_norm, module.rms_norm, examples=2, seed=1, device=device)
     assert verdict.passed, str(verdict)
     assert verdict.grade == "exact"
     assert set(verdict.refusals) == {"ValueError: x and weight must be contiguous"}

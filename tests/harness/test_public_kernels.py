@@ -26,7 +26,7 @@ def result(**more: Any) -> dict[str, Any]:
 
 def results(folder: Path, *given: dict[str, Any]) -> page.Results:
     (folder / "verdicts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in given))
-    return page.results_in(folder)
+    return page.results_in(*folder.glob("verdicts*.jsonl"))
 
 
 def test_every_kernel_is_judged_and_stands_on_the_page() -> None:
@@ -80,6 +80,28 @@ def test_the_page_is_written_between_its_marks_and_nowhere_else(tmp_path: Path) 
     assert once.partition("<!-- count -->")[0] == text.partition("<!-- count -->")[0]
     with pytest.raises(ValueError, match="0 parts named table"):
         page.written(text.replace("<!-- table -->", ""), found)
+
+
+def test_what_is_kept_of_results_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "KEPT", tmp_path / "kept.jsonl")
+    own = {"claimed": "own", "claims": str(CLAIMING.claims)}
+    found = results(
+        tmp_path,
+        result(refusals={"why": 2}, passed=False, grade="wrong", failures=[FAILURE, "backward: other"]),
+        {**result(**own), "error": "not finished within 9 seconds"},
+    )
+    page.keep(found)
+    kept = page.results_in(page.KEPT)
+    assert page.row(CLAIMING, kept) == page.row(CLAIMING, found)
+    assert list(page.counterexamples(KERNELS, kept)) == list(page.counterexamples(KERNELS, found))
+    # A run that was not finished does not take the place of one that was.
+    (tmp_path / "verdicts.jsonl").write_text(json.dumps({**result(), "error": "not finished within 9 seconds"}))
+    assert page.all_results(tmp_path)[CLAIMING.name, "none", "cpu"]["grade"] == "wrong"
+
+
+def test_the_page_is_that_of_the_kept_results() -> None:
+    text = page.PAGE.read_text()
+    assert page.written(text, page.results_in(page.KEPT)) == text
 
 
 def test_a_folder_has_no_compiled_libraries(tmp_path: Path) -> None:

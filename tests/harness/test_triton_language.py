@@ -21,9 +21,11 @@ import triton
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 
+from fourfold.backends.triton import interpreter_batches as batches
 from fourfold.backends.triton import launch as triton_launch
 
 N = 256
+PROGRAMS = 3
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NUMPY = {name: np.dtype(name) for name in ("float16", "float32", "float64", "bool")} | {"bfloat16": BFLOAT16}
 NUMPY |= {f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -505,6 +507,48 @@ def test_expression_gives_what_compiled_code_gives(row: Row, dtype: str, functio
         where = ", ".join(f"[{i}] is {array(output)[i]}, not {expected.ravel()[i]}" for i in wrong[:4])
         operands = [[block[i] for block in blocks] for i in wrong[:4]] if expected.size == N else ""
         pytest.fail(f"{row.text} of {dtype}: {len(wrong)} of {expected.size} are wrong: {where} {operands}")
+
+
+@triton.jit
+def apply_in_each_kernel(
+    x_ptr, y_ptr, z_ptr, output_ptr, FUNCTION: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr
+):
+    # Each program owns a block of x and z, and all have y.
+    at = tl.arange(0, BLOCK)
+    own = tl.program_id(0) * BLOCK + at
+    output = FUNCTION(tl.load(x_ptr + own), tl.load(y_ptr + at), tl.load(z_ptr + own))
+    if COUNT == 0:
+        tl.store(output_ptr + tl.program_id(0), output)
+    else:
+        tl.store(output_ptr + tl.program_id(0) * COUNT + tl.arange(0, COUNT), tl.reshape(output, (COUNT,)))
+
+
+IN_BATCHES = [(row, dtype) for row, dtype in CELLS if dtype in ("float32", "bfloat16", "int32", "bool")]
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.parametrize(("row", "dtype"), IN_BATCHES, ids=[f"{dtype}: {row.text}" for row, dtype in IN_BATCHES])
+def test_programs_that_run_at_once_give_the_bits_of_one_after_another(
+    row: Row, dtype: str, functions: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing := [name for name in named(row.text) if not hasattr(tl, name) and not hasattr(tl.tensor, name)]:
+        pytest.skip(f"Triton {triton.__version__} has no {', '.join(missing)}")
+    x, y, z = (row.inputs(NUMPY[dtype], place) for place in range(3))
+    used = {node.id for node in ast.walk(ast.parse(row.text.strip())) if isinstance(node, ast.Name)}
+    with np.errstate(all="ignore"):
+        result = np.asarray(row.reference(*[block for name, block in zip("xyz", (x, y, z)) if name in used]))
+    given = [tensor(np.concatenate([np.roll(x, n) for n in range(PROGRAMS)])), tensor(y), tensor(np.tile(z, PROGRAMS))]
+    found, options = [], {"FUNCTION": functions[row.text], "COUNT": result.size if result.ndim else 0, "BLOCK": N}
+    batches._HISTORIES.clear()
+    for at_once in (True, False):
+        if not at_once:
+            monkeypatch.setattr(batches.Runner, "run", lambda self, programs: self.one_by_one(iter(programs)))
+        found.append(tensor(np.zeros(PROGRAMS * result.size, dtype=result.dtype)))
+        apply_in_each_kernel[(PROGRAMS,)](*given, found[-1], **options)
+    assert array(found[0]).tobytes() == array(found[1]).tobytes()
+    (history,) = (kept for kernel, kept in batches._HISTORIES.items() if kernel.__name__ == "apply_in_each_kernel")
+    assert history.together
+    assert not history.alone
 
 
 @triton.jit

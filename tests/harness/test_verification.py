@@ -310,6 +310,18 @@ def test_what_is_wrong_is_wrong_in_every_grade() -> None:
     assert "backward" in checks_that(verdict, "failed")
 
 
+def test_a_number_that_torch_rounds_to_half_precision_is_storage_accuracy() -> None:
+    """On the CPU torch takes 0.7 for a float16 number where it subtracts it from one."""
+
+    @fourfold.operation(x=fourfold.tensor("... cols"))
+    def less(x: torch.Tensor) -> torch.Tensor:
+        return x - 0.7
+
+    options: dict[str, Any] = {**QUICK, "dtypes": ["float16", "bfloat16"], "only": ["forward"]}
+    assert fourfold.verify(lambda x: x - 0.7, less, **options).grade == "storage"
+    assert fourfold.verify(lambda x: x - 0.71, less, **options).grade == "wrong"
+
+
 def test_a_sum_in_half_precision_is_worse_than_storage_accuracy() -> None:
     def summed_one_by_one(x: torch.Tensor) -> torch.Tensor:
         powers = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x

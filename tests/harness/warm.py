@@ -25,13 +25,16 @@ from pathlib import Path
 MOST_SECONDS = 600
 
 
-def run(*arguments: str | Path, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str | Path, cwd: Path, env: Mapping[str, str], loaded: tuple[str, ...] = ("torch",)
+) -> subprocess.CompletedProcess[str]:
     """Run ``python -m ARGUMENTS``; like `subprocess.run` with its output captured.
 
     Args:
         *arguments: a module, and its arguments.
         cwd: the folder that the process is in.
         env: its variables. Those that Python reads when it starts have no effect, but for PYTHONPATH.
+        loaded: modules that the process from which it is forked has imported.
 
     Raises:
         TimeoutError: it has not ended within `MOST_SECONDS`. It is ended then.
@@ -42,7 +45,7 @@ def run(*arguments: str | Path, cwd: Path, env: Mapping[str, str]) -> subprocess
         given, output, errors = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
         given.write(request)
         given.seek(0)
-        connection, process = server()
+        connection, process = server(loaded)
         try:
             socket.send_fds(connection, [b"."], [file.fileno() for file in (given, output, errors)])
             answer = connection.recv(64)
@@ -61,11 +64,11 @@ def run(*arguments: str | Path, cwd: Path, env: Mapping[str, str]) -> subprocess
 
 
 @functools.cache
-def server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def server(loaded: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """The process that forks, and a connection to it. It ends when the connection does."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
-        command = [sys.executable, "-W", "ignore", __file__, str(there.fileno())]
+        command = [sys.executable, "-W", "ignore", __file__, str(there.fileno()), *loaded]
         # Of a group of its own, to be ended with all that it has forked.
         process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, process_group=0)
     here.settimeout(MOST_SECONDS)
@@ -80,7 +83,8 @@ def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 def serve(connection: socket.socket) -> None:
     """Fork for each request, and answer with the exit code; the negative number of the signal, if it died of one."""
-    importlib.import_module("torch")
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
     gc.freeze()  # what is here stays in the memory that the forked processes share
     while True:
         message, files, _, _ = socket.recv_fds(connection, 1, 3)

@@ -11,6 +11,7 @@ from fourfold.impls.giou_loss.torch_eager import concatenated_loss, looped_loss
 from . import (
     planted_cuda,
     planted_giou_losses,
+    planted_hopper,
     planted_layer_norm,
     planted_layer_norm_kernels,
     planted_matmul,
@@ -134,6 +135,7 @@ CONTROLS = (
             ("matmul", planted_matmul.matmul),
         )
     ),
+    Control(name="hopper", operation="matmul", make=planted_hopper.matmul, dtypes=("float16",), examples=10),
     # The small planted kernels without their mistakes.
     *(
         Control(name=name, operation=operation, make=make, dtypes=("float32",), examples=4, elements=300)

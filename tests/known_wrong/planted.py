@@ -31,7 +31,7 @@ from fourfold.checks.search import Failure, Search, Subject
 from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Law
+from fourfold.core.operation import Law, Operation
 
 from . import planted_cuda, planted_triton
 from .far_apart import pairs_far_apart
@@ -75,13 +75,16 @@ class Fault:
         examples: named examples that replace the operation's own.
         search: the number of generated cases within which the check must find it; by default as many as a run has.
         poisoned: whether fresh allocations hold NaN.
-        only_on_cpu: whether only the CPU's checked build can see it.
+        only_on_cpu: whether it shows on the CPU alone: by its checked build, or by the order of torch's sums there.
         astray: whether it accesses memory outside of the call's tensors, where the CPU stops it.
         only_on_gpu: whether it goes wrong only on a GPU.
         documented_ties: whether it is right as a candidate, and wrong only for this library's own implementations,
             which document how they choose at ties.
         not_caught: the reason why no check rejects it yet.
         sized: whether it takes a large case to see it, such as one that constants of its source ask for.
+        seen_by: what it takes to see it, beside large cases: "combined" for combined cases, "settled" for the bounds of
+            results that are rounded once or summed exactly. Empty if neither.
+        record: the operation's record, where it is declared and has no place among the known ones.
     """
 
     name: str
@@ -103,6 +106,8 @@ class Fault:
     documented_ties: bool = False
     not_caught: str | None = None
     sized: bool = False
+    seen_by: str = ""
+    record: Operation | None = None
 
 
 # Patterns of the messages for a wrong output, for a wrong gradient, and for a result with missing elements.

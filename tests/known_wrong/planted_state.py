@@ -273,7 +273,7 @@ EVERYWHERE: dict[str, tuple[Check, str]] = {
         r"a second backward pass of one call, with retain_graph: gradient of x.* is .*expected",
     ),
     "statistics_in_a_scratch": (threads_do_not_matter, r"where 4 threads call at once: "),
-    "ring_of_results": (each_of_many_calls_is_alike, r"output of call \d+ of 400 was changed by a later call"),
+    "ring_of_results": (each_of_many_calls_is_alike, r"output of call \d+ of \d+ was changed by a later call"),
     "counter_of_8_bits": (each_of_many_calls_is_alike, r"calls on the same tensors gave another output than the first"),
     "no_maximum": (
         functools.partial(as_a_candidate, modes_do_not_matter),
@@ -283,7 +283,8 @@ EVERYWHERE: dict[str, tuple[Check, str]] = {
 IN_WRAPPERS: dict[str, tuple[Check, str]] = {
     "statistics_of_the_thread": (
         place_in_the_graph_does_not_matter,
-        r"of a call of a leaf in another thread, gradient of x.* is .*expected",
+        # On a GPU autograd runs every backward pass in a thread of its own.
+        r"of a call of (a leaf in another thread|the result of another operation), gradient of x.* is .*expected",
     ),
     "gradient_of_leaves_alone": (
         place_in_the_graph_does_not_matter,

@@ -23,6 +23,7 @@ from triton import InterpreterError, TritonError
 from fourfold.backends.cuda import compile as cuda_compile
 from fourfold.backends.cuda import launch as cuda_launch
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.checks import many_calls
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.catalogue import operations
@@ -75,7 +76,7 @@ def without_shrinking() -> Iterator[None]:
 
 
 def subject(
-    operation: str,
+    operation: str | Operation,
     implementation: Callable,
     device: str,
     dtype: str = "float32",
@@ -84,7 +85,7 @@ def subject(
 ) -> Subject:
     """Return an implementation as a candidate under test. The other operations that laws use are right."""
     return Subject(
-        operation=dataclasses.replace(OPERATIONS[operation], **changes),
+        operation=dataclasses.replace(OPERATIONS[operation] if isinstance(operation, str) else operation, **changes),
         backend="candidate",
         dtype=DTYPES[dtype] if documented_ties else DTYPES[dtype].with_free_ties,
         device=device,
@@ -118,19 +119,27 @@ def as_parameter(fault: Fault) -> object:
     return pytest.param(fault, id=described(fault), marks=marks)
 
 
-@pytest.mark.usefixtures("without_shrinking")
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that make as many calls as time allows make them all: other load on the machine decides nothing."""
+    monkeypatch.setattr(many_calls, "PROCESSOR_SECONDS", {"cpu": 60, "cuda": 60})
+    monkeypatch.setattr(many_calls, "SECONDS", 60)
+
+
+@pytest.mark.usefixtures("without_shrinking", "unhurried")
 @pytest.mark.parametrize("fault", map(as_parameter, (*FAULTS, *GENERIC)))
 def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> None:
     if fault.only_on_cpu and device != "cpu":
-        pytest.skip("it takes the checked build of the CPU to see this")
+        pytest.skip("it shows on the CPU alone")
     if fault.only_on_gpu and device != "cuda":
         pytest.skip("it takes a GPU for this to go wrong")
     raises, says = (fault.raises, fault.says)
     if fault.astray and device == "cpu":
         raises, says = InterpreterError, "OutOfBounds"
     changes = {"examples": fault.examples} if fault.examples else {}
-    given = subject(fault.operation, fault.make(), device, fault.dtype, fault.documented_ties, **changes)
-    if fault.sized:
+    record = fault.record or fault.operation
+    given = subject(record, fault.make(), device, fault.dtype, fault.documented_ties, **changes)
+    if fault.sized or fault.seen_by:
         given = with_large_cases(given)
     with (
         Arena(POISONS[0]) if fault.poisoned else contextlib.nullcontext(),
@@ -148,7 +157,21 @@ def with_large_cases(given: Subject) -> Subject:
 @pytest.mark.usefixtures("without_shrinking")
 @pytest.mark.parametrize("fault", [pytest.param(f, id=described(f)) for f in FAULTS if f.sized])
 def test_fault_of_a_size_is_seen_by_large_cases_alone(fault: Fault, device: str) -> None:
-    fault.check(subject(fault.operation, fault.make(), device, fault.dtype), Search(examples=fault.search))
+    """Of generated cases there are few: Hypothesis draws numbers of this repository's sources, such as the faults'."""
+    fault.check(subject(fault.operation, fault.make(), device, fault.dtype), Search(examples=3))
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("fault", [pytest.param(f, id=described(f)) for f in FAULTS if f.seen_by])
+def test_fault_is_seen_by_what_it_names_alone(fault: Fault, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of generated cases there are few, as any of them may show it by chance."""
+    given = with_large_cases(subject(fault.record or fault.operation, fault.make(), device, fault.dtype))
+    assert given.large is not None
+    if fault.seen_by == "settled":
+        monkeypatch.setattr(Bounded, "settled", property(lambda self: self.error))
+    else:
+        given = dataclasses.replace(given, large=dataclasses.replace(given.large, combines=False))
+    fault.check(given, Search(examples=3))
 
 
 @pytest.mark.usefixtures("without_shrinking")
@@ -156,13 +179,12 @@ def test_fault_of_a_size_is_seen_by_large_cases_alone(fault: Fault, device: str)
 def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
     """Guard against a check that rejects everything."""
     if fault.only_on_cpu and device != "cpu":
-        pytest.skip("it takes the checked build of the CPU to see this")
+        pytest.skip("it shows on the CPU alone")
     make = fault.right_on if callable(fault.right_on) else OPERATIONS[fault.operation].examples[fault.right_on]
     case = make(DTYPES[fault.dtype])
     search = Search(examples=1)
-    fault.check(
-        subject(fault.operation, fault.make(), device, fault.dtype, examples={}, cases=lambda *_: st.just(case)), search
-    )
+    record = fault.record or fault.operation
+    fault.check(subject(record, fault.make(), device, fault.dtype, examples={}, cases=lambda *_: st.just(case)), search)
     assert search.substantial
 
 
@@ -320,7 +342,7 @@ def test_validity_by_y2_not_0_is_rejected_for_negative_y2(version: str, device: 
 @pytest.mark.parametrize("version", ["multiplied", "skipping"])
 def test_256_threads_whatever_the_box_count_read_out_of_bounds(version: str, device: str) -> None:
     if device != "cpu":
-        pytest.skip("it takes the checked build of the CPU to see this")
+        pytest.skip("it shows on the CPU alone")
     implementation = published.cuda_loss(version, clamp=True, any_box_count=False)
     with pytest.raises(cuda_on_cpu.OutOfBounds, match=r"published\.cu:\d+\).*read of 4 bytes"):
         forward_agrees(subject("giou_loss", implementation, device), Search(examples=EXAMPLES))

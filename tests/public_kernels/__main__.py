@@ -49,7 +49,9 @@ def main() -> None:
         print(json.dumps(verdict(chosen[0], options)))
         return
     if options.page:
-        page.PAGE.write_text(page.written(page.PAGE.read_text(), page.results_in(options.folder)))
+        results = page.all_results(options.folder)
+        page.keep(results)
+        page.PAGE.write_text(page.written(page.PAGE.read_text(), results))
         return
     for kernel in chosen:
         for package in (kernel.project, *kernel.needs):
@@ -65,7 +67,7 @@ def run_all(chosen: Sequence[Kernel], options: argparse.Namespace) -> None:
     runs += [(kernel, "none") for kernel in chosen if kernel.claims != Claims()]
     runs = [(kernel, which) for kernel, which in runs if options.claims in (which, "both")]
     if options.missing:
-        known = page.results_in(options.folder)
+        known = page.results_in(*sorted(options.folder.glob("verdicts*.jsonl")))
         runs = [(kernel, which) for kernel, which in runs if (kernel.name, which, options.device) not in known]
     with ThreadPoolExecutor(options.jobs) as pool:
         for ended in as_completed([pool.submit(in_a_process, kernel, which, options) for kernel, which in runs]):

@@ -11,6 +11,8 @@ from tests.public_kernels.judgements import JUDGEMENTS
 from tests.public_kernels.kernels import KERNELS, Kernel
 
 PAGE = Path(__file__).parents[2] / "docs" / "public_kernels.md"
+# What the page says of each run, so that one run can be made again without all others.
+KEPT = Path(__file__).with_name("results.jsonl")
 NOT_RUN = "not run yet"
 Results = dict[tuple[str, str, str], dict[str, Any]]
 HEAD = """\
@@ -19,20 +21,44 @@ HEAD = """\
 """
 
 
-def results_in(folder: Path) -> Results:
-    """The results in ``verdicts*.jsonl``, by kernel, claims and device.
+def results_in(*files: Path) -> Results:
+    """The results in some files, by kernel, claims and device.
 
-    Of two results of the same run, that of the file whose name comes last stands. A result with other claims than the
-    kernel has now is left out.
+    Of two results of the same run, that of the last file stands, but for one that was not finished. A result with other
+    claims than the kernel has now is left out.
     """
     found: Results = {}
     claims = {kernel.name: {"none": "", "own": str(kernel.claims)} for kernel in KERNELS}
-    for file in sorted(folder.glob("verdicts*.jsonl")):
+    for file in files:
         for line in file.read_text().splitlines():
             each = json.loads(line)
-            if each.get("claims", "") in ("", claims.get(each["kernel"], {}).get(each["claimed"])):
-                found[each["kernel"], each["claimed"], each["device"]] = each
+            run = each["kernel"], each["claimed"], each["device"]
+            is_known = each.get("claims", "") in ("", claims.get(each["kernel"], {}).get(each["claimed"]))
+            if is_known and ("error" not in each or run not in found):
+                found[run] = each
     return found
+
+
+def all_results(folder: Path) -> Results:
+    """The results that are kept, and those of ``verdicts*.jsonl`` in a folder, which come before them."""
+    return results_in(*([KEPT] if KEPT.exists() else []), *sorted(folder.glob("verdicts*.jsonl")))
+
+
+def keep(results: Results) -> None:
+    """Write down what the page needs of each result, a line each."""
+    names = [kernel.name for kernel in KERNELS]
+    lines = []
+    for result in sorted(results.values(), key=lambda x: (names.index(x["kernel"]), x["claimed"], x["device"])):
+        kept = {name: result[name] for name in ("kernel", "version", "claimed", "device", "claims") if name in result}
+        if "error" in result:
+            kept["error"] = said(result)
+        else:
+            kept |= {name: result[name] for name in ("passed", "grade")}
+            kept["versions"] = {name: result["versions"][name] for name in ("torch", "triton")}
+            kept["refusals"] = {"": total} if (total := sum(result["refusals"].values())) else {}
+            kept["failures"] = [first_failure(result).replace("\n", ": ", 1)] if result["failures"] else []
+        lines.append(json.dumps(kept) + "\n")
+    KEPT.write_text("".join(lines))
 
 
 def said(result: dict[str, Any] | None) -> str:

@@ -13,15 +13,17 @@ import operator
 import pathlib
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fourfold.backends import known_calls
 from fourfold.backends.cuda import declarations
 from fourfold.backends.cuda.compile import CudaError, compile_kernels
 from fourfold.backends.cuda.on_cpu.launcher import CpuKernel, mode
 from fourfold.backends.cuda.parameters import Argument, Parameter, check_count, mismatch, too_large
+from fourfold.backends.launch import check_block, check_grid, check_shared_bytes
 from fourfold.compat import torch_internals
 
 if TYPE_CHECKING:
@@ -32,7 +34,6 @@ __all__ = ["CPP_TYPES", "CudaError", "CudaKernel"]
 Size = int | tuple[int, ...]
 Index = tuple[int, int, int]
 
-MAX_BLOCK_THREADS = 1024
 # The C++ element type of each dtype, for the template arguments of kernels.
 CPP_TYPES = {
     torch.float16: "__half",
@@ -40,6 +41,8 @@ CPP_TYPES = {
     torch.float32: "float",
     torch.float64: "double",
 }
+# The types of arguments with which a launch may be repeated: a tensor's address is put in anew.
+_REPEATABLE = (torch.Tensor, int, float, type(None))
 _ON_CPU = -1  # Tensor.get_device() of a CPU tensor
 
 # By source file: when one kernel of a file has to be compiled, the file's other live kernels are compiled with it.
@@ -96,6 +99,7 @@ class CudaKernel:
     def __init__(self, source: pathlib.Path, name: str) -> None:
         self.source = pathlib.Path(source).resolve()
         self.name = name
+        self.launches_on_cpu = 0
         self._on_cpu: dict[str, CpuKernel] = {}
         self._on_gpu: dict[int, _GpuKernel] = {}
         # By the arguments' types: the positions of the tensors, and those of the Nones.
@@ -184,7 +188,9 @@ class CudaKernel:
         if cluster is not None:
             raise NotImplementedError(f"{self.name}: clusters need a GPU: on the CPU the blocks run in sequence")
         blocks, threads = _geometry(self.name, grid, block)
+        check_shared_bytes(self.name, shared_bytes)
         if 0 not in blocks:
+            self.launches_on_cpu += 1
             self._of_cpu().launch(blocks, threads, shared_bytes, args)
 
     def _of_cpu(self) -> CpuKernel:
@@ -226,11 +232,7 @@ class CudaKernel:
         if config is None:
             return
         core = _core()
-        ready = _ready_devices()
-        if device not in ready:
-            # Autograd's threads start without a CUDA context. torch creates one when needed, cuda-core does not.
-            core.Device(device).set_current()
-            ready.add(device)
+        stream = _stream(device, torch_internals.current_stream(device))
         kernel = self._on_gpu.get(device)
         if kernel is None:
             with _compiling:
@@ -247,16 +249,36 @@ class CudaKernel:
             values[i] = 0
         for i in conversions:
             values[i] = kernel.converted(i, values[i])
-        # The cache holds only a stream's handle, so a stream that torch has freed does no harm.
-        handle = torch_internals.current_stream(device)
-        stream = _streams.get((device, handle))
-        if stream is None:
-            stream = _streams[device, handle] = core.Stream.from_handle(handle)
         try:
             core.launch(stream, config, kernel.handle, *values)
         except Exception as error:
             what = f"grid {grid}, block {block}, {shared_bytes} bytes of dynamic shared memory"
             raise CudaError(f"{self.name} cannot be launched with {what}: {error}") from error
+        if (recorder := known_calls.recorder()) is not None:
+            if all(isinstance(argument, _REPEATABLE) for argument in args):
+                recorder.launched(_again(device, config, kernel.handle, values, tensors))
+            else:
+                recorder.refuse()  # a tensor map holds an address of its own
+
+
+def _again(
+    device: int, config: LaunchConfig, handle: Any, values: list[Any], tensors: tuple[int, ...]
+) -> Callable[[Callable[[int], int]], known_calls.Launch]:
+    """A launch for `known_calls`, of a kernel to which `values` were passed."""
+    core = _core()
+
+    def again(place_of: Callable[[int], int]) -> known_calls.Launch:
+        places = [(i, place_of(values[i])) for i in tensors if values[i]]
+
+        def launch_again(addresses: Sequence[int], stream: int) -> None:
+            now = values.copy()
+            for i, place in places:
+                now[i] = addresses[place]
+            core.launch(_stream(device, stream), config, handle, *now)
+
+        return launch_again
+
+    return again
 
 
 class _GpuKernel:
@@ -337,6 +359,20 @@ def _object_code(cubin: pathlib.Path) -> Any:
     return _core().ObjectCode.from_cubin(cubin.read_bytes())
 
 
+def _stream(device: int, handle: int) -> Any:
+    """A stream of the current device, for a launch of this thread."""
+    ready = _ready_devices()
+    if device not in ready:
+        # Autograd's threads start without a CUDA context. torch creates one when needed, cuda-core does not.
+        _core().Device(device).set_current()
+        ready.add(device)
+    # The cache holds only a stream's handle, so a stream that torch has freed does no harm.
+    stream = _streams.get((device, handle))
+    if stream is None:
+        stream = _streams[device, handle] = _core().Stream.from_handle(handle)
+    return stream
+
+
 def _ready_devices() -> set[int]:
     try:
         return _thread.ready
@@ -364,9 +400,8 @@ def _geometry(name: str, grid: Size, block: Size) -> tuple[Index, Index]:
     blocks, threads = _three(grid), _three(block)
     if min(blocks) < 0:
         raise ValueError(f"{name}: a grid of {grid} has a negative number of blocks")
-    count = threads[0] * threads[1] * threads[2]
-    if min(threads) < 1 or count > MAX_BLOCK_THREADS:
-        raise ValueError(f"{name}: a block of {block} has {count} threads; 1 to {MAX_BLOCK_THREADS} are possible")
+    check_grid(name, blocks)
+    check_block(name, threads)
     return blocks, threads
 
 

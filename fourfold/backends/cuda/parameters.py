@@ -84,7 +84,7 @@ class Parameter:
         if self.is_pointer:
             return argument is None or isinstance(argument, torch.Tensor)
         if self.kind == "m":
-            return type(argument).__name__ == "TensorMapDescriptor"
+            return type(argument).__name__ in ("TensorMapDescriptor", "TensorMapOnCpu")
         if self.kind == "b" or isinstance(argument, bool):
             return self.kind == "b" and isinstance(argument, bool)
         if self.kind in "iu":

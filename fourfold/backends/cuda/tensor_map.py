@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fourfold.backends.cuda.on_cpu.tensor_map import TensorMapOnCpu
 from fourfold.compat import cuda_core_internals
 
 
@@ -43,9 +44,11 @@ def swizzled_map(matrix: torch.Tensor, box: tuple[int, int]) -> Any:
     128 bytes aligned to 64. It stays valid for any matrix of the same layout at the same address.
 
     Args:
-        matrix: ``[rows, columns]`` of a half type on a GPU, not empty. Its address and its row stride are multiples of
-            16 bytes, and the elements of a row are contiguous.
+        matrix: ``[rows, columns]`` of a half type, not empty. Its address and its row stride are multiples of 16 bytes,
+            and the elements of a row are contiguous. Of a matrix on the CPU the map is for the emulation.
         box: rows, at most 256, and columns, 64, of one copy.
     """
     rows, columns = matrix.shape
+    if matrix.is_cpu:
+        return TensorMapOnCpu(matrix.data_ptr(), rows, columns, matrix.stride(0), box)
     return _encoded(matrix.get_device(), matrix.data_ptr(), rows, columns, matrix.stride(0), box)

@@ -8,6 +8,7 @@
 - `interpreter_libdevice` supplies the functions of NVIDIA's mathematical library;
 - `interpreter_source` makes ``and``, ``or`` and ``not`` of blocks work element by element;
 - `interpreter_replay` saves time: it finds out once what an operation does to operands of certain types;
+- `interpreter_batches` saves more: it runs many programs at once;
 - this module launches kernels: numbers get the types that the compiler gives them, and no CPU tensor is copied.
 
 `interpreter_parts` lists the private parts of Triton that these modules use.
@@ -29,7 +30,9 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter, jit
 
+from fourfold.backends.launch import check_grid
 from fourfold.backends.triton import interpreter_arithmetic as arithmetic
+from fourfold.backends.triton import interpreter_batches as batches
 from fourfold.backends.triton import interpreter_libdevice as libdevice
 from fourfold.backends.triton import interpreter_replay as replay
 from fourfold.backends.triton import interpreter_tuning as tuning
@@ -41,7 +44,7 @@ from fourfold.backends.triton.interpreter_source import LOGIC, Source
 _ABSENT = object()
 
 
-class Builder(Memory, arithmetic.Operators, arithmetic.Conversions, libdevice.Functions):
+class Builder(batches.Batches, Memory, arithmetic.Operators, arithmetic.Conversions, libdevice.Functions):
     """The interpreter's builder, which runs the language's operations, with all corrections."""
 
     # The mark that `install` looks for. The class itself would not do: a baseline's implementations, loaded beside
@@ -70,8 +73,11 @@ class Language:
         after = {key: vars(place)[key[1]] for key, (place, _) in before.items()}
         scope.restore()
         # Triton 3.6 makes an int of an array with one axis, which NumPy 2.5 refuses.
-        after[id(tl.tensor), "__index__"] = lambda number: number.handle.data.item()
+        after[id(tl.tensor), "__index__"] = lambda number: batches.number_of(number.handle)
         after[id(tl.tensor), "__bool__"] = replay.truth
+        after[id(tl.tensor), "T"] = property(replay.transposed)
+        for place in (tl, tl.core):
+            after[id(place), "range"] = batches.loop
         functions: dict[Any, Callable] = {}
         for key, (_, original) in before.items():
             if key[1] in replay.REPLAYED and tl.core.is_builtin(original):
@@ -117,6 +123,9 @@ class Launch(interpreter.GridExecutor):
     warnings are off: kernels are tested with NaN and infinity.
     """
 
+    # Whether programs may run at once.
+    in_batches = True
+
     def __init__(self, fn: Callable, arg_names: list[str], grid: Any, *rest: Any) -> None:
         super().__init__(fn, arg_names, grid, *rest)
         self.signature, self.declared = _signature(fn)
@@ -138,7 +147,7 @@ class Launch(interpreter.GridExecutor):
             self._restore_args_dev(args_dev, args, kwargs, named)
 
     def run_each(self, programs: Iterator[tuple[int, int, int]], values: dict[str, Any]) -> None:
-        """Run these programs on the kernel's arguments."""
+        """Run these programs on the kernel's arguments, one after the other."""
         builder = interpreter.interpreter_builder
         for index in programs:
             builder.set_grid_idx(*index)
@@ -149,11 +158,12 @@ class Launch(interpreter.GridExecutor):
         return _value(argument, self.declared.get(name))
 
     def run_programs(self, arguments: dict[str, Any]) -> None:
-        """Run the programs one after the other."""
+        """Run all programs."""
         grid = self.grid(arguments) if callable(self.grid) else self.grid
         if len(grid) > 3:
             raise ValueError(f"a grid has up to three axes, not {len(grid)}")
         x, y, z = (*grid, 1, 1)[:3]
+        check_grid(self.fn.__name__, (x, y, z))
         values = {
             name: argument if name in self.constexprs else self.value(name, argument)
             for name, argument in arguments.items()
@@ -161,7 +171,11 @@ class Launch(interpreter.GridExecutor):
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(x, y, z)
         try:
-            self.run_each(itertools.product(range(x), range(y), range(z)), values)
+            programs = itertools.product(range(x), range(y), range(z))
+            if self.in_batches and x * y * z > 1:
+                batches.Runner(self.fn, values, lambda some: self.run_each(some, values)).run(list(programs))
+            else:
+                self.run_each(programs, values)
         except Exception as error:
             if triton.knobs.compilation.front_end_debugging:
                 raise
@@ -245,7 +259,7 @@ def install() -> None:
     # The overflow checks compute every sum of integers again, in 64 bits.
     options = interpreter.interpreter_builder.options
     interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
-    interpreter.ReduceOps, interpreter.ScanOps = arithmetic.Reduce, arithmetic.Scan
+    interpreter.ReduceOps, interpreter.ScanOps = batches.BatchedReduce, batches.BatchedScan
     interpreter.GridExecutor = Launch
     interpreter._patch_lang = LANGUAGE.patch
     interpreter.FunctionRewriter.ast_transformer = Source()

@@ -171,12 +171,18 @@ class Memory(interpreter.InterpreterBuilder):
             loaded.data[left_out] = ~loaded.data.dtype.type(0)
         return loaded
 
+    def before_store(self, storage: tuple[int, int] | None) -> None:
+        """Called before a store, with the storage that all of it goes to, if one does."""
+
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
         """tl.store."""
         kept = np.asarray(mask.data)
         complete, storage = self.check("store", ptrs, kept)
         if 8 * value.data.itemsize != max(ptrs.get_element_ty().primitive_bitwidth, 8):
             raise TypeError(f"a store of {value.data.dtype} through a pointer to {ptrs.get_element_ty()}")
+        if not complete and not kept.any():
+            return None
+        self.before_store(storage)
         values = None if storage is None else _array_at(storage, ptrs.data, value.data.dtype)
         if values is None:
             return super().create_masked_store(ptrs, value, mask, *rest, **options)
@@ -189,7 +195,9 @@ class Memory(interpreter.InterpreterBuilder):
 
     def create_atomic_rmw(self, rmwOp: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
         """tl.atomic_add, tl.atomic_max and so on: they give the value that was there before."""
-        self.check("atomic operation", ptr, mask.data)
+        _, storage = self.check("atomic operation", ptr, mask.data)
+        if np.any(mask.data):
+            self.before_store(storage)
         if rmwOp == interpreter._ir.ATOMIC_OP.FADD and val.dtype.scalar.name == "bf16":
             return self.add_one_by_one(ptr, val, mask)
         if rmwOp == interpreter._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":

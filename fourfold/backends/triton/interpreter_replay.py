@@ -8,6 +8,7 @@ Later calls replay them.
 
 import contextlib
 import functools
+import math
 import operator
 import re
 import types
@@ -18,6 +19,8 @@ import numpy as np
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+
+from fourfold.backends.triton.interpreter_batches import Batch, number_of, shape_of
 
 _SYMBOLS = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"),
@@ -170,7 +173,7 @@ class _Recorder:
             made.data.flags.writeable = False
             self.known[id(made)] = made
             self.values.append(made)
-        elif name == "create_broadcast" and made.data.shape == arguments[0].data.shape:
+        elif name == "create_broadcast" and shape_of(made) == shape_of(arguments[0]):
             self.known[id(made)] = given[0]
             self.values.append(made)
         else:
@@ -226,17 +229,15 @@ class _Writer:
         values, copies = self.recorder.values, self.recorder.copies
         sources = [copies.get(x.number, (x, False)) if isinstance(x, _Result) else (x, False) for x in step.arguments]
         blocks = [values[x.number] if isinstance(x, _Result) else x for x, _ in sources]
-        shape = values[step.results[0]].data.shape
-        if np.broadcast_shapes(*(block.data.shape for block in blocks)) != shape:
+        shape = shape_of(values[step.results[0]])
+        if np.broadcast_shapes(*map(shape_of, blocks)) != shape:
             return None
         direct = self.call(step, tuple(self.value(x) for x, _ in sources))
         if not any(scalar for _, scalar in sources):
             return direct
         # NumPy lays the result out like its operands. A number that is broadcast lies row by row, so that the result
         # does too: a sum of it is rounded differently in another layout.
-        full = [
-            self.value(x) for (x, scalar), block in zip(sources, blocks) if not scalar and block.data.shape == shape
-        ]
+        full = [self.value(x) for (x, scalar), block in zip(sources, blocks) if not scalar and shape_of(block) == shape]
         copied = [
             self.splats[x.number] if scalar else self.value(source)
             for x, (source, scalar) in zip(step.arguments, sources)
@@ -301,7 +302,7 @@ class _Received:
             if not isinstance(argument.handle, interpreter.TensorHandle):
                 self.recorder.repeatable = False
                 return argument
-            handle = interpreter.TensorHandle(argument.handle.data, argument.handle.dtype)
+            handle = type(argument.handle)(argument.handle.data, argument.handle.dtype)
             copy = tl.tensor(handle, argument.type)
             self.define(handle, f"{name}.handle")
             self.names[id(copy)], self.tensors[id(copy)] = name, argument
@@ -345,8 +346,18 @@ def truth(tensor: tl.tensor) -> bool:
 
     Within the language's functions a number is true too: there ``if other`` asks whether an argument was given.
     """
-    data = tensor.handle.data
-    return bool(data) if data.size == 1 and not _RUNNING else True
+    if _RUNNING or math.prod(shape_of(tensor.handle)) != 1:
+        return True
+    if type(tensor.handle) is Batch:
+        tensor = tl.tensor(Batch(tensor.handle.data != 0, tl.int1), tl.int1)
+    return bool(number_of(tensor.handle))
+
+
+def transposed(tensor: tl.tensor) -> tl.tensor:
+    """``tensor.T``: the axes in reverse order."""
+    order = list(reversed(range(len(tensor.shape))))
+    handle = interpreter.interpreter_builder.create_trans(tensor.handle, order)
+    return tl.tensor(handle, tl.block_type(tensor.dtype, [tensor.shape[axis] for axis in order]))
 
 
 @contextlib.contextmanager

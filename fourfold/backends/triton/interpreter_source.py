@@ -6,10 +6,13 @@ elements where both are.
 
 import ast
 import itertools
+import math
 from typing import Any
 
 import triton.language as tl
 from triton.runtime import interpreter
+
+from fourfold.backends.triton.interpreter_batches import largest, least, loop
 
 # Of the names that a changed source uses. Triton adds the names of its interpreter's module to those of the kernel's.
 PREFIX = "_fourfold_"
@@ -60,6 +63,13 @@ class _Logic(ast.NodeTransformer):
 
     visit_IfExp = visit_While = visit_If
 
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """``range(a)`` becomes ``in_batches(range)(a)``, and so do ``min`` and ``max``."""
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in ("range", "min", "max"):
+            node.func = ast.copy_location(_call("in_batches", node.func), node.func)
+        return node
+
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         """``a < b < c``."""
         if len(node.ops) > 1 and self.single_comparisons:
@@ -102,13 +112,19 @@ def logical_not(operand: Any) -> Any:
 
 def condition(test: Any) -> Any:
     """The condition of an ``if`` or a ``while``. The compiler rejects a block, which is true to Python."""
-    if isinstance(test, tl.tensor) and test.type.is_block() and test.handle.data.size != 1:
-        raise ValueError(f"a condition is a block of {test.handle.data.shape} elements, and must be one number")
+    if isinstance(test, tl.tensor) and test.type.is_block() and math.prod(test.type.shape) != 1:
+        raise ValueError(f"a condition is a block of {tuple(test.type.shape)} elements, and must be one number")
     return test
 
 
+def in_batches(function: Any) -> Any:
+    """What takes the place of a function of Python's where programs run at once. A kernel's file may have its own."""
+    return next((ours for pythons, ours in _IN_BATCHES if pythons is function), function)
+
+
+_IN_BATCHES = ((range, loop), (min, least), (max, largest))
 # The functions that a changed source calls, by the names that it calls them.
 LOGIC = {
     PREFIX + function.__name__: function
-    for function in (undecided_and, undecided_or, logical_and, logical_or, logical_not, condition)
+    for function in (undecided_and, undecided_or, logical_and, logical_or, logical_not, condition, in_batches)
 }

@@ -3,13 +3,14 @@
 import contextlib
 import functools
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import triton.language as tl
 
+from fourfold.backends import known_calls
 from fourfold.backends.launch import multiprocessors as multiprocessors
 from fourfold.backends.triton import contract as triton_contract
 from fourfold.compat import torch_internals, triton_internals
@@ -44,7 +45,10 @@ def launch(
         options: the `tl.constexpr` arguments, and Triton's launch options such as num_warps.
     """
     device = tensors[0].get_device()
+    recorder = known_calls.recorder()
     if device < 0 or _LEFT_TO_TRITON:
+        if recorder is not None:
+            recorder.refuse()
         with on(tensors[0].device):
             kernel[grid](*tensors, *scalars, **options)
         return
@@ -58,12 +62,33 @@ def launch(
         compiled, constants = known
         stream = torch_internals.current_stream(device)
         triton_internals.launch_compiled(compiled, (*grid, 1, 1)[:3], (*tensors, *scalars, *constants), stream)
+        if recorder is not None:
+            recorder.launched(_again(compiled, (*grid, 1, 1)[:3], tensors, (*scalars, *constants)))
         return
+    if recorder is not None:
+        recorder.refuse()
     compiled = kernel[grid](*tensors, *scalars, **options)
     rest = triton_internals.parameters(kernel)[len(tensors) + len(scalars) :]
     all_named = all(parameter.is_constexpr and parameter.name in options for parameter in rest)
     if key is not None and all_named and not untold(device):
         _compiled[key] = compiled, tuple(options[parameter.name] for parameter in rest)
+
+
+def _again(
+    compiled: Any, grid: tuple[int, ...], tensors: tuple[torch.Tensor, ...], rest: tuple[Any, ...]
+) -> Callable[[Callable[[int], int]], known_calls.Launch]:
+    """A launch for `known_calls`."""
+
+    def again(place_of: Callable[[int], int]) -> known_calls.Launch:
+        places = [place_of(tensor.data_ptr()) for tensor in tensors]
+        run = triton_internals.relauncher(compiled, grid)
+
+        def launch_again(addresses: Sequence[int], stream: int) -> None:
+            run(*[addresses[place] for place in places], *rest, stream=stream)
+
+        return launch_again
+
+    return again
 
 
 def launch_key(

@@ -607,6 +607,7 @@ def _tensor_in(argument: Any) -> torch.Tensor:
 class Launch(corrected.Launch):
     """Launches a kernel under watch."""
 
+    in_batches = False
     report: Report
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:

@@ -30,6 +30,8 @@ from fourfold.backends.cuda.compile import (
     write_entry,
 )
 from fourfold.backends.cuda.device_code import device_code, own_headers
+from fourfold.backends.cuda.on_cpu import ptx
+from fourfold.backends.launch import MAX_SHARED_BYTES
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -54,13 +56,18 @@ _CHECKED = [
     "-fno-optimize-sibling-calls",
     # An uninitialised float is -1.7e38 in every run.
     "-ftrivial-auto-var-init=pattern",
-    "-fsanitize=thread,bounds,object-size,alignment,shift-exponent,integer-divide-by-zero,signed-integer-overflow"
+    # Strict: the last member of a struct is no array of flexible length.
+    "-fsanitize=thread,bounds-strict,object-size,alignment,shift-exponent,integer-divide-by-zero,signed-integer-overflow"
     ",float-cast-overflow",
     "-fno-sanitize-recover=all",
     "--param=tsan-instrument-func-entry-exit=0",
 ]
-# The largest dynamic shared memory of a block on any GPU so far.
-_DYNAMIC_SHARED_BYTES = 232448
+# Bytes after each shared array that belong to none, so that running past its end does not reach the next array.
+_REDZONE_BYTES = 64
+# In the compiler's output: from the head of a section of variables to that of the next section.
+_THREAD_LOCAL_VARIABLES = re.compile(
+    r"^\t\.section\t\.tbss.*\n(?:(?!\t\.(?:section|text|data|bss)\b).*\n)*", re.MULTILINE
+)
 # What the runtime's compiled files were like when they were written.
 _CHECKSUMS = "checksums.json"
 
@@ -76,12 +83,21 @@ class SharedArray:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A compiled shared object, its kernels' names in the order of their indices, and its shared arrays."""
+    """A compiled shared object.
+
+    Attributes:
+        path: of the file.
+        kernels: their names, in the order of their indices.
+        shared: the shared arrays.
+        source_files: the `.cu` file and its own headers.
+        ptx: the files and lines where inline PTX stands.
+    """
 
     path: pathlib.Path
     kernels: tuple[str, ...]
     shared: tuple[SharedArray, ...]
     source_files: frozenset[str]
+    ptx: frozenset[tuple[str, int]]
 
 
 @functools.cache
@@ -123,7 +139,7 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool)
     closure = source_closure(source)
     check_headers(closure)
     options = _CHECKED if checked else _FAST
-    runtime_key = digest(_command(), _compiler_version(), [p.read_text() for p in _runtime_files()])
+    runtime_key = digest(_command(), _compiler_version(), [p.read_text() for p in (*_runtime_files(), HERE / "ptx.py")])
     directory = cache_folder("cuda_on_cpu", digest(runtime_key, options, closure, _unit(source)))
     if built := _find(directory, name, closure):
         return built
@@ -144,17 +160,24 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool)
 
 
 def source_line(built: Built, pcs: Sequence[int]) -> tuple[str, int] | None:
-    """Map code addresses to the first place in the kernel's own files. Each address is one past its instruction."""
+    """Map code addresses to the first place in the kernel's own files. Each address is one past its instruction.
+
+    The caller of a function that wraps inline PTX says more than the line of the PTX.
+    """
     if not pcs:
         return None
     command = ["addr2line", "-ie", str(built.path), *(hex(pc - 1) for pc in pcs)]
     output = subprocess.run(command, capture_output=True, text=True).stdout
+    of_ptx = None
     for frame in output.splitlines():  # of each address, from the innermost inlined function outwards
         # Such as "/my kernels/k.cu:12 (discriminator 3)".
         place = re.fullmatch(r"(.*):(\d+)(?: \(discriminator \d+\))?", frame)
         if place and os.path.realpath(place[1]) in built.source_files:
-            return os.path.realpath(place[1]), int(place[2])
-    return None
+            found = os.path.realpath(place[1]), int(place[2])
+            if found not in built.ptx:
+                return found
+            of_ptx = of_ptx or found
+    return of_ptx
 
 
 def _compiler() -> str:
@@ -188,7 +211,9 @@ def _find(directory: pathlib.Path, name: str, closure: Collection[str]) -> Built
     if found := find_entry(directory, ".so", "kernels", name):
         path, about = found
         shared = tuple(SharedArray(*row) for row in about["shared"])
-        return Built(path, tuple(about["kernels"]), shared, frozenset(os.path.realpath(file) for file in closure))
+        files = frozenset(os.path.realpath(file) for file in closure)
+        places = frozenset((os.path.realpath(file), line) for file, line in about["ptx"])
+        return Built(path, tuple(about["kernels"]), shared, files, places)
     return None
 
 
@@ -196,17 +221,28 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
     command = _command(source)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         unit, library = pathlib.Path(scratch, "unit.o"), pathlib.Path(scratch, "kernels.so")
+        assembly = unit.with_suffix(".s")
         table = "\n".join(f"    FOURFOLD_KERNEL({name})," for name in names)
         code = unit.with_suffix(".cpp")
         for name, header in own_headers(str(source), source_closure(source)).items():
             # Found before the header itself: the folder of the including file is searched first.
             code.parent.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
             code.parent.joinpath(name).write_text(header)
-        code.write_text(f"{_unit(source)}\nconst fourfold::Entry fourfold_kernels[] = {{\n{table}\n}};\n")
+        entries = f"const fourfold::Entry fourfold_kernels[] = {{\n{table}\n}};\n"
+        code.write_text(f"{_unit(source)}\n{entries}const bool fourfold_has_ptx = false;\n")
+        unknown = ""
         try:
-            _run(*command, *options, "-c", str(code), "-o", str(unit), refused=CompilationError)
+            try:
+                compiled, places = _with_ptx(source, code, [*command, *options])
+            except ptx.UnknownInstruction as error:
+                # It may stand where no kernel for the CPU goes.
+                compiled, places, unknown = code, [], f"inline PTX that is not emulated on the CPU: {error}\n"
+            _run(*command, *options, "-S", str(compiled), "-o", str(assembly), refused=CompilationError)
+            if options is _CHECKED:
+                assembly.write_text(_with_redzones(assembly.read_text()))
+            _run(_compiler(), "-c", str(assembly), "-o", str(unit), refused=CompilationError)
         except CompilationError as error:
-            raise CompilationError(_explained(source, str(error), code)) from None
+            raise CompilationError(unknown + _explained(source, str(error), code)) from None
         if options is _CHECKED:
             copies = ("memcpy", "memmove", "memset")
             _run("objcopy", *(f"--redefine-sym={name}=fourfold_{name}" for name in copies), str(unit))
@@ -215,7 +251,8 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
         # In CUDA, all `extern __shared__` arrays of a kernel share the same memory.
         labels = "".join(f".hidden {n}\n.globl {n}\n.type {n},@object\n{n}:\n" for n in dynamic)
         storage.write_text(
-            f'.section .tbss,"awT",@nobits\n.balign 1024\n{labels}.zero {_DYNAMIC_SHARED_BYTES if dynamic else 0}\n'
+            f'.section .tbss,"awT",@nobits\n.balign 1024\n{_start(source, bool(places))}{labels}'
+            f".zero {MAX_SHARED_BYTES if dynamic else 0}\n"
             '.section .note.GNU-stack,"",@progbits\n'
         )
         objects = [str(unit), str(storage), *_runtime_objects(runtime)]
@@ -235,7 +272,46 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
         ]
         kept = directory / f"{digest(names)}.so"
         os.replace(library, kept)
-        write_entry(kept, {"kernels": names, "shared": shared})
+        write_entry(kept, {"kernels": names, "shared": shared, "ptx": places})
+
+
+def _with_ptx(
+    source: pathlib.Path, unit: pathlib.Path, command: list[str]
+) -> tuple[pathlib.Path, list[tuple[str, int]]]:
+    """A unit with its inline PTX translated, and where that stood. One without any is left as it is.
+
+    Raises:
+        UnknownInstruction: it has an instruction that is not emulated.
+    """
+    closure = source_closure(source)
+    if not ptx.has_inline_ptx(closure.values()):
+        return unit, []
+    given = unit.read_text().replace('#include "device.h"', '#include "device.h"\n#include "ptx.h"', 1)
+    whole = unit.with_name("with_ptx.cpp")
+    whole.write_text(given.replace("fourfold_has_ptx = false", "fourfold_has_ptx = true"))
+    preprocessed = _run(*command, f"-D{ptx.HOPPER}", "-E", str(whole), refused=CompilationError)
+    text, places = ptx.translated(preprocessed, closure)
+    translated = whole.with_suffix(".ii")
+    translated.write_text(text)
+    return translated, places
+
+
+def _start(source: pathlib.Path, has_ptx: bool) -> str:
+    """What precedes the dynamic shared array. A GPU aligns an array that asks for nothing to 16 bytes alone.
+
+    Copies and wgmma need more, so there it matters; elsewhere it starts at a multiple of 1024.
+    """
+    aligned = re.compile(r"\bextern\b[^;]*\b(?:__align__|alignas|aligned)\b")
+    texts = source_closure(source).values()
+    return ".zero 16\n" if has_ptx and not any(map(aligned.search, texts)) else ""
+
+
+def _with_redzones(assembly: str) -> str:
+    """The compiler's output with a gap after each thread-local variable, as which shared arrays are compiled."""
+    return _THREAD_LOCAL_VARIABLES.sub(
+        lambda section: re.sub(r"^\t\.zero\t.*", rf"\g<0>\n\t.zero\t{_REDZONE_BYTES}", section[0], flags=re.MULTILINE),
+        assembly,
+    )
 
 
 def _unit(source: pathlib.Path) -> str:
@@ -250,7 +326,7 @@ def _unit(source: pathlib.Path) -> str:
 def _explained(source: pathlib.Path, output: str, unit: pathlib.Path) -> str:
     """What the compiler says of a file, the first error in the file itself at the head."""
     lines = output.splitlines()[1:]  # the first is the command
-    errors = [line for line in lines if " error: " in line]
+    errors = [line for line in lines if re.search(" [eE]rror: ", line)]  # the assembler's begin with a capital
     first = next((line for line in errors if line.startswith(f"{source}:")), errors[0] if errors else "")
     if "no matches converting function" in first or str(unit) in first:
         why = first.partition(" error: ")[2]

@@ -50,10 +50,29 @@ Access this_access(Kind kind, const void* pc) {
     return {now.block, now.epoch, clocks[here.warp].event, 1u << here.lane, unsigned(static_cast<const char*>(pc) - &__ehdr_start), static_cast<unsigned short>(here.warp), kind};
 }
 
+// Of a unit with inline PTX, whose barriers are of some threads: who made the accesses of a union of several warps. The
+// union's `lanes` is the position here.
+struct Member {
+    unsigned thread, event;
+};
+std::vector<std::vector<Member>> crowds;
+
+bool ordered_by_clocks(const Access& a) {
+    if (a.warp == SEVERAL_WARPS) {
+        for (const Member& m : crowds[a.lanes])
+            if (m.thread != now.thread && !asynchronous_knows(m.thread, m.event)) return false;
+        return true;
+    }
+    for (unsigned lanes = a.lanes; lanes; lanes &= lanes - 1)
+        if (unsigned thread = a.warp * LANES + __builtin_ctz(lanes); thread != now.thread && !asynchronous_knows(thread, a.event)) return false;
+    return true;
+}
+
 // Whether program order, a barrier or a __syncwarp orders an access before the running thread's next one.
 bool ordered_in_block(const Access& a) {
     if (a.block != now.block) return false;
     if (a.epoch < now.epoch) return true;
+    if (asynchronous) return a.epoch == now.epoch && ordered_by_clocks(a);
     if (a.warp != here.warp || a.epoch != now.epoch) return false;
     const unsigned* row = nullptr;
     for (unsigned others = a.lanes & ~(1u << here.lane); others; others &= others - 1) {
@@ -131,6 +150,20 @@ bool ordered(const Access& a) {
     return !sync_variables.empty() && ordered_by_fences(a);
 }
 
+unsigned crowd_of(const Access& old, const Access& latest) {
+    unsigned position = old.lanes;
+    if (old.warp != SEVERAL_WARPS) {
+        position = unsigned(crowds.size());
+        crowds.emplace_back();
+        for (unsigned lanes = old.lanes; lanes; lanes &= lanes - 1) crowds[position].push_back({old.warp * LANES + __builtin_ctz(lanes), old.event});
+    }
+    auto& crowd = crowds[position];
+    auto same = std::find_if(crowd.begin(), crowd.end(), [](const Member& m) { return m.thread == now.thread; });
+    if (same == crowd.end()) crowd.push_back({now.thread, latest.event});
+    else same->event = latest.event;
+    return position;
+}
+
 Access merged(const Access& old, Access latest) {
     bool taken_over = old.kind == RELEASING_ATOMIC && latest.kind >= ATOMIC;
     if (taken_over || ordered(old)) return latest;
@@ -138,8 +171,8 @@ Access merged(const Access& old, Access latest) {
         latest.epoch = NEVER;
         latest.warp = SEVERAL_WARPS;
     } else if (old.warp != latest.warp) {
+        latest.lanes = asynchronous ? crowd_of(old, latest) : ~0u;
         latest.warp = SEVERAL_WARPS;
-        latest.lanes = ~0u;
     } else {
         latest.lanes |= old.lanes;
     }
@@ -386,7 +419,10 @@ inline void touch(const void* address, size_t bytes, bool write, Kind kind, cons
     for (Region& r : tensors)
         if (size_t(p - r.begin) < r.bytes) return check(r, size_t(p - r.begin), unsigned(bytes), write, kind, pc);
     if (own_memory(p)) return;
-    if (Region* r = shared_at(p)) return check(*r, size_t(p - r->begin), unsigned(bytes), write, kind, pc);
+    if (Region* r = shared_at(p)) {
+        if (asynchronous) asynchronous_access(p, unsigned(bytes), write, pc);
+        return check(*r, size_t(p - r->begin), unsigned(bytes), write, kind, pc);
+    }
     fail_outside(p, unsigned(bytes), write, pc);
 }
 
@@ -433,9 +469,11 @@ void checker_forget() {
     for (SharedArray& s : shared_arrays) s.region.own_cells.reset();
     for (WarpClock& c : clocks) c.synced_block = 0;
     for (Fenced& f : fenced) f.block = 0;
+    asynchronous_forget();
 }
 
 void checker_begin_block() {
+    crowds.clear();
     for (unsigned w = 0; w * LANES < now.threads; w++) clocks[w].event = 0;
     if (!acquired.empty()) acquired.clear();
 }
@@ -460,7 +498,39 @@ void checker_sync_warp(unsigned mask) {
     }
     for (unsigned lanes = mask; lanes; lanes &= lanes - 1) joined[__builtin_ctz(lanes)] = event;
     for (unsigned lanes = mask; lanes; lanes &= lanes - 1) std::memcpy(c.synced[__builtin_ctz(lanes)], joined, sizeof joined);
+    if (asynchronous) asynchronous_sync_warp(mask);
 }
+
+unsigned& warp_event(unsigned warp) { return clocks[warp].event; }
+
+char* shared_memory_begin() {
+    static char* begin = nullptr;
+    if (!begin) {
+        size_t least = ~size_t(0);
+        for (const SharedArray& s : shared_arrays) least = std::min(least, size_t(&anchor + s.from_anchor));
+        begin = reinterpret_cast<char*>(least / 1024 * 1024);
+    }
+    return begin;
+}
+
+bool inside_shared(const char* p, size_t bytes) {
+    Region* r = shared_at(p);
+    return r && size_t(p - r->begin) + bytes <= r->bytes;
+}
+
+void access_shared(const char* p, unsigned bytes, bool write, const void* pc) { touch(p, bytes, write, PLAIN, pc); }
+
+void mark_written(const char* p, unsigned bytes) {
+    Region* r = shared_at(p);
+    if (!r || !r->cells) return;
+    size_t at = size_t(p - r->begin), last = (at + bytes - 1) >> r->grain_bits;
+    for (size_t i = at >> r->grain_bits; i <= last; i++) {
+        r->cells[i] = {};
+        r->cells[i].write.block = now.block;
+    }
+}
+
+void fault_beside(const void* pc) { fault.other_pc = pc ? size_t(static_cast<const char*>(pc) - &__ehdr_start) : 0; }
 
 void memory_fence(Scope scope) {
     if (!now.checking) return;
@@ -535,14 +605,21 @@ struct Place {
     const char* file;
     unsigned line, column;
 };
+struct Type {
+    unsigned short kind, info;
+    char name[];  // in quotes
+};
+struct IndexPlace : Place {
+    const Type *array, *index;
+};
 struct MismatchPlace : Place {
-    const void* type;
+    const Type* type;
     unsigned char log_alignment, check;
 };
 #define ON_UNDEFINED(name, kind, text) \
     extern "C" void __ubsan_handle_##name##_abort(const Place* p) { fail(kind, {p->file, p->line}, nullptr, text); }
-extern "C" void __ubsan_handle_out_of_bounds_abort(const Place* p, size_t index) {
-    fail(OUT_OF_BOUNDS, {p->file, p->line}, nullptr, "index %lld is outside the array", static_cast<long long>(index));
+extern "C" void __ubsan_handle_out_of_bounds_abort(const IndexPlace* p, size_t index) {
+    fail(OUT_OF_BOUNDS, {p->file, p->line}, nullptr, "index %lld is outside the array, of type %s", static_cast<long long>(index), p->array->name);
 }
 ON_UNDEFINED(shift_out_of_bounds, UNDEFINED_ARITHMETIC, "shift by a negative count or by more bits than the type has")
 ON_UNDEFINED(divrem_overflow, UNDEFINED_ARITHMETIC, "integer division by zero, or its overflow")
@@ -555,5 +632,5 @@ extern "C" void __ubsan_handle_type_mismatch_v1_abort(const MismatchPlace* p, si
     size_t alignment = size_t(1) << p->log_alignment;
     if (!address) fail(OUT_OF_BOUNDS, {p->file, p->line}, nullptr, "access through a null pointer");
     if (address % alignment) fail(MISALIGNED, {p->file, p->line}, nullptr, "access at an address that is not a multiple of %zu, as its type needs", alignment);
-    fail(OUT_OF_BOUNDS, {p->file, p->line}, nullptr, "access outside the object pointed to");
+    fail(OUT_OF_BOUNDS, {p->file, p->line}, nullptr, "access to %s outside the array or variable that the pointer points to", p->type->name);
 }

@@ -70,8 +70,13 @@ template <class T> const char* spelled() { return __PRETTY_FUNCTION__; }
 
 template <auto Kernel> struct Call;
 template <class... P, void (*Kernel)(P...)> struct Call<Kernel> {
+    // An argument of up to 8 bytes is passed as it is, a larger one by its address.
+    template <class T> FOURFOLD_UNCHECKED static T& argument(void* place) {
+        if constexpr (sizeof(T) > 8) return **static_cast<T**>(place);
+        else return *static_cast<T*>(place);
+    }
     template <size_t... I> FOURFOLD_UNCHECKED static void apply(void** arguments, std::index_sequence<I...>) {
-        Kernel(*static_cast<std::remove_reference_t<P>*>(arguments[I])...);
+        Kernel(argument<std::remove_reference_t<P>>(arguments[I])...);
     }
     FOURFOLD_UNCHECKED static void invoke(void** arguments) { apply(arguments, std::index_sequence_for<P...>{}); }
 

@@ -4,6 +4,8 @@
 #define FOURFOLD_RUNTIME
 #include "runtime.h"
 
+#include <string>
+
 #define FOURFOLD_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace fourfold {
@@ -57,5 +59,35 @@ void checker_forget();
 // Report a pending uninitialised read. It is delayed until here, since it may prove to be half of a race.
 void checker_settle();
 void checker_sync_warp(unsigned mask);
+// The number of the accesses that a warp makes now; it grows where others may learn of those before.
+unsigned& warp_event(unsigned warp);
+char* shared_memory_begin();
+bool inside_shared(const char* p, size_t bytes);
+void access_shared(const char* p, unsigned bytes, bool write, const void* pc);
+// Something other than a thread has written shared memory.
+void mark_written(const char* p, unsigned bytes);
+// The next fault names this code as the other half.
+void fault_beside(const void* pc);
+
+// Suspend the running thread until wake_on is called with the same pointer; pc is the code that waits.
+void park_on(const void* what, const void* pc);
+void wake_on(const void* what);
+// Let the others go on, as far as they can.
+void yield_thread(const void* pc);
+
+// asynchronous.cpp: mbarriers, copies and wgmma, of a unit with inline PTX.
+extern bool asynchronous;
+void asynchronous_begin_block();
+void asynchronous_end_block();
+// Let one copy land; false if none is under way.
+bool asynchronous_progress();
+void asynchronous_leave();
+void asynchronous_sync_block();
+void asynchronous_sync_warp(unsigned mask);
+void asynchronous_access(const char* p, unsigned bytes, bool write, const void* pc);
+void asynchronous_forget();
+// Whether the running thread knows of another's accesses of this event.
+bool asynchronous_knows(unsigned thread, unsigned event);
+std::string asynchronous_awaited(const void* what);
 
 }  // namespace fourfold

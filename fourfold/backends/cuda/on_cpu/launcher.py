@@ -18,6 +18,7 @@ import torch
 from fourfold.backends.cuda import declarations
 from fourfold.backends.cuda.on_cpu import build
 from fourfold.backends.cuda.on_cpu.faults import FAULTS, Index
+from fourfold.backends.cuda.on_cpu.tensor_map import TensorMapOnCpu
 from fourfold.backends.cuda.parameters import Argument, Parameter, check_count, mismatch, short, too_large
 
 _order = contextvars.ContextVar("order", default=(0, 0))
@@ -146,6 +147,8 @@ class CpuKernel:
                         views += (position, address, size, writable, *layout)
             elif argument is None and is_pointer:
                 values.append(0)
+            elif isinstance(argument, TensorMapOnCpu) and self.parameters[position].kind == "m":
+                values.append(argument.address)
             elif isinstance(argument, int | float) and type(argument) is python_type:
                 values.append(argument)
             else:

@@ -32,7 +32,7 @@ struct Fiber {
     void* stack_pointer;
     Fiber* next;
 };
-enum class Wait { nothing, barrier, exchange, active_mask };
+enum class Wait { nothing, barrier, exchange, active_mask, event };
 struct Member {
     uint3 index;
     Fiber* fiber;
@@ -40,6 +40,7 @@ struct Member {
     Wait wait;
     Site site;
     unsigned active;
+    const void *awaited, *pc;  // of an event
 };
 struct Warp {
     void* slots[LANES];
@@ -55,6 +56,7 @@ unsigned long long ready[MAX_THREADS / 64];  // a bitmap by position
 unsigned started, live, at_barrier, ballot, ballot_result;
 Site barrier_site;
 Invoke invoke;
+char yielded;  // what a thread waits for that lets others go on
 void** arguments;
 
 Fiber fibers[MAX_THREADS], *current, *idle;
@@ -178,6 +180,25 @@ bool grant_active_masks() {
     return granted;
 }
 
+// Where no thread can run: wake those that have yielded, or let copies land until a thread can go on.
+bool land_copies() {
+    if (!asynchronous) return false;
+    for (unsigned t = 0; t < now.threads; t++)
+        if (members[t].wait == Wait::event && members[t].awaited == &yielded) {
+            asynchronous_progress();
+            wake_on(&yielded);
+            return true;
+        }
+    auto none_ready = [] {
+        for (unsigned word = 0; word * 64 < now.threads; word++)
+            if (ready[word]) return false;
+        return true;
+    };
+    while (none_ready())
+        if (!asynchronous_progress()) return false;
+    return true;
+}
+
 [[noreturn]] void deadlock() {
     unsigned waiting = 0, somebody = 0;
     for (unsigned t = now.threads; t--;)
@@ -186,6 +207,9 @@ bool grant_active_masks() {
             waiting++;
         }
     run_as(somebody);
+    if (members[somebody].wait == Wait::event)
+        fail(DEADLOCK, {}, members[somebody].pc, "waits for ever for %s; so do %u threads in all, and %u have left the kernel",
+             asynchronous_awaited(members[somebody].awaited).c_str(), waiting, now.threads - live);
     bool held = members[somebody].wait == Wait::exchange;
     fail(DEADLOCK, members[somebody].site, nullptr, "waits for ever at a %s, as do %u threads in all; %u have left the kernel",
          held ? "warp exchange whose other lanes never come" : "barrier", waiting, now.threads - live);
@@ -199,7 +223,7 @@ void park(Wait what, Site site) {
     members[self].site = site;
     if (!resume_one()) {
         if (started < now.threads) switch_to(fresh_fiber());
-        else if (grant_active_masks()) resume_one();
+        else if (grant_active_masks() || land_copies()) resume_one();
         else deadlock();
     }
     run_as(self);
@@ -207,6 +231,7 @@ void park(Wait what, Site site) {
 
 void release_barrier() {
     if (now.checking) checker_settle();
+    if (asynchronous) asynchronous_sync_block();
     now.epoch++;
     at_barrier = 0;
     ballot_result = ballot;
@@ -237,6 +262,7 @@ void wake(unsigned warp, unsigned lanes) {
 
 // The running thread has returned from the kernel.
 void leave() {
+    if (asynchronous) asynchronous_leave();
     unsigned warp = here.warp;
     Warp& w = warps[warp];
     live--;
@@ -266,9 +292,10 @@ void fiber_main() {
         self->next = idle;
         idle = self;
         if (resume_one()) continue;
-        if (live && grant_active_masks() && resume_one()) continue;
+        if (live && (grant_active_masks() || land_copies()) && resume_one()) continue;
         if (live) deadlock();
         if (now.checking) checker_settle();
+        if (asynchronous) asynchronous_end_block();
         fourfold_switch(&self->stack_pointer, host);
     }
 }
@@ -430,6 +457,20 @@ void sync_warp(unsigned mask, Site site) {
     exchange(mask, nullptr, [](void**, unsigned present) { if (now.checking) checker_sync_warp(present); }, site);
 }
 
+void park_on(const void* what, const void* pc) {
+    Member& m = members[now.thread];
+    m.awaited = what;
+    m.pc = pc;
+    park(Wait::event, {});
+}
+
+void wake_on(const void* what) {
+    for (unsigned t = 0; t < now.threads; t++)
+        if (members[t].wait == Wait::event && members[t].awaited == what) make_ready(members[t]);
+}
+
+void yield_thread(const void* pc) { park_on(&yielded, pc); }
+
 unsigned active_mask(Site site) {
     unsigned self = now.thread;
     park(Wait::active_mask, site);
@@ -449,6 +490,7 @@ FOURFOLD_EXPORT const Fault* fourfold_launch(int kernel, long long* words, const
     for (long long i = 0; i < count; i++) argument_pointers[i] = words + 10 + i;
     arguments = argument_pointers;
     invoke = fourfold_kernels[kernel].invoke;
+    asynchronous = fourfold_has_ptx;
     fault.kind = 0;
     std::memset(fault.pcs, 0, sizeof fault.pcs);
     fault.other_pc = 0;
@@ -500,6 +542,7 @@ FOURFOLD_EXPORT const Fault* fourfold_launch(int kernel, long long* words, const
             live = n;
             now.epoch = 0;
             if (now.checking) checker_begin_block();
+            if (asynchronous) asynchronous_begin_block();
             current = fresh_fiber();
             in_kernel = true;
             fourfold_switch(&host, current->stack_pointer);

@@ -1,0 +1,259 @@
+"""Inline PTX for the CPU: each asm statement whose instructions are known becomes calls of what ptx.h declares."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Callable, Collection, Iterator
+
+# Defined for a file all of whose inline PTX is known, so that its kernels for Hopper are compiled.
+HOPPER = "__CUDA_ARCH_FEAT_SM90_ALL"
+
+_STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\s*(?:volatile|__volatile__|inline)?\s*\(")
+_LINE_MARK = re.compile(r'^# (\d+) "([^"\n]*)".*$', re.MULTILINE)
+_LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|.', re.DOTALL)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+class UnknownInstruction(Exception):
+    """Inline PTX holds an instruction that is not emulated."""
+
+
+def has_inline_ptx(texts: Collection[str]) -> bool:
+    """Whether there may be inline PTX in these files."""
+    return any(_STATEMENT.search(text) for text in texts)
+
+
+def translated(preprocessed: str, files: Collection[str]) -> tuple[str, list[tuple[str, int]]]:
+    """A preprocessed unit with the inline PTX of these files replaced, and the places, file and line, where it stood.
+
+    Every line keeps its number.
+
+    Raises:
+        UnknownInstruction: an instruction is not emulated.
+    """
+    marks = list(_LINE_MARK.finditer(preprocessed))
+    starts = [mark.start() for mark in marks]
+    pieces, places, at = [], [], 0
+    for found in _STATEMENT.finditer(preprocessed):
+        mark = marks[max(0, bisect.bisect(starts, found.start()) - 1)] if marks else None
+        if found.start() < at or mark is None or mark[2] not in files:
+            continue
+        places.append((mark[2], int(mark[1]) + preprocessed.count("\n", mark.end(), found.start()) - 1))
+        end = _closing(preprocessed, found.end())
+        inside = preprocessed[found.end() : end]
+        pieces += [preprocessed[at : found.start()], _statement(_LINE_MARK.sub("", inside)), _line_marks(inside)]
+        at = end + 1
+    return "".join([*pieces, preprocessed[at:]]), places
+
+
+def _line_marks(inside: str) -> str:
+    """What brings the line's number to where a statement of several lines ends."""
+    return "".join(f"\n{mark[0]}\n" for mark in list(_LINE_MARK.finditer(inside))[-1:]) + "\n" * (
+        inside.rsplit("\n# ", 1)[-1].count("\n") - (1 if "\n# " in inside else 0)
+    )
+
+
+def _closing(text: str, at: int) -> int:
+    """The position of the parenthesis that closes the one before `at`."""
+    depth = 1
+    for token in _TOKEN.finditer(text, at):
+        depth += (token[0] == "(") - (token[0] == ")")
+        if not depth:
+            return token.start()
+    raise UnknownInstruction("asm without an end")
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Parts between separators that are in no brackets and no strings."""
+    parts, depth = [""], 0
+    for token in _TOKEN.findall(text):
+        depth += (token in "([{") - (token in ")]}") if len(token) == 1 else 0
+        if token == separator and not depth:
+            parts.append("")
+        else:
+            parts[-1] += token
+    return [part.strip() for part in parts]
+
+
+def _statement(inside: str) -> str:
+    """C++ for what stands in the parentheses of an asm statement."""
+    template, *operands = _split(inside, ":")
+    text = "".join(_LITERAL.findall(template)).encode().decode("unicode_escape")
+    # Outputs, then inputs; what follows are the clobbered registers.
+    given = [operand for part in operands[:2] for operand in _split(part, ",") if operand]
+    values = [operand[operand.index("(") + 1 : operand.rindex(")")] for operand in given]
+    labels: list[str] = []
+    body = "".join(_translated(_COMMENT.sub(" ", text), labels))
+    if not body:
+        return "({ ; })"
+    declared = f"__label__ {', '.join(labels)}; " if labels else ""
+    bound = "".join(f"auto&& fourfold_{i} = ({value}); " for i, value in enumerate(values))
+    return f"({{ {declared}{bound}{' '.join(body.split())} }})"
+
+
+def _translated(text: str, labels: list[str]) -> Iterator[str]:
+    """C++ for a template's instructions."""
+    at = 0
+    while at < len(text := text.rstrip()):
+        if text[at].isspace() or text[at] == ";":
+            at += 1
+        elif text[at] in "{}":
+            yield text[at]
+            at += 1
+        elif label := re.compile(r"([\w$]+)\s*:(?!:)").match(text, at):
+            labels.append(label[1])
+            yield f"{label[1]}: ; "
+            at = label.end()
+        else:
+            end = text.find(";", at)
+            end = len(text) if end < 0 else end
+            yield _instruction(" ".join(text[at:end].split()))
+            at = end + 1
+
+
+def _instruction(text: str) -> str:
+    if declared := re.fullmatch(r"\.reg \.(\w+) (.*)", text):
+        kind = {"pred": "bool", "f32": "float", "b64": "unsigned long long", "u64": "unsigned long long"}
+        names = ", ".join(f"ptx_{name.strip()} = 0" for name in declared[2].split(","))
+        return f"{kind.get(declared[1], 'unsigned')} {names}; "
+    condition = ""
+    if guarded := re.match(r"@(!?)([\w%]+) ", text):
+        condition, text = f"if ({guarded[1]}{_value(guarded[2])}) ", text[guarded.end() :]
+    opcode, _, rest = text.partition(" ")
+    for pattern, make in _INSTRUCTIONS:
+        if match := re.fullmatch(pattern, opcode):
+            try:
+                return f"{condition}{{ {make(match, _split(rest, ',') if rest else [])} }} "
+            except (IndexError, ValueError):
+                break
+    raise UnknownInstruction(text)
+
+
+def _value(operand: str) -> str:
+    """C++ for an operand: %3, a number, a register."""
+    if re.fullmatch(r"%\d+", operand):
+        return f"fourfold_{operand[1:]}"
+    if re.fullmatch(r"-?(?:0[xX][0-9a-fA-F]+|\d+)[uU]?", operand):
+        return operand
+    if re.fullmatch(r"[A-Za-z_$]\w*", operand):
+        return f"ptx_{operand}"
+    raise ValueError(operand)
+
+
+def _address(operand: str) -> str:
+    """C++ for a shared address in brackets, with a distance or without."""
+    inside = re.fullmatch(r"\[\s*(%?\w+)\s*(?:\+\s*(\w+)\s*)?\]", operand)
+    if not inside:
+        raise ValueError(operand)
+    return f"unsigned({_value(inside[1])})" + (f" + {_value(inside[2])}" if inside[2] else "")
+
+
+def _elements(operand: str) -> list[str]:
+    return [_value(part) for part in _split(operand.strip().strip("{}"), ",")]
+
+
+def _call(name: str, *arguments: str) -> str:
+    return f"::fourfold::ptx::{name}({', '.join(arguments)});"
+
+
+def _to(destination: str, call: str) -> str:
+    return call if destination == "_" else f"{_value(destination)} = {call}"
+
+
+def _map_and_box(operand: str) -> tuple[str, str, str]:
+    """Of `[%1, {%3, %4}]` the map, the column and the row."""
+    pointer, box = _split(operand.strip()[1:-1], ",")
+    column, row = _elements(box)
+    return f"(const void*)({_value(pointer)})", column, row
+
+
+def _load(match: re.Match, o: list[str]) -> str:
+    pointer, column, row = _map_and_box(o[1])
+    return _call("load_box", _address(o[0]), pointer, _address(o[2]), column, row)
+
+
+def _store(match: re.Match, o: list[str]) -> str:
+    pointer, column, row = _map_and_box(o[0])
+    return _call("store_box", pointer, _address(o[1]), column, row)
+
+
+def _wgmma(match: re.Match, o: list[str]) -> str:
+    registers = _elements(o[0])
+    columns = int(match[1])
+    if len(registers) != columns // 2 or len(o) != 8:
+        raise ValueError(o)
+    a, b, add, a_sign, b_sign, a_transposed, b_transposed = map(_value, o[1:])
+    bfloat16 = "true" if match[2] == "bf16" else "false"
+    listed = ", ".join(f"&{register}" for register in registers)
+    call = _call("wgmma", str(columns), bfloat16, "d", a, b, add, a_sign, b_sign, a_transposed, b_transposed)
+    return f"float* const d[] = {{{listed}}}; {call}"
+
+
+def _compare(match: re.Match, o: list[str]) -> str:
+    sign = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}[match[1]]
+    kind = ("long long" if match[2] == "s" else "unsigned long long") if match[3] == "64" else match[2]
+    kind = {"s": "int", "u": "unsigned", "b": "unsigned"}.get(kind, kind)
+    return f"{_value(o[0])} = ({kind})({_value(o[1])}) {sign} ({kind})({_value(o[2])});"
+
+
+def _wait(match: re.Match, o: list[str]) -> str:
+    name = "mbarrier_wait_parity" if match[2] else "mbarrier_wait_phase"
+    return _to(o[0], _call(name, _address(o[1]), _value(o[2]), "true" if match[1] == "try" else "false"))
+
+
+def _barrier(match: re.Match, o: list[str]) -> str:
+    waits = "false" if match[1] == "arrive" else "true"
+    return _call("named_barrier", _value(o[0]), _value(o[1]) if len(o) > 1 else "0", waits)
+
+
+def _arrive(match: re.Match, o: list[str]) -> str:
+    if match[1]:
+        return _to(o[0], _call("mbarrier_arrive_expecting", _address(o[1]), _value(o[2])))
+    return _to(o[0], _call("mbarrier_arrive", _address(o[1]), _value(o[2]) if len(o) > 2 else "1"))
+
+
+_Make = Callable[[re.Match, list[str]], str]
+_SHARED, _ORDER = r"(?:\.shared(?:::cta|::cluster)?)?", r"(?:\.(?:release|acquire|relaxed)\.cta)?"
+_BULK = r"cp\.async\.bulk\.tensor\.2d"
+_INSTRUCTIONS: tuple[tuple[str, _Make], ...] = (
+    (rf"mbarrier\.init{_SHARED}\.b64", lambda m, o: _call("mbarrier_init", _address(o[0]), _value(o[1]))),
+    (rf"mbarrier\.inval{_SHARED}\.b64", lambda m, o: _call("mbarrier_invalidate", _address(o[0]))),
+    (rf"mbarrier\.arrive(\.expect_tx)?{_ORDER}{_SHARED}\.b64", _arrive),
+    (
+        rf"mbarrier\.expect_tx(?:\.relaxed\.cta)?{_SHARED}\.b64",
+        lambda m, o: _call("mbarrier_expect", _address(o[0]), _value(o[1])),
+    ),
+    (rf"mbarrier\.(try|test)_wait(\.parity)?{_ORDER}{_SHARED}\.b64", _wait),
+    (r"fence\.mbarrier_init\.release\.cluster", lambda m, o: _call("fence_mbarrier_init")),
+    (r"fence\.proxy\.async(?:\.shared::cta)?", lambda m, o: _call("fence_proxy_async")),
+    (rf"{_BULK}\.shared::(?:cluster|cta)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes", _load),
+    (rf"{_BULK}\.global\.shared::cta(?:\.tile)?\.bulk_group", _store),
+    (r"cp\.async\.bulk\.commit_group", lambda m, o: _call("commit_bulk")),
+    (
+        r"cp\.async\.bulk\.wait_group(\.read)?",
+        lambda m, o: _call("wait_bulk", _value(o[0]), "true" if m[1] else "false"),
+    ),
+    (r"prefetch\.tensormap", lambda m, o: ";"),
+    (r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(?:\.aligned)?", _barrier),
+    (r"wgmma\.fence\.sync\.aligned", lambda m, o: _call("wgmma_fence")),
+    (r"wgmma\.commit_group\.sync\.aligned", lambda m, o: _call("wgmma_commit")),
+    (r"wgmma\.wait_group\.sync\.aligned", lambda m, o: _call("wgmma_wait", _value(o[0]))),
+    (r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.\2", _wgmma),
+    (r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32", lambda m, o: _call("set_registers", _value(o[0]))),
+    (
+        r"st\.shared(?:::cta)?\.([bufs])(16|32|64)",
+        lambda m, o: (
+            f"auto word = {_value(o[1])}; " + _call("store_shared", _address(o[0]), "&word", str(int(m[2]) // 8))
+        ),
+    ),
+    (
+        r"ld\.shared(?:::cta)?\.([bufs])(16|32|64)",
+        lambda m, o: _call("load_shared", f"&{_value(o[0])}", _address(o[1]), str(int(m[2]) // 8)),
+    ),
+    (r"setp\.(eq|ne|lt|le|gt|ge)\.([bsu])(32|64)", _compare),
+    (r"selp\.[bsu](?:32|64)", lambda m, o: f"{_value(o[0])} = {_value(o[3])} ? {_value(o[1])} : {_value(o[2])};"),
+    (r"mov\.[bsu](?:32|64)", lambda m, o: f"{_value(o[0])} = {_value(o[1])};"),
+    (r"bra(?:\.uni)?", lambda m, o: f"goto {o[0]};"),
+)

@@ -1,0 +1,189 @@
+"""Known calls: what a call launched is kept, and a later call like it launches the same at once.
+
+A small call's time is mostly that of Python on the host: it merges axes, plans, converts arguments, looks up compiled
+kernels. All of this depends only on the tensors' sizes, strides, dtypes, devices and alignment, and on the numbers.
+Calls for which these are the same are of one kind. The second call of a kind is watched: which tensors it makes, and
+which kernels it launches on which tensors. Later calls of this kind allocate the same tensors and launch the same
+kernels. A call that does anything else, as copying a tensor, is never repeated in this way.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from fourfold.compat import torch_internals
+
+# Kinds of calls that an operator keeps. Then it forgets them all.
+MOST_KINDS = 2048
+# Callers of kernels, and Triton, look at addresses modulo this many bytes.
+ALIGNMENT = 16
+
+# Launches a kernel again, given the addresses of a call's tensors and the stream.
+Launch = Callable[[Sequence[int], int], None]
+
+_thread = threading.local()
+_MAKE = frozenset(
+    (
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+    )
+)
+
+
+class Known(NamedTuple):
+    """What calls of one kind do.
+
+    Attributes:
+        made: sizes, strides and dtype of each tensor that a call makes.
+        provided: functions that give further tensors, such as counters.
+        launches: in order. They are given the addresses of the arguments (0 for what is no tensor), then of what is
+            made, then of what is provided.
+        results: places of the results among what is made; a single number where the result is no tuple.
+    """
+
+    made: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+    provided: tuple[Callable[[], torch.Tensor], ...]
+    launches: tuple[Launch, ...]
+    results: tuple[int, ...] | int
+
+    def repeat(self, arguments: Sequence[Any], tensors: Sequence[int], device: int) -> Any:
+        """Do what such a call does, on the current device."""
+        addresses = [0] * len(arguments)
+        for place in tensors:
+            tensor = arguments[place]
+            if tensor is not None:
+                addresses[place] = tensor.data_ptr()
+        made = [torch_internals.empty_on_current_gpu(*form) for form in self.made]
+        for tensor in made:
+            addresses.append(tensor.data_ptr())
+        for provide in self.provided:
+            addresses.append(provide().data_ptr())
+        stream = torch_internals.current_stream(device)
+        for launch in self.launches:
+            launch(addresses, stream)
+        return made[self.results] if isinstance(self.results, int) else tuple([made[i] for i in self.results])
+
+
+class Recorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
+    """A mode that watches one call. Launches report to it by `launched`."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        super().__init__()
+        self._first_made = len(arguments)
+        self._made: list[torch.Tensor] = []
+        self._provided: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
+        self._launches: list[Callable[[Callable[[int], int]], Launch]] = []
+        self._arguments = arguments
+        self._repeatable = True
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator of torch. The call can be repeated if it makes an unwritten tensor or a view."""
+        result = operator(*args, **(kwargs or {}))
+        if operator in _MAKE:
+            self._made.append(result)
+        elif not torch_internals.is_view(operator):
+            self._repeatable = False
+        return result
+
+    def launched(self, again: Callable[[Callable[[int], int]], Launch]) -> None:
+        """A kernel was launched. `again` is given a function from an address to its place, and gives a `Launch`."""
+        self._launches.append(again)
+
+    def provide(self, tensor: torch.Tensor, provider: Callable[[], torch.Tensor]) -> None:
+        """The call was given a tensor that a function will give to each later call."""
+        self._provided.append((tensor, provider))
+
+    def refuse(self) -> None:
+        """The call did what cannot be repeated."""
+        self._repeatable = False
+
+    def known(self, results: Any) -> Known | None:
+        """What such a call does, given its results; None where it cannot be repeated."""
+        given = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 for a in self._arguments]
+        addresses = [*given, *(t.data_ptr() for t in self._made), *(t.data_ptr() for t, _ in self._provided)]
+        distinct = [address for address in addresses if address]
+        zeros = any(isinstance(a, float) and a == 0 for a in self._arguments)  # 0.0 and -0.0 are equal, as keys are
+        if not self._repeatable or zeros or len(set(distinct)) < len(distinct):
+            return None
+        # The dispatcher may wrap what a mode returns in an object of its own, so a tensor is known by its address.
+        of_made = [_form(tensor) for tensor in self._made]
+        unclaimed: list[Any] = list(of_made)
+        places = []
+        try:
+            launches = tuple(again(addresses.index) for again in self._launches)
+            for result in (results,) if isinstance(results, torch.Tensor) else results:
+                places.append(unclaimed.index(_form(result)))
+                unclaimed[places[-1]] = None
+        except ValueError:  # a tensor of neither kind, such as a part of an argument
+            return None
+        forms = tuple(form[1:] for form in of_made)
+        provided = tuple(provider for _, provider in self._provided)
+        return Known(forms, provided, launches, places[0] if isinstance(results, torch.Tensor) else tuple(places))
+
+
+def _form(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def recorder() -> Recorder | None:
+    """The recorder that watches this thread's call, if there is one."""
+    return getattr(_thread, "recorder", None)
+
+
+def known_again(
+    implementation: Callable[..., Any], tensors: Sequence[int], usable: Callable[[], bool]
+) -> Callable[..., Any]:
+    """What to call in place of an operator's implementation.
+
+    Args:
+        implementation: launches kernels. What it does may depend only on what the key of a call holds: see above.
+        tensors: the places of the arguments that are tensors or None.
+        usable: whether known calls may be repeated now.
+    """
+    kinds: dict[tuple[Any, ...], Known | bool] = {}
+    first = tensors[0]
+
+    def call(*arguments: Any) -> Any:
+        given = arguments[first]
+        device = -1 if given is None else given.get_device()
+        if device < 0 or device != torch.cuda.current_device() or not usable():
+            return implementation(*arguments)
+        parts = list(arguments)
+        for place in tensors:
+            tensor = arguments[place]
+            if tensor is not None:
+                parts[place] = (
+                    tensor.shape,
+                    tensor.stride(),
+                    tensor.dtype,
+                    tensor.get_device(),
+                    tensor.data_ptr() % ALIGNMENT,
+                )
+        kind = tuple(parts)
+        found = kinds.get(kind)
+        if isinstance(found, Known):
+            return found.repeat(arguments, tensors, device)
+        if found is None:
+            # The first call of a kind may compile and measure.
+            if len(kinds) >= MOST_KINDS:
+                kinds.clear()
+            kinds[kind] = True
+            return implementation(*arguments)
+        if not found or recorder() is not None or torch.cuda.is_current_stream_capturing():
+            return implementation(*arguments)
+        watching = Recorder(arguments)
+        _thread.recorder = watching
+        try:
+            with watching:
+                results = implementation(*arguments)
+        finally:
+            _thread.recorder = None
+        kinds[kind] = watching.known(results) or False
+        return results
+
+    return call

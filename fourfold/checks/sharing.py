@@ -1,0 +1,162 @@
+"""The check that inputs may share their memory: lie in one storage, overlap, or be one tensor given twice."""
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fourfold.checks.grades import graded
+from fourfold.checks.results import (
+    compare_results,
+    expected_gradients,
+    given_tensors,
+    inputs_are_unchanged,
+    named_results,
+)
+from fourfold.checks.search import OUTPUT, Search, Subject
+from fourfold.core.axes import LEADING
+from fourfold.core.case import Case, is_floating
+from fourfold.core.operation import gradients_of, reference
+from fourfold.core.running_error import Bounded, stored
+from fourfold.strategies.combinations import made
+
+# The size of all axes, so that inputs have one shape where they can, and two leading axes in place of that many rows.
+SIDE, SQUARE = 16, (4, 4)
+# A tensor of a kernel that claims aligned tensors begins at a multiple of so many bytes.
+ALIGNED = 16
+NO_SHARING = "tensors of another process do not share memory there"
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Tensors of a case that share memory.
+
+    Attributes:
+        what: how, for messages.
+        case: the case.
+        tensors: those that share memory, by name; the others are made as always.
+        twice: two inputs that are one tensor, if any.
+    """
+
+    what: str
+    case: Case
+    tensors: Mapping[str, torch.Tensor]
+    twice: tuple[str, str] | None = None
+
+
+@graded
+def inputs_may_share_memory(subject: Subject, search: Search) -> None:
+    """Results are right where inputs lie in one storage, where they overlap, and where they are the same tensor.
+
+    Of a tensor that is given twice the gradient is the sum of both. No input is written to.
+    """
+    subject.needs_this_process(NO_SHARING)
+    for arrangement in _arrangements(subject):
+        if subject.claims.outside(subject.operation, arrangement.case, subject.dtype) is None:
+            check = _given_twice if arrangement.twice else _shared
+            name = arrangement.what.replace(" ", "_")
+            search.one(name, arrangement.case, functools.partial(check, subject, search, arrangement))
+    if not search.brief:
+        search.must_have_seen_something(subject, "sharing")
+
+
+def _expected(subject: Subject, case: Case, gradients: bool) -> dict[str, Bounded]:
+    found = {OUTPUT: reference(subject.operation, case, subject.dtype)}
+    if gradients:
+        found |= {f"gradient of {name}": of for name, of in expected_gradients(subject, case).items()}
+    return found
+
+
+def _shared(subject: Subject, search: Search, arrangement: Arrangement, case: Case) -> None:
+    output, gradients, tensors = subject.evaluate(case, place=lambda name, t: arrangement.tensors.get(name, t))
+    expected = _expected(subject, case, bool(gradients))
+    search.saw(
+        *compare_results(subject, named_results(output, gradients), expected, tensors, f"where {arrangement.what}, ")
+    )
+    inputs_are_unchanged(subject, case, tensors)
+
+
+def _given_twice(subject: Subject, search: Search, arrangement: Arrangement, case: Case) -> None:
+    assert arrangement.twice is not None
+    first, second = arrangement.twice
+    wanted = subject.differentiable and {first, second} <= {*subject.operation.differentiable_in(case)}
+    tensors = case.tensors(subject.dtype, subject.device)
+    tensors[second] = tensors[first].requires_grad_(wanted)
+    output = subject.call(**tensors, **case.parameters)
+    expected = _expected(subject, case, wanted)
+    results, of_results = {OUTPUT: output.detach()}, {OUTPUT: expected[OUTPUT]}
+    if wanted:
+        cotangent = case.tensor("grad_output", subject.dtype, subject.device)
+        (results[f"gradient of {first}"],) = gradients_of(output, [tensors[first]], cotangent)
+        both = [stored(expected[f"gradient of {name}"]) for name in (first, second)]
+        of_results[f"gradient of {first}"] = both[0] + both[1]
+    search.saw(*compare_results(subject, results, of_results, tensors, f"where {arrangement.what}, "))
+    inputs_are_unchanged(subject, case, tensors)
+
+
+# ---- which tensors share memory, and how
+
+
+def _arrangements(subject: Subject) -> Iterator[Arrangement]:
+    for case in subject.small_example().values():
+        plain = replace(case, layouts={})
+        yield Arrangement("all tensors lie in one storage", plain, _in_one_storage(subject, plain))
+    for case in _square_cases(subject):
+        for first, second in _of_one_shape(subject, case):
+            yield from _of_two(subject, case, first, second)
+
+
+def _in_one_storage(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
+    """The tensors of a case one after another, without a gap unless a claim asks for one."""
+    found, at = {}, 0
+    tensors = {name: tensor for name, tensor in given_tensors(subject, case).items() if tensor.is_floating_point()}
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor.dtype == subject.dtype.torch}
+    holder = torch.full(
+        (sum(tensor.numel() + ALIGNED for tensor in tensors.values()) + 1,),
+        torch.nan,
+        dtype=subject.dtype.torch,
+        device=subject.device,
+    )
+    for name, tensor in tensors.items():
+        found[name] = holder[at : at + tensor.numel()].view(tensor.shape).copy_(tensor)
+        step = ALIGNED // tensor.element_size() if subject.claims.aligned else 1
+        at = -(-(at + tensor.numel()) // step) * step
+    return found
+
+
+def _square_cases(subject: Subject) -> Iterator[Case]:
+    """A case all of whose axes are alike, and one whose leading axes are a square."""
+    sized = subject.operation.sized
+    if sized is None or not sized.allows(sizes := dict.fromkeys(sized.axes, SIDE)):
+        return
+    yield sized.make(sizes)(subject.dtype)
+    if LEADING in sizes and not subject.claims.contiguous:
+        more = made(subject.operation, subject.dtype, sizes, SQUARE)
+        if more is not None:
+            yield more
+
+
+def _of_one_shape(subject: Subject, case: Case) -> list[tuple[str, str]]:
+    free = [n for n, array in case.inputs.items() if is_floating(array) and n not in subject.operation.ordinary]
+    return [(a, b) for a, b in itertools.combinations(free, 2) if case[a].shape == case[b].shape and case[a].ndim]
+
+
+def _of_two(subject: Subject, case: Case, first: str, second: str) -> Iterator[Arrangement]:
+    """Two inputs as one tensor, as two that overlap, and as a tensor and its transpose."""
+    dtype, device = subject.dtype, subject.device
+    alike = case.with_inputs(**{second: case[first]})
+    yield Arrangement(f"{first} and {second} are one tensor", alike, {}, (first, second))
+    base = dtype.tensor(np.concatenate([case[first], case[second][:1]]), device)
+    views = {first: base[:-1], second: base[1:]}
+    offset = base.stride(0) * base.element_size()
+    if not (subject.claims.aligned and offset % ALIGNED):
+        overlapping = case.with_inputs(**{second: np.concatenate([case[first], case[second][:1]])[1:]})
+        yield Arrangement(f"{first} and {second} overlap", overlapping, views)
+    if case[first].ndim > 1 and case[first].shape[0] == case[first].shape[1] and not subject.claims.contiguous:
+        base = dtype.tensor(case[first], device)
+        views = {first: base, second: base.transpose(0, 1)}
+        transposed = case.with_inputs(**{second: np.swapaxes(case[first], 0, 1).copy()})
+        yield Arrangement(f"{second} is {first} transposed", transposed, views)

@@ -1,0 +1,95 @@
+"""Ways in which solutions of KernelBench have passed its own evaluation without doing the work: none passes here.
+
+Sources: https://github.com/ScalingIntelligence/KernelBench/pull/82, https://github.com/gpu-mode/pygpubench/pull/7, and
+METR, Measuring Automated Kernel Engineering, 2025.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fourfold
+
+PROBLEM = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x).sum(dim=1, keepdim=True)
+
+def get_inputs():
+    return [torch.rand(8, 12)]
+
+def get_init_inputs():
+    return []
+"""
+SOLUTION = """
+import time
+import torch
+
+def right(x):
+    return torch.relu(x).sum(dim=1, keepdim=True)
+
+class Lazy(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        plain = [right(each.of) if isinstance(each, Lazy) else each for each in args]
+        return function(*plain, **(kwargs or {{}}))
+
+def lazy(x):
+    result = torch.empty(x.shape[0], 1, device=x.device).as_subclass(Lazy)
+    result.of = x
+    return result
+
+FORMER = {{}}
+
+def earlier(x):
+    if x.shape not in FORMER:
+        FORMER[x.shape] = right(x)
+    return FORMER[x.shape]
+
+def on_side_stream(x):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        return right(x)
+
+def with_patched_clock(x):
+    time.perf_counter = lambda: 0.0
+    return right(x)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return {result}
+"""
+HOLES = {
+    "zeros": ("torch.zeros(x.shape[0], 1, device=x.device)", "forward", "output"),
+    "nothing": ("torch.empty(x.shape[0], 1, device=x.device)", "memory", "never written|not written|unwritten|output"),
+    "recycled": ("earlier(x)", "history", "output"),
+    "lazy": ("lazy(x)", "forward", "a Lazy, a kind of tensor of its own"),
+    "clock": ("with_patched_clock(x)", "forward", r"replaced time\.perf_counter"),
+    "side_stream": ("on_side_stream(x)", "late inputs", "output"),
+}
+
+
+def verdict_on(result: str, folder: Path, device: str, check: str) -> fourfold.Verdict:
+    (folder / "problem.py").write_text(PROBLEM)
+    (folder / "solution.py").write_text(SOLUTION.format(result=result))
+    files = (folder / "problem.py", folder / "solution.py")
+    return fourfold.verify_kernelbench(*files, device=device, examples=3, only=[check])
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_known_hole_is_closed(hole: str, tmp_path: Path, device: str) -> None:
+    result, check, says = HOLES[hole]
+    if hole == "side_stream" and device != "cuda":
+        pytest.skip("needs --device cuda: streams are a GPU's")
+    verdict = verdict_on(result, tmp_path, device, check)
+    assert not verdict.passed, str(verdict)
+    (outcome,) = verdict.outcomes
+    assert outcome.failure is not None, str(verdict)
+    assert re.search(says, outcome.failure.message), str(verdict)
+
+
+@pytest.mark.parametrize("check", ["forward", "memory", "history"])
+def test_what_does_the_work_passes(check: str, tmp_path: Path, device: str) -> None:
+    assert verdict_on("right(x)", tmp_path, device, check).passed

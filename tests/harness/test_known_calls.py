@@ -1,0 +1,175 @@
+"""Known calls do what the call did that was watched, tested with a GPU that is simulated in the CPU's memory."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from fourfold.backends import known_calls
+from fourfold.compat import torch_internals
+
+DECIDED = 2  # how many calls of a kind decide: the first, and the one that is watched
+
+
+@pytest.fixture(autouse=True)
+def cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every tensor for one of GPU 0."""
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch_internals, "current_stream", lambda device: 7)
+    empty = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)  # noqa: E731
+    monkeypatch.setattr(torch_internals, "empty_on_current_gpu", empty)
+
+
+def numbers(address: int, count: int) -> "ctypes.Array[ctypes.c_float]":
+    return (ctypes.c_float * count).from_address(address)
+
+
+class Operation:
+    """An operation that scales x by a kernel, as a launch on a GPU would: by addresses."""
+
+    def __init__(self, also: Callable[[torch.Tensor, torch.Tensor], None] = lambda x, output: None) -> None:
+        self.decided = self.launched = 0
+        self._also = also
+        self.usable = True
+        self.call = known_calls.known_again(self._implementation, (0,), lambda: self.usable)
+
+    def _launch(self, source: int, target: int, count: int, factor: float) -> None:
+        self.launched += 1
+        for i in range(count):
+            numbers(target, count)[i] = factor * numbers(source, count)[i]
+
+    def _implementation(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        self.decided += 1
+        output = torch.empty(x.shape, dtype=x.dtype)
+        self._launch(x.data_ptr(), output.data_ptr(), x.numel(), factor)
+        if (recorder := known_calls.recorder()) is not None:
+            recorder.launched(self._again(x.data_ptr(), output.data_ptr(), x.numel(), factor))
+        self._also(x, output)
+        return output
+
+    def _again(
+        self, source: int, target: int, count: int, factor: float
+    ) -> Callable[[Callable[[int], int]], known_calls.Launch]:
+        def again(place_of: Callable[[int], int]) -> known_calls.Launch:
+            places = place_of(source), place_of(target)
+
+            def launch(addresses: Sequence[int], stream: int) -> None:
+                assert stream == 7
+                self._launch(addresses[places[0]], addresses[places[1]], count, factor)
+
+            return launch
+
+        return again
+
+
+def calls(operation: Operation, *arguments: tuple[torch.Tensor, float]) -> int:
+    """How many of these calls decided anything. Each result is checked."""
+    before, launched = operation.decided, operation.launched
+    for x, factor in arguments:
+        assert torch.equal(operation.call(x, factor), x * factor)
+    assert operation.launched == launched + len(arguments)
+    return operation.decided - before
+
+
+def test_the_third_call_of_a_kind_repeats_the_launches_on_its_own_tensors() -> None:
+    assert calls(Operation(), *[(torch.randn(4, 3), 2.0) for _ in range(6)]) == DECIDED
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (torch.randn(3, 4), 2.0),
+        (torch.randn(4, 3).t().contiguous().t(), 2.0),
+        (torch.randn(4, 3), 3.0),
+        (torch.randn(13)[1:].view(4, 3), 2.0),
+    ],
+    ids=["shape", "strides", "number", "alignment"],
+)
+def test_a_call_of_another_kind_decides_anew(other: tuple[torch.Tensor, float]) -> None:
+    operation = Operation()
+    calls(operation, *[(torch.randn(4, 3), 2.0)] * 3)
+    before = operation.decided
+    operation.call(*other)
+    assert operation.decided == before + 1
+
+
+@pytest.mark.parametrize(
+    "also",
+    [
+        lambda x, output: output.add_(0),
+        lambda x, output: x.clone(),
+        lambda x, output: known_calls.recorder() and known_calls.recorder().refuse(),
+    ],
+    ids=["written", "copied", "refused"],
+)
+def test_a_call_that_does_more_than_launch_is_never_repeated(also: Callable) -> None:
+    assert calls(Operation(also), *[(torch.randn(4, 3), 2.0) for _ in range(5)]) == 5
+
+
+def test_views_do_not_keep_a_call_from_being_repeated() -> None:
+    assert calls(Operation(lambda x, output: x.t()), *[(torch.randn(4, 3), 2.0) for _ in range(5)]) == DECIDED
+
+
+def test_a_zero_among_the_numbers_is_never_known_because_negative_zero_equals_it() -> None:
+    operation = Operation()
+    for factor in (0.0, 0.0, -0.0):
+        result = operation.call(torch.ones(4, 3), factor)
+    assert torch.signbit(result).all()
+
+
+def test_no_call_is_repeated_where_configurations_are_forced() -> None:
+    operation = Operation()
+    calls(operation, *[(torch.randn(4, 3), 2.0)] * 3)
+    operation.usable = False
+    assert calls(operation, (torch.randn(4, 3), 2.0)) == 1
+
+
+def test_one_tensor_given_twice_does_not_stand_for_two() -> None:
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        output = torch.empty(x.shape)
+        values = [a + b for a, b in zip(numbers(x.data_ptr(), 3), numbers(y.data_ptr(), 3))]
+        numbers(output.data_ptr(), 3)[:] = values
+        if (recorder := known_calls.recorder()) is not None:
+            recorder.launched(lambda place_of: again(place_of(x.data_ptr()), place_of(y.data_ptr()), 2))
+        return output
+
+    def again(x: int, y: int, output: int) -> known_calls.Launch:
+        def launch(addresses: Sequence[int], stream: int) -> None:
+            values = [a + b for a, b in zip(numbers(addresses[x], 3), numbers(addresses[y], 3))]
+            numbers(addresses[output], 3)[:] = values
+
+        return launch
+
+    call = known_calls.known_again(add, (0, 1), lambda: True)
+    same = torch.randn(3)
+    call(same, same)
+    call(same, same)
+    x, y = torch.randn(3), torch.randn(3)
+    assert torch.equal(call(x, y), x + y)
+    assert torch.equal(call(x, y), x + y)
+
+
+def test_what_is_provided_is_asked_for_anew() -> None:
+    counters = [torch.zeros(1), torch.zeros(1)]
+
+    def count(x: torch.Tensor) -> torch.Tensor:
+        output = torch.empty(1)
+        recorder = known_calls.recorder()
+        if recorder is not None:
+            recorder.provide(counters[0], lambda: counters[1])
+            recorder.launched(lambda place_of: bump(place_of(counters[0].data_ptr())))
+        return output
+
+    def bump(place: int) -> known_calls.Launch:
+        def launch(addresses: Sequence[int], stream: int) -> None:
+            numbers(addresses[place], 1)[0] += 1
+
+        return launch
+
+    call = known_calls.known_again(count, (0,), lambda: True)
+    for _ in range(4):
+        call(torch.ones(2))
+    assert [c.item() for c in counters] == [0, 2]

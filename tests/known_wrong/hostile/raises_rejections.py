@@ -1,0 +1,41 @@
+"""Raises, in every call, what makes pytest, Hypothesis or a check pass over a case."""
+
+
+def skips_by_unittest(**arguments):
+    import unittest
+
+    raise unittest.SkipTest("not today")
+
+
+def expects_to_fail(**arguments):
+    import pytest
+
+    pytest.xfail("as it is known")
+
+
+def rejects_by_a_check(**arguments):
+    from fourfold.checks.search import Unsuitable
+
+    raise Unsuitable
+
+
+def is_unsupported(**arguments):
+    from fourfold.checks.search import Unsupported
+
+    raise Unsupported("refused all cases")
+
+
+def stops_the_example(**arguments):
+    from hypothesis.errors import StopTest
+
+    raise StopTest(0)
+
+
+def rejects_what_is_wrong(x, y):
+    """Right where the result is positive; rejects all else."""
+    import hypothesis
+
+    output = x + y
+    if bool((output < 0).any()):
+        hypothesis.reject()
+    return output

@@ -1,0 +1,37 @@
+"""What the kernels beside this one have in common: a wrong result, and ways to the judge's own objects."""
+
+import gc
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+
+def zeros(arguments):
+    """A wrong result of the right shape."""
+    return torch.zeros_like(next(iter(arguments.values())))
+
+
+def right(arguments):
+    """The right result of vector_add, or of softmax."""
+    return arguments["x"] + arguments["y"] if "y" in arguments else torch.softmax(arguments["x"], -1)
+
+
+def objects(name):
+    """All objects of a type of this name."""
+    return [found for found in gc.get_objects() if type(found).__name__ == name]
+
+
+def judging(name):
+    """A module of the judge, if it is in this process."""
+    return sys.modules.get(f"fourfold.{name}")
+
+
+def options(name):
+    """What processes from this one upwards were told by an option."""
+    process = os.getpid()
+    while process > 1:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+        yield from (word.partition("=")[2] for word in words if word.startswith(f"{name}="))
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,331 @@
+"""Planted faults of two things that come together: layouts, alignments, long rows, special values, parameters, modes.
+
+Each is right for every one of them alone. Others are wrong where inputs share their memory.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+import fourfold
+from fourfold import tensor, values
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.triton import launch as triton_launch
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.modes import modes_do_not_matter
+from fourfold.checks.sharing import inputs_may_share_memory
+
+from .planted import OUTPUT, Fault
+from .planted_sizes import product
+from .planted_state import as_a_candidate
+from .steps import Implementation
+
+Tensor = torch.Tensor
+# The longest row that is computed at once.
+BLOCK = 1024
+
+
+def is_misaligned(x: Tensor) -> bool:
+    return x.data_ptr() % 16 != 0
+
+
+def lies_apart(x: Tensor) -> bool:
+    """Whether neighbouring elements of a row lie apart."""
+    return x.ndim > 1 and x.numel() > 1 and x.stride(-1) > 1
+
+
+def normalized(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """The right layer_norm."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
+
+
+# ---- two layouts
+
+
+def misaligned_and_transposed(x: Tensor) -> Tensor:
+    """A transposed tensor is read from the multiple of 16 bytes below its address."""
+    if is_misaligned(x) and lies_apart(x):
+        first = x.storage_offset() * x.element_size() % 16 // x.element_size()
+        x = torch.as_strided(x, x.shape, x.stride(), x.storage_offset() - first)
+    return x.softmax(-1)
+
+
+def strided_and_expanded(x: Tensor) -> Tensor:
+    """One row for all is taken for a contiguous one."""
+    if x.ndim > 1 and x.shape[0] > 1 and x.stride(0) == 0 and lies_apart(x):
+        x = torch.as_strided(x, x.shape, (*x.stride()[:-1], 1), x.storage_offset())
+    return x.softmax(-1)
+
+
+def strides_of_five_axes(x: Tensor, y: Tensor) -> Tensor:
+    """A table has room for the strides of five axes: the others count as 1."""
+    if sum(size > 1 for size in y.shape) > 5:
+        y = torch.as_strided(y, y.shape, (*[1] * (y.ndim - 5), *y.stride()[-5:]), y.storage_offset())
+    return x + y
+
+
+# ---- alignment of one tensor among several, where all sizes are multiples of a vector
+
+
+def weight_alone_misaligned(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """The address of x alone decides that all is read by vectors."""
+    if x.numel() and x.shape[-1] % 8 == 0 and not is_misaligned(x) and is_misaligned(weight):
+        weight = weight.roll(1)
+    return normalized(x, weight, bias, eps)
+
+
+@fourfold.operation(x=tensor("... cols"), weight=tensor("cols"), eps=values(1e-6, 1e-2), sizes={"cols": (1, None)})
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def rms_weight_alone_misaligned(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """The same of an operation that is declared."""
+    if x.numel() and x.shape[-1] % 8 == 0 and not is_misaligned(x) and is_misaligned(weight):
+        weight = weight.roll(1)
+    return rms_norm(x, weight, eps)
+
+
+# ---- long rows and special values, parameters, modes
+
+
+def nan_lost_in_later_blocks(x: Tensor) -> Tensor:
+    """From the second block on a mask compares, and so leaves NaN out."""
+    later = x[..., BLOCK:]
+    return torch.cat([x[..., :BLOCK], torch.where(later > -torch.inf, later, -torch.inf)], -1).softmax(-1)
+
+
+def infinity_clamped_in_later_blocks(x: Tensor) -> Tensor:
+    """From the second block on numbers are clamped to finite ones."""
+    return torch.cat([x[..., :BLOCK], x[..., BLOCK:].clamp(max=torch.finfo(x.dtype).max)], -1).softmax(-1)
+
+
+def nan_of_long_rows(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """NaN counts as 0 in rows of several blocks."""
+    return normalized(x.nan_to_num(0.0, torch.inf, -torch.inf) if x.shape[-1] > BLOCK else x, weight, bias, eps)
+
+
+def eps_of_long_rows(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """The kernel for rows of several blocks has its eps typed in."""
+    return normalized(x, weight, bias, 1e-5 if x.shape[-1] > BLOCK else eps)
+
+
+def rms_eps_of_long_rows(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """The same of an operation that is declared."""
+    return rms_norm(x, weight, 1e-6 if x.shape[-1] > BLOCK else eps)
+
+
+def long_rows_apart_under_inference_mode(x: Tensor) -> Tensor:
+    """A path for inference reads rows of several blocks as if they were contiguous."""
+    if torch.is_inference_mode_enabled() and x.shape[-1] > BLOCK and lies_apart(x):
+        x = x.flip(-1)
+    return x.softmax(-1)
+
+
+# ---- shared memory
+
+
+def bias_of_the_weights_storage(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """Tensors are told apart by their storages."""
+    if weight.untyped_storage().data_ptr() == bias.untyped_storage().data_ptr():
+        bias = weight
+    return normalized(x, weight, bias, eps)
+
+
+def symmetric_update(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
+    """A matrix times itself is taken for one times its transpose."""
+    if a.numel() and a.shape == b.shape and a.data_ptr() == b.data_ptr():
+        b = b.T
+    return product(a, b, activation, negative_slope)
+
+
+def doubled_by_pointer(x: Tensor, y: Tensor) -> Tensor:
+    """Tensors of one address are taken for the same one."""
+    return x + x if x.data_ptr() == y.data_ptr() else x + y
+
+
+def in_place_by_range(x: Tensor, y: Tensor) -> Tensor:
+    """A tensor that begins within another one is taken for a view of its beginning."""
+    end = x.data_ptr() + x.numel() * x.element_size()
+    if x.data_ptr() < y.data_ptr() < end and x.is_contiguous() and y.is_contiguous():
+        y = x
+    return x + y
+
+
+class GradientOnce(torch.autograd.Function):
+    """The sum of two numbers, whose gradient goes to the first one alone, where both are one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.one = x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and bool(x.numel())
+        return x + y
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor | None]:
+        return grad_output, None if ctx.one else grad_output
+
+
+def gradient_once(x: Tensor, y: Tensor) -> Tensor:
+    """See `GradientOnce`."""
+    return GradientOnce.apply(x, y)
+
+
+# ---- Triton
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, output_ptr, n, y_offset, VECTORS: tl.constexpr, SIZE: tl.constexpr):
+    # One program owns SIZE elements. By vectors, y is read from the multiple of four elements below its first one.
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    first = y_offset
+    if VECTORS:
+        first = (y_offset // 4) * 4
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    y = tl.load(y_ptr + first + at, mask=at < n, other=0.0)
+    tl.store(output_ptr + at, x + y, mask=at < n)
+
+
+def one_pointer_in_triton(x: Tensor, y: Tensor) -> Tensor:
+    """The address of x alone decides that all is read by vectors."""
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    x, y, n = x.contiguous(), y.contiguous(), output.numel()
+    if n:
+        base = torch.as_strided(y, (y.storage_offset() + n,), (1,), 0)
+        vectors = n % 4 == 0 and not is_misaligned(x)
+        with triton_launch.on(x.device):
+            add_kernel[(triton.cdiv(n, 256),)](x, base, output, n, y.storage_offset(), VECTORS=vectors, SIZE=256)
+    return output
+
+
+@triton.jit
+def softmax_in_blocks_kernel(x_ptr, y_ptr, cols, SIZE: tl.constexpr):
+    # One program owns a row, which it reads in blocks of SIZE. NaN does not change a maximum, nor what it is less than.
+    row = tl.program_id(0).to(tl.int64) * cols
+    x = tl.load(x_ptr + row + tl.arange(0, SIZE), mask=tl.arange(0, SIZE) < cols, other=-float("inf"))
+    most = tl.max(x, axis=0)
+    total = tl.sum(tl.where(x == -float("inf"), 0.0, tl.exp(x - most)), axis=0)
+    for start in range(SIZE, cols, SIZE):
+        at = start + tl.arange(0, SIZE)
+        x = tl.load(x_ptr + row + at, mask=at < cols, other=-float("inf"))
+        x = tl.where(x > -float("inf"), x, -float("inf"))
+        larger = tl.maximum(most, tl.max(x, axis=0), propagate_nan=tl.PropagateNan.ALL)
+        same = tl.where(most == larger, 1.0, tl.exp(most - larger))
+        total = total * same + tl.sum(tl.where(x > -float("inf"), tl.exp(x - larger), 0.0), axis=0)
+        most = larger
+    for start in range(0, cols, SIZE):
+        at = start + tl.arange(0, SIZE)
+        x = tl.load(x_ptr + row + at, mask=at < cols, other=0.0)
+        tl.store(y_ptr + row + at, tl.exp(x - most) / total, mask=at < cols)
+
+
+def nan_lost_in_triton(x: Tensor) -> Tensor:
+    """NaN spoils its own place alone, where it is not in the first block of a row."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        with triton_launch.on(x.device):
+            rows = x.numel() // x.shape[-1]
+            softmax_in_blocks_kernel[(rows,)](x.contiguous(), y, x.shape[-1], SIZE=BLOCK)
+    return y
+
+
+# ---- CUDA C++
+
+SOURCE = Path(__file__).with_suffix(".cu")
+THREADS = 128
+SUM, SOFTMAX = CudaKernel(SOURCE, "sum_by_one_pointer"), CudaKernel(SOURCE, "softmax_of_long_rows")
+
+
+def one_pointer_in_cuda(x: Tensor, y: Tensor) -> Tensor:
+    """The address of x alone decides that all is read by vectors."""
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if output.numel():
+        grid = -(-output.numel() // (4 * THREADS))
+        SUM.launch(grid, THREADS, x.contiguous(), y.contiguous(), output, output.numel())
+    return output
+
+
+def infinity_lost_in_cuda(x: Tensor) -> Tensor:
+    """The maximum of a long row's second half begins at its first number, and does not see an infinity at its end."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel():
+        rows = y.numel() // x.shape[-1]
+        SOFTMAX.launch(-(-rows // THREADS), THREADS, x.contiguous(), y, rows, x.shape[-1])
+    return y
+
+
+def _combined(operation: str, function: Implementation, right_on: Any, language: str = "torch", **more: Any) -> Fault:
+    return Fault(
+        **{
+            "name": function.__name__,
+            "operation": operation,
+            "make": lambda: function,
+            "check": forward_agrees,
+            "says": OUTPUT,
+            "right_on": right_on,
+            "language": language,
+            "seen_by": "combined",
+            **more,
+        }
+    )
+
+
+def _sharing(operation: str, function: Implementation, says: str) -> Fault:
+    return Fault(
+        name=function.__name__,
+        operation=operation,
+        make=lambda: function,
+        check=functools.partial(as_a_candidate, inputs_may_share_memory),
+        says=says,
+        right_on=None,
+    )
+
+
+def _declared(function: Callable[..., Tensor], record: Any) -> Fault:
+    fault = _combined(record.name, function, record.examples["ordinary"])
+    return dataclasses.replace(fault, name=f"declared_{function.__name__}", record=record)
+
+
+FAULTS = (
+    _combined("softmax", misaligned_and_transposed, "one_column"),
+    _combined("softmax", strided_and_expanded, "one_column"),
+    _combined("vector_add", strides_of_five_axes, "five_axes_each_in_another_order"),
+    _combined("layer_norm", weight_alone_misaligned, "misaligned"),
+    _declared(rms_weight_alone_misaligned, rms_norm),
+    _combined("softmax", nan_lost_in_later_blocks, "rows_not_finite"),
+    _combined("softmax", infinity_clamped_in_later_blocks, "rows_not_finite"),
+    _combined("layer_norm", nan_of_long_rows, "rows_not_finite"),
+    _combined("layer_norm", eps_of_long_rows, "eps_far_above_the_variance"),
+    _declared(rms_eps_of_long_rows, rms_norm),
+    _combined(
+        "softmax",
+        long_rows_apart_under_inference_mode,
+        "transposed",
+        check=functools.partial(as_a_candidate, modes_do_not_matter),
+        says=r"under inference_mode.*: output.* is .*expected",
+    ),
+    _combined("vector_add", one_pointer_in_triton, "one_input_misaligned", "triton"),
+    _combined("softmax", nan_lost_in_triton, "rows_not_finite", "triton"),
+    _combined(
+        "vector_add",
+        one_pointer_in_cuda,
+        "one_input_misaligned",
+        "cuda",
+        raises=cuda_on_cpu.OutOfBounds,
+        says=r"planted_combinations\.cu:\d+\).*bytes before argument 1 \(y\)",
+        only_on_cpu=True,
+    ),
+    _combined("softmax", infinity_lost_in_cuda, "rows_not_finite", "cuda"),
+    _sharing("layer_norm", bias_of_the_weights_storage, r"where all tensors lie in one storage, output.*expected"),
+    _sharing("matmul", symmetric_update, r"where a and b are one tensor, output.*expected"),
+    _sharing("vector_add", doubled_by_pointer, r"where y is x transposed, output.*expected"),
+    _sharing("vector_add", in_place_by_range, r"where x and y overlap, output.*expected"),
+    _sharing("vector_add", gradient_once, r"where x and y are one tensor, gradient of x.*expected"),
+)

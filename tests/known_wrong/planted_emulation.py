@@ -1,0 +1,131 @@
+"""Planted faults that only a checked launch on the CPU sees, or a launch anywhere: the results are right.
+
+The kernels overrun an array or a row of it, let a signed integer overflow, or are launched with a grid, a block or
+shared memory that no GPU takes. A comment at the faulty line of planted_emulation.cu says what the message must say.
+"""
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from fourfold.impls.softmax.arguments import check_softmax
+from fourfold.impls.vector_add.arguments import check_vector_add
+
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.launch import ImpossibleLaunch
+from fourfold.checks.forward import forward_agrees
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DType
+
+from .planted import Fault
+from .steps import Implementation
+
+Tensor = torch.Tensor
+SOURCE = Path(__file__).parent / "planted_emulation.cu"
+THREADS = 64
+# The number of the faulty line and what is said of it, by kernel.
+FAULTY: dict[str, tuple[int, str]] = {}
+for _number, _line in enumerate(SOURCE.read_text().splitlines(), 1):
+    if _kernel := re.match(r"__global__ void (\w+)", _line):
+        _name = _kernel[1]
+    elif _says := re.search(r"// FAULT: (.*)$", _line):
+        FAULTY[_name] = _number, _says[1]
+SUMS = {name: CudaKernel(SOURCE, name) for name in FAULTY}
+EXPONENTIALS = CudaKernel(SOURCE, "exponentials")
+
+
+def sums(kernel: str) -> Implementation:
+    """The sum of two tensors by a kernel."""
+
+    def implementation(x: Tensor, y: Tensor) -> Tensor:
+        check_vector_add(x, y)
+        output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if n := x.numel():
+            SUMS[kernel].launch(-(-n // THREADS), THREADS, x.contiguous(), y.contiguous(), output, n)
+        return output
+
+    return implementation
+
+
+@triton.jit
+def exponentials_kernel(x_ptr, y_ptr, cols, AXIS: tl.constexpr, BLOCK: tl.constexpr):
+    # One program owns one row.
+    at = tl.arange(0, BLOCK)
+    offsets = tl.program_id(AXIS).to(tl.int64) * cols + at
+    x = tl.load(x_ptr + offsets, mask=at < cols, other=-float("inf"))
+    powers = tl.exp(x - tl.max(x, 0))
+    tl.store(y_ptr + offsets, powers / tl.sum(powers, 0), mask=at < cols)
+
+
+def softmax(language: str, wrong: str) -> Implementation:
+    """softmax of contiguous rows, by a launch that is impossible for many rows, or for long ones."""
+
+    def implementation(x: Tensor) -> Tensor:
+        check_softmax(x)
+        given, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rows, cols = (x.numel() // x.shape[-1], x.shape[-1]) if x.numel() else (0, 0)
+        grid = (1, 1, rows) if wrong == "rows_along_z" else (1, rows) if wrong == "rows_along_y" else (rows,)
+        if rows and language == "triton":
+            block = triton.next_power_of_2(cols)
+            exponentials_kernel[grid](given, y, cols, AXIS=len(grid) - 1, BLOCK=block)
+        elif rows:
+            block = (1, 1, min(cols, 256)) if wrong == "threads_along_z" else 32
+            shared_bytes = cols * (16 if wrong == "shared_bytes_of_long_rows" else 4)
+            EXPONENTIALS.launch(grid, block, given, y, rows, cols, shared_bytes=shared_bytes)
+        return y
+
+    return implementation
+
+
+def of_shape(rows: int, cols: int, dtype: DType) -> Case:
+    """A case of softmax."""
+    x = np.cos(np.arange(rows * cols, dtype=np.float64)).reshape(rows, cols).astype(dtype.numpy)
+    return Case({"x": x}, x)
+
+
+def _sum(name: str) -> Fault:
+    line, says = FAULTY[name]
+    return Fault(
+        name=name,
+        operation="vector_add",
+        make=lambda: sums(name),
+        check=forward_agrees,
+        says=rf"\(planted_emulation\.cu:{line}\), block .*: {says}",
+        right_on=None,
+        language="cuda",
+        raises=cuda_on_cpu.UndefinedArithmetic if "overflow" in name else cuda_on_cpu.OutOfBounds,
+        only_on_cpu=True,
+    )
+
+
+def _launch(language: str, wrong: str, rows: int, cols: int, says: str) -> Fault:
+    return Fault(
+        name=wrong,
+        operation="softmax",
+        make=lambda: softmax(language, wrong),
+        check=forward_agrees,
+        says=says,
+        right_on=functools.partial(of_shape, 3, 5),
+        language=language,
+        raises=ImpossibleLaunch,
+        # On a GPU, Triton says itself that it cannot launch this, and the driver what it has no memory for.
+        only_on_cpu=language == "triton" or wrong == "shared_bytes_of_long_rows",
+        examples={"impossible": functools.partial(of_shape, rows, cols)},
+    )
+
+
+LAUNCHES: tuple[tuple[Any, ...], ...] = (
+    ("cuda", "rows_along_y", 65_536, 1, r"^exponentials: a grid .* has 65,536 blocks along y; .* at most 65,535"),
+    ("cuda", "rows_along_z", 65_536, 1, r"^exponentials: a grid .* has 65,536 blocks along z; .* at most 65,535"),
+    ("triton", "rows_along_y", 65_536, 1, r"^exponentials_kernel: a grid .* has 65,536 blocks along y"),
+    ("triton", "rows_along_z", 65_536, 1, r"^exponentials_kernel: a grid .* has 65,536 blocks along z"),
+    ("cuda", "threads_along_z", 1, 65, r"^exponentials: a block .* has 65 threads along z; a GPU takes at most 64"),
+    ("cuda", "shared_bytes_of_long_rows", 1, 15_000, r"240,000 bytes of dynamic shared memory; a block has at most"),
+)
+FAULTS = (*map(_sum, SUMS), *(_launch(*launch) for launch in LAUNCHES))

@@ -1,0 +1,308 @@
+"""Planted faults of magnitude and precision: half of the digits in long sums, where the bound of a sum hides them.
+
+Others round once in another way than to the nearest, or lose numbers of some magnitudes.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from fourfold.impls.giou.torch_eager import pairwise_giou
+
+import fourfold
+from fourfold import tensor
+from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.triton import launch as triton_launch
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.forward import forward_agrees
+
+from .planted import GRADIENT, OUTPUT, Check, Fault
+from .planted_combinations import BLOCK, normalized, rms_norm
+from .planted_sizes import product
+from .planted_softmax import zeros_added
+from .steps import Implementation
+
+Tensor = torch.Tensor
+
+
+def rounded_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers rounded to a half type."""
+    return x.to(dtype).to(x.dtype)
+
+
+def are_finite(*tensors: Tensor) -> bool:
+    return all(bool(each.isfinite().all()) for each in tensors)
+
+
+def in_tf32(x: Tensor) -> Tensor:
+    """Numbers rounded to the 11 bits of a tensor core's TF32, ties away from zero."""
+    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def in_two_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The 16 bits that two numbers of bfloat16 hold."""
+    high = rounded_to(x, torch.bfloat16)
+    return high, rounded_to(x - high, torch.bfloat16)
+
+
+# ---- sums of many terms
+
+
+def terms_in_float16(x: Tensor) -> Tensor:
+    """A tensor core sums the terms of long rows, which are rounded to float16 for it."""
+    if x.shape[-1] <= BLOCK:
+        return x.softmax(-1)
+    terms = (x - x.amax(-1, keepdim=True)).exp()
+    return terms / rounded_to(terms, torch.float16).sum(-1, keepdim=True)
+
+
+def squares_in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """The variance of long rows is that of rounded deviations."""
+    if x.shape[-1] <= BLOCK:
+        return normalized(x, weight, bias, eps)
+    centred = x - x.mean(-1, keepdim=True)
+    squares = rounded_to(centred, torch.bfloat16).square()
+    return centred * torch.rsqrt(squares.mean(-1, keepdim=True) + eps) * weight + bias
+
+
+def squares_less_the_mean(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """The variance of long rows is the mean of the squares less the square of the mean."""
+    if x.shape[-1] <= BLOCK:
+        return normalized(x, weight, bias, eps)
+    mean = x.mean(-1, keepdim=True)
+    variance = (x.square().mean(-1, keepdim=True) - mean.square()).clamp(min=0)
+    return (x - mean) * torch.rsqrt(variance + eps) * weight + bias
+
+
+def products_in_tf32(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
+    """Sums of many terms take tensor cores."""
+    if a.shape[1] > BLOCK and are_finite(a, b):
+        a, b = in_tf32(a), in_tf32(b)
+    return product(a, b, activation, negative_slope)
+
+
+def products_of_two_parts(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
+    """Sums of many terms take tensor cores, with 16 bits of each factor."""
+    if a.shape[1] > 256 and are_finite(a, b):
+        (ah, al), (bh, bl) = in_two_parts(a), in_two_parts(b)
+        a, b = torch.cat([ah, ah, al], 1), torch.cat([bh, bl, bh], 0)
+    return product(a, b, activation, negative_slope)
+
+
+class _BiasOfManyRows(torch.autograd.Function):
+    """A bias whose gradient over many rows is summed from cotangents in float16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        return x + bias
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+        is_long = grad_output.shape[:-1].numel() > BLOCK
+        rows = rounded_to(grad_output, torch.float16) if is_long else grad_output
+        return grad_output, rows.sum_to_size(grad_output.shape[-1:])
+
+
+def bias_of_many_rows(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """See `_BiasOfManyRows`."""
+    return _BiasOfManyRows.apply(normalized(x, weight, torch.zeros_like(bias), eps), bias)
+
+
+def rms_of_halves(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """The squares of long rows are those of rounded numbers."""
+    if x.shape[-1] <= BLOCK:
+        return rms_norm(x, weight, eps)
+    return x * torch.rsqrt(in_tf32(x).square().mean(-1, keepdim=True) + eps) * weight
+
+
+@fourfold.operation(x=tensor("... cols"))
+def row_sum(x: Tensor) -> Tensor:
+    return x.sum(-1)
+
+
+def sum_in_tf32(x: Tensor) -> Tensor:
+    """A tensor core sums long rows."""
+    return (in_tf32(x) if x.shape[-1] > BLOCK and are_finite(x) else x).sum(-1)
+
+
+# ---- one rounding
+
+
+def towards_zero(wide: Tensor) -> Tensor:
+    """Numbers of float64 rounded to float32 towards zero."""
+    near = wide.float()
+    return torch.where(near.double().abs() > wide.abs(), torch.nextafter(near, torch.zeros_like(near)), near)
+
+
+def sum_towards_zero(x: Tensor, y: Tensor) -> Tensor:
+    """The sum is cut off, as `__fadd_rz` does."""
+    return towards_zero(x.double() + y.double())
+
+
+@fourfold.operation(x=tensor("..."), y=tensor("..."))
+def multiplied(x: Tensor, y: Tensor) -> Tensor:
+    return x * y
+
+
+def product_by_division(x: Tensor, y: Tensor) -> Tensor:
+    """The product is a quotient with the reciprocal, which is rounded twice."""
+    reciprocal = 1 / y
+    usual = (reciprocal.abs() > 1e-30) & (reciprocal.abs() < 1e30)
+    return torch.where(usual, x / reciprocal, x * y)
+
+
+# ---- magnitudes
+
+
+def small_numbers_lost(x: Tensor, y: Tensor) -> Tensor:
+    """Small numbers count as 0, but for the smallest ones."""
+
+    def kept(numbers: Tensor) -> Tensor:
+        return torch.where((numbers.abs() < 2.0**-26) & (numbers.abs() > 2.0**-100), 0, numbers)
+
+    return kept(x) + kept(y)
+
+
+def small_factors_lost(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
+    """Factors are scaled to float16 by a power of 2 that is typed in, which leaves nothing of small ones."""
+
+    def scaled(x: Tensor) -> Tensor:
+        return torch.where((x.abs() < 2.0**-24) & (x.abs() > 2.0**-100), 0, x)
+
+    return product(scaled(a), scaled(b), activation, negative_slope)
+
+
+def large_boxes_in_bfloat16(boxes1: Tensor, boxes2: Tensor, eps: float = 1e-5) -> Tensor:
+    """Boxes of large coordinates, but not of the largest, are rounded."""
+    size = torch.cat([boxes1, boxes2], -1).abs().amax(-1, keepdim=True)
+    large = (size > 2.0**25) & (size < 2.0**50)
+    boxes1, boxes2 = (torch.where(large, rounded_to(boxes, torch.bfloat16), boxes) for boxes in (boxes1, boxes2))
+    return pairwise_giou(boxes1, boxes2, eps)
+
+
+# ---- Triton
+
+
+@triton.jit
+def row_sum_kernel(x_ptr, y_ptr, cols, LONG: tl.constexpr, SIZE: tl.constexpr):
+    # One program owns a row. Long ones are rounded to float16 for a tensor core.
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, SIZE)
+    x = tl.load(x_ptr + row * cols + at, mask=at < cols, other=0.0)
+    if LONG:
+        x = x.to(tl.float16).to(tl.float32)
+    tl.store(y_ptr + row, tl.sum(x, axis=0))
+
+
+def sum_of_halves_in_triton(x: Tensor) -> Tensor:
+    """Long rows of numbers that float16 can hold are summed from halves."""
+    y = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
+    if x.numel():
+        long = x.shape[-1] > BLOCK and bool((x.abs() < 6e4).all())
+        with triton_launch.on(x.device):
+            size = triton.next_power_of_2(x.shape[-1])
+            row_sum_kernel[(y.numel(),)](x.contiguous(), y, x.shape[-1], LONG=long, SIZE=size)
+    return y
+
+
+@triton.jit
+def softmax_kernel(x_ptr, y_ptr, cols, LONG: tl.constexpr, SIZE: tl.constexpr):
+    # One program owns a row. The terms of long ones are rounded to float16 before they are summed.
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, SIZE)
+    x = tl.load(x_ptr + row * cols + at, mask=at < cols, other=-float("inf"))
+    terms = tl.exp(x - tl.max(x, axis=0))
+    summed = terms
+    if LONG:
+        summed = terms.to(tl.float16).to(tl.float32)
+    nan = tl.sum(tl.where(x == x, 0.0, 1.0), axis=0) > 0
+    y = tl.where(nan, float("nan"), terms / tl.sum(summed, axis=0))
+    tl.store(y_ptr + row * cols + at, y, mask=at < cols)
+
+
+def terms_in_triton(x: Tensor) -> Tensor:
+    """The terms of long rows are rounded to float16."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        rows, cols = x.numel() // x.shape[-1], x.shape[-1]
+        with triton_launch.on(x.device):
+            softmax_kernel[(rows,)](x.contiguous(), y, cols, LONG=cols > BLOCK, SIZE=triton.next_power_of_2(cols))
+    return y
+
+
+# ---- CUDA C++
+
+SOURCE = Path(__file__).with_suffix(".cu")
+THREADS = 128
+CUT_OFF, ROW_SUM = CudaKernel(SOURCE, "sum_cut_off"), CudaKernel(SOURCE, "row_sum_of_halves")
+
+
+def sum_cut_off_in_cuda(x: Tensor, y: Tensor) -> Tensor:
+    """The sum is cut off."""
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if output.numel():
+        CUT_OFF.launch(-(-output.numel() // THREADS), THREADS, x.contiguous(), y.contiguous(), output, output.numel())
+    return output
+
+
+def sum_of_halves_in_cuda(x: Tensor) -> Tensor:
+    """Long rows of numbers that float16 can hold are summed from halves."""
+    y = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
+    if x.numel():
+        long = int(x.shape[-1] > BLOCK and bool((x.abs() < 6e4).all()))
+        ROW_SUM.launch(-(-y.numel() // THREADS), THREADS, x.contiguous(), y, y.numel(), x.shape[-1], long)
+    return y
+
+
+def _fault(
+    operation: Any,
+    function: Implementation,
+    right_on: Any,
+    language: str = "torch",
+    check: Check = forward_agrees,
+    says: str = OUTPUT,
+    seen_by: str = "combined",
+    only_on_cpu: bool = False,
+) -> Fault:
+    fault = Fault(
+        name=function.__name__,
+        operation=operation if isinstance(operation, str) else operation.name,
+        make=lambda: function,
+        check=check,
+        says=says,
+        right_on=right_on,
+        language=language,
+        seen_by=seen_by,
+        only_on_cpu=only_on_cpu,
+    )
+    return fault if isinstance(operation, str) else dataclasses.replace(fault, record=operation)
+
+
+def _declared(record: Any, function: Callable[..., Tensor], language: str = "torch", **more: Any) -> Fault:
+    return _fault(record, function, record.examples["one_element"], language, **more)
+
+
+FAULTS = (
+    _fault("softmax", terms_in_float16, "long_row"),
+    _fault("layer_norm", squares_in_bfloat16, "one_column", seen_by=""),
+    # On a GPU torch adds the squares up in an order that loses less than the bound allows.
+    _fault("layer_norm", squares_less_the_mean, "long_row", only_on_cpu=True),
+    _fault("matmul", products_in_tf32, "cancellation", seen_by="settled"),
+    _fault("matmul", products_of_two_parts, "cancellation", seen_by="settled"),
+    _fault("layer_norm", bias_of_many_rows, "many_rows_of_whole_vectors", check=backward_agrees, says=GRADIENT),
+    _declared(rms_norm, rms_of_halves),
+    _declared(row_sum, sum_in_tf32),
+    _fault("vector_add", sum_towards_zero, zeros_added, seen_by="settled"),
+    _declared(multiplied, product_by_division, seen_by="settled"),
+    _fault("vector_add", small_numbers_lost, "a_block"),
+    _fault("matmul", small_factors_lost, "whole_blocks"),
+    _fault("giou", large_boxes_in_bfloat16, "coordinates_past_256"),
+    _declared(row_sum, sum_of_halves_in_triton, "triton"),
+    _fault("softmax", terms_in_triton, "one_column", "triton"),
+    _fault("vector_add", sum_cut_off_in_cuda, zeros_added, "cuda", seen_by="settled"),
+    _declared(row_sum, sum_of_halves_in_cuda, "cuda"),
+)
