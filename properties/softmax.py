@@ -92,6 +92,13 @@ def long_row(kib: int, more: int) -> Callable[[DType], Case]:
     return lambda dtype: random_rows(1, kib * 1024 // dtype.numpy.itemsize + more)(dtype)
 
 
+def rows_of_zero_cotangents(dtype: DType) -> Case:
+    """Rows that a loss leaves out. One holds NaN, so that its gradient is NaN, too."""
+    case = example([[1.0, np.nan, 3.0], [0.0, 1.0, 2.0], [1.0, 2.0, 3.0]])(dtype)
+    case.grad_output[[0, 2]] = 0
+    return case
+
+
 def largest_and_lowest(dtype: DType) -> Case:
     """Half of the largest number and its negative, whose difference is still finite, and rows of only one of them."""
     half = dtype.largest / 2
@@ -148,6 +155,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
             [0.0, 1.0, 2.0, 3.0],
         ]
     ),
+    "rows_of_zero_cotangents": rows_of_zero_cotangents,
     "each_entry_in_turn_not_finite": each_entry_in_turn_not_finite,
     "causal_mask": causal_mask,
     "equal_entries": example(np.full((2, 24), 0.5)),

@@ -89,7 +89,7 @@ def combined(large: LargeCases) -> Iterator[Combined]:
             continue
         kind = f"{size.name}_{change.__name__}"
         changed = _with_numbers(operation, dtype, plain, change, place, uses[kind])
-        case = _laid_out(changed, layout[place % len(layout)])
+        case = _laid_out(operation, changed, layout[place % len(layout)])
         if large.claims.outside(operation, case, dtype) is None:
             budget -= size.price
             uses[kind] += 1
@@ -224,14 +224,14 @@ def _with_numbers(operation: Operation, dtype: DType, case: Case, change: Change
     return change(np.random.default_rng(seed), case, dtype, free, turn)
 
 
-def _laid_out(case: Case, layouts: Mapping[str, str]) -> Case:
-    """The case in layouts; what is expanded holds the same along its first axis."""
+def _laid_out(operation: Operation, case: Case, layouts: Mapping[str, str]) -> Case:
+    """The case in layouts; what is expanded holds the same along its first axis, if it may hold any numbers."""
     inputs, grad_output = dict(case.inputs), case.grad_output
     for name, layout in layouts.items():
         if "expanded" in parts(layout):
             if name == "grad_output":
                 grad_output = repeated(grad_output)
-            elif name in inputs and is_floating(inputs[name]):
+            elif name in inputs and is_floating(inputs[name]) and name not in operation.ordinary:
                 inputs[name] = repeated(inputs[name])
     kept = {name: layout for name, layout in layouts.items() if name in inputs or name == "grad_output"}
     return Case(inputs, grad_output, case.parameters, kept)

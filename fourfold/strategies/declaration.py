@@ -305,10 +305,17 @@ class Declaration:
         found = {name: self.tensors[name].other_integers(array) for name, array in case.inputs.items()}
         return {name: array for name, array in found.items() if array is not None}
 
-    def may_repeat(self, name: str) -> bool:
-        """Whether numbers of an input may be repeated in place of others: its rows do not depend on one another."""
+    def _repeated(self, name: str, array: np.ndarray, place: int) -> np.ndarray:
+        """An input for the layout "expanded": the same along its first or its last axis, by its place among the inputs.
+
+        Lengths and what a function of the user makes stay as they are. Probabilities sum to 1 along the last axis.
+        """
         of = self.tensors[name]
-        return not isinstance(of, Ragged) and of.make is None
+        if isinstance(of, Ragged) or of.make is not None:
+            return array
+        if "probabilities" in of.kinds:
+            return repeated(array) if array.ndim > 1 else array
+        return repeated(array, -(place % 2))
 
     def case(
         self,
@@ -322,8 +329,8 @@ class Declaration:
         """A case of a plan's numbers in some layouts; those that are "expanded" hold the same along an axis."""
         held = dict(inputs)
         for place, (name, array) in enumerate(inputs.items()):
-            if layouts.get(name) == "expanded" and self.may_repeat(name):
-                held[name] = repeated(array, -(place % 2))
+            if layouts.get(name) == "expanded":
+                held[name] = self._repeated(name, array, place)
         grad_output = cotangent(rng, self.output_shape(plan, held), returned(dtype, self.returns))
         if layouts.get("grad_output") == "expanded":
             grad_output = repeated(grad_output, grad_axis)
@@ -365,8 +372,8 @@ class Declaration:
         how = "any" if of.dtypes else str(rng.choice(of.kinds))
         dtype = DTYPES[former.dtype.name if is_floating(former) else "float32"]
         made = of.made(rng, former.shape, dtype, sizes, how).astype(former.dtype)
-        if case.layouts.get(name) == "expanded" and self.may_repeat(name):
-            made = repeated(made, -(list(case.inputs).index(name) % 2))
+        if case.layouts.get(name) == "expanded":
+            made = self._repeated(name, made, list(case.inputs).index(name))
         return made
 
     def given(self, arguments: Mapping[str, Any], dtype: DType) -> Case:

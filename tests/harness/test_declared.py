@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import numpy as np
 import pytest
 import torch
 from declared_operations import DECLARED, IGNORED, attention, embedding, masked_softmax, ragged_mean, rms_norm
+from drawing import collect
 from hypothesis import strategies as st
 
 import fourfold
@@ -32,13 +32,16 @@ from fourfold.checks.search import Failure, Search, Subject, Unsupported
 from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.core import axes as notation
 from fourfold.core.case import Case, is_floating
+from fourfold.core.claims import NO_CLAIMS
 from fourfold.core.comparison import Agreement
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.layouts import LAYOUTS
 from fourfold.core.operation import sizes_of
 from fourfold.performance.calls import Call, References, worst_error
+from fourfold.strategies.combinations import combined
 from fourfold.strategies.declared import DefinedOperation
 from fourfold.strategies.extents import Extent, extent
+from fourfold.strategies.large_cases import LargeCases
 
 FLOAT32, FLOAT64 = DTYPES["float32"], DTYPES["float64"]
 DRAWS, ELEMENTS, FEW = 300, 2048, 8
@@ -54,33 +57,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def drawn(strategy: st.SearchStrategy[Case], count: int) -> list[Case]:
-    found: list[Case] = []
-
-    @hypothesis.settings(
-        max_examples=count,
-        database=None,
-        derandomize=True,
-        deadline=None,
-        phases=[hypothesis.Phase.generate],
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(strategy)
-    def keep(case: Case) -> None:
-        found.append(case)
-
-    keep()
-    return found
-
-
 @functools.cache
 def cases_of(name: str) -> list[Case]:
-    return drawn(DECLARED[name].cases(FLOAT32, ELEMENTS), DRAWS)
+    return collect(DECLARED[name].cases(FLOAT32, ELEMENTS), DRAWS)
 
 
 @functools.cache
 def small_cases_of(name: str) -> list[Case]:
-    return drawn(DECLARED[name].cases(FLOAT32, FEW), 100)
+    return collect(DECLARED[name].cases(FLOAT32, FEW), 100)
 
 
 @functools.cache
@@ -200,7 +184,7 @@ def test_lengths_and_offsets_are_of_the_same_samples() -> None:
     several = [case["counts"] for case in cases if len(case["counts"]) > 2 and len(case["x"])]
     assert any((counts == 0).any() for counts in several)
     assert any((counts > 0).sum() == 1 for counts in several)
-    more = drawn(DECLARED["ragged_mean"].cases(FLOAT32, ELEMENTS), 2 * DRAWS)
+    more = collect(DECLARED["ragged_mean"].cases(FLOAT32, ELEMENTS), 2 * DRAWS)
     counts_of = [*several, *(case["counts"] for case in more)]
     many = [counts for counts in counts_of if len(counts) > 4 and counts.sum() > 2 * len(counts)]
     assert any((counts == 0).mean() > 1 / 2 and (counts > 0).sum() > 1 for counts in many)
@@ -215,7 +199,7 @@ def test_no_sample_has_more_rows_than_there_are_slots() -> None:
         taken = torch.arange(padded.shape[1]) < counts.unsqueeze(-1)
         return padded.masked_scatter(taken, flat)
 
-    cases = [*drawn(filled.cases(FLOAT32, 256), 100), *(make(FLOAT32) for make in filled.examples.values())]
+    cases = [*collect(filled.cases(FLOAT32, 256), 100), *(make(FLOAT32) for make in filled.examples.values())]
     for case in cases:
         assert (case["counts"] <= case["padded"].shape[1]).all()
         assert case["counts"].sum() == len(case["flat"])
@@ -246,7 +230,7 @@ def test_parameters_are_drawn_and_named_cases_take_the_default() -> None:
         return x.clamp(low, high)
 
     assert clipped.examples["ordinary"](FLOAT32).parameters == {"high": 2.0, "low": -0.5}
-    assert len({case.parameters["low"] for case in drawn(clipped.cases(FLOAT32, 8), 50)}) > 5
+    assert len({case.parameters["low"] for case in collect(clipped.cases(FLOAT32, 8), 50)}) > 5
 
 
 def test_sizes_are_multiples_ranges_lists_and_numbers() -> None:
@@ -271,12 +255,12 @@ def test_sizes_are_multiples_ranges_lists_and_numbers() -> None:
 def test_an_operation_may_be_drawn_on_fewer_sizes() -> None:
     for limits, cols in (({"cols": 64}, range(0, 1 << 20, 64)), ({"cols": (3, 100)}, range(3, 101))):
         fewer = rms_norm.of_sizes(limits)
-        cases = [*drawn(fewer.cases(FLOAT32, ELEMENTS), 100), *(make(FLOAT32) for make in fewer.examples.values())]
+        cases = [*collect(fewer.cases(FLOAT32, ELEMENTS), 100), *(make(FLOAT32) for make in fewer.examples.values())]
         sizes = {sizes_of(fewer, case)["cols"] for case in cases}
         assert sizes <= set(cols)
         assert len(sizes) > 4
         assert max(sizes) in (4096, 100)
-        assert all(sizes_of(fewer, case)["cols"] in cols for case in drawn(fewer.smooth(FLOAT64), 10))
+        assert all(sizes_of(fewer, case)["cols"] in cols for case in collect(fewer.smooth(FLOAT64), 10))
     assert attention.of_sizes({"dim": (30, 70)}).declaration.allowed["dim"] == Extent(32, 70, 8)
     assert attention.of_sizes({"dim": 12}).declaration.allowed["dim"] == Extent(24, 128, 24)
     assert Extent(choices=(1, 4, 6, 12)).within(4) == Extent(choices=(4, 12))
@@ -294,7 +278,7 @@ def test_an_axis_that_the_definition_does_not_take_empty_is_never_empty() -> Non
     def largest(x: torch.Tensor) -> torch.Tensor:
         return x.amax(-1)
 
-    cases = [*drawn(largest.cases(FLOAT32, 256), 100), *(make(FLOAT32) for make in largest.examples.values())]
+    cases = [*collect(largest.cases(FLOAT32, 256), 100), *(make(FLOAT32) for make in largest.examples.values())]
     assert all(case["x"].shape[-1] for case in cases)
     assert any(not case["x"].size for case in cases)
 
@@ -308,7 +292,7 @@ def test_intermediate_results_are_not_much_larger_than_the_inputs() -> None:
         sizes.append(between.numel())
         return between.sum(-1)
 
-    for case in drawn(distances.cases(FLOAT32, ELEMENTS), 60):
+    for case in collect(distances.cases(FLOAT32, ELEMENTS), 60):
         sizes.clear()
         distances(**case.tensors(FLOAT32, "cpu"))
         assert sizes[0] <= 16 * ELEMENTS
@@ -349,7 +333,7 @@ def test_numbers_keep_to_the_range_of_their_kind(kind: str, holds: Callable[[np.
 
     assert weighted.ordinary == ("x",)
     for dtype in (DTYPES["float16"], FLOAT32):
-        seen = [*drawn(weighted.cases(dtype, 64), 60), *drawn(weighted.smooth(dtype), 20)]
+        seen = [*collect(weighted.cases(dtype, 64), 60), *collect(weighted.smooth(dtype), 20)]
         for case in (*seen, *(make(dtype) for make in weighted.examples.values())):
             if case["x"].size and case.layouts.get("x") != "expanded":
                 assert holds(case["x"].astype(np.float64))
@@ -373,7 +357,7 @@ def test_a_tensor_may_be_made_by_a_function() -> None:
     def differences(x: torch.Tensor) -> torch.Tensor:
         return x.diff(dim=-1)
 
-    cases = [*drawn(differences.cases(FLOAT32, 64), 40), *(make(FLOAT32) for make in differences.examples.values())]
+    cases = [*collect(differences.cases(FLOAT32, 64), 40), *(make(FLOAT32) for make in differences.examples.values())]
     assert all((np.diff(case["x"]) >= 0).all() for case in cases)
     assert all(case["x"].dtype == np.float32 for case in cases)
 
@@ -381,7 +365,7 @@ def test_a_tensor_may_be_made_by_a_function() -> None:
 @pytest.mark.parametrize("name", DECLARED)
 def test_smooth_cases_are_small_and_their_outputs_finite(name: str) -> None:
     made = DECLARED[name]
-    cases = drawn(made.smooth(FLOAT64), 40)
+    cases = collect(made.smooth(FLOAT64), 40)
     for case in cases:
         assert all(array.size for array in (*case.inputs.values(), case.grad_output))
         assert max(array.size for array in case.inputs.values()) <= (64 if name == "attention" else 7)
@@ -448,7 +432,7 @@ def test_a_strategy_of_cases_takes_the_place_of_what_the_notation_says() -> None
         return torch.linalg.inv(x)
 
     assert list(inverse.examples) == ["two"]
-    assert {case["x"].shape for case in drawn(inverse.cases(FLOAT32, 64), 20)} == {(1, 1), (2, 2), (3, 3)}
+    assert {case["x"].shape for case in collect(inverse.cases(FLOAT32, 64), 20)} == {(1, 1), (2, 2), (3, 3)}
 
 
 def test_drawn_numbers_are_those_that_a_kernel_can_take() -> None:
@@ -459,7 +443,7 @@ def test_drawn_numbers_are_those_that_a_kernel_can_take() -> None:
     def scaled(x: torch.Tensor, slope: float = 0.5) -> torch.Tensor:
         return x * slope
 
-    slopes = {case.parameters["slope"] for case in drawn(scaled.cases(FLOAT32, 8), 60)}
+    slopes = {case.parameters["slope"] for case in collect(scaled.cases(FLOAT32, 8), 60)}
     assert slopes == {0.5, 0.0, float("inf"), 3}
 
 
@@ -759,6 +743,21 @@ def kl_divergence(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def picked_rows(x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     taken = x[index.clamp(min=0).long()]
     return torch.where((index == -1)[:, None], 0.0, taken) + 0 * counts.sum()
+
+
+def test_probabilities_sum_to_one_in_every_layout() -> None:
+    made = kl_divergence.cases(FLOAT32, ELEMENTS)
+    named_ones = [make(FLOAT32) for make in kl_divergence.examples.values()]
+    of_all_pairs = [each.case for each in combined(LargeCases(kl_divergence, NO_CLAIMS, FLOAT32))]
+    seen = set()
+    for case in (*collect(made, DRAWS), *named_ones, *of_all_pairs):
+        seen.add(case.layouts.get("target", "contiguous"))
+        for name in ("x", "target"):
+            array = case.tensor(name, FLOAT32, "cpu").double().numpy()
+            sums = (np.exp(array) if name == "x" else array).sum(-1)
+            assert np.allclose(sums, 1, atol=1e-5, rtol=0), case
+    assert len(seen) > len(LAYOUTS)
+    assert of_all_pairs
 
 
 def histories(made: DefinedOperation, implementation: Callable[..., Any]) -> Search:

@@ -154,24 +154,28 @@ def with_large_cases(given: Subject) -> Subject:
     return dataclasses.replace(given, large=large)
 
 
-@pytest.mark.usefixtures("without_shrinking")
+@pytest.fixture
+def without_generated_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any of them may show a fault by chance. Hypothesis even draws the numbers of the faults' sources."""
+    monkeypatch.setattr(Search, "for_all", lambda *_, **__: None)
+
+
+@pytest.mark.usefixtures("without_generated_cases")
 @pytest.mark.parametrize("fault", [pytest.param(f, id=described(f)) for f in FAULTS if f.sized])
 def test_fault_of_a_size_is_seen_by_large_cases_alone(fault: Fault, device: str) -> None:
-    """Of generated cases there are few: Hypothesis draws numbers of this repository's sources, such as the faults'."""
-    fault.check(subject(fault.operation, fault.make(), device, fault.dtype), Search(examples=3))
+    fault.check(subject(fault.operation, fault.make(), device, fault.dtype), Search(examples=EXAMPLES))
 
 
-@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.usefixtures("without_generated_cases")
 @pytest.mark.parametrize("fault", [pytest.param(f, id=described(f)) for f in FAULTS if f.seen_by])
 def test_fault_is_seen_by_what_it_names_alone(fault: Fault, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of generated cases there are few, as any of them may show it by chance."""
     given = with_large_cases(subject(fault.record or fault.operation, fault.make(), device, fault.dtype))
     assert given.large is not None
     if fault.seen_by == "settled":
         monkeypatch.setattr(Bounded, "settled", property(lambda self: self.error))
     else:
         given = dataclasses.replace(given, large=dataclasses.replace(given.large, combines=False))
-    fault.check(given, Search(examples=3))
+    fault.check(given, Search(examples=EXAMPLES))
 
 
 @pytest.mark.usefixtures("without_shrinking")
