@@ -1,6 +1,7 @@
 """A process that is forked from a warm one is like a process of its own."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,7 +49,8 @@ def test_it_is_ended_when_the_time_is_up_and_the_next_one_runs(tmp_path: Path, e
     connection, process = warm.server(("torch",))
     warm.run("ends", cwd=tmp_path, env=environment)
     connection.settimeout(0.1)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError) as ended:
         warm.run("sleeps", cwd=tmp_path, env=environment)
+    assert re.search(r'sleeps\.py", line 2 in <module>', "".join(ended.value.__notes__))
     assert process.returncode == -signal.SIGKILL
     assert warm.run("ends", cwd=tmp_path, env=environment).returncode == 0

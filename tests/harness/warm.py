@@ -6,6 +6,7 @@ The forked process has the arguments, the folder, the variables, the search path
 
 import atexit
 import contextlib
+import faulthandler
 import functools
 import gc
 import importlib
@@ -18,11 +19,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 # Of a process that is to end by itself much sooner.
-MOST_SECONDS = 600
+MOST_SECONDS = 300
+# Makes a process that was forked say where each of its threads is, and those that it has forked.
+SAY_WHERE, SECONDS_TO_SAY = signal.SIGUSR1, 1.0
 
 
 def run(
@@ -37,7 +41,7 @@ def run(
         loaded: modules that the process from which it is forked has imported.
 
     Raises:
-        TimeoutError: it has not ended within `MOST_SECONDS`. It is ended then.
+        TimeoutError: it has not ended within `MOST_SECONDS`. It is ended then. Says where it was.
     """
     command = [sys.executable, "-m", *map(str, arguments)]
     request = json.dumps({"command": command, "cwd": str(cwd), "env": dict(env)})
@@ -51,7 +55,13 @@ def run(
             answer = connection.recv(64)
             if not answer:
                 raise ChildProcessError(f"the process that was to run {shlex.join(command)} has ended")
-        except BaseException:  # Ctrl-C and time limits among them
+        except BaseException as error:  # Ctrl-C and time limits among them
+            if isinstance(error, TimeoutError):
+                os.killpg(process.pid, SAY_WHERE)
+                time.sleep(SECONDS_TO_SAY)
+                output.seek(0)
+                errors.seek(0)
+                error.add_note(output.read() + errors.read())
             server.cache_clear()
             connection.close()
             with contextlib.suppress(ProcessLookupError):
@@ -111,6 +121,7 @@ def become(given: int, output: int, errors: int) -> None:
     for file_number, standard in ((output, 1), (errors, 2)):
         os.dup2(file_number, standard)
         os.close(file_number)
+    faulthandler.register(SAY_WHERE, file=2)
     os.chdir(request["cwd"])
     inherited = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     own = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -123,6 +134,7 @@ def become(given: int, output: int, errors: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(SAY_WHERE, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         listening.set_inheritable(False)
         serve(listening)
