@@ -118,7 +118,7 @@ def _sizes(large: LargeCases) -> list[_Size]:
         }
         if (not long or sizes[long] == wanted[long]) and large.allows(sizes):
             # Rows along an axis that is the last one of some tensor have no program each.
-            price = CALL + _elements(large, sizes) if long in ends else large.price(sizes)
+            price = CALL + max(_elements(large, sizes), sized.largest(sizes)) if long in ends else large.price(sizes)
             yield _Size(name, sizes, price, leading)
 
     found: list[_Size] = []
