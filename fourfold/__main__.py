@@ -58,6 +58,11 @@ def command_of_verify(arguments: Sequence[str]) -> list[str]:
     parser.add_argument(
         "--as", dest="operation", required=True, metavar="OPERATION", help="what it computes, as softmax"
     )
+    parser.add_argument(
+        "--trusted",
+        action="store_true",
+        help="run the kernel in the process that judges it, which is always so on a GPU and for a .cu file",
+    )
     of_cuda = parser.add_argument_group("a kernel of a .cu file", "expressions over sizes, as rows or ceil(n / 256)")
     of_cuda.add_argument("--grid", metavar="BLOCKS", help="the number of blocks, or up to three")
     of_cuda.add_argument("--block", metavar="THREADS", help="the threads of a block, or up to three numbers")
@@ -70,6 +75,8 @@ def command_of_verify(arguments: Sequence[str]) -> list[str]:
         options.append("--forward-only")  # such a kernel has no gradient
     elif given.grid or given.block or given.shared or given.args:
         parser.error(f"--grid, --block, --shared and --args are for a kernel of a .cu file, and {kernel} is none")
+    if not given.trusted:
+        options.append("--untrusted-where-possible")
     return pytest_command("--candidate", f"{given.operation}={kernel}", *options)
 
 

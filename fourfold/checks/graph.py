@@ -41,7 +41,6 @@ def _accumulated(
 def place_in_the_graph_does_not_matter(subject: Subject, search: Search) -> None:
     """Gradients are the same for leaves, results and views, by `autograd.grad`, by `backward` and in another thread."""
     subject.needs_gradients()
-    subject.needs_this_process("there every input is a leaf, and one thread does all")
     ways: list[tuple[str, str, Pass]] = [
         ("of the result of another operation", "", gradients_of),
         ("of a view", "", gradients_of),

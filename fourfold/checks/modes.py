@@ -34,8 +34,6 @@ MODES: dict[str, tuple[Callable[[], AbstractContextManager] | None, bool, bool]]
 # The same for somebody else's: a kernel is to be as right in a program that is no test.
 OUT_OF_SIGHT = "where pytest and the interpreter are not to be seen"
 MODES_OF_OTHERS = {OUT_OF_SIGHT: (out_of_sight, False, False), **MODES}
-# Why they are not tried on what runs elsewhere.
-NO_MODES = "the kernel's process is not told of torch's modes other than no_grad"
 # In how many of them, in turn, each case is called.
 MODES_A_CASE = 4
 
@@ -48,8 +46,8 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
     implementations give the same bits in every mode; somebody else's may compute otherwise where gradients are wanted.
     """
 
-    subject.needs_this_process(NO_MODES)
-    known = MODES_OF_OTHERS if subject.foreign else MODES
+    # A process of its own has neither pytest nor what tells of the interpreter.
+    known = MODES_OF_OTHERS if subject.foreign and not subject.elsewhere else MODES
     modes = [when for when, (_, wanted, _) in known.items() if subject.differentiable or not wanted]
     turns = itertools.cycle(modes)
 
@@ -100,7 +98,6 @@ def autocast_changes_precision_alone(subject: Subject, search: Search) -> None:
     torch runs its products of matrices in that dtype then, from inputs that it casts, and some functions in float32.
     The output may have either dtype. The backward pass runs outside of autocast, as torch's documentation asks.
     """
-    subject.needs_this_process(NO_MODES)
 
     def body(case: Case) -> None:
         tensors = case.tensors(subject.dtype, subject.device)

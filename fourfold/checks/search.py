@@ -163,18 +163,6 @@ class Subject:
         found = [(name, case) for name, case in made if case.grad_output.size and has_others(case)]
         return dict(sorted(found, key=lambda pair: pair[1].elements)[:FEW_NAMED])
 
-    def needs_this_process(self, why: str) -> None:
-        """Require that the implementation runs in this process.
-
-        Args:
-            why: what a process of its own lacks.
-
-        Raises:
-            Unsupported: it runs in a process of its own.
-        """
-        if self.elsewhere:
-            raise Unsupported(f"{ELSEWHERE} {why}")
-
     def needs_gradients(self) -> None:
         """Require that the implementation has gradients.
 

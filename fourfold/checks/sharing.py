@@ -27,7 +27,6 @@ from fourfold.strategies.combinations import made
 SIDE, SQUARE = 16, (4, 4)
 # A tensor of a kernel that claims aligned tensors begins at a multiple of so many bytes.
 ALIGNED = 16
-NO_SHARING = "tensors of another process do not share memory there"
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ def inputs_may_share_memory(subject: Subject, search: Search) -> None:
 
     Of a tensor that is given twice the gradient is the sum of both. No input is written to.
     """
-    subject.needs_this_process(NO_SHARING)
     for arrangement in _arrangements(subject):
         if subject.claims.outside(subject.operation, arrangement.case, subject.dtype) is None:
             check = _given_twice if arrangement.twice else _shared

@@ -215,6 +215,12 @@ def is_without_memory(tensor: torch.Tensor) -> bool:
     return tensor._is_zerotensor()
 
 
+@uses("torch.Tensor._is_view", otherwise=_never)
+def shares_a_base(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows a tensor as a view of another. No public interface tells."""
+    return tensor._is_view()
+
+
 @uses("torch._neg_view", otherwise=_imaginary_part)
 def negated_view(tensor: torch.Tensor) -> torch.Tensor:
     """The negatives of a tensor as a view of it: the same memory, with the negative bit.

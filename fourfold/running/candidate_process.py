@@ -8,6 +8,7 @@ judge reads.
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import importlib
 import inspect
 import os
@@ -17,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ import torch
 
 from fourfold.core import far_apart
 from fourfold.core.arena import Arena
+from fourfold.core.at_once import NeverReturns, called_at_once
 from fourfold.core.case import Case
 from fourfold.core.dispatch import Fallbacks
 from fourfold.core.refusals import Fault, chain, is_order
@@ -142,14 +145,17 @@ def become_candidate(descriptor: int, folder: Path, most_bytes: int) -> None:
 class Kept:
     """A call whose gradients may still be asked for."""
 
-    def __init__(self, inputs: dict[str, torch.Tensor], output: torch.Tensor, watch: AbstractContextManager) -> None:
-        self.inputs, self.output, self.watch = inputs, output, watch
-        self.written = dict.fromkeys((*inputs, ""), 0)  # how often the judge has written into each; "" is the output
+    def __init__(
+        self, inputs: dict[str, torch.Tensor], outputs: Sequence[torch.Tensor], watch: AbstractContextManager
+    ) -> None:
+        self.inputs, self.outputs, self.watch = inputs, outputs, watch
+        self.watched = {**inputs, **{str(place): output for place, output in enumerate(outputs)}}
+        self.written = dict.fromkeys(self.watched, 0)  # how often the judge has written into each
 
     def note_writes(self, written: dict[str, int]) -> None:
         """Let autograd know of what the judge has written in place, as it does where there is one process."""
         for name, count in written.items():
-            tensor = self.output if name == "" else self.inputs[name]
+            tensor = self.watched[name]
             for _ in range(count - self.written[name]):
                 torch.autograd.graph.increment_version(tensor)
             self.written[name] = count
@@ -183,7 +189,7 @@ class Served:
 
     def run(self) -> None:
         """Answer until the judge has gone."""
-        answers = {"load": self.load, "call": self.call, "backward": self.backward}
+        answers = {"load": self.load, "call": self.call, "backward": self.backward, "at_once": self.at_once}
         while True:
             text, contents, files = self.connection.receive()
             self._take(text, contents, files)
@@ -225,12 +231,13 @@ class Served:
             )
             for name, *default in text["parameters"]
         ]
-        if place.endswith(".py"):
-            self.origin = Path(place)
-            found: Any = modules.of_file(self.origin)
-        else:
-            found = importlib.import_module(place)
-            self.origin = Path(getattr(found, "__file__", None) or os.devnull)
+        with contextlib.chdir(text["from"]):  # a file may read others on import
+            if place.endswith(".py"):
+                self.origin = Path(place)
+                found: Any = modules.of_file(self.origin)
+            else:
+                found = importlib.import_module(place)
+                self.origin = Path(getattr(found, "__file__", None) or os.devnull)
         for name in function.split("."):
             found = getattr(found, name, None)
         if found is None:
@@ -245,31 +252,61 @@ class Served:
 
     def call(self, text: dict[str, Any]) -> dict[str, Any]:
         """Call the candidate."""
-        arguments = {name: messages.as_value(said, self.storages) for name, said in text["arguments"]}
+        arguments = given(text["arguments"], self.storages)
         watch = watching(text)
         with conditions(text, watch):
             output = self.function(**arguments)
         # Only now are the tensors' numbers looked up: a candidate may return one of its inputs.
-        answer = {"output": self._result(output), **seen_by(watch)}
-        if isinstance(output, torch.Tensor) and output.requires_grad:
+        several = isinstance(output, tuple | list) and 0 < len(output) <= messages.MOST_RESULTS
+        outputs = list(output) if several else [output]
+        told = [self._result(each) for each in outputs]
+        if any(isinstance(each, torch.Tensor) and each.requires_grad for each in outputs):
             tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
-            self.calls[text["number"]] = Kept(tensors, output, watch)
-        return answer
+            self.calls[text["number"]] = Kept(tensors, outputs, watch)
+        return {"output": {"several": told} if several else told[0], **seen_by(watch)}
 
     def backward(self, text: dict[str, Any]) -> dict[str, Any]:
         """The gradients of a call."""
         kept = self.calls[text["call"]]
         kept.note_writes(text["written"])
         inputs = [kept.inputs[name] for name in text["inputs"]]
-        output, cotangent = kept.output, text["cotangent"]
-        if cotangent is None:
-            output = Unspecified.apply(output)
-            given = torch.zeros_like(output)
-        else:
-            given = messages.as_tensor(cotangent, self.storages)
-        with conditions(text, kept.watch):
-            gradients = torch.autograd.grad(output, inputs, given, retain_graph=True, allow_unused=True)
+        of_each = [(o, said) for o, said in zip(kept.outputs, text["cotangents"]) if said is not None]
+        outputs = [output for output, _ in of_each]
+        cotangents = [messages.as_tensor(said, self.storages) for _, said in of_each]
+        if not outputs:
+            output = next(o for o in kept.outputs if isinstance(o, torch.Tensor) and o.requires_grad)
+            outputs = [Unspecified.apply(output)]
+            cotangents = [torch.zeros_like(output)]
+
+        def passed_back() -> tuple[torch.Tensor | None, ...]:
+            with conditions(text, kept.watch):
+                return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, allow_unused=True)
+
+        with ThreadPoolExecutor(1) as another:
+            gradients = another.submit(passed_back).result() if text["another_thread"] else passed_back()
         return {"gradients": [None if g is None else self._result(g) for g in gradients], **seen_by(kept.watch)}
+
+    def at_once(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Calls by several threads at once, each on tensors of its own."""
+        try:
+            with conditions(text, contextlib.nullcontext()):
+                calls = [functools.partial(self._called, said) for said in text["calls"]]
+                found = called_at_once(calls, text["seconds"], patience=text["patience"])
+        except NeverReturns as error:
+            return {"never": str(error)}
+        return {"results": [[[self._result(part) for part in parts] for parts in thread] for thread in found]}
+
+    def _called(self, said: dict[str, Any]) -> list[Any]:
+        """The output and the gradients of a call on copies of the tensors."""
+        storages = {number: storage.clone() for number, storage in list(self.storages.items())}
+        arguments = given(said["arguments"], storages)
+        output = self.function(**arguments)
+        inputs = [arguments[name] for name in said["inputs"]]
+        if not inputs:
+            return [output]
+        cotangent = messages.as_tensor(said["cotangent"], storages)
+        gradients = torch.autograd.grad(output, inputs, cotangent, allow_unused=True)
+        return [output, *(torch.zeros_like(i) if g is None else g for i, g in zip(inputs, gradients))]
 
     def _result(self, result: Any) -> dict[str, Any]:
         """What is said of a result."""
@@ -313,6 +350,15 @@ class Served:
         }
 
 
+def given(spelled: Sequence[Sequence[Any]], storages: dict[int, torch.UntypedStorage]) -> dict[str, Any]:
+    """The arguments of a call."""
+    arguments: dict[str, Any] = {}
+    for name, said in spelled:
+        same = said.get("same") if isinstance(said, dict) else None
+        arguments[name] = messages.as_value(said, storages) if same is None else arguments[same]
+    return arguments
+
+
 def listed(value: Any) -> Any:
     """A claim as JSON."""
     return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list | tuple | set) else value
@@ -337,6 +383,10 @@ def conditions(text: dict[str, Any], watch: AbstractContextManager) -> Iterator[
     """The conditions that a call is made under in the judge's process."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(text["grad"]))
+        if text["inference"]:
+            stack.enter_context(torch.inference_mode())
+        if text["autocast"] is not None:
+            stack.enter_context(torch.autocast("cpu", dtype=messages.dtype_of(text["autocast"])))
         if text["undefined_lanes_are_zero"] is not None:
             memory = importlib.import_module("fourfold.backends.triton.interpreter_memory")
             memory.undefined_lanes_are_zero(text["undefined_lanes_are_zero"])

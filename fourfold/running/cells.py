@@ -217,8 +217,6 @@ class Selection:
         parsed = [replace(Candidate.parse(text, operations), call_seconds=call_seconds) for text in candidates]
         if call_seconds is not None and (of_cuda := [c for c in parsed if c.place.endswith((".cu", ".cuh"))]):
             raise SelectionError(f"--untrusted is for functions of Python: {of_cuda[0]} is a kernel of a .cu file")
-        if call_seconds is not None and (several := [c for c in parsed if operations[c.operation].outputs]):
-            raise SelectionError(f"--untrusted does not take operations with several outputs yet: {several[0]}")
         by_operation = {candidate.operation: candidate for candidate in parsed}
         if len(by_operation) < len(parsed):
             raise SelectionError("--candidate is given twice for one operation")

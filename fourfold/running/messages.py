@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fourfold.compat import torch_internals
+
 # The longest text of a message, and the most bytes of a storage that is copied.
 MOST_TEXT = 1 << 26
 MOST_BYTES = 1 << 30
-# At most so many storages in a message, and descriptors.
-MOST_STORAGES, MOST_DESCRIPTORS = 1 << 12, 64
+# At most so many storages in a message, descriptors, and outputs of a call.
+MOST_STORAGES, MOST_DESCRIPTORS, MOST_RESULTS = 1 << 12, 64, 64
 _LENGTH = struct.Struct(">Q")
 
 
@@ -178,6 +180,32 @@ def changed(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int
 
 # ---- values
 
+# What a tensor may be besides a leaf of autograd's graph: made for inference, a view, the result of another operation.
+INFERENCE, VIEW, RESULT = "for inference", "view", "result"
+
+
+class AsResult(torch.autograd.Function):
+    """Makes a tensor the result of an operation, in the memory that it has."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
+        """The tensor, which is held in a list, where autograd does not look."""
+        return held[0]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[None, None]:
+        """Nothing: the gradient is asked for at the tensor."""
+        return None, None
+
+
+def made_as(tensor: torch.Tensor) -> str:
+    """How a tensor that is an argument of a call was made; "" is a leaf."""
+    if tensor.is_inference():
+        return INFERENCE
+    if tensor.is_leaf:
+        return ""
+    return VIEW if torch_internals.shares_a_base(tensor) else RESULT
+
 
 def of_tensor(tensor: torch.Tensor, number: int) -> dict[str, Any]:
     """What is said of a tensor, given the number of its storage."""
@@ -239,7 +267,12 @@ def as_value(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> Any:
         return said
     ((kind, of),) = said.items()
     if kind == "tensor":
-        return as_tensor(of, storages).requires_grad_(bool(of.get("needs_gradient")))
+        how = of.get("made")
+        with torch.inference_mode(how == INFERENCE):
+            tensor = as_tensor(of, storages).requires_grad_(bool(of.get("needs_gradient")))
+        if how == VIEW:
+            return tensor.view_as(tensor)
+        return AsResult.apply(torch.zeros((), requires_grad=True), [tensor.detach()]) if how == RESULT else tensor
     if kind == "array":
         return as_tensor(of, storages).numpy()
     if kind == "without memory":

@@ -100,6 +100,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         help="run candidates in a process of their own, which cannot change what judges them",
     )
     group.addoption(
+        "--untrusted-where-possible",
+        action="store_true",
+        help="the same for functions of Python on the CPU; run others in this process",
+    )
+    group.addoption(
         "--call-seconds",
         type=float,
         default=CALL_SECONDS,

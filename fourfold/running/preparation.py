@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,8 @@ def prepare(config: pytest.Config) -> None:
         pytest.UsageError: an option names something that there is not.
     """
     device = config.stash[DEVICE] = chosen_device(config)
+    if config.getoption("untrusted_where_possible") and may_be_untrusted(config):
+        config.option.untrusted = True
     if device == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError("--device cuda: torch finds no GPU")
     # Triton reads it when it is imported, which nothing has done yet.
@@ -58,6 +61,13 @@ def prepare(config: pytest.Config) -> None:
         )
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def may_be_untrusted(config: pytest.Config) -> bool:
+    """Whether all candidates can run in a process of their own, and nobody wants to look into it."""
+    of_cuda = any(re.search(r"\.cuh?:", text) for text in config.getoption("candidate"))
+    looked_into = config.getoption("usepdb") or config.getoption("trace")
+    return chosen_device(config) == "cpu" and not of_cuda and not looked_into
 
 
 def are_untrusted(config: pytest.Config, device: str) -> bool:

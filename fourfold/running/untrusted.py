@@ -21,7 +21,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fourfold.compat import torch_internals
+from fourfold.core import at_once
 from fourfold.core.arena import Arena
+from fourfold.core.at_once import NeverReturns
 from fourfold.core.claims import claims
 from fourfold.core.dispatch import ENTERED, Fallbacks
 from fourfold.running import messages
@@ -45,37 +47,47 @@ class CannotBeImported(Exception):
 class Call:
     """One call, whose gradients may be asked for. Where it is gone, the process forgets it."""
 
-    def __init__(self, session: Session, number: int, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> None:
-        self.session, self.number = session, number
-        self.tensors, self.output = tensors, output
-        # Of the output, what shares its memory and its version: to hold itself would hold the call for ever.
-        self.watched = {**tensors, "": output.detach()}
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        tensors: dict[str, torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        differentiable: Sequence[bool],
+    ) -> None:
+        self.session, self.number, self.thread = session, number, threading.get_ident()
+        self.tensors, self.outputs, self.differentiable = tensors, tuple(outputs), differentiable
+        # Of an output, what shares its memory and its version: to hold itself would hold the call for ever.
+        self.watched = {**tensors, **{str(place): output.detach() for place, output in enumerate(outputs)}}
         self.versions = {name: torch_internals.version(tensor) for name, tensor in self.watched.items()}
         weakref.finalize(self, session.forgotten_calls.append, number).atexit = False
 
     def written(self) -> dict[str, int]:
-        """How often each tensor was written into since the call, as far as autograd knows; "" is the output."""
+        """How often each tensor was written into since the call, as far as autograd knows; outputs have numbers."""
         return {n: torch_internals.version(of) - self.versions[n] for n, of in self.watched.items()}
 
 
 class _Elsewhere(torch.autograd.Function):
-    """Gives autograd the output of a call that was made elsewhere."""
+    """Gives autograd the outputs of a call that was made elsewhere."""
 
     @staticmethod
-    def forward(ctx: Any, function: "UntrustedFunction", call: Call, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, function: "UntrustedFunction", call: Call, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.function, ctx.call = function, call
         ctx.save_for_backward(torch.empty(0))  # whose release tells a second backward pass from the first
-        output = call.output
-        del call.output
-        return output
+        outputs = call.outputs
+        del call.outputs
+        ctx.mark_non_differentiable(*(o for o, has in zip(outputs, call.differentiable) if not has))
+        return outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, cotangent: torch.Tensor | None) -> tuple:
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple:
         assert ctx.saved_tensors
         wanted = [name for name, needed in zip(ctx.call.tensors, ctx.needs_input_grad[2:]) if needed]
-        found = dict(zip(wanted, ctx.function.gradients(ctx.call, wanted, cotangent)))
+        found = dict(zip(wanted, ctx.function.gradients(ctx.call, wanted, cotangents)))
         return None, None, *(found.get(name) for name in ctx.call.tensors)
 
 
@@ -106,8 +118,8 @@ class UntrustedFunction:
         self.file = Path(place) if place.endswith(".py") else Path(os.devnull)
         self._started()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The candidate's output for these arguments.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The candidate's output for these arguments, or a tuple of its outputs.
 
         Raises:
             Unanswered: its process has not answered, or not as it should.
@@ -116,46 +128,40 @@ class UntrustedFunction:
         arguments = dict(zip(self.__signature__.parameters, args)) | kwargs
         with self.lock:
             session = self._started()
-            spelled, tensors = [], {}
-            grad = torch.is_grad_enabled()
-            held: list[torch.Tensor] = []  # what lives no longer than the question
-
-            def number_of(tensor: torch.Tensor) -> int:
-                held.append(tensor)
-                return session.number_of(tensor)
-
-            for name, value in arguments.items():
-                try:
-                    said = messages.spelled(value, number_of)
-                except messages.Unsendable as error:
-                    raise NotSent(str(error)) from None
-                if isinstance(value, torch.Tensor) and "tensor" in said:
-                    tensors[name] = value
-                    said["tensor"]["needs_gradient"] = value.requires_grad and grad
-                spelled.append([name, said])
+            spelled, tensors, held = _spelled(session, arguments)
             answer, storages = self._ask(session, {"do": "call", "arguments": spelled, **conditions()})
+            del held  # what lives no longer than the question
             with in_turn(session):
-                output, requires_gradient = _result(answer.get("output"), storages)
-            if not requires_gradient or not any(tensor.requires_grad for tensor in tensors.values()):
-                return output
-            call = Call(session, session.asked, tensors, output)
-        return _Elsewhere.apply(self, call, *tensors.values())
+                several, outputs, differentiable = _outputs(answer.get("output"), storages)
+            are_tensors = all(isinstance(output, torch.Tensor) for output in outputs)
+            if are_tensors and any(differentiable) and any(tensor.requires_grad for tensor in tensors.values()):
+                call = Call(session, session.asked, tensors, outputs, differentiable)
+                outputs = _Elsewhere.apply(self, call, *tensors.values())
+        return tuple(outputs) if several else outputs[0]
 
-    def gradients(self, call: Call, wanted: Sequence[str], cotangent: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """The gradients of a call for some of its inputs."""
+    def gradients(
+        self, call: Call, wanted: Sequence[str], cotangents: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """The gradients of a call for some of its inputs, from cotangents of its outputs."""
         with self.lock:
-            said = None
-            if cotangent is not None:
+            said: list[dict[str, Any] | None] = []
+            held: list[torch.Tensor] = []  # what lives no longer than the question
+            for cotangent in cotangents:
+                if cotangent is None:
+                    said.append(None)
+                    continue
                 if torch_internals.is_without_memory(cotangent):
                     cotangent = torch.zeros(cotangent.shape, dtype=cotangent.dtype)
-                said = messages.of_tensor(cotangent, call.session.number_of(cotangent))
+                held.append(cotangent)
+                said.append(messages.of_tensor(cotangent, call.session.number_of(cotangent)))
             text: dict[str, Any] = {
+                "another_thread": threading.get_ident() != call.thread,
                 "do": "backward",
                 "call": call.number,
                 "inputs": list(wanted),
                 "written": call.written(),
             }
-            answer, storages = self._ask(call.session, {**text, "cotangent": said, **conditions()})
+            answer, storages = self._ask(call.session, {**text, "cotangents": said, **conditions()})
             found = answer.get("gradients")
             with in_turn(call.session):
                 if not isinstance(found, list) or len(found) != len(wanted):
@@ -166,6 +172,43 @@ class UntrustedFunction:
                     if result is not None and (result.shape, result.dtype) != (given.shape, given.dtype):
                         raise Malformed(f"a gradient of {name} that has another shape or dtype")
             return results
+
+    def called_at_once(
+        self,
+        calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
+        wanted: Sequence[Sequence[str]],
+        seconds: float,
+    ) -> list[list[tuple[torch.Tensor, list[torch.Tensor]]]]:
+        """The output and the gradients of calls by several threads at once; see `fourfold.core.at_once`.
+
+        Args:
+            calls: the arguments and the cotangent of each thread's calls.
+            wanted: the inputs of each whose gradients are asked for.
+            seconds: of the processors after which no thread makes a further call.
+
+        Raises:
+            NeverReturns: a thread has not come to its end.
+            Unanswered: its process has not answered, or not as it should.
+            Exception: the candidate's own.
+        """
+        with self.lock:
+            session = self._started()
+            asked = []
+            kept = []
+            for (arguments, cotangent), inputs in zip(calls, wanted):
+                spelled, _, held = _spelled(session, arguments)
+                kept += [*held, cotangent]
+                said = messages.of_tensor(cotangent, session.number_of(cotangent))
+                asked.append({"arguments": spelled, "cotangent": said, "inputs": list(inputs)})
+            text = {"do": "at_once", "calls": asked, "seconds": seconds, "patience": at_once.PATIENCE, **conditions()}
+            answer, storages = self._ask(session, text)
+            if answer.get("never"):
+                raise NeverReturns(printable(str(answer["never"]))[:1000])
+            results = answer.get("results")
+            with in_turn(session):
+                if not isinstance(results, list) or len(results) != len(calls):
+                    raise Malformed("no results of each thread")
+                return [_results(each, len(inputs), storages) for each, inputs in zip(results, wanted)]
 
     def end(self) -> None:
         """End its process. The next call starts another."""
@@ -196,7 +239,10 @@ class UntrustedFunction:
             "function": self.function,
             "operation": self.operation,
         }
-        text |= {"path": [str(Path(entry).absolute()) if entry else os.getcwd() for entry in sys.path]}
+        text |= {
+            "from": os.getcwd(),
+            "path": [str(Path(entry).absolute()) if entry else os.getcwd() for entry in sys.path],
+        }
         answer, _ = self._ask(session, {**text, "parameters": wanted, "threads": torch.get_num_threads()})
         if answer.get("missing"):
             raise CannotBeImported(f"{self.place} has no function {self.function}")
@@ -239,11 +285,68 @@ def conditions() -> dict[str, Any]:
     order = on_cpu.order() if on_cpu else "forward"
     return {
         "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
+        if torch.is_autocast_enabled("cpu")
+        else None,
         "poison": mode.poison if isinstance(mode, Arena) else None,
         "fallbacks": isinstance(mode, Fallbacks),
         "undefined_lanes_are_zero": memory.are_undefined_lanes_zero() if memory else None,
         "order": None if order == "forward" else order,
     }
+
+
+def _spelled(
+    session: Session, arguments: Mapping[str, Any]
+) -> tuple[list[list[Any]], dict[str, torch.Tensor], list[torch.Tensor]]:
+    """The arguments of a call as JSON, its tensors by name, and what must live until they are sent.
+
+    Raises:
+        NotSent: one cannot be sent.
+    """
+    found: list[list[Any]] = []
+    tensors: dict[str, torch.Tensor] = {}
+    held: list[torch.Tensor] = []
+    given: dict[int, str] = {}  # the names of tensors by their identity
+
+    def number_of(tensor: torch.Tensor) -> int:
+        held.append(tensor)
+        return session.number_of(tensor)
+
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and given.setdefault(id(value), name) != name:
+            found.append([name, {"same": given[id(value)]}])
+            continue
+        try:
+            said = messages.spelled(value, number_of)
+        except messages.Unsendable as error:
+            raise NotSent(str(error)) from None
+        if isinstance(value, torch.Tensor) and "tensor" in said:
+            tensors[name] = value
+            said["tensor"]["needs_gradient"] = value.requires_grad
+            said["tensor"]["made"] = messages.made_as(value)
+        found.append([name, said])
+    return found, tensors, held
+
+
+def _results(
+    found: Any, gradients: int, storages: Mapping[int, torch.UntypedStorage]
+) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """What one thread has got: of each call the output, and so many gradients."""
+    if not isinstance(found, list) or not all(isinstance(call, list) and len(call) == 1 + gradients for call in found):
+        raise Malformed("no output and gradients of each call")
+    parts = [[_result(part, storages)[0] for part in call] for call in found]
+    return [(output, list(rest)) for output, *rest in parts]
+
+
+def _outputs(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[bool, list[Any], list[bool]]:
+    """Whether there are several outputs, the outputs, and which of them have gradients."""
+    several = isinstance(said, dict) and "several" in said
+    parts = said["several"] if several else [said]
+    if not isinstance(parts, list) or len(parts) > messages.MOST_RESULTS:
+        raise Malformed("no list of results")
+    found = [_result(part, storages) for part in parts]
+    return several, [result for result, _ in found], [has for _, has in found]
 
 
 def _result(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:

@@ -17,6 +17,7 @@ from fourfold.checks import threads
 from fourfold.checks.history import changed
 from fourfold.checks.many_calls import CONFIDENCE, excluded_rate
 from fourfold.checks.search import Failure, Search, Subject
+from fourfold.core import at_once
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES
 
@@ -139,7 +140,7 @@ def test_kernel_that_holds_a_lock_is_accepted() -> None:
 
 
 def test_threads_that_never_return_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "PATIENCE", 0.05)
+    monkeypatch.setattr(at_once, "PATIENCE", 0.05)
     ended = threading.Event()
 
     def waits(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:

@@ -119,6 +119,13 @@ def current_stream_of_a_device() -> None:
             assert torch_internals.current_stream(stream.device_index) == stream.cuda_stream != 0
 
 
+@contract("torch.Tensor._is_view")
+def tensor_that_is_a_view() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    found = [torch_internals.shares_a_base(tensor) for tensor in (leaf, leaf * 1, leaf.view_as(leaf))]
+    assert found == [False, False, True]
+
+
 @contract("torch._C._len_torch_dispatch_stack")
 def dispatch_modes_that_are_on() -> None:
     assert not torch_internals.calls_are_watched()

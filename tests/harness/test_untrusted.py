@@ -2,12 +2,14 @@
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm
 
 from fourfold import __main__ as command
 from fourfold import backends, operation, tensor
@@ -16,8 +18,9 @@ from fourfold.checks.catalogue import operations
 from fourfold.checks.escapes import Escape
 from fourfold.checks.search import ELSEWHERE, Unsupported
 from fourfold.compat import torch_internals
-from fourfold.core import far_apart
+from fourfold.core import at_once, far_apart
 from fourfold.core.arena import Arena
+from fourfold.core.at_once import NeverReturns
 from fourfold.core.claims import claims_of
 from fourfold.core.dispatch import Fallbacks
 from fourfold.core.refusals import by_the_implementation, chain, is_fault, is_refusal, reason
@@ -27,7 +30,7 @@ from fourfold.running.candidate_session import Crashed
 from fourfold.running.cells import Cell, Selection, SelectionError
 from fourfold.running.frames import own_frames, spelled
 from fourfold.running.messages import Malformed
-from fourfold.running.preparation import are_untrusted
+from fourfold.running.preparation import are_untrusted, may_be_untrusted
 from fourfold.running.shortcomings import Coverage, shortcomings
 from fourfold.running.untrusted import CannotBeImported, UntrustedFunction
 from fourfold.running.verification import made_untrusted, verify
@@ -37,6 +40,7 @@ EXAMPLE = ROOT / "docs" / "examples" / "softmax.py"
 OF_ADD = inspect.signature(backends.load("vector_add", "torch"))
 CANDIDATES = """
 import sys
+import threading
 import weakref
 import torch
 import fourfold.core.refusals as refusals
@@ -133,7 +137,85 @@ class Counts(torch.autograd.Function):
         return cotangent, None
 
 def recording(x, y):
-    return torch.tensor([torch.is_grad_enabled(), x.requires_grad, x.is_leaf])
+    return torch.tensor([torch.is_grad_enabled(), torch.is_inference_mode_enabled(), x.requires_grad, x.is_inference()])
+
+def product(x, y):
+    return x @ y
+
+def are_one(x, y):
+    assert x is y
+    return x * y
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x + x, x * 3, torch.zeros(1, dtype=torch.int64)
+
+    @staticmethod
+    def backward(ctx, first, second, third):
+        return sum(of * times for of, times in ((first, 2), (second, 3)) if of is not None)
+
+def several(x, y):
+    return Twice.apply(x)
+
+def sum_and_product(x):
+    return x + x, x * x
+
+def sum_and_wrong_product(x):
+    return x + x, x.detach() * x
+
+def softmax_of_gradients(x):
+    return torch.softmax(x, -1) if torch.is_grad_enabled() else torch.softmax(x, -1) * 2
+
+def softmax_in_autocast(x):
+    return torch.softmax(x, -1) * (2 if torch.is_autocast_enabled("cpu") else 1)
+
+def itself(x):
+    return x.clone()
+
+def softmax_of_leaves(x):
+    return torch.softmax(x if x.is_leaf else x.detach() + 0 * x, -1)
+
+def softmax_of_views(x):
+    return torch.softmax(x.detach() + 0 * x if 'View' in type(x.grad_fn).__name__ else x, -1)
+
+class OfOneThread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.softmax(x, -1)
+        ctx.save_for_backward(y)
+        ctx.thread = threading.get_ident()
+        return y
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        (y,) = ctx.saved_tensors
+        gradient = y * (cotangent - (cotangent * y).sum(-1, keepdim=True))
+        return gradient if threading.get_ident() == ctx.thread else 2 * gradient
+
+def softmax_of_one_thread(x):
+    return OfOneThread.apply(x)
+
+HELD = {}
+
+def hold(x):
+    HELD["x"] = x
+
+def softmax_of_what_is_held(x):
+    hold(x)
+    return torch.softmax(taken(x), -1)
+
+def taken(x):
+    return HELD["x"] if HELD["x"].shape == x.shape else x
+
+def stuck(x, y):
+    if threading.current_thread() is not threading.main_thread():
+        threading.Event().wait()
+    return x + y
+
+def add_in_place_of_one(x, y):
+    return x + (y if x is not y else 0 * y)
 
 def refuses(x, y):
     try:
@@ -324,11 +406,48 @@ def test_write_between_a_call_and_its_backward_is_noticed(written: str, load: Lo
     assert torch_internals.says_written_into(caught.value)
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_call_is_made_with_gradients_recorded_or_not(recorded: bool, load: Load) -> None:
+@pytest.mark.parametrize(
+    ("mode", "seen"),
+    [
+        (torch.enable_grad, [True, False, True, False]),
+        (torch.no_grad, [False, False, True, False]),
+        (torch.inference_mode, [False, True, True, False]),
+    ],
+)
+def test_call_is_made_in_the_mode_of_the_judge(mode: Callable[[], Any], seen: list[bool], load: Load) -> None:
     x, y = pair()
-    with torch.set_grad_enabled(recorded):
-        assert load("recording")(x.requires_grad_(), y).tolist() == [recorded, recorded, True]
+    with mode():
+        assert load("recording")(x.requires_grad_(), y).tolist() == seen
+
+
+def test_tensor_that_was_made_for_inference_is_one(load: Load) -> None:
+    with torch.inference_mode():
+        assert load("recording")(*pair()).tolist() == [False, True, False, True]
+
+
+def test_call_is_made_under_autocast(load: Load) -> None:
+    function, x = load("product"), torch.ones(2, 2)
+    assert function(x, x).dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert function(x, x).dtype == torch.bfloat16
+
+
+def test_one_tensor_given_twice_is_one_and_its_gradient_the_sum_of_both(load: Load) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    output = load("are_one")(x, x)
+    (gradient,) = torch.autograd.grad(output, [x], torch.ones(3))
+    assert (output.tolist(), gradient.tolist()) == ([1.0, 4.0, 9.0], [2.0, 4.0, 6.0])
+
+
+def test_several_outputs_and_gradients_of_each_of_them(load: Load) -> None:
+    x, y = pair()
+    for wanted, gradient in (((0,), 2.0), ((1,), 3.0), ((0, 1), 5.0)):
+        outputs = load("several")(x.requires_grad_(), y)
+        assert isinstance(outputs, tuple)
+        assert [output.tolist() for output in outputs] == [[2.0, 4.0, 6.0], [3.0, 6.0, 9.0], [0]]
+        assert [output.requires_grad for output in outputs] == [True, True, False]
+        (found,) = torch.autograd.grad([outputs[place] for place in wanted], [x], [torch.ones(3)] * len(wanted))
+        assert found.tolist() == [gradient] * 3
 
 
 # ---- exceptions
@@ -436,7 +555,7 @@ def test_tensor_outside_of_its_memory_is_malformed(wrong: dict[str, Any]) -> Non
 
 
 ONLY = ["forward", "backward", "single gradients", "gradcheck", "memory", "saved tensors", "history", "bad input"]
-ONLY += ["interleaving", "many calls", "batch", "offsets"]
+ONLY += ["interleaving", "many calls", "batch", "offsets", "autocast", "sharing"]
 ABOUT = ("check", "dtype", "outcome", "reason", "grade", "worst", "examples", "refusals")
 
 
@@ -534,9 +653,48 @@ def test_candidates_run_elsewhere_only_where_the_option_says_so() -> None:
         assert are_untrusted(Options(candidate=["softmax=mine.py:f"], untrusted=given), "cpu") is given
         assert not are_untrusted(Options(candidate=[], untrusted=given), "cpu")
     assert not are_untrusted(Options(candidate=["softmax=mine.py:f"], untrusted=False), "cuda")
-    words = command.command_of_verify(["mine.py:f", "--as", "softmax", "--untrusted"])
-    assert words[-3:] == ["--candidate", "softmax=mine.py:f", "--untrusted"]
-    assert "--untrusted" not in command.command_of_verify(["mine.py:f", "--as", "softmax"])
+
+
+def test_fourfold_verify_judges_in_another_process_unless_told_otherwise() -> None:
+    words = command.command_of_verify(["mine.py:f", "--as", "softmax", "-x"])
+    assert words[-4:] == ["--candidate", "softmax=mine.py:f", "-x", "--untrusted-where-possible"]
+    assert "--untrusted-where-possible" not in command.command_of_verify(["mine.py:f", "--as", "softmax", "--trusted"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "may_be"),
+    [
+        ({}, True),
+        ({"device": "cuda"}, False),
+        ({"candidate": ["softmax=mine.cu:kernel<<<rows, 256>>>"]}, False),
+        ({"usepdb": True}, False),
+        ({"trace": True}, False),
+    ],
+)
+def test_where_it_is_not_possible_a_candidate_runs_in_the_process_that_judges(
+    changed: dict[str, Any], may_be: bool
+) -> None:
+    given = {"candidate": ["softmax=mine.py:f"], "device": "cpu", "usepdb": False, "trace": False}
+    assert may_be_untrusted(Options(given | changed)) is may_be
+
+
+def test_file_may_read_others_on_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scale.txt").write_text("2")
+    reads = "import pathlib\nSCALE = int(pathlib.Path('scale.txt').read_text())\n"
+    (tmp_path / "reads.py").write_text(f"{reads}\ndef add(x, y):\n    return SCALE * (x + y)\n")
+    monkeypatch.chdir(tmp_path)
+    function = UntrustedFunction(str(tmp_path / "reads.py"), "add", OF_ADD, "vector_add")
+    assert function(*pair()).tolist() == [10.0, 14.0, 18.0]
+    function.end()
+
+
+def test_run_of_fourfold_verify_is_untrusted_and_says_how_to_repeat(place: Path, tmp_path: Path) -> None:
+    words = ["--as", "softmax", "--dtype", "float32", "--examples", "2", "--device", "cpu", "-k", "test_forward"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    arguments = command.command_of_verify([f"{place}:itself", *words, "-p", "no:cacheprovider"])
+    done = warm.run(*arguments[2:], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 1, done.stdout
+    assert re.search(rf"--candidate softmax={place}:itself --untrusted", done.stdout), done.stdout
 
 
 def test_what_cannot_run_elsewhere_is_named() -> None:
@@ -549,25 +707,66 @@ def test_what_cannot_run_elsewhere_is_named() -> None:
         made_untrusted("mine.py:f", operations()["softmax"], "cuda", 1)
 
 
-def test_operations_with_several_outputs_are_not_taken() -> None:
-    @operation(x=tensor("rows cols"), sizes={"cols": (1, 8), "rows": (1, 8)}, returns={"y": None, "z": None})
-    def twice(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x + x, x * x
+@operation(x=tensor("rows cols"), sizes={"cols": (1, 8), "rows": (1, 8)}, returns={"total": None, "product": None})
+def sum_and_product(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x + x, x * x
 
-    with pytest.raises(ValueError, match=r"^untrusted=True does not take operations with several outputs yet$"):
-        made_untrusted("mine.py:f", twice, "cpu", 1)
-    with pytest.raises(SelectionError, match=r"^--untrusted does not take .* outputs yet: twice=mine\.py:f$"):
-        Selection.of({"twice": twice}, ["twice=mine.py:f"], [], [], [], call_seconds=1)
-    assert Selection.of({"twice": twice}, ["twice=mine.py:f"], [], [], [])
+
+@pytest.mark.parametrize("function", ["sum_and_product", "sum_and_wrong_product"])
+def test_operation_with_several_outputs_comes_to_the_same_in_both_ways(function: str, place: Path) -> None:
+    given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1}
+    here = verify(getattr(modules.of_file(place), function), sum_and_product, **given)
+    there = verify(f"{place}:{function}", sum_and_product, untrusted=True, **given)
+    only_here = {each.check for each in there.outcomes if (each.reason or "").startswith(ELSEWHERE)}
+    assert {name.partition(" ")[0] for name in only_here} <= {"graph", "threads"}
+    for each, other in zip(here.outcomes, there.outcomes, strict=True):
+        if other.check not in only_here:
+            assert (each.check, each.outcome) == (other.check, other.outcome)
+    assert here.passed is there.passed is (function == "sum_and_product")
+
+
+@pytest.mark.parametrize(
+    ("function", "operation", "check"),
+    [
+        ("softmax_of_gradients", "softmax", "modes"),
+        ("softmax_in_autocast", "softmax", "autocast"),
+        ("softmax_of_leaves", "softmax", "graph"),
+        ("softmax_of_views", "softmax", "graph"),
+        ("softmax_of_one_thread", "softmax", "graph"),
+        ("softmax_of_what_is_held", "softmax", "threads"),
+        ("add_in_place_of_one", "vector_add", "sharing"),
+    ],
+)
+def test_modes_threads_and_places_in_the_graph_are_tried_there(
+    function: str, operation: str, check: str, place: Path
+) -> None:
+    given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1}
+    verdict = verify(f"{place}:{function}", operation, untrusted=True, only=["forward", check], **given)
+    assert {each.check: each.outcome for each in verdict.outcomes} == {"forward": "passed", check: "failed"}
+    right = f"{EXAMPLE}:softmax" if operation == "softmax" else f"{place}:add"
+    assert verify(right, operation, untrusted=True, only=["forward", check], **given).passed
+
+
+@pytest.mark.parametrize("check", ["modes", "graph", "threads"])
+def test_right_kernels_pass_what_is_tried_there(check: str, place: Path) -> None:
+    given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1}
+    for kernel, name in ((f"{EXAMPLE}:softmax", "softmax"), (f"{place}:add", "vector_add")):
+        verdict = verify(kernel, name, untrusted=True, only=["forward", check], **given)
+        assert [each.outcome for each in verdict.outcomes] == ["passed", "passed"], verdict
+
+
+def test_thread_that_never_returns_is_told(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, (x, y) = load("stuck"), pair()
+    monkeypatch.setattr(at_once, "PATIENCE", 0.1)
+    with pytest.raises(NeverReturns, match=r"^of 2 threads that call at once some never return$"):
+        function.called_at_once([({"x": x, "y": y}, y)] * 2, [[], []], 0.1)
 
 
 def test_what_its_process_cannot_be_asked_is_unsupported_and_no_shortcoming(place: Path) -> None:
-    only = ["forward", "graph", "modes", "autocast", "threads"]
-    given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1, "only": only}
-    verdict = verify(f"{place}:softmax", "softmax", untrusted=True, **given)
-    found = {each.check: (each.outcome, each.reason or "") for each in verdict.outcomes}
-    assert found.pop("forward") == ("passed", "")
-    assert {outcome for outcome, _ in found.values()} == {"unsupported"}
-    assert all(reason.startswith(ELSEWHERE) for _, reason in found.values())
-    cells = {Cell("softmax", "candidate", "float32"): Coverage(1, [reason for _, reason in found.values()])}
+    given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1}
+    verdict = verify(f"{place}:sum_and_product", sum_and_product, untrusted=True, **given)
+    found = {each.check: each.reason or "" for each in verdict.outcomes if each.check.startswith("threads")}
+    assert len(found) == 2
+    assert all(reason.startswith(ELSEWHERE) for reason in found.values())
+    cells = {Cell("softmax", "candidate", "float32"): Coverage(1, list(found.values()))}
     assert not list(shortcomings(cells, [], [], ["softmax"], False))
