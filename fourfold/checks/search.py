@@ -1,6 +1,7 @@
 """The arguments of a check: a subject, and a search for cases on which the subject is wrong."""
 
 import itertools
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -321,19 +322,20 @@ class Search:
         alike: str | None = None,
         large: bool = False,
         dear: bool = False,
+        most_named: float = math.inf,
     ) -> None:
         """Run `body` on the operation's named examples, then on generated cases, some of them with special values.
 
         With `few` there are an eighth as many cases, none of them large, and no named ones but those of `also`. This is
         for checks that call often, and for behaviour that depends little on the case. Checks with the same `alike` get
         the same cases in one process. With `large` the subject's large cases follow the named ones, and with `dear` one
-        of them may take seconds.
+        of them may take seconds. Named examples of more elements than `most_named` are left out.
         """
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
         if self.brief:
             examples = min(examples, BRIEF_GENERATED)
         if not self.blob:
-            named_cases = self._named(subject, named and not few, also)
+            named_cases = self._named(subject, named and not few, also, most_named)
             for name, case in itertools.chain(named_cases, self._large(subject, dear) if large else ()):
                 self.one(name, case, body)
 
@@ -379,11 +381,13 @@ class Search:
                         raise smaller from None
             raise
 
-    def _named(self, subject: Subject, named: bool, also: Mapping[str, Case]) -> Iterable[tuple[str, Case]]:
+    def _named(
+        self, subject: Subject, named: bool, also: Mapping[str, Case], most: float
+    ) -> Iterable[tuple[str, Case]]:
         """The operation's examples, if `named`, and those of `also`. A brief search gets only small ones of them."""
         makers = subject.operation.examples if named else {}
         made = ((name, make(subject.dtype)) for name, make in makers.items())
-        cases = itertools.chain(made, also.items())
+        cases = itertools.chain((pair for pair in made if pair[1].elements <= most), also.items())
         if not self.brief:
             return cases
 
