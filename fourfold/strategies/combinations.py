@@ -29,8 +29,9 @@ VECTORS, ODD = ((16, 32, 48, 16), (17, 33, 5, 21))
 # Where a call of them would have more elements than this, those of axes that are last in no tensor are smaller.
 MODEST = 40_000
 FEW_VECTORS, FEW_ODD = ((16, 4, 4, 4), (17, 3, 5, 3))
-# The sizes of a long axis: of several blocks of any usual size, in whole vectors and not; and of the others then.
-LONG, SHORT = (2064, 2051), (5, 6, 3, 4)
+# The sizes of a long axis: of several blocks of any usual size, in whole vectors and not; and of the others then,
+# which are shorter where a call would be dear.
+LONG, SHORT, SHORTER = (2064, 2051), (5, 6, 3, 4), (2, 3, 2, 2)
 # What is left of the leading axes where there are so many that tensors have six axes and more.
 SIX_AXES: Shape = (2, 3, 2, 2, 2, 2)
 # Cases of constants that are past `LONG`, at most, and of parameters.
@@ -129,7 +130,9 @@ def _sizes(large: LargeCases) -> list[_Size]:
         found += of(name, chosen if np.prod([*chosen.values()]) <= MODEST else few)
     constants = sorted((int(c.value) for c in large.constants.sizes if c.value > max(LONG)), reverse=True)
     for axis in axes:
-        others = {other: SHORT[i % len(SHORT)] for i, other in enumerate(a for a in axes if a != axis)}
+        others = _beside(axes, axis, SHORT)
+        if _elements(large, {**others, axis: max(LONG)}) > DEAR:
+            others = _beside(axes, axis, SHORTER)
         past = [c + 1 for c in constants if large.allows({**sized.axes, axis: c + 1})][:PAST]
         for size in (*LONG, *past):
             found += of(f"{_spoken(axis)}_{size}", {**others, axis: size}, long=axis)
@@ -139,12 +142,18 @@ def _sizes(large: LargeCases) -> list[_Size]:
     return found
 
 
+def _beside(axes: list[str], long: str, sizes: tuple[int, ...]) -> dict[str, int]:
+    """The sizes of the other axes beside a long one."""
+    return {other: sizes[i % len(sizes)] for i, other in enumerate(axis for axis in axes if axis != long)}
+
+
 def _elements(large: LargeCases, sizes: Mapping[str, int]) -> float:
     """The elements of all inputs together whose axes are among those that have sizes."""
-    written = [
-        [axis for axis in notation.parse(axes) if not axis.isdecimal()] for axes in large.operation.axes.values()
-    ]
-    return sum(float(np.prod([sizes[axis] for axis in axes])) for axes in written if sizes.keys() >= {*axes})
+    found = 0.0
+    for written in map(notation.parse, large.operation.axes.values()):
+        known = [int(axis) if axis.isdecimal() else sizes.get(axis) for axis in written]
+        found += float(np.prod([size for size in known if size])) if all(size is not None for size in known) else 0.0
+    return found
 
 
 def _spoken(axis: str) -> str:
