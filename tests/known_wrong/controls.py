@@ -99,7 +99,13 @@ def by_samples(reduce: Callable[..., torch.Tensor]) -> Implementation:
     return implementation
 
 
+def torchs_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
 ALL = ("float16", "bfloat16", "float32", "float64")
+
+
 CONTROLS = (
     Control(name="gradient_written_out", operation="giou", make=giou, dtypes=ALL),
     Control(name="gradient_written_out", operation="giou_loss", make=lambda: loss("giou_loss"), dtypes=ALL),
@@ -135,6 +141,8 @@ CONTROLS = (
             ("matmul", planted_matmul.matmul),
         )
     ),
+    # It scales before it subtracts.
+    Control(name="torchs_own", operation="layer_norm", make=lambda: torchs_layer_norm, dtypes=("float32", "float64")),
     Control(name="hopper", operation="matmul", make=planted_hopper.matmul, dtypes=("float16",), examples=10),
     # The small planted kernels without their mistakes.
     *(

@@ -193,7 +193,9 @@ def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
 
 
 @pytest.mark.usefixtures("without_shrinking")
-@pytest.mark.parametrize("fault", [pytest.param(f, id=described(f)) for f in FAULTS if f.documented_ties][2:])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, id=described(f)) for f in FAULTS if f.documented_ties and f.check is backward_agrees][2:]
+)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_any_derivative_at_a_clamps_limit_is_right_for_a_candidate(fault: Fault, dtype: str, device: str) -> None:
     backward_agrees(subject(fault.operation, fault.make(), device, dtype), Search(examples=EXAMPLES))
