@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fourfold.compat.test_runners import PASSING_OVER
+from fourfold.core.executed import recorder
 
 # Messages of CUDA errors after which nothing can be run in the process.
 _LOST_CONTEXT = re.compile(r"illegal (memory access|address|instruction)|misaligned address|launch failure|device-side")
@@ -60,9 +61,12 @@ def escape_of(error: BaseException) -> Escape:
 def by_the_implementation() -> Iterator[None]:
     """Mark exceptions that are raised inside as the implementation's own, but for those that say whose they are.
 
+    Which lines of the implementation run inside is recorded.
+
     Raises:
         Escape: the implementation raised what makes a test runner or a check pass over a case.
     """
+    begun = recorder.begin()
     try:
         yield
     except Exception as error:
@@ -73,6 +77,8 @@ def by_the_implementation() -> Iterator[None]:
         with contextlib.suppress(AttributeError, TypeError):  # some exceptions take no attributes
             error.by_the_implementation = True  # type: ignore[attr-defined]
         raise
+    finally:
+        recorder.end(begun)
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from fourfold.core.claims import Claims
 from fourfold.running.cells import CANDIDATE, Cell
+from fourfold.running.executed import Executed
 from fourfold.running.identity import Identity
 from fourfold.running.shortcomings import Coverage, listed, shortcomings
 from fourfold.running.verdict import SEARCH, Entries, skip_reason
@@ -29,12 +31,14 @@ class Account:
     Attributes:
         coverage: what was verified of each cell.
         changed: what candidates have changed of the program that judges them, and what they have forged.
+        executed: which of the implementations' lines have run.
     """
 
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.entries = config, Entries()
         self.coverage: dict[Cell, Coverage] = {}
         self.changed: list[str] = []
+        self.executed = Executed()
         self._collected: dict[str, None] = {}
         self._with_result: set[str] = set()
         self._without_example: list[str] = []
@@ -90,11 +94,25 @@ class Account:
 
     def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> str:
         """Write the verdict; gives why it could not, if so."""
+        if passed and is_of_all_checks(self.config):
+            about = {**about, "never_executed": [each.as_dict() for each in self.executed.never()]}
         try:
             self.entries.write(path, passed, about)
         except Exception as error:
             return f"--verdict {path} is not written: {type(error).__name__}: {error}"
         return ""
+
+
+def is_of_all_checks(config: pytest.Config) -> bool:
+    """Whether a run is of every check of what it selects, or is asked for what never ran in it all the same."""
+    if config.getoption("executed"):
+        return True
+    narrowing = ("keyword", "markexpr", "deselect", "lf", "stepwise", "ignore", "ignore_glob", "dtype", "reproduce")
+    given = config.getoption("examples")
+    few = given is not None and given < hypothesis.settings().max_examples
+    parts = any("::" in argument or Path(argument).is_file() for argument in config.args)
+    narrowed = parts or few or any(config.getoption(option, None) for option in narrowing)
+    return bool(config.getoption("candidate")) and not config.getoption("untrusted") and not narrowed
 
 
 def conclude(
@@ -114,6 +132,7 @@ def conclude(
     """
     account = Account(config)
     account.changed += end.get("changed", [])
+    account.executed.add(end.get("executed"))
     if false:
         account.changed.append(f"{false} lines of the run's journal")
     for entry in entries:

@@ -285,6 +285,14 @@ class Selection:
             return Path(importlib.import_module(registry.implementations(cell.operation)).__path__[0])
         return Path(os.devnull)
 
+    def source(self, cell: Cell) -> tuple[Path, str]:
+        """The file of a cell's implementation, and the name of a candidate there; "" for all of the library's own."""
+        if cell.backend == CANDIDATE:
+            candidate = self.candidates[cell.operation]
+            candidate.load()  # a module has a file from then on
+            return candidate.file(), candidate.function
+        return Path(inspect.getfile(inspect.unwrap(self.implementation(cell.operation, cell.backend)))), ""
+
     def subject(self, cell: Cell, device: str, note: Callable[[Case], None] = lambda case: None) -> Subject:
         """What the checks take; `note` is told of a case before a candidate is run on it."""
 

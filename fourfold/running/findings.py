@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
 from fourfold.core.claims import EXACT, STORAGE
+from fourfold.running.executed import Unexecuted, shown
 
 PASSED, FAILED, REFUSED, UNSUPPORTED = "passed", "failed", "refused", "unsupported"
 WRONG = "wrong"
@@ -88,6 +89,7 @@ class Verdict:
         seed: of the generated cases.
         seconds: how long it took.
         constants: those of the implementation's source that sizes of large cases come from, in a line.
+        never_executed: lines of the implementation that never ran; None where that is not known, as of a wrong one.
     """
 
     implementation: str
@@ -101,6 +103,7 @@ class Verdict:
     seed: int
     seconds: float
     constants: str = ""
+    never_executed: tuple[Unexecuted, ...] | None = None
 
     @property
     def passed(self) -> bool:
@@ -173,6 +176,7 @@ class Verdict:
         if self.constants:
             yield self.constants
         yield from (f"not passed: {line}" for line in self.shortcomings)
+        yield from shown(self.never_executed or ())
         yield from (f"{o.check}, {o.dtype}: {remark}" for o in self.outcomes for remark in o.remarks)
         yield from (f"warning: {line}" for line in self.warnings[:SHOWN])
         if len(self.warnings) > SHOWN:

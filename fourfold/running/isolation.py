@@ -21,6 +21,7 @@ import torch
 from fourfold.compat import pytest_internals, xdist_internals
 from fourfold.running.account import Account, conclude
 from fourfold.running.black_box import SILENT, BlackBox, Found, new_folder
+from fourfold.running.executed import Executed
 from fourfold.running.exit_codes import spelled
 from fourfold.running.findings import CRASHED, TIMED_OUT
 from fourfold.running.journal import Journal, Pipe
@@ -36,9 +37,13 @@ INTERACTIVE = ("--pdb", "--trace")
 BLACK_BOX = pytest.StashKey[BlackBox]()
 TASK = pytest.StashKey["Task"]()
 LEFT_BEHIND = pytest.StashKey[LeftBehind]()
+# In a process that runs tests: which lines of the implementations have run.
+LINES = pytest.StashKey[Executed]()
 _KEY = "fourfold_black_box"
 # Among what a worker tells its controller: what candidates have changed.
 CHANGED = "fourfold_changed"
+# And which of the implementations' lines have run in it.
+EXECUTED = "fourfold_executed"
 WORKERS = "fourfold-workers"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -87,7 +92,8 @@ class Isolation:
             self._tell()
             session.exitstatus = pytest.ExitCode.TESTS_FAILED  # of that which ended the last process
         if xdist_internals.is_worker(self.config):
-            xdist_internals.outputs(self.config)[CHANGED] = self.changes()
+            outputs = xdist_internals.outputs(self.config)
+            outputs[CHANGED], outputs[EXECUTED] = self.changes(), told_of(self.config)
 
     def _tell(self) -> None:
         """Tell the results of processes that have died. Any earlier and they would pass for errors of collection."""
@@ -166,10 +172,16 @@ class Isolation:
         """The run has come to its end."""
         self.box.expect_nothing()
         status = None if self.session is None else int(self.session.exitstatus)
-        self._note(nodeid="", ended=True, status=status, changed=self.changes())
+        self._note(nodeid="", ended=True, status=status, changed=self.changes(), executed=told_of(self.config))
         if self.session is not None:
             session = self.session
             self.config.stash[LEFT_BEHIND].end_without_them(lambda: int(session.exitstatus))
+
+
+def told_of(config: pytest.Config) -> dict[str, Any] | None:
+    """Which lines have run in this process; None where nobody looks."""
+    executed = config.stash.get(LINES, None)
+    return None if executed is None else executed.told()
 
 
 def lost_device() -> str | None:
@@ -482,13 +494,16 @@ class Workers:
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.folder = config, new_folder()
         self.changed: list[str] = []
+        self.executed: list[Any] = []
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         """Keep what a worker that has come to its end tells of candidates. One that has died has failed a test."""
         if error is None:
             unknown = [f"what {xdist_internals.name_of(node)} tells at its end"]
-            self.changed += xdist_internals.outputs_of(node).get(CHANGED, unknown)
+            outputs = xdist_internals.outputs_of(node)
+            self.changed += outputs.get(CHANGED, unknown)
+            self.executed.append(outputs.get(EXECUTED))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

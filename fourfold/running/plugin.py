@@ -26,12 +26,13 @@ from fourfold.core.operation import Law
 from fourfold.core.refusals import Refusals
 from fourfold.core.tampering import Tampered, random_state_kept
 from fourfold.running import isolation
-from fourfold.running.account import NEVER, Account
+from fourfold.running.account import NEVER, Account, is_of_all_checks
 from fourfold.running.candidate_session import end_all
 from fourfold.running.cells import CANDIDATE, Cell
 from fourfold.running.exactness import compute_exactly
+from fourfold.running.executed import Executed
 from fourfold.running.identity import Identity
-from fourfold.running.isolation import BLACK_BOX, LEFT_BEHIND
+from fourfold.running.isolation import BLACK_BOX, LEFT_BEHIND, LINES
 from fourfold.running.paths import file_to_write
 from fourfold.running.preparation import chosen_device, prepare
 from fourfold.running.progress import ProgressReporter
@@ -112,6 +113,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         help=f"with --untrusted: what a call may take, {CALL_SECONDS:g} unless told",
     )
     group.addoption("--verdict", type=Path, metavar="FILE", help="write what each check came to as JSON")
+    group.addoption(
+        "--executed",
+        action="store_true",
+        help="name the lines that never ran, of the library's own kernels too, whatever the run leaves out",
+    )
     group.addoption("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
 
 
@@ -141,6 +147,9 @@ def pytest_configure(config: pytest.Config) -> None:
     runs_tests = not xdist_internals.is_controller(config)
     if config.getoption("candidate") and runs_tests and not config.getoption("untrusted"):
         config.stash[WATCH] = Watch(config, config.stash[SELECTION].operations)
+    watches_lines = config.getoption("candidate") or config.getoption("executed")
+    if watches_lines and runs_tests and not config.getoption("untrusted"):
+        config.stash[LINES] = Executed()
     # With workers, each of them imports a candidate in the first test of it.
     if runs_tests and not xdist_internals.is_worker(config):
         isolation.import_before_tests(config)
@@ -321,6 +330,8 @@ def subject(request: pytest.FixtureRequest, cell: Cell, device: str, note: Calla
     if reason := selection.unsupported(cell, device):
         request.node.user_properties.append((NEVER, True))
         pytest.skip(reason)
+    if LINES in request.config.stash and (cell.backend == CANDIDATE or request.config.getoption("executed")):
+        request.config.stash[LINES].watch(*selection.source(cell), device)
     made = selection.subject(cell, device, note)
     request.config.stash[BLACK_BOX].case("")  # which was to find out what it can do
     if cell.backend == CANDIDATE and WATCH in request.config.stash:
@@ -417,6 +428,7 @@ class Record:
         self.config, self.matrix, self.account = config, Matrix(), Account(config)
         self.causes: dict[str, str] = {}  # of failures, and the test that had each first
         self.shortcomings: list[str] = []
+        self.passed = False
         self.is_worker = xdist_internals.is_worker(config)
         self.path: Path | None = None
         if config.getoption("verdict") and not self.is_worker:
@@ -488,10 +500,13 @@ class Record:
             return
         if workers := self.config.pluginmanager.get_plugin(isolation.WORKERS):
             self.account.changed += workers.changed
+        for told in workers.executed if workers else [isolation.told_of(self.config)]:
+            self.account.executed.add(told)
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             self.shortcomings = self.account.shortcomings()
         if self.shortcomings:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        self.passed = session.exitstatus == pytest.ExitCode.OK
         yield
         if self.path is not None:  # the workers have ended by now
             isolation.end_orphans_of(self.config)
@@ -506,6 +521,9 @@ class Record:
         if self.matrix.tallies:
             terminalreporter.section("verified", sep="=")
             for line in self.matrix.lines():
+                terminalreporter.line(line)
+        if self.passed and is_of_all_checks(self.config):
+            for line in self.account.executed.lines(self.config.getoption("executed")):
                 terminalreporter.line(line)
         for line in self.shortcomings:
             terminalreporter.line(line, red=True)

@@ -104,7 +104,7 @@ class _Source:
     def __init__(self) -> None:
         self.sizes: list[Constant] = []
         self.values: list[Constant] = []
-        self._modules: dict[Path, _Module | None] = {}
+        self._modules: dict[Path, Module | None] = {}
         self._seen: set[Any] = set()
 
     def read(self, file: Path, name: str) -> None:
@@ -118,17 +118,17 @@ class _Source:
         for node in module.defined.get(name) or [module.tree]:
             self._read_node(module, node)
 
-    def _module(self, file: Path) -> "_Module | None":
+    def _module(self, file: Path) -> "Module | None":
         if file not in self._modules:
             try:
-                self._modules[file] = _Module(file)
+                self._modules[file] = Module(file)
             except (OSError, SyntaxError, ValueError):
                 self._modules[file] = None
         return self._modules[file]
 
     # ---- Python
 
-    def _read_node(self, module: "_Module", top: ast.AST) -> None:
+    def _read_node(self, module: "Module", top: ast.AST) -> None:
         """The constants of a statement, and of what it names."""
         if id(top) in self._seen:
             return
@@ -145,7 +145,7 @@ class _Source:
             elif isinstance(node, ast.Name | ast.Attribute):
                 self._named(_name_of(node), module, node)
 
-    def _named(self, name: str, module: "_Module", node: ast.expr) -> None:
+    def _named(self, name: str, module: "Module", node: ast.expr) -> None:
         if name in _TYPES:
             self._add(_TYPES[name], module.file, node.lineno)
         for each in module.defined.get(name, ()):
@@ -162,7 +162,7 @@ class _Source:
         if LEAST <= value <= MOST:
             self.sizes.append(Constant(value, file.name, line))
 
-    def _compared(self, operands: list[ast.expr], module: "_Module") -> None:
+    def _compared(self, operands: list[ast.expr], module: "Module") -> None:
         for operand in operands:
             negative = isinstance(operand, ast.UnaryOp) and isinstance(operand.op, ast.USub)
             sign, of = (-1, operand.operand) if negative else (1, operand)  # type: ignore[attr-defined]
@@ -170,7 +170,7 @@ class _Source:
             if isinstance(value, int | float) and not isinstance(value, bool) and 0 < abs(value) <= FURTHEST:
                 self.values.append(Constant(float(sign * value), module.file.name, operand.lineno))
 
-    def _read_text(self, text: str, module: "_Module", line: int) -> None:
+    def _read_text(self, text: str, module: "Module", line: int) -> None:
         """A string may name a file of CUDA C++, or hold some."""
         if "__global__" in text:
             self._read_cuda(text, module.file, line)
@@ -213,7 +213,7 @@ class _Source:
                 self.values.append(Constant(value, file.name, line(match.start())))
 
 
-class _Module:
+class Module:
     """A Python file: what it defines, and what it imports from files beside it.
 
     Attributes:

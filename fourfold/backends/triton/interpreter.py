@@ -7,6 +7,7 @@
 - `interpreter_tuning` chooses a configuration of a tuned kernel;
 - `interpreter_libdevice` supplies the functions of NVIDIA's mathematical library;
 - `interpreter_source` makes ``and``, ``or`` and ``not`` of blocks work element by element;
+- `interpreter_marks` tells which lines of a kernel have run;
 - `interpreter_replay` saves time: it finds out once what an operation does to operands of certain types;
 - `interpreter_batches` saves more: it runs many programs at once;
 - this module launches kernels: numbers get the types that the compiler gives them, and no CPU tensor is copied.
@@ -34,12 +35,14 @@ from fourfold.backends.launch import check_grid
 from fourfold.backends.triton import interpreter_arithmetic as arithmetic
 from fourfold.backends.triton import interpreter_batches as batches
 from fourfold.backends.triton import interpreter_libdevice as libdevice
+from fourfold.backends.triton import interpreter_marks as marks
 from fourfold.backends.triton import interpreter_replay as replay
 from fourfold.backends.triton import interpreter_tuning as tuning
 from fourfold.backends.triton.interpreter_arithmetic import Handle, narrowed, numpy_type
 from fourfold.backends.triton.interpreter_memory import Memory, memory_of
 from fourfold.backends.triton.interpreter_parts import missing
 from fourfold.backends.triton.interpreter_source import LOGIC, Source
+from fourfold.core.executed import recorder
 
 _ABSENT = object()
 
@@ -134,6 +137,11 @@ class Launch(interpreter.GridExecutor):
 
     def __call__(self, *args_dev: Any, **kwargs: Any) -> None:
         """Launch the kernel. Tensors that are not on the CPU are copied there, and back."""
+        with recorder.paused():
+            self.run_untraced(args_dev, kwargs)
+
+    def run_untraced(self, args_dev: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What `__call__` does, untraced: the kernel itself has marks."""
         kwargs = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
         copied = any(_device(argument) != "cpu" for argument in (*args_dev, *kwargs.values()))
         args, named = self._init_args_hst(args_dev, kwargs) if copied else (args_dev, kwargs)
@@ -264,6 +272,7 @@ def install() -> None:
     interpreter._patch_lang = LANGUAGE.patch
     interpreter.FunctionRewriter.ast_transformer = Source()
     vars(interpreter).update(LOGIC)
+    marks.install()
     replay.remember_shapes()
     libdevice.install()
     tuning.install()

@@ -1,0 +1,362 @@
+"""Lines that never ran are named with their condition, in Python, in kernels and in runs; lines that ran are not."""
+
+import inspect
+import json
+import os
+import re
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import warm
+
+import fourfold
+from fourfold.core import executed
+from fourfold.core.refusals import by_the_implementation
+from fourfold.running import modules
+from fourfold.running.executed import BLIND, SHOWN, Executed, Source
+
+ROOT = Path(__file__).parents[2]
+# A wrapper, what it calls, and a Triton kernel, each with a branch that no case reaches.
+UNREACHED = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    x = tl.load(x_ptr + at, mask=mask)
+    y = tl.load(y_ptr + at, mask=mask)
+    if n > 1 << 30:
+        x = x + 1
+        y = y - 1
+    tl.store(out_ptr + at, x + y, mask=mask)
+
+
+class Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        x, y = x.contiguous(), y.contiguous()
+        if x.ndim > 40:
+            return x
+        if x.numel():
+            add_kernel[(triton.cdiv(x.numel(), 256),)](x, y, out, x.numel(), 256)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        if grad_output is None:
+            return None, None
+        return grad_output.clone(), grad_output.clone()
+
+
+def check(x, y):
+    if x.shape != y.shape:
+        raise ValueError("x and y must have the same shape")
+
+
+def unused():
+    return 1
+
+
+def add(x, y):
+    check(x, y)
+    return Add.apply(x, y)
+
+
+def not_called():
+    return 2
+"""
+NEVER = [
+    ("14-15", "n > 1 << 30"),
+    ("25", "x.ndim > 40"),
+    ("33", "grad_output is None"),
+]
+PLAIN = """
+def add(x, y):
+    if x.numel() >= 0:
+        return x + y
+    return x
+"""
+WHOLE = """
+def add(x, y):
+    out = x.clone()
+    out += y
+    return out
+"""
+
+
+def written(folder: Path, text: str, name: str = "kernels.py") -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def entries(told: Executed) -> list[tuple[str, str]]:
+    return [(each.lines, each.condition) for each in told.never()]
+
+
+def never_of(text: str, call: Callable[[ModuleType], Any], folder: Path, name: str = "run") -> list[tuple[str, str]]:
+    """What never ran of a file's function `name`, when a call is all that is made."""
+    file = written(folder, textwrap.dedent(text))
+    module, told = modules.of_file(file, anew=True), Executed()
+    told.watch(file, name, "cpu")
+    with by_the_implementation():
+        call(module)
+    executed.recorder.close()
+    told.add(told.told())
+    return entries(told)
+
+
+# ---- lines and conditions
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("if n > 5:\n    n = 1\n    n = 2\nelse:\n    n = 3\nreturn n", [("3-4", "n > 5")]),
+        ("if n < 5:\n    return n\nn += 1\nreturn n", [("4-5", "not (n < 5)")]),
+        ("if n < 5:\n    n = 1\nelif n > 7:\n    n = 2\nreturn n", [("4-5", "not (n < 5)")]),
+        ("for i in range(0):\n    n += i\nreturn n", [("3", "for i in range(0)")]),
+        ("while n > 9:\n    n -= 1\nreturn n", [("3", "n > 9")]),
+        ("try:\n    n += 1\nexcept (OSError, TypeError):\n    n = 0\nreturn n", [("5", "except (OSError, TypeError)")]),
+        ("match n:\n    case 1:\n        n = 2\n    case [a, *b]:\n        n = a\nreturn n", [("6", "case [a, *b]")]),
+        ("if n > 5: return 1\nreturn n", []),
+        ('"""Says nothing."""\nx: int\nif False:\n    n = 1\nreturn n', []),
+        ("def inner():\n    return 1\nreturn n", [("3", "inner is never called")]),
+        ("n = sum(\n    i\n    for i in range(n)\n)\nreturn n", []),
+        ("with open('/dev/null') as f:\n    n += 1\n    if f is None:\n        n += 1\nreturn n", [("5", "f is None")]),
+    ],
+)  # fmt: skip
+def test_what_never_ran_is_named_with_its_condition(text: str, expected: list[tuple[str, str]], tmp_path: Path) -> None:
+    source = "def run(n):\n" + textwrap.indent(text, "    ")
+    assert never_of(source, lambda module: module.run(1), tmp_path) == expected
+
+
+def test_functions_that_are_not_reached_by_name_do_not_count(tmp_path: Path) -> None:
+    text = "import functools\n\n@functools.cache\ndef kept():\n    return 1\n\ndef helper():\n    return kept()\n\n"
+    text += "def other():\n    return 1\n\nCHOSEN = other()\n\ndef run(n):\n    return n or helper() or CHOSEN\n"
+    assert never_of(text, lambda module: module.run(1), tmp_path) == [("8", "helper is never called")]
+
+
+def test_functions_of_files_beside_it_count(tmp_path: Path) -> None:
+    beside = written(tmp_path, "def doubled(n):\n    if n > 5:\n        return n\n    return 2 * n\n", "beside.py")
+    source = Source(written(tmp_path, "from beside import doubled\n\ndef run(n):\n    return doubled(n)\n"), "run")
+    assert sorted(source.statements[str(beside)]) == [2, 3, 4]
+
+
+def test_a_long_condition_is_cut_and_many_entries_are_counted(tmp_path: Path) -> None:
+    tests = " or ".join(f"n == {number}" for number in range(10, 40))
+    body = f"def run(n):\n    if {tests}:\n        n = 1\n" + "".join(
+        f"    if n == {k}:\n        n = 0\n" for k in range(50, 64)
+    )
+    file = written(tmp_path, body)
+    module, told = modules.of_file(file, anew=True), Executed()
+    told.watch(file, "run", "cpu")
+    with by_the_implementation():
+        module.run(1)
+    executed.recorder.close()
+    told.add(told.told())
+    lines = list(told.lines())
+    assert lines[0].startswith("never executed: kernels.py:3 (n == 10 or n == 11")
+    assert lines[0].endswith("...)")
+    assert lines[SHOWN:] == ["never executed: and 5 more"]
+
+
+# ---- beside other tools
+
+
+def test_a_trace_function_that_is_there_already_stays(tmp_path: Path) -> None:
+    seen: list[str] = []
+    before = sys.gettrace()
+
+    def debugger(frame: Any, event: str, argument: Any) -> Any:
+        seen.append(frame.f_code.co_name)
+        return None
+
+    def call(module: ModuleType) -> None:
+        assert sys.gettrace() in (debugger, None)
+        module.run(1)
+
+    file = written(tmp_path, "def run(n):\n    return n\n")
+    told, module = Executed(), modules.of_file(file, anew=True)
+    told.watch(file, "run", "cpu")
+    sys.settrace(debugger)
+    try:
+        with by_the_implementation():
+            call(module)
+        assert sys.gettrace() is debugger
+    finally:
+        sys.settrace(before)
+        executed.recorder.close()
+    assert "run" in seen
+    told.add(told.told())
+    try:
+        if executed.monitoring is None:
+            assert list(told.lines()) == [BLIND]
+        else:
+            assert list(told.lines()) == []
+    finally:
+        executed.recorder.blind = False
+
+
+@pytest.mark.skipif(executed.monitoring is not None, reason="there is no trace function from Python 3.12 on")
+def test_tracing_ends_with_the_call_and_with_the_last_line(tmp_path: Path) -> None:
+    file, found = written(tmp_path, "def run(n):\n    if n > 1:\n        return n\n    return 0\n"), list[Any]()
+    told, module = Executed(), modules.of_file(file, anew=True)
+    told.watch(file, "run", "cpu")
+    for number in (1, 2, 3):
+        with by_the_implementation():
+            found.append(sys.gettrace())
+            module.run(number)
+        assert sys.gettrace() is None
+    assert [each is None for each in found] == [False, False, True]
+    executed.recorder.close()
+
+
+def test_threads_are_seen_where_they_call(tmp_path: Path) -> None:
+    def call(module: ModuleType) -> None:
+        def in_thread() -> None:
+            with by_the_implementation():
+                module.run(9)
+
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        thread.join()
+
+    text = "def run(n):\n    if n > 5:\n        return 1\n    return 2\n"
+    assert never_of(text, call, tmp_path) == [("4", "not (n > 5)")]
+
+
+# ---- verify
+
+
+@pytest.fixture
+def _on_the_cpu(device: str) -> None:
+    if device != "cpu":
+        pytest.skip("needs --device cpu")
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(UNREACHED, NEVER), (PLAIN, [("5", "not (x.numel() >= 0)")]), (WHOLE, [])],
+    ids=["kernel", "branch", "whole"],
+)
+def test_verify_names_what_never_ran(text: str, expected: list[tuple[str, str]], tmp_path: Path) -> None:
+    kernel = modules.of_file(written(tmp_path, text), anew=True).add
+    verdict = fourfold.verify(kernel, "vector_add", device="cpu", seed=1)
+    assert verdict.passed
+    assert verdict.never_executed is not None
+    assert [(each.lines, each.condition) for each in verdict.never_executed] == expected
+    told = [f"never executed: kernels.py:{lines} ({condition})" for lines, condition in expected]
+    assert [line for line in str(verdict).splitlines() if line.startswith("never executed")] == told
+    assert [each["lines"] for each in json.loads(verdict.json())["never_executed"]] == [lines for lines, _ in expected]
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.parametrize("options", [{"only": ["forward"]}, {"dtypes": ["float32"]}, {"examples": 3}])
+def test_a_part_of_the_checks_accuses_nobody(options: dict[str, Any], tmp_path: Path) -> None:
+    kernel = modules.of_file(written(tmp_path, PLAIN), anew=True).add
+    verdict = fourfold.verify(kernel, "vector_add", device="cpu", seed=1, **{"only": ["forward"], **options})
+    assert verdict.never_executed is None
+
+
+def test_a_wrong_kernel_is_not_accused_of_lines(tmp_path: Path, device: str) -> None:
+    text = "def add(x, y):\n    if x.numel() < 0:\n        return x\n    return x - y\n"
+    kernel = modules.of_file(written(tmp_path, text), anew=True).add
+    assert fourfold.verify(kernel, "vector_add", device=device, seed=1).never_executed is None
+
+
+# ---- the command line
+
+
+def run(folder: Path, *options: str) -> tuple[str, dict[str, Any]]:
+    """What `fourfold verify` prints on the file `kernels.py`, and its verdict."""
+    dropped = ("PYTEST_", "TRITON_INT", "FOURFOLD_OPERATIONS")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
+    environment |= {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
+    command = ["pytest", str(ROOT / "tests/operations"), "-p", "fourfold", "-p", "no:cacheprovider", "--device=cpu"]
+    command += ["--candidate=vector_add=kernels.py:add", "--verdict=verdict.json", *options]
+    done = warm.run(*command, cwd=folder, env=environment)
+    print(done.stdout, done.stderr)
+    verdict = folder / "verdict.json"
+    return done.stdout, json.loads(verdict.read_text()) if verdict.exists() else {}
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)])
+def test_a_run_names_what_never_ran_in_any_of_its_processes(workers: tuple[str, ...], tmp_path: Path) -> None:
+    written(tmp_path, UNREACHED)
+    printed, verdict = run(tmp_path, *workers)
+    assert verdict["passed"]
+    told = [line for line in printed.splitlines() if line.startswith("never executed")]
+    assert told == [f"never executed: kernels.py:{lines} ({condition})" for lines, condition in NEVER]
+    found = [(each["file"], each["lines"], each["condition"]) for each in verdict["never_executed"]]
+    assert found == [("kernels.py", *each) for each in NEVER]
+
+
+@pytest.mark.parametrize("options", [("-k", "forward"), ("--dtype=float32",), ("--examples=3",)])
+def test_a_run_of_a_part_accuses_nobody_unless_asked(options: tuple[str, ...], tmp_path: Path) -> None:
+    written(tmp_path, PLAIN)
+    small = ("--dtype=float32", "--examples=3", "-k", "oracle and float32")
+    printed, verdict = run(tmp_path, *options, "-k", "oracle and float32")
+    assert verdict["passed"]
+    assert "never executed" not in printed
+    assert "never_executed" not in verdict
+    printed, verdict = run(tmp_path, *small, "--executed")
+    assert [each["lines"] for each in verdict["never_executed"]] == ["5"]
+    assert "never executed: kernels.py:5 (not (x.numel() >= 0))" in printed
+
+
+def test_the_library_s_own_kernels_are_looked_at_when_asked() -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "TRITON_INT"))}
+    command = ["pytest", "tests/operations/test_forward.py", "-p", "no:cacheprovider", "--device=cpu", "--executed"]
+    command += ["--op=softmax", "--backend=triton", "--dtype=float32", "--examples=3"]
+    printed = warm.run(*command, cwd=ROOT, env=environment).stdout
+    print(printed)
+    assert re.search(r"never executed: triton_kernel.py:\d+-\d+ \(softmax_backward_kernel is never called\)", printed)
+    assert re.search(r"never executed: \d+ stretches of \d+ statements of .*triton_kernel.py", printed)
+
+
+def test_what_a_process_tells_is_not_believed_to_be_well_formed() -> None:
+    told = Executed()
+    for each in (
+        None,
+        1,
+        {},
+        {"unseen": 1},
+        {"unseen": [], "statements": [1]},
+        {"unseen": [], "statements": [[1] * 8]},
+    ):
+        told.add(each)
+    told.add({"unseen": ["two\nlines \x1b[31m"], "statements": [["k.py", 1, 1, "a\n\x1b[0mb", "f", 1, False, False]]})
+    assert [line for line in told.lines() if not line.isprintable()] == []
+    assert "two lines [31m" in told.unseen
+
+
+def test_an_unreached_line_costs_a_call_little(tmp_path: Path) -> None:
+    """A line that is left keeps the trace function: it sees calls of Python functions, and no line of other files."""
+    file = written(
+        tmp_path, "import torch\n\ndef run(x):\n    if x is None:\n        return x\n    return torch.relu(x)\n"
+    )
+    module, told = modules.of_file(file, anew=True), Executed()
+    told.watch(file, "run", "cpu")
+    with by_the_implementation():
+        for _ in range(3):
+            module.run(torch.ones(1))
+        tracer = sys.gettrace()
+        if tracer is not None:
+            assert tracer(inspect.currentframe(), "call", None) is None  # a frame of this file is not traced
+    executed.recorder.close()
+    told.add(told.told())
+    assert entries(told) == [("5", "x is None")]
