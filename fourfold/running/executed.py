@@ -16,7 +16,9 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from fourfold.backends.cuda.on_cpu import launcher
 from fourfold.core.executed import recorder, sees_all_threads
+from fourfold.running import executed_cuda
 from fourfold.strategies.constants import Module
 
 # Entries that a text shows, and characters of a condition.
@@ -29,7 +31,7 @@ _KEEPS = ("cache", "memo")
 _COMBINE = {"reduce", "associative_scan"}
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 ON_A_GPU = "never executed: lines of kernels are not seen on a GPU"
-OF_CUDA = "never executed: lines of a .cu file are not seen"
+OF_CUDA = "never executed: lines of a .cu file are seen on the CPU alone"
 NO_BACKWARD = "never executed: not known, as a backward pass on a GPU is seen from Python 3.12 on alone"
 BLIND = "never executed: not known, as something else traces the program"
 
@@ -170,12 +172,18 @@ class Source:
 class Executed:
     """What of the implementations of a run has run, by what its processes tell.
 
+    Args:
+        traces: whether kernels of `.cu` files are compiled for it on the CPU.
+
     Attributes:
         unseen: why some or all lines are not seen, if so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, traces: bool = False) -> None:
         self.unseen: dict[str, None] = {}
+        self._traces = traces
+        if traces:
+            launcher.trace_lines()
         self._sources: dict[tuple[str, str], Source] = {}
         self._kernels = True
         # By file and first line: the statement, and whether it ran.
@@ -190,7 +198,7 @@ class Executed:
             self._kernels = False
             self.unseen |= dict.fromkeys([ON_A_GPU] if source.has_kernels else [])
             self.unseen |= dict.fromkeys([] if sees_all_threads() else [NO_BACKWARD])
-        if file.suffix in (".cu", ".cuh"):
+        if file.suffix in (".cu", ".cuh") and not self._traces:
             self.unseen[OF_CUDA] = None
         recorder.watch(source.watched())
 
@@ -200,7 +208,8 @@ class Executed:
             self.unseen[BLIND] = None
         ran = recorder.lines()
         statements = [each for source in self._sources.values() for each in source.told(ran, self._kernels)]
-        return {"unseen": [*self.unseen], "statements": statements}
+        of_cuda = executed_cuda.told(any(not name for _, name in self._sources)) if self._traces else []
+        return {"unseen": [*self.unseen], "statements": statements + of_cuda}
 
     def add(self, told: Any) -> None:
         """Count what a process has told. It has run candidates: what is no such thing is left out."""

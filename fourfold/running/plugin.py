@@ -149,7 +149,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[WATCH] = Watch(config, config.stash[SELECTION].operations)
     watches_lines = config.getoption("candidate") or config.getoption("executed")
     if watches_lines and runs_tests and not config.getoption("untrusted"):
-        config.stash[LINES] = Executed()
+        of_cuda = any(each.place.endswith((".cu", ".cuh")) for each in config.stash[SELECTION].candidates.values())
+        traces = config.stash[DEVICE] == "cpu" and (of_cuda or config.getoption("executed"))
+        config.stash[LINES] = Executed(traces=traces)
     # With workers, each of them imports a candidate in the first test of it.
     if runs_tests and not xdist_internals.is_worker(config):
         isolation.import_before_tests(config)

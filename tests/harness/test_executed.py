@@ -17,10 +17,12 @@ import torch
 import warm
 
 import fourfold
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
 from fourfold.core import executed
 from fourfold.core.refusals import by_the_implementation
 from fourfold.running import modules
 from fourfold.running.executed import BLIND, SHOWN, Executed, Source
+from fourfold.running.executed_cuda import condition_of
 
 ROOT = Path(__file__).parents[2]
 # A wrapper, what it calls, and a Triton kernel, each with a branch that no case reaches.
@@ -82,6 +84,28 @@ NEVER = [
     ("25", "x.ndim > 40"),
     ("33", "grad_output is None"),
 ]
+IN_CUDA = """// Adds two vectors.
+__device__ float sum(float left, float right) {
+    return left + right;
+}
+
+__global__ void add(const float* x, const float* y, float* out, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n > 100000000) {
+        out[i] = x[i];
+        out[i] += 2 * y[i];
+    } else if (i < n) {
+        float left = x[i];
+        out[i] = sum(left, y[i]);
+    }
+    for (int k = 0; k < n - 200000000; k++)
+        out[k] = 0;
+}
+
+__global__ void another(float* out) {
+    out[0] = 1;
+}
+"""
 PLAIN = """
 def add(x, y):
     if x.numel() >= 0:
@@ -281,13 +305,13 @@ def test_a_wrong_kernel_is_not_accused_of_lines(tmp_path: Path, device: str) -> 
 # ---- the command line
 
 
-def run(folder: Path, *options: str) -> tuple[str, dict[str, Any]]:
-    """What `fourfold verify` prints on the file `kernels.py`, and its verdict."""
+def run(folder: Path, *options: str, kernel: str = "kernels.py:add") -> tuple[str, dict[str, Any]]:
+    """What `fourfold verify` prints on a kernel of the folder, and its verdict."""
     dropped = ("PYTEST_", "TRITON_INT", "FOURFOLD_OPERATIONS")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
     environment |= {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
     command = ["pytest", str(ROOT / "tests/operations"), "-p", "fourfold", "-p", "no:cacheprovider", "--device=cpu"]
-    command += ["--candidate=vector_add=kernels.py:add", "--verdict=verdict.json", *options]
+    command += [f"--candidate=vector_add={kernel}", "--verdict=verdict.json", *options]
     done = warm.run(*command, cwd=folder, env=environment)
     print(done.stdout, done.stderr)
     verdict = folder / "verdict.json"
@@ -316,6 +340,62 @@ def test_a_run_of_a_part_accuses_nobody_unless_asked(options: tuple[str, ...], t
     printed, verdict = run(tmp_path, *small, "--executed")
     assert [each["lines"] for each in verdict["never_executed"]] == ["5"]
     assert "never executed: kernels.py:5 (not (x.numel() >= 0))" in printed
+
+
+@pytest.mark.skipif(cuda_on_cpu.unavailable_reason() is not None, reason=cuda_on_cpu.unavailable_reason() or "")
+def test_lines_of_a_cuda_kernel_are_named_too(tmp_path: Path) -> None:
+    written(tmp_path, IN_CUDA, "add.cu")
+    printed, verdict = run(tmp_path, "--forward-only", kernel="add.cu:add<<<(n + 255) / 256, 256>>>")
+    assert verdict["passed"]
+    found = [(each["file"], each["lines"], each["condition"]) for each in verdict["never_executed"]]
+    assert found == [("add.cu", "9-10", "n > 100000000"), ("add.cu", "16", "for (int k = 0; k < n - 200000000; k++)")]
+    assert "never executed: add.cu:9-10 (n > 100000000)" in printed
+
+
+CONDITIONS = """__global__ void f(int a, int b) {
+    if (a > (b + 1))
+        a = 1;  // "if (no) {"
+    else
+        b = 2;
+    a = 3;
+    for (int i = 0; i < 3; i++) {
+        b += i;
+        if (i == 2 &&
+            a) {
+            b = 1;
+        }
+        b = 2;
+    }
+    if constexpr (sizeof(int) == 4) {
+        a = 4;
+    } else {
+        switch (b) {
+            case 1: a = 2;
+        }
+    }
+    b = 5;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "condition"),
+    [
+        (2, ""),
+        (3, "a > (b + 1)"),
+        (5, "else"),
+        (6, ""),
+        (8, "for (int i = 0; i < 3; i++)"),
+        (11, "i == 2 && a"),
+        (13, "for (int i = 0; i < 3; i++)"),
+        (16, "sizeof(int) == 4"),
+        (18, "else"),
+        (19, "switch (b)"),
+        (22, ""),
+    ],
+)
+def test_condition_of_a_line_of_cuda_is_the_innermost_around_it(line: int, condition: str, tmp_path: Path) -> None:
+    assert condition_of(written(tmp_path, CONDITIONS, "f.cu"), line) == condition
 
 
 def test_the_library_s_own_kernels_are_looked_at_when_asked() -> None:

@@ -62,6 +62,8 @@ _CHECKED = [
     "-fno-sanitize-recover=all",
     "--param=tsan-instrument-func-entry-exit=0",
 ]
+# So that it is known which lines ran: see `reached`.
+_TRACED = [*_CHECKED, "-fsanitize-coverage=trace-pc"]
 # Bytes after each shared array that belong to none, so that running past its end does not reach the next array.
 _REDZONE_BYTES = 64
 # In the compiler's output: from the head of a section of variables to that of the next section.
@@ -122,7 +124,7 @@ def unavailable_reason() -> str | None:
     return None
 
 
-def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool) -> Built:
+def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool, traced: bool = False) -> Built:
     """Return the shared object that contains a kernel, from the cache or freshly compiled.
 
     Args:
@@ -130,6 +132,7 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool)
         name: the kernel, a C++ name expression.
         also: other kernels of the file, to compile together with it if it has to be compiled.
         checked: whether the build checks every access.
+        traced: whether such a build also tells which of its instructions ran.
 
     Raises:
         CudaError: the compiler is missing. CompilationError: the compiler rejects the file.
@@ -138,7 +141,7 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool)
         raise CudaError(reason)
     closure = source_closure(source)
     check_headers(closure)
-    options = _CHECKED if checked else _FAST
+    options = _FAST if not checked else _TRACED if traced else _CHECKED
     runtime_key = digest(_command(), _compiler_version(), [p.read_text() for p in (*_runtime_files(), HERE / "ptx.py")])
     directory = cache_folder("cuda_on_cpu", digest(runtime_key, options, closure, _unit(source)))
     if built := _find(directory, name, closure):
@@ -238,12 +241,12 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
                 # It may stand where no kernel for the CPU goes.
                 compiled, places, unknown = code, [], f"inline PTX that is not emulated on the CPU: {error}\n"
             _run(*command, *options, "-S", str(compiled), "-o", str(assembly), refused=CompilationError)
-            if options is _CHECKED:
+            if options is not _FAST:
                 assembly.write_text(_with_redzones(assembly.read_text()))
             _run(_compiler(), "-c", str(assembly), "-o", str(unit), refused=CompilationError)
         except CompilationError as error:
             raise CompilationError(unknown + _explained(source, str(error), code)) from None
-        if options is _CHECKED:
+        if options is not _FAST:
             copies = ("memcpy", "memmove", "memset")
             _run("objcopy", *(f"--redefine-sym={name}=fourfold_{name}" for name in copies), str(unit))
         dynamic = [mangled for mangled, section, _, _ in _thread_local_symbols(unit) if section == "UND"]

@@ -588,6 +588,15 @@ extern "C" void __tsan_write_range(void* p, size_t n) {
 }
 extern "C" void __tsan_init() {}
 
+// gcc's -fsanitize-coverage=trace-pc calls this at the head of each block of instructions: a byte for each address, which
+// is not 0 where a call has returned to.
+static char* reached;
+extern "C" void __sanitizer_cov_trace_pc() {
+    if (!reached) reached = static_cast<char*>(std::calloc(&_end - &__ehdr_start, 1));
+    if (reached) reached[static_cast<char*>(__builtin_return_address(0)) - &__ehdr_start] = 1;
+}
+FOURFOLD_EXPORT int fourfold_reached(size_t address) { return reached && address < size_t(&_end - &__ehdr_start) && reached[address]; }
+
 // The build redirects the kernel's calls of memcpy, memmove and memset to these.
 extern "C" void* fourfold_memcpy(void* to, const void* from, size_t n) {
     if (n) touch(from, n, false, PLAIN, __builtin_return_address(0));

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 
 from fourfold.backends.cuda import declarations
-from fourfold.backends.cuda.on_cpu import build
+from fourfold.backends.cuda.on_cpu import build, reached
 from fourfold.backends.cuda.on_cpu.faults import FAULTS, Index
 from fourfold.backends.cuda.on_cpu.tensor_map import TensorMapOnCpu
 from fourfold.backends.cuda.parameters import Argument, Parameter, check_count, mismatch, short, too_large
@@ -100,6 +100,20 @@ class _Library:
 
 
 _library = functools.lru_cache(maxsize=None)(_Library)
+# Whether checked kernels are compiled so that it is known which lines ran, and the libraries that were.
+_tracing = [False]
+_traced: list[_Library] = []
+
+
+def trace_lines() -> None:
+    """From here on, compile checked kernels so that it is known which of their lines ran."""
+    _tracing[0] = True
+
+
+def lines_that_ran() -> Iterator[reached.Line]:
+    """Each line of the kernels that were compiled since, and whether it ran."""
+    for library in _traced:
+        yield from reached.lines(library.built, library.handle.fourfold_reached)
 
 
 class CpuKernel:
@@ -108,7 +122,10 @@ class CpuKernel:
     def __init__(self, source: pathlib.Path, name: str, also: Collection[str], checked: bool) -> None:
         self.name = name
         self._checked = checked
-        self._library = _library(build.build(source, name, also, checked))
+        traced = checked and _tracing[0]
+        self._library = _library(build.build(source, name, also, checked, traced))
+        if traced and self._library not in _traced:
+            _traced.append(self._library)
         self._index = self._library.built.kernels.index(name)
         signature = self._library.handle.fourfold_signature(self._index).decode()
         rows = re.findall(r"^(.) (\d+) .*?\[with T = (.*)\]$", signature, re.MULTILINE)
