@@ -22,6 +22,7 @@ from fourfold.checks.standard import Check, named
 from fourfold.compat import xdist_internals
 from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE
+from fourfold.core.executed import recorder
 from fourfold.core.operation import Law
 from fourfold.core.refusals import Refusals
 from fourfold.core.tampering import Tampered, random_state_kept
@@ -152,6 +153,7 @@ def pytest_configure(config: pytest.Config) -> None:
         of_cuda = any(each.place.endswith((".cu", ".cuh")) for each in config.stash[SELECTION].candidates.values())
         traces = config.stash[DEVICE] == "cpu" and (of_cuda or config.getoption("executed"))
         config.stash[LINES] = Executed(traces=traces)
+        recorder.users += 1  # to the end of the process
     # With workers, each of them imports a candidate in the first test of it.
     if runs_tests and not xdist_internals.is_worker(config):
         isolation.import_before_tests(config)

@@ -302,6 +302,21 @@ def test_a_wrong_kernel_is_not_accused_of_lines(tmp_path: Path, device: str) -> 
     assert fourfold.verify(kernel, "vector_add", device=device, seed=1).never_executed is None
 
 
+def test_a_kernel_that_ran_before_is_not_accused(tmp_path: Path) -> None:
+    written(tmp_path, UNREACHED)
+    script = """
+import sys, torch, fourfold, kernels
+assert "fourfold.backends.triton.interpreter" not in sys.modules
+kernels.add(torch.ones(3), torch.ones(3))
+verdict = fourfold.verify(kernels.add, "vector_add", device="cpu", seed=1)
+print(*[each.lines for each in verdict.never_executed])
+"""
+    written(tmp_path, script, "script.py")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "TRITON_INTERPRET": "1"}
+    done = warm.run("script", cwd=tmp_path, env=environment)
+    assert done.stdout.split() == [lines for lines, _ in NEVER], done.stderr
+
+
 # ---- the command line
 
 
