@@ -33,6 +33,7 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 ON_A_GPU = "never executed: lines of kernels are not seen on a GPU"
 OF_CUDA = "never executed: lines of a .cu file are seen on the CPU alone"
 NO_BACKWARD = "never executed: not known, as a backward pass on a GPU is seen from Python 3.12 on alone"
+COMPILED = "never executed: not known, as torch.compile replaces functions"
 BLIND = "never executed: not known, as something else traces the program"
 
 
@@ -87,6 +88,7 @@ class Source:
         self._modules: dict[Path, Module | None] = {}
         self._seen: set[int] = set()
         self._combine: set[str] = set()  # functions that combine two values of a reduction
+        self.compiles = False  # whether torch.compile may replace functions by others
         module = self._module(file.resolve())
         if module is None:
             return
@@ -98,7 +100,8 @@ class Source:
     def _module(self, file: Path) -> Any:
         if file not in self._modules:
             try:
-                self._modules[file] = Module(file) if file.suffix == ".py" else None
+                made = self._modules[file] = Module(file) if file.suffix == ".py" else None
+                self.compiles |= made is not None and any(map(_compiles, ast.walk(made.tree)))
             except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                 self._modules[file] = None
         return self._modules[file]
@@ -198,6 +201,8 @@ class Executed:
             self._kernels = False
             self.unseen |= dict.fromkeys([ON_A_GPU] if source.has_kernels else [])
             self.unseen |= dict.fromkeys([] if sees_all_threads() else [NO_BACKWARD])
+        if source.compiles:
+            self.unseen[COMPILED] = None
         if file.suffix in (".cu", ".cuh") and not self._traces:
             self.unseen[OF_CUDA] = None
         recorder.watch(source.watched())
@@ -223,7 +228,7 @@ class Executed:
 
     def never(self) -> list[Unexecuted]:
         """The lines that never ran, if that is known."""
-        if {BLIND, NO_BACKWARD} & self.unseen.keys():
+        if {BLIND, NO_BACKWARD, COMPILED} & self.unseen.keys():
             return []
         by_file: dict[str, list[tuple[Statement, bool]]] = {}
         for (file, _), found in sorted(self._statements.items(), key=lambda pair: pair[0]):
@@ -334,6 +339,11 @@ class _Reader:
 
 
 _SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+
+
+def _compiles(node: ast.AST) -> bool:
+    """Whether a node is ``torch.compile``, or what makes TorchScript."""
+    return isinstance(node, ast.Attribute) and node.attr in ("compile", "script") and "torch" in ast.unparse(node.value)
 
 
 def _name_of(node: ast.AST) -> str:

@@ -21,7 +21,7 @@ from fourfold.backends.cuda import on_cpu as cuda_on_cpu
 from fourfold.core import executed
 from fourfold.core.refusals import by_the_implementation
 from fourfold.running import modules
-from fourfold.running.executed import BLIND, SHOWN, Executed, Source
+from fourfold.running.executed import BLIND, COMPILED, SHOWN, Executed, Source
 from fourfold.running.executed_cuda import condition_of
 
 ROOT = Path(__file__).parents[2]
@@ -260,6 +260,18 @@ def test_threads_are_seen_where_they_call(tmp_path: Path) -> None:
 
     text = "def run(n):\n    if n > 5:\n        return 1\n    return 2\n"
     assert never_of(text, call, tmp_path) == [("4", "not (n > 5)")]
+
+
+def test_nothing_is_said_of_functions_that_torch_compiles(tmp_path: Path) -> None:
+    text = "import torch\n\n@torch.compile(backend='eager')\ndef run(x):\n    if x.ndim > 4:\n        return x\n"
+    file = written(tmp_path, f"{text}    return x + 1\n")
+    module, told = modules.of_file(file, anew=True), Executed()
+    told.watch(file, "run", "cpu")
+    with by_the_implementation():
+        assert module.run(torch.ones(2)).tolist() == [2.0, 2.0]
+    executed.recorder.close()
+    told.add(told.told())
+    assert list(told.lines()) == [COMPILED]
 
 
 # ---- verify
