@@ -112,7 +112,7 @@ def is_of_all_checks(config: pytest.Config) -> bool:
     few = given is not None and given < hypothesis.settings().max_examples
     parts = any("::" in argument or Path(argument).is_file() for argument in config.args)
     narrowed = parts or few or any(config.getoption(option, None) for option in narrowing)
-    return bool(config.getoption("candidate")) and not config.getoption("untrusted") and not narrowed
+    return bool(config.getoption("candidate")) and not narrowed
 
 
 def conclude(

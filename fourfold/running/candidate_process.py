@@ -31,6 +31,7 @@ from fourfold.core.arena import Arena
 from fourfold.core.at_once import NeverReturns, called_at_once
 from fourfold.core.case import Case
 from fourfold.core.dispatch import Fallbacks
+from fourfold.core.executed import recorder
 from fourfold.core.refusals import Fault, chain, is_order
 from fourfold.core.tampering import Tampered, nothing_else_changes
 from fourfold.running import messages, modules
@@ -189,7 +190,14 @@ class Served:
 
     def run(self) -> None:
         """Answer until the judge has gone."""
-        answers = {"load": self.load, "call": self.call, "backward": self.backward, "at_once": self.at_once}
+        answers = {
+            "load": self.load,
+            "call": self.call,
+            "backward": self.backward,
+            "at_once": self.at_once,
+            "watch": self.watch,
+            "lines": self.lines,
+        }
         while True:
             text, contents, files = self.connection.receive()
             self._take(text, contents, files)
@@ -296,6 +304,16 @@ class Served:
             return {"never": str(error)}
         return {"results": [[[self._result(part) for part in parts] for parts in thread] for thread in found]}
 
+    def watch(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Note which lines run from here on."""
+        of_numbers = {file: {int(n): first for n, first in lines.items()} for file, lines in text["statements"].items()}
+        recorder.watch(of_numbers)
+        return {}
+
+    def lines(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Which lines have run."""
+        return {"lines": {file: sorted(lines) for file, lines in recorder.lines().items()}, "blind": recorder.blind}
+
     def _called(self, said: dict[str, Any]) -> list[Any]:
         """The output and the gradients of a call on copies of the tensors."""
         storages = {number: storage.clone() for number, storage in list(self.storages.items())}
@@ -395,4 +413,6 @@ def conditions(text: dict[str, Any], watch: AbstractContextManager) -> Iterator[
             stack.enter_context(on_cpu.schedule(text["order"]))
         stack.enter_context(nothing_else_changes(Case({}, np.empty(0, np.float32))))
         stack.enter_context(watch)
+        begun = recorder.begin()
+        stack.callback(recorder.end, begun)
         yield

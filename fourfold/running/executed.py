@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
 from fourfold.backends.cuda.on_cpu import launcher
 from fourfold.core.executed import recorder, sees_all_threads
@@ -172,6 +172,19 @@ class Source:
         ]
 
 
+class Elsewhere(Protocol):
+    """A function that runs in another process."""
+
+    file: Path
+    function: str
+
+    def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:
+        """See `fourfold.running.untrusted.UntrustedFunction.watch_lines`."""
+
+    def lines(self) -> tuple[dict[str, set[int]], bool]:
+        """The lines that have run, and whether it could not see all."""
+
+
 class Executed:
     """What of the implementations of a run has run, by what its processes tell.
 
@@ -188,12 +201,22 @@ class Executed:
         if traces:
             launcher.trace_lines()
         self._sources: dict[tuple[str, str], Source] = {}
+        # What runs in other processes, and the lines that have run there by file.
+        self._elsewhere: list[Elsewhere] = []
+        self._ran: dict[str, set[int]] = {}
         self._kernels = True
         # By file and first line: the statement, and whether it ran.
         self._statements: dict[tuple[str, int], tuple[Statement, bool]] = {}
 
-    def watch(self, file: Path, name: str, device: str) -> None:
-        """Watch the functions that can be reached from one in a file, in this process; from all if there is no name."""
+    def watch(self, file: Path, name: str, device: str, elsewhere: Elsewhere | None = None) -> None:
+        """Watch the functions that can be reached from one in a file; from all if there is no name.
+
+        Args:
+            file: where they are.
+            name: the one.
+            device: that they run on.
+            elsewhere: what runs them, if that is another process.
+        """
         if (str(file), name) in self._sources:
             return
         source = self._sources[str(file), name] = Source(file, name)
@@ -205,13 +228,27 @@ class Executed:
             self.unseen[COMPILED] = None
         if file.suffix in (".cu", ".cuh") and not self._traces:
             self.unseen[OF_CUDA] = None
-        recorder.watch(source.watched())
+        if elsewhere is None:
+            recorder.watch(source.watched())
+        else:
+            elsewhere.watch_lines(source.watched())
+            self._elsewhere.append(elsewhere)
+
+    def gather(self) -> None:
+        """Ask the processes of candidates which lines have run there, before they end."""
+        for function in self._elsewhere:
+            lines, blind = function.lines()
+            if blind:
+                self.unseen[BLIND] = None
+            for file, ran in lines.items():
+                self._ran.setdefault(file, set()).update(ran)
 
     def told(self) -> dict[str, Any]:
         """What this process has to tell, fit for JSON."""
         if recorder.blind:
             self.unseen[BLIND] = None
-        ran = recorder.lines()
+        here = recorder.lines()
+        ran = {file: {*here.get(file, ()), *self._ran.get(file, ())} for file in here.keys() | self._ran.keys()}
         statements = [each for source in self._sources.values() for each in source.told(ran, self._kernels)]
         of_cuda = executed_cuda.told(any(not name for _, name in self._sources)) if self._traces else []
         return {"unseen": [*self.unseen], "statements": statements + of_cuda}
@@ -369,9 +406,18 @@ def _lines_with_code(file: Path) -> frozenset[int]:
 
 
 @contextlib.contextmanager
+def watched_elsewhere(function: Elsewhere, device: str) -> Iterator[Executed]:
+    """Within it, the lines of a function of another process are watched."""
+    executed = Executed()
+    executed.watch(function.file, function.function, device, function)
+    yield executed
+
+
+@contextlib.contextmanager
 def watched(implementation: Any, device: str) -> Iterator[Executed]:
     """Within it, an implementation's lines are watched."""
-    executed, target = Executed(), getattr(implementation, "__self__", None)
+    executed = Executed()
+    target = getattr(implementation, "__self__", None)
     target = target if isinstance(target, type) else inspect.unwrap(implementation)
     recorder.users += 1
     try:

@@ -40,7 +40,7 @@ from fourfold.running.progress import ProgressReporter
 from fourfold.running.shortcomings import listed
 from fourfold.running.table import Matrix
 from fourfold.running.threads import LeftBehind
-from fourfold.running.untrusted import CALL_SECONDS
+from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
 from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, refer, skip_reason, tell
 from fourfold.running.watch import WATCH, Watch
 from fourfold.running.wrong_cells import WrongCells
@@ -149,7 +149,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("candidate") and runs_tests and not config.getoption("untrusted"):
         config.stash[WATCH] = Watch(config, config.stash[SELECTION].operations)
     watches_lines = config.getoption("candidate") or config.getoption("executed")
-    if watches_lines and runs_tests and not config.getoption("untrusted"):
+    if watches_lines and runs_tests:
         of_cuda = any(each.place.endswith((".cu", ".cuh")) for each in config.stash[SELECTION].candidates.values())
         traces = config.stash[DEVICE] == "cpu" and (of_cuda or config.getoption("executed"))
         config.stash[LINES] = Executed(traces=traces)
@@ -335,7 +335,9 @@ def subject(request: pytest.FixtureRequest, cell: Cell, device: str, note: Calla
         request.node.user_properties.append((NEVER, True))
         pytest.skip(reason)
     if LINES in request.config.stash and (cell.backend == CANDIDATE or request.config.getoption("executed")):
-        request.config.stash[LINES].watch(*selection.source(cell), device)
+        function = selection.implementation(cell.operation, cell.backend)
+        elsewhere = function if isinstance(function, UntrustedFunction) else None
+        request.config.stash[LINES].watch(*selection.source(cell), device, elsewhere)
     made = selection.subject(cell, device, note)
     request.config.stash[BLACK_BOX].case("")  # which was to find out what it can do
     if cell.backend == CANDIDATE and WATCH in request.config.stash:
@@ -498,6 +500,8 @@ class Record:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         """What was asked for has passed where every check has, and none was left out."""
+        if LINES in self.config.stash:
+            self.config.stash[LINES].gather()
         end_all()  # from here on no candidate in a process of its own writes into files
         if self.is_worker:
             yield

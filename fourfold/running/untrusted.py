@@ -7,6 +7,7 @@ process, or what a process dies of, is the failure of one call.
 It is no sandbox: the process has the rights of the user who runs it.
 """
 
+import contextlib
 import functools
 import inspect
 import os
@@ -115,6 +116,7 @@ class UntrustedFunction:
         self.costly: list[Unanswered] = []  # calls that took long, or ended what another candidate needs
         self.lock = threading.RLock()
         self.session: Session | None = None
+        self._watched: dict[str, dict[int, int]] = {}
         self.file = Path(place) if place.endswith(".py") else Path(os.devnull)
         self._started()
 
@@ -210,6 +212,27 @@ class UntrustedFunction:
                     raise Malformed("no results of each thread")
                 return [_results(each, len(inputs), storages) for each, inputs in zip(results, wanted)]
 
+    def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:
+        """From here on its process notes which statements run: see `fourfold.core.executed.Recorder.watch`."""
+        with self.lock:
+            for file, lines in statements.items():
+                self._watched.setdefault(file, {}).update(lines)
+            self._ask(self._started(), {"do": "watch", "statements": self._watched})
+
+    def lines(self) -> tuple[dict[str, set[int]], bool]:
+        """By file, the first lines of the statements that have run in its process, by what that says.
+
+        Also whether it could not see all of them, as is so if the process has died.
+        """
+        with self.lock, contextlib.suppress(Unanswered):
+            if self.session is not None and not self.session.over:
+                answer, _ = self._ask(self.session, {"do": "lines"})
+                said = answer.get("lines")
+                lines = said if isinstance(said, dict) else {}
+                found = {file: {line for line in lines.get(file, ()) if type(line) is int} for file in self._watched}
+                return found, answer.get("blind") is not False
+        return {}, True
+
     def end(self) -> None:
         """End its process. The next call starts another."""
         if self.session is not None:
@@ -251,6 +274,8 @@ class UntrustedFunction:
         if isinstance(answer.get("file"), str):
             self.file = Path(answer["file"])
         claims(**_claims(answer.get("claims")))(self)
+        if self._watched:
+            self._ask(session, {"do": "watch", "statements": self._watched})
 
     def _ask(self, session: Session, text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, torch.UntypedStorage]]:
         try:

@@ -36,7 +36,7 @@ from fourfold.core.tampering import Tampered, random_state_kept
 from fourfold.running.calling import as_operation
 from fourfold.running.candidate_session import Unanswered
 from fourfold.running.exactness import computing_exactly
-from fourfold.running.executed import Executed, watched
+from fourfold.running.executed import Executed, watched, watched_elsewhere
 from fourfold.running.findings import FAILED, PASSED, REFUSED, UNSUPPORTED, WRONG, Finding, Outcome, Verdict
 from fourfold.running.frames import cause, own_frames, spelled, words
 from fourfold.running.shortcomings import listed
@@ -102,8 +102,12 @@ def verify(
     """
     own_process = call_seconds if untrusted else None
     with _Trial.of(implementation, operation, claims, device, refusals, strict_errors, own_process) as trial:
-        whole = not (untrusted or dtypes or only or reproduce or examples < EXAMPLES)
-        with watched(implementation, trial.device) if whole else contextlib.nullcontext() as executed:
+        whole = not (dtypes or only or reproduce or examples < EXAMPLES)
+        if isinstance(trial.implementation, UntrustedFunction):
+            seen = watched_elsewhere(trial.implementation, trial.device)
+        else:
+            seen = watched(implementation, trial.device)
+        with seen if whole else contextlib.nullcontext() as executed:
             verdict = _verified(trial, dtypes, only, examples, seed, reproduce)
         return verdict if executed is None else _with_lines(verdict, executed)
 
@@ -112,6 +116,7 @@ def _with_lines(verdict: Verdict, executed: Executed) -> Verdict:
     """A verdict with what never ran, and why that is not known, if so."""
     if not verdict.passed:
         return verdict
+    executed.gather()
     executed.add(executed.told())
     warnings = (*verdict.warnings, *executed.unseen)
     return replace(verdict, never_executed=tuple(executed.never()), warnings=warnings)
