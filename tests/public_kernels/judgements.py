@@ -12,7 +12,8 @@ JUDGEMENTS = {
     "liger-kernel/swiglu": _OVERWRITES,
     "liger-kernel/geglu": _OVERWRITES,
     "liger-kernel/relu_squared": "[0 where the input is NaN](#liger-relu)",
-    "liger-kernel/dyt": "right for finite numbers; [NaN gradient of an infinite `alpha`](#liger-dyt)",
+    "liger-kernel/dyt": "right for finite numbers and 65,535 rows; "
+    "[more rows end in an error, an infinite `alpha` in NaN](#liger-dyt)",
     "liger-kernel/tvd": "right",
     "liger-kernel/kl_div": "right; storage accuracy in bfloat16, which it does not claim",
     "liger-kernel/cross_entropy": "[overwrites its logits](#liger-cross-entropy)",
