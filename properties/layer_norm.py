@@ -12,7 +12,7 @@ from fourfold.core.declared_errors import Arguments, positive, tensor
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.core.relations import between, equal_where, equals, exactly, only
-from fourfold.core.running_error import Bounded
+from fourfold.core.running_error import Bounded, as_others_scale
 from fourfold.core.running_error_arrays import total
 from fourfold.core.workloads import Make, tiled, whole
 from fourfold.strategies.arrays import (
@@ -33,18 +33,6 @@ EPS = (1e-5, 1e-12, 1e-3, 0.25)
 ROW_KINDS = (*(kind for kind in KINDS if kind != "huge"), *KINDS)
 # Kinds of weight and bias. None is infinite: an infinite weight leaves nothing of a row's gradient to compare.
 PARAMETER_KINDS = ("normal", "whole", "constant", "spread")
-
-
-def as_others_scale(x: Any) -> Any:
-    """`x` with the error of kernels that scale before they subtract, as ``x * scale - mean * scale``; torch's does.
-
-    A row's deviations then have the error of its numbers, even those of one column, which are 0. This project's own
-    kernels subtract first.
-    """
-    if not isinstance(x, Bounded) or x.arithmetic.documented_ties:
-        return x
-    with np.errstate(all="ignore"):
-        return Bounded(x.value, x.error + 2 * x.arithmetic.roundoff * abs(x.value), x.arithmetic)
 
 
 def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:

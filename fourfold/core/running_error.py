@@ -434,6 +434,18 @@ def stored(a: Any) -> Any:
         return Bounded(a.value, np.where(exact, 0, error), a.arithmetic)
 
 
+def as_others_scale(a: Any) -> Any:
+    """`a` with the error of kernels that scale before they subtract, as in ``a * scale - mean * scale``; torch's do.
+
+    A deviation from the mean then has the rounding error of its numbers, even where it is 0, as of one number alone.
+    This project's own kernels subtract first: for them `a` passes unchanged, as plain arrays do.
+    """
+    if not isinstance(a, Bounded) or a.arithmetic.documented_ties:
+        return a
+    with np.errstate(all="ignore"):
+        return Bounded(a.value, a.error + 2 * a.arithmetic.roundoff * abs(a.value), a.arithmetic)
+
+
 def rounded_step(rule: Rule, result: Any) -> Any:
     """The result of a step, rounded where the arithmetic rounds each step."""
     if rule.selects or not isinstance(result, Bounded) or not result.arithmetic.rounds_each_step:

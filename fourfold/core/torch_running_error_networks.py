@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.core.running_error import Bounded, NoRule
+from fourfold.core.running_error import Bounded, NoRule, as_others_scale
 from fourfold.core.running_error_arrays import matrix_product, total
 from fourfold.core.running_error_rules import (
     DIVISION,
@@ -126,10 +126,16 @@ def normalized(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded,
 
     The deviation is sqrt(variance + eps), with the variance the mean of the squared deviations from the mean.
     """
+    a = as_others_scale(a)
     mean = average(a, along)
     centred = subtract(a, mean)
     deviation = sqrt(maximum(add(average(multiply(centred, centred), along), lifted(eps)), lifted(eps)))
-    return divide(centred, deviation), mean, reciprocal(deviation)
+    normal = divide(centred, deviation)
+    if not a.arithmetic.documented_ties:  # what is scaled first may overflow
+        with np.errstate(all="ignore"):
+            overflow = np.isfinite(a.value) & (abs(a.value / deviation.value) >= a.arithmetic.largest)
+        normal = Bounded(normal.value, np.where(overflow, np.inf, normal.error), normal.arithmetic)
+    return normal, mean, reciprocal(deviation)
 
 
 def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
@@ -139,9 +145,21 @@ def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
 
 
 def of_normalized(grad: Bounded, normal: Bounded, inverse: Bounded, along: tuple[int, ...]) -> Bounded:
-    """The gradient of what was normalized: (g - mean(g) - n mean(g n)) / deviation."""
+    """The gradient of what was normalized: (g - mean(g) - n mean(g n)) / deviation.
+
+    Of a kernel of others it is unspecified where a step might overflow: the order of the steps, any of which is right,
+    decides between a number, an infinity and NaN.
+    """
     share = multiply(normal, average(multiply(grad, normal), along))
-    return multiply(subtract(subtract(grad, average(grad, along)), share), inverse)
+    result = multiply(subtract(subtract(grad, average(grad, along)), share), inverse)
+    if result.arithmetic.documented_ties:
+        return result
+    with np.errstate(all="ignore"):
+        terms = np.sum(abs(grad.value), axis=along, keepdims=True)
+        furthest = np.max(abs(normal.value), axis=along, keepdims=True, initial=1)
+        # Steps may have numbers that are larger than these by the mean: some 2^6 times.
+        reach = 64 * terms * furthest * np.maximum(inverse.value, 1) ** 3
+    return Bounded(result.value, np.where(reach >= result.arithmetic.largest, np.inf, result.error), result.arithmetic)
 
 
 def last(a: Bounded, count: int) -> tuple[int, ...]:
@@ -164,7 +182,7 @@ def layer_norm_backward(
     """The gradients of the input, weight and bias."""
     grad, a = lifted(grad), lifted(a)
     along, rows = last(a, len(shape)), tuple(range(a.ndim - len(shape)))
-    normal = multiply(subtract(a, lifted(mean)), lifted(inverse))
+    normal = multiply(subtract(as_others_scale(a), lifted(mean)), lifted(inverse))
     scaled = grad if weight is None else multiply(grad, lifted(weight))
     return (
         of_normalized(scaled, normal, lifted(inverse), along) if mask[0] else None,

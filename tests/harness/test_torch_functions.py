@@ -28,6 +28,11 @@ def layer_norm(x, weight, bias):
     return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * weight + bias
 
 
+@fourfold.operation(x=tensor("rows cols"), weight=tensor("cols"), bias=tensor("cols"), sizes={"cols": (1, 3)})
+def layer_norm_of_few(x, weight, bias):
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
 @fourfold.operation(x=tensor("... cols"), weight=tensor("cols"))
 def rms_norm(x, weight):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
@@ -271,3 +276,14 @@ def test_torchs_function_is_accepted(name: str, device: str) -> None:
 def test_plausible_faults_are_rejected(name: str, fault: int, device: str) -> None:
     verdict = judged(ENTRIES[name], ENTRIES[name].faults[fault], device, "forward", "backward")
     assert verdict.grade == "wrong", str(verdict)
+
+
+def test_a_norm_that_scales_before_it_subtracts_is_accepted_even_of_one_number(device: str) -> None:
+    """torch's does so on the CPU: the deviation of one number is not exactly 0 then."""
+
+    def own(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+    only = ["forward", "backward"]
+    verdict = fourfold.verify(own, layer_norm_of_few, device=device, dtypes=["float32"], only=only, seed=1)
+    assert verdict.passed, verdict
