@@ -19,6 +19,7 @@ from fourfold.checks.search import Search, Subject, Unsupported, need
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Operation, reference
+from fourfold.strategies.arrays import GENERATORS
 
 # A parameter is drawn from the numbers whose third power, and its reciprocal, the arithmetic can hold.
 POWER = 3
@@ -185,6 +186,7 @@ def _numbers(dtype: DType, low: float, high: float) -> st.SearchStrategy[float]:
     """Numbers of a range, log-uniformly; of both signs where both are in it."""
     arithmetic = dtype.arithmetic
     least, most = (math.log2(end) / POWER for end in (arithmetic.smallest_normal, arithmetic.largest))
-    drawn = st.floats(least, most).map(lambda power: 2.0**power)
+    # Hypothesis's own floating-point numbers are mostly simple ones.
+    drawn = GENERATORS.map(lambda rng: float(2.0 ** rng.uniform(least, most)))
     signed = st.builds(lambda number, sign: sign * number, drawn, st.sampled_from((1.0, -1.0) if low < 0 else (1.0,)))
     return signed.filter(lambda number: low < number < high)
