@@ -12,7 +12,7 @@ from fourfold.core.declared_errors import Arguments, positive, tensor
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.core.relations import between, equal_where, equals, exactly, only
-from fourfold.core.running_error import Bounded, as_others_scale
+from fourfold.core.running_error import Bounded, as_others_scale, unspecified_where
 from fourfold.core.running_error_arrays import total
 from fourfold.core.workloads import Make, tiled, whole
 from fourfold.strategies.arrays import (
@@ -46,7 +46,7 @@ def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
         furthest = np.max(abs(x.value), axis=-1, keepdims=True, initial=0)
         reach = furthest * np.maximum(abs(getattr(weight, "value", weight)), 1) / np.minimum(deviation.value, 1)
     overflow = np.isfinite(furthest) & (reach >= output.arithmetic.largest)
-    return Bounded(output.value, np.where(overflow, np.inf, output.error), output.arithmetic)
+    return unspecified_where(output, overflow)
 
 
 def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> tuple[Any, Any, Any]:
@@ -63,8 +63,7 @@ def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5
             terms = np.sum(abs((grad_output * weight).value), axis=-1, keepdims=True)
             furthest = np.max(abs(x.value), axis=-1, keepdims=True, initial=1)
             reach = terms * furthest / np.minimum(deviation.value, 1) ** 3
-        overflow = reach >= grad_x.arithmetic.largest
-        grad_x = Bounded(grad_x.value, np.where(overflow, np.inf, grad_x.error), grad_x.arithmetic)
+        grad_x = unspecified_where(grad_x, reach >= grad_x.arithmetic.largest)
     return grad_x, *others
 
 

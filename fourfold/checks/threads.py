@@ -1,6 +1,7 @@
 """The check that threads which call at once get what each of them gets alone."""
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
@@ -21,14 +22,19 @@ PROCESSOR_SECONDS = {"cpu": 0.1, "cuda": 0.5}
 Results = dict[str, torch.Tensor]
 
 
-def _called(subject: Subject, case: Case) -> Results:
-    """The results of a call, of which nothing is asked but that: other threads may change what tampering would."""
+def _given(subject: Subject, case: Case) -> tuple[dict[str, torch.Tensor], Sequence[str], torch.Tensor]:
+    """The tensors of a call, the names of those that require gradients, and the cotangent."""
     tensors = case.tensors(subject.dtype, subject.device)
     names = subject.operation.differentiable_in(case) if subject.differentiable else ()
     for name in names:
         tensors[name].requires_grad_()
+    return tensors, names, case.tensor("grad_output", subject.dtype, subject.device)
+
+
+def _called(subject: Subject, case: Case) -> Results:
+    """The results of a call, of which nothing is asked but that: other threads may change what tampering would."""
+    tensors, names, grad_output = _given(subject, case)
     output = subject.call(**tensors, **case.parameters)
-    grad_output = case.tensor("grad_output", subject.dtype, subject.device)
     gradients = gradients_of(output, [tensors[name] for name in names], grad_output) if names else ()
     return named_results(output.detach(), dict(zip(names, gradients)))
 
@@ -65,11 +71,8 @@ def _at_once_elsewhere(subject: Subject, cases: list[Case], seconds: float) -> l
         raise Unsupported(f"{ELSEWHERE} calls of one of several outputs take turns there")
     calls, wanted = [], []
     for case in cases:
-        tensors = case.tensors(subject.dtype, subject.device)
-        names = subject.operation.differentiable_in(case) if subject.differentiable else ()
-        for name in names:
-            tensors[name].requires_grad_()
-        calls.append(({**tensors, **case.parameters}, case.tensor("grad_output", subject.dtype, subject.device)))
+        tensors, names, grad_output = _given(subject, case)
+        calls.append(({**tensors, **case.parameters}, grad_output))
         wanted.append(names)
     with by_the_implementation():
         found = of_another_process(calls, wanted, seconds)

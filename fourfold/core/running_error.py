@@ -446,6 +446,11 @@ def as_others_scale(a: Any) -> Any:
         return Bounded(a.value, a.error + 2 * a.arithmetic.roundoff * abs(a.value), a.arithmetic)
 
 
+def unspecified_where(a: Bounded, where: np.ndarray) -> Bounded:
+    """`a`, of which anything is right in some places."""
+    return Bounded(a.value, np.where(where, np.inf, a.error), a.arithmetic)
+
+
 def rounded_step(rule: Rule, result: Any) -> Any:
     """The result of a step, rounded where the arithmetic rounds each step."""
     if rule.selects or not isinstance(result, Bounded) or not result.arithmetic.rounds_each_step:

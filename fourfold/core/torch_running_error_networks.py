@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.core.running_error import Bounded, NoRule, as_others_scale
+from fourfold.core.running_error import Bounded, NoRule, as_others_scale, unspecified_where
 from fourfold.core.running_error_arrays import matrix_product, total
 from fourfold.core.running_error_rules import (
     DIVISION,
@@ -134,7 +134,7 @@ def normalized(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded,
     if not a.arithmetic.documented_ties:  # what is scaled first may overflow
         with np.errstate(all="ignore"):
             overflow = np.isfinite(a.value) & (abs(a.value / deviation.value) >= a.arithmetic.largest)
-        normal = Bounded(normal.value, np.where(overflow, np.inf, normal.error), normal.arithmetic)
+        normal = unspecified_where(normal, overflow)
     return normal, mean, reciprocal(deviation)
 
 
@@ -159,7 +159,7 @@ def of_normalized(grad: Bounded, normal: Bounded, inverse: Bounded, along: tuple
         furthest = np.max(abs(normal.value), axis=along, keepdims=True, initial=1)
         # Steps may have numbers that are larger than these by the mean: some 2^6 times.
         reach = 64 * terms * furthest * np.maximum(inverse.value, 1) ** 3
-    return Bounded(result.value, np.where(reach >= result.arithmetic.largest, np.inf, result.error), result.arithmetic)
+    return unspecified_where(result, reach >= result.arithmetic.largest)
 
 
 def last(a: Bounded, count: int) -> tuple[int, ...]:

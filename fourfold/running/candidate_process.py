@@ -290,8 +290,11 @@ class Served:
             with conditions(text, kept.watch):
                 return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, allow_unused=True)
 
-        with ThreadPoolExecutor(1) as another:
-            gradients = another.submit(passed_back).result() if text["another_thread"] else passed_back()
+        if text["another_thread"]:
+            with ThreadPoolExecutor(1) as another:
+                gradients = another.submit(passed_back).result()
+        else:
+            gradients = passed_back()
         return {"gradients": [None if g is None else self._result(g) for g in gradients], **seen_by(kept.watch)}
 
     def at_once(self, text: dict[str, Any]) -> dict[str, Any]:
