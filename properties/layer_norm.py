@@ -12,7 +12,7 @@ from fourfold.core.declared_errors import Arguments, positive, tensor
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.core.relations import between, equal_where, equals, exactly, only
-from fourfold.core.running_error import Bounded, as_others_scale, unspecified_where
+from fourfold.core.running_error import IN_GRADIENTS, Bounded, as_others_scale, unspecified_where
 from fourfold.core.running_error_arrays import total
 from fourfold.core.workloads import Make, tiled, whole
 from fourfold.strategies.arrays import (
@@ -54,7 +54,7 @@ def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5
 
     There the order of the steps, any of which is right, decides between a number, an infinity and NaN.
     """
-    x = as_others_scale(x)
+    x = as_others_scale(x, IN_GRADIENTS)
     grad_x, *others = oracle.backward(grad_output, x, weight, bias, eps)
     if isinstance(grad_x, Bounded):
         _, deviation = oracle.normalized(x, eps)

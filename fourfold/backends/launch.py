@@ -4,8 +4,6 @@ import functools
 
 import torch
 
-from fourfold.core.refusals import Fault
-
 # What every GPU so far takes at most: blocks of a grid and threads of a block along x, y and z, threads of a block,
 # and bytes of dynamic shared memory.
 MAX_GRID = ((1 << 31) - 1, 65_535, 65_535)
@@ -14,8 +12,11 @@ MAX_BLOCK_THREADS = 1024
 MAX_SHARED_BYTES = 232_448
 
 
-class ImpossibleLaunch(ValueError, Fault):
-    """A launch that every GPU refuses: its grid, its block or its shared memory is past a limit."""
+class ImpossibleLaunch(ValueError):
+    """A launch that every GPU refuses: its grid, its block or its shared memory is past a limit.
+
+    Triton and the driver say so on a GPU by an error as well. To a candidate it is a refusal, on the CPU as on a GPU.
+    """
 
 
 def check_grid(name: str, grid: tuple[int, ...]) -> None:

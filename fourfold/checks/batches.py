@@ -8,8 +8,8 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, describe, expected_results, given_tensors, named_results
+from fourfold.checks.room import room
 from fourfold.checks.search import Failure, Search, Subject, need
-from fourfold.core import far_apart
 from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
 from fourfold.core.dtypes import bits
@@ -109,34 +109,27 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
         if results and case.grad_output.ndim > 1:
             need(case.grad_output.size >= count * LEAST_OF_A_SAMPLE)
         case = replace(case, layouts={})
-        found, tensors = _repeated(subject, case, 1 + max(samples // count, results // case.grad_output.size))
+        repetitions = 1 + max(samples // count, results // case.grad_output.size)
+        given = given_tensors(subject, case)
+        repeated = {*operation.batched, "grad_output"}
+        needed = sum(t.nbytes for name, t in given.items() if name in repeated) * 4 * repetitions
+
+        def place(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.repeat(repetitions, *[1] * (tensor.ndim - 1)) if name in repeated else tensor
+
         expected, agreements = expected_results(subject, case), []
-        for name, result in found.items():
-            if result.numel():
-                first, when = {name: result[:count]}, f"the first {count} samples: "
-                agreements += compare_results(subject, first, expected, tensors, when)
-                _require_repetition(subject, name, result, count, expected[name], describe(tensors))
+        with room(subject.device, needed):
+            found, tensors = _evaluate(subject, case, place)
+            for name in list(found):
+                result = found.pop(name)
+                if result.numel():
+                    first, when = {name: result[:count]}, f"the first {count} samples: "
+                    agreements += compare_results(subject, first, expected, tensors, when)
+                    _require_repetition(subject, name, result, count, expected[name], describe(tensors))
+            del result, tensors  # before another process may take as much
         search.saw(*agreements)
 
     search.cases(subject, "many samples", body, few=True)
-
-
-def _repeated(
-    subject: Subject, case: Case, repetitions: int
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """What `_evaluate` returns for a batch whose samples are repeated so many times."""
-    given = given_tensors(subject, case)
-    repeated = {*subject.operation.batched, "grad_output"}
-    needed = sum(t.nbytes for name, t in given.items() if name in repeated) * 4 * repetitions
-    if subject.device == "cuda":
-        far_apart.wait_for_room(torch.device("cuda", torch.cuda.current_device()), needed)
-
-    def place(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if name not in repeated:
-            return tensor
-        return tensor.repeat(repetitions, *[1] * (tensor.ndim - 1))
-
-    return _evaluate(subject, case, place)
 
 
 def _require_repetition(

@@ -4,6 +4,7 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, expected_results, given_tensors, named_results
+from fourfold.checks.room import room
 from fourfold.checks.search import UNCLAIMED, Search, Subject, Unsupported, need
 from fourfold.core import far_apart
 from fourfold.core.case import Case
@@ -32,9 +33,11 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
             def place(name: str, tensor: torch.Tensor, far: str = far, axis: int = axis) -> torch.Tensor:
                 return far_apart.laid_out(tensor, axis) if name == far else tensor
 
-            output, gradients, tensors = subject.evaluate(case, place=place)
-            when = f"with axis {axis} of {far} 2^31 elements long: "
-            agreements += compare_results(subject, named_results(output, gradients), expected, tensors, when)
+            with room(subject.device, 2 * far_apart.SIDE * given[far].element_size()):
+                output, gradients, tensors = subject.evaluate(case, place=place)
+                when = f"with axis {axis} of {far} 2^31 elements long: "
+                agreements += compare_results(subject, named_results(output, gradients), expected, tensors, when)
+                del output, gradients, tensors  # before another process may take as much
         search.saw(*agreements)
 
     search.cases(subject, "offsets", body, few=True, also=subject.operation.examples_for_offsets(subject.dtype))

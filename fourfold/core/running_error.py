@@ -434,16 +434,25 @@ def stored(a: Any) -> Any:
         return Bounded(a.value, np.where(exact, 0, error), a.arithmetic)
 
 
-def as_others_scale(a: Any) -> Any:
+# For `as_others_scale`.
+IN_GRADIENTS = 6
+
+
+def as_others_scale(a: Any, roundings: int = 2) -> Any:
     """`a` with the error of kernels that scale before they subtract, as in ``a * scale - mean * scale``; torch's do.
 
     A deviation from the mean then has the rounding error of its numbers, even where it is 0, as of one number alone.
     This project's own kernels subtract first: for them `a` passes unchanged, as plain arrays do.
+
+    Args:
+        a: the numbers.
+        roundings: how often a number of their size is rounded: twice forward. The gradient that torch computes as
+            ``x * p + g * q + r``, where r has a product of the mean and p, takes `IN_GRADIENTS`.
     """
     if not isinstance(a, Bounded) or a.arithmetic.documented_ties:
         return a
     with np.errstate(all="ignore"):
-        return Bounded(a.value, a.error + 2 * a.arithmetic.roundoff * abs(a.value), a.arithmetic)
+        return Bounded(a.value, a.error + roundings * a.arithmetic.roundoff * abs(a.value), a.arithmetic)
 
 
 def unspecified_where(a: Bounded, where: np.ndarray) -> Bounded:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.core.running_error import Bounded, NoRule, as_others_scale, unspecified_where
+from fourfold.core.running_error import IN_GRADIENTS, Arithmetic, Bounded, NoRule, as_others_scale, unspecified_where
 from fourfold.core.running_error_arrays import matrix_product, total
 from fourfold.core.running_error_rules import (
     DIVISION,
@@ -144,22 +144,97 @@ def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
     return a if bias is None else add(a, lifted(bias))
 
 
-def of_normalized(grad: Bounded, normal: Bounded, inverse: Bounded, along: tuple[int, ...]) -> Bounded:
-    """The gradient of what was normalized: (g - mean(g) - n mean(g n)) / deviation.
+def of_channels(normal: Bounded, furthest: np.ndarray, weight: Any, bias: Any) -> Bounded:
+    """What `scaled_and_shifted` returns where each channel has a weight and a bias.
 
-    Of a kernel of others it is unspecified where a step might overflow: the order of the steps, any of which is right,
-    decides between a number, an infinity and NaN.
+    Others compute a (weight inverse) + (bias - mean weight inverse). In theirs what is too small for a number may be
+    lost on the way, and it is unspecified where a step may overflow.
+
+    Args:
+        normal: what was normalized.
+        furthest: that of `_furthest`, for each element of `normal`.
+        weight: one for each channel, or None.
+        bias: one for each channel, or None.
     """
-    share = multiply(normal, average(multiply(grad, normal), along))
-    result = multiply(subtract(subtract(grad, average(grad, along)), share), inverse)
+    result = scaled_and_shifted(normal, weight, bias)
+    if weight is None or result.arithmetic.documented_ties:
+        return result
+    with np.errstate(all="ignore"):
+        steps = abs(weight.value) * furthest + (0 if bias is None else abs(bias.value))
+        result = Bounded(result.value, result.error + furthest * _lost(result.arithmetic), result.arithmetic)
+    return unspecified_where(result, np.isfinite(normal.value) & (steps >= result.arithmetic.largest))
+
+
+def of_weight(grad: Bounded, normal: Bounded, furthest: np.ndarray, along: tuple[int, ...]) -> Bounded:
+    """The gradient of the weight: sum(g n).
+
+    Others compute (sum(g a) - mean sum(g)) inverse. Theirs is unspecified where one of these steps may overflow.
+
+    Args:
+        grad: that of the result.
+        normal: what was normalized.
+        furthest: that of `_furthest`, for each element of `normal`.
+        along: the axes of the sum.
+    """
+    result = total(multiply(grad, normal), along)
     if result.arithmetic.documented_ties:
         return result
     with np.errstate(all="ignore"):
-        terms = np.sum(abs(grad.value), axis=along, keepdims=True)
-        furthest = np.max(abs(normal.value), axis=along, keepdims=True, initial=1)
-        # Steps may have numbers that are larger than these by the mean: some 2^6 times.
-        reach = 64 * terms * furthest * np.maximum(inverse.value, 1) ** 3
-    return unspecified_where(result, reach >= result.arithmetic.largest)
+        reach = np.sum(abs(grad.value) * furthest, axis=along)
+    return unspecified_where(result, ~np.isnan(result.value) & (reach >= result.arithmetic.largest))
+
+
+def _furthest(a: Bounded, mean: Any, inverse: Any) -> np.ndarray:
+    """A number that no product of a, of the mean and of 1 / deviation exceeds, nor one of these alone."""
+    return np.maximum(abs(a.value) + abs(lifted(mean).value), 1) * np.maximum(lifted(inverse).value, 1)
+
+
+def of_normalized(
+    grad: Bounded,
+    weight: Bounded | None,
+    normal: Bounded,
+    furthest: np.ndarray,
+    inverse: Bounded,
+    along: tuple[int, ...],
+) -> Bounded:
+    """The gradient of what was normalized: (g - mean(g) - n mean(g n)) / deviation, where g is the gradient by weight.
+
+    Others multiply in other orders, any of which is right. Theirs may lose what is too small for a number on the way,
+    and is unspecified where a step may overflow: then the order decides between a number, an infinity and NaN.
+
+    Args:
+        grad: that of the result.
+        weight: what the normalized numbers were multiplied by; None stands for 1.
+        normal: the normalized numbers.
+        furthest: that of `_furthest`, for each of them.
+        inverse: 1 / deviation.
+        along: the axes of the means.
+    """
+    g = grad if weight is None else multiply(grad, weight)
+    share = multiply(normal, average(multiply(g, normal), along))
+    result = multiply(subtract(subtract(g, average(g, along)), share), inverse)
+    arithmetic = result.arithmetic
+    if arithmetic.documented_ties:
+        return result
+    with np.errstate(all="ignore"):
+        size = np.ones(1) if weight is None else abs(weight.value)
+        # Steps may have numbers that are larger than these by some 2^6 times.
+        factor = 64 * np.maximum(inverse.value, 1) ** 3
+        terms = np.sum(abs(grad.value) * np.maximum(size, 1), axis=along, keepdims=True)
+        reach = factor * terms * np.max(furthest, axis=along, keepdims=True, initial=1)
+        # The weight may be multiplied by 1 / deviation first.
+        reach = np.fmax(reach, size * np.maximum(inverse.value, 1))
+        if weight is not None:
+            terms = np.sum(abs(grad.value), axis=along, keepdims=True)
+            most = np.max(abs(normal.value), axis=along, keepdims=True, initial=1)
+            lost = factor * terms * most * _lost(arithmetic)
+            result = Bounded(result.value, result.error + lost, arithmetic)
+    return unspecified_where(result, reach >= arithmetic.largest)
+
+
+def _lost(arithmetic: Arithmetic) -> float:
+    """The most that a product below the smallest normal number is off by."""
+    return 2 * arithmetic.roundoff * arithmetic.smallest_normal
 
 
 def last(a: Bounded, count: int) -> tuple[int, ...]:
@@ -182,10 +257,10 @@ def layer_norm_backward(
     """The gradients of the input, weight and bias."""
     grad, a = lifted(grad), lifted(a)
     along, rows = last(a, len(shape)), tuple(range(a.ndim - len(shape)))
-    normal = multiply(subtract(as_others_scale(a), lifted(mean)), lifted(inverse))
-    scaled = grad if weight is None else multiply(grad, lifted(weight))
+    normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), lifted(mean)), lifted(inverse))
+    weight = None if weight is None else lifted(weight)
     return (
-        of_normalized(scaled, normal, lifted(inverse), along) if mask[0] else None,
+        of_normalized(grad, weight, normal, _furthest(a, mean, inverse), lifted(inverse), along) if mask[0] else None,
         total(multiply(grad, normal), rows) if mask[1] else None,
         total(grad, rows) if mask[2] else None,
     )
@@ -203,7 +278,8 @@ def group_norm(
     """Each sample's groups of channels normalized, then weight and bias of each channel."""
     a = lifted(a)
     normal, mean, inverse = normalized(a.reshape(batch, groups, -1), (2,), eps)
-    result = scaled_and_shifted(normal.reshape(a.shape), as_channels(weight, a), as_channels(bias, a))
+    furthest = _furthest(a.reshape(batch, groups, -1), mean, inverse).reshape(a.shape)
+    result = of_channels(normal.reshape(a.shape), furthest, as_channels(weight, a), as_channels(bias, a))
     return result, mean.reshape(batch, groups), inverse.reshape(batch, groups)
 
 
@@ -223,12 +299,16 @@ def group_norm_backward(
     """The gradients of the input, weight and bias."""
     grad, a = lifted(grad), lifted(a)
     mean, inverse = (lifted(x).reshape(batch, groups, 1) for x in (mean, inverse))
-    normal = multiply(subtract(a.reshape(batch, groups, -1), mean), inverse)
-    scaled = grad if weight is None else multiply(grad, as_channels(weight, a))
+    grouped = a.reshape(batch, groups, -1)
+    normal = multiply(subtract(as_others_scale(grouped, IN_GRADIENTS), mean), inverse)
+    furthest = _furthest(grouped, mean, inverse)
     rows = (0, *range(2, a.ndim))
+    if weight is not None:
+        weight = as_channels(weight, a).moved(lambda part: np.broadcast_to(part, a.shape).reshape(batch, groups, -1))
+    grad_a = of_normalized(grad.reshape(batch, groups, -1), weight, normal, furthest, inverse, (2,))
     return (
-        of_normalized(scaled.reshape(batch, groups, -1), normal, inverse, (2,)).reshape(a.shape) if mask[0] else None,
-        total(multiply(grad, normal.reshape(a.shape)), rows) if mask[1] else None,
+        grad_a.reshape(a.shape) if mask[0] else None,
+        of_weight(grad, normal.reshape(a.shape), furthest.reshape(a.shape), rows) if mask[1] else None,
         total(grad, rows) if mask[2] else None,
     )
 
@@ -236,7 +316,7 @@ def group_norm_backward(
 def by_running(a: Bounded, mean: Any, variance: Any, eps: float) -> tuple[Bounded, Bounded]:
     """(a - mean) / deviation for each channel's given mean and variance, and 1 / deviation."""
     deviation = sqrt(add(as_channels(variance, a), lifted(eps)))
-    return divide(subtract(a, as_channels(mean, a)), deviation), reciprocal(deviation)
+    return divide(subtract(as_others_scale(a), as_channels(mean, a)), deviation), reciprocal(deviation)
 
 
 @aten("native_batch_norm.default", "_native_batch_norm_legit_no_training.default", "_native_batch_norm_legit.no_stats")
@@ -246,11 +326,12 @@ def batch_norm(a: Any, weight: Any, bias: Any, *given: Any) -> tuple[Bounded, ..
     *running, _, eps = given
     train = bool(running.pop()) if running and isinstance(running[-1], bool) else not running
     if not train:
-        normal, _ = by_running(a, running[0], running[1], eps)
+        normal, inverse = by_running(a, running[0], running[1], eps)
         nothing = Bounded.exact(np.zeros(0, a.dtype), a.arithmetic)
-        return scaled_and_shifted(normal, as_channels(weight, a), as_channels(bias, a)), nothing, nothing
+        furthest = _furthest(a, as_channels(running[0], a), inverse)
+        return of_channels(normal, furthest, as_channels(weight, a), as_channels(bias, a)), nothing, nothing
     normal, mean, inverse = normalized(a, (0, *range(2, a.ndim)), eps)
-    result = scaled_and_shifted(normal, as_channels(weight, a), as_channels(bias, a))
+    result = of_channels(normal, _furthest(a, mean, inverse), as_channels(weight, a), as_channels(bias, a))
     return result, mean.reshape(-1), inverse.reshape(-1)
 
 
@@ -271,15 +352,20 @@ def batch_norm_backward(
     grad, a = lifted(grad), lifted(a)
     along = (0, *range(2, a.ndim))
     if train:
-        inverse = as_channels(inverse, a)
-        normal = multiply(subtract(a, as_channels(mean, a)), inverse)
+        mean, inverse = as_channels(mean, a), as_channels(inverse, a)
+        normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), mean), inverse)
     else:
+        mean = as_channels(running_mean, a)
         normal, inverse = by_running(a, running_mean, running_variance, eps)
-    scaled = grad if weight is None else multiply(grad, as_channels(weight, a))
-    grad_a = of_normalized(scaled, normal, inverse, along) if train else multiply(scaled, inverse)
+    weight = as_channels(weight, a)
+    if train:
+        grad_a = of_normalized(grad, weight, normal, _furthest(a, mean, inverse), inverse, along)
+    else:
+        none = Bounded.exact(np.zeros_like(normal.value), a.arithmetic)
+        grad_a = of_channels(multiply(grad, inverse), _furthest(grad, none, inverse), weight, None)
     return (
         grad_a if mask[0] else None,
-        total(multiply(grad, normal), along) if mask[1] else None,
+        of_weight(grad, normal, _furthest(a, mean, inverse), along) if mask[1] else None,
         total(grad, along) if mask[2] else None,
     )
 

@@ -287,3 +287,33 @@ def test_a_norm_that_scales_before_it_subtracts_is_accepted_even_of_one_number(d
     only = ["forward", "backward"]
     verdict = fourfold.verify(own, layer_norm_of_few, device=device, dtypes=["float32"], only=only, seed=1)
     assert verdict.passed, verdict
+
+
+def normalized_by(norm: Callable[..., torch.Tensor]) -> Any:
+    """An operation whose definition is one of torch's norms of channels."""
+
+    def definition(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return norm(x, weight, bias)
+
+    sizes = {"channels": range(4, 33, 4), "size": (2, None), "batch": (1, None)}
+    return fourfold.operation(
+        x=tensor("batch channels size"), weight=tensor("channels"), bias=tensor("channels"), sizes=sizes
+    )(definition)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda x, weight, bias: F.group_norm(x, 4, weight, bias),
+        lambda x, weight, bias: F.batch_norm(x, None, None, weight, bias, training=True),
+    ],
+    ids=["group_norm", "batch_norm"],
+)
+def test_torchs_norm_is_right_by_itself_also_where_its_steps_overflow(norm: Any, device: str) -> None:
+    """It multiplies by the weight before it subtracts the mean: with an infinite weight it gives NaN for infinity."""
+
+    def own(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return norm(x, weight, bias)
+
+    verdict = fourfold.verify(own, normalized_by(norm), device=device, dtypes=["float32"], seed=4)
+    assert verdict.passed, verdict

@@ -4,33 +4,14 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-import torch
 
-from fourfold.backends.cuda.compile import cache_directory, locked
 from fourfold.checks.batches import many_samples_are_alike
 from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.search import Search, Subject
-from fourfold.compat import xdist_internals
 from fourfold.core.far_apart import NoRoom
 
 # The largest extent of a CUDA grid along its second and third axis.
 GRID_LIMIT = 65_535
-# Of a GPU's memory, enough for one test.
-TEST_BYTES = 40 << 30
-
-
-@pytest.fixture(autouse=True)
-def room(device: str) -> Iterator[None]:
-    """Let a few processes at a time take gigabytes of a GPU's memory, and release them afterwards."""
-    if device != "cuda":
-        yield
-        return
-    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-    place = (xdist_internals.worker_number() or 0) % max(gpu.total_memory // TEST_BYTES, 1)
-    with locked(cache_directory() / f"{gpu.uuid}-{place}"):
-        torch.cuda.empty_cache()
-        yield
-        torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager
