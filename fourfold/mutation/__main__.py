@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 import fourfold
+from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.checks.catalogue import operations
 from fourfold.core.dtypes import DTYPES
 from fourfold.mutation import known
@@ -40,7 +41,7 @@ EQUIVALENT = pathlib.Path(fourfold.__file__).parents[1] / "tests" / "known_wrong
 DTYPE_ORDER = ("float32", "float16", "float64", "bfloat16")
 MAKERS = {"triton": triton_mutants, "cuda": cuda_mutants}
 FUNCTIONS = {"triton": triton_functions, "cuda": cuda_functions}
-SUFFIXES = {"triton": (".py",), "cuda": (".cu", ".cuh")}
+OF_BACKENDS = {"triton": (".py",), "cuda": SUFFIXES}
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -74,7 +75,7 @@ def sources(operation: str, backend: str) -> dict[str, str]:
 
     A shared file lies beside the operations' folders. An operation uses it if one of its own files names it.
     """
-    suffixes = SUFFIXES[backend]
+    suffixes = OF_BACKENDS[backend]
     folder = Kernels.of(operation).folder
     own = {path: path.read_text() for path in sorted((folder / operation).iterdir()) if path.suffix in suffixes}
     shared = {path: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in suffixes}

@@ -14,6 +14,7 @@ from typing import Any
 from fourfold import backends
 from fourfold.backends import tuning
 from fourfold.backends.cuda.compile import CudaError
+from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.checks.escapes import Escape
 from fourfold.checks.outputs import requires_gradient
 from fourfold.checks.search import UNCLAIMED, Subject
@@ -99,13 +100,18 @@ class Candidate:
             raise SelectionError(f"--candidate {error}") from None
 
     @property
+    def is_cuda(self) -> bool:
+        """Whether it is a kernel of a `.cu` file."""
+        return self.place.endswith(SUFFIXES)
+
+    @property
     def of_cuda(self) -> CudaCandidate | None:
         """The kernel, where it is one of a `.cu` file.
 
         Raises:
             SelectionError: there is no such file or kernel, or it is not clear how to launch it.
         """
-        if not self.place.endswith((".cu", ".cuh")):
+        if not self.is_cuda:
             return None
         try:
             return load_cuda(f"{self.place}:{self.function}", self.operation, backends.load(self.operation, "torch"))
@@ -155,7 +161,7 @@ class Candidate:
 
     def file(self) -> Path:
         """Where it is defined; of a module, once it is imported."""
-        if self.place.endswith((".py", ".cu", ".cuh")):
+        if self.is_cuda or self.place.endswith(".py"):
             return Path(self.place).resolve()
         if self.call_seconds is not None:
             return self._elsewhere(self.call_seconds).file
@@ -215,7 +221,7 @@ class Selection:
             SelectionError: an option names something that there is not.
         """
         parsed = [replace(Candidate.parse(text, operations), call_seconds=call_seconds) for text in candidates]
-        if call_seconds is not None and (of_cuda := [c for c in parsed if c.place.endswith((".cu", ".cuh"))]):
+        if call_seconds is not None and (of_cuda := [c for c in parsed if c.is_cuda]):
             raise SelectionError(f"--untrusted is for functions of Python: {of_cuda[0]} is a kernel of a .cu file")
         by_operation = {candidate.operation: candidate for candidate in parsed}
         if len(by_operation) < len(parsed):

@@ -10,12 +10,14 @@ import contextlib
 import functools
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any, Protocol
 
+from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.backends.cuda.on_cpu import launcher
 from fourfold.core.executed import recorder, sees_all_threads
 from fourfold.running import executed_cuda
@@ -226,7 +228,7 @@ class Executed:
             self.unseen |= dict.fromkeys([] if sees_all_threads() else [NO_BACKWARD])
         if source.compiles:
             self.unseen[COMPILED] = None
-        if file.suffix in (".cu", ".cuh") and not self._traces:
+        if file.suffix in SUFFIXES and not self._traces:
             self.unseen[OF_CUDA] = None
         if elsewhere is None:
             recorder.watch(source.watched())
@@ -270,7 +272,14 @@ class Executed:
         by_file: dict[str, list[tuple[Statement, bool]]] = {}
         for (file, _), found in sorted(self._statements.items(), key=lambda pair: pair[0]):
             by_file.setdefault(file, []).append(found)
-        return [each for file, of in by_file.items() for each in _stretches(Path(file).name, of)]
+        names = self._names()
+        return [each for file, of in by_file.items() for each in _stretches(names[file], of)]
+
+    def _names(self) -> dict[str, str]:
+        """What each file is called: by its name alone, or with its folder's where two have the same name."""
+        files = {Path(file) for file, _ in self._statements}
+        alone = Counter(file.name for file in files)
+        return {str(file): file.name if alone[file.name] == 1 else f"{file.parent.name}/{file.name}" for file in files}
 
     def lines(self, asked: bool = False) -> Iterator[str]:
         """What is said of it below a run's table; with all entries and the names of the files, if that is asked for."""
@@ -278,7 +287,7 @@ class Executed:
         never = self.never()
         yield from map(str, never) if asked else shown(never)
         if asked:
-            files = sorted({Path(file).name for file, _ in self._statements})
+            files = sorted(self._names().values())
             yield f"never executed: {len(never)} stretches of {len(self._statements)} statements of {', '.join(files)}"
 
 

@@ -150,7 +150,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[WATCH] = Watch(config, config.stash[SELECTION].operations)
     watches_lines = config.getoption("candidate") or config.getoption("executed")
     if watches_lines and runs_tests:
-        of_cuda = any(each.place.endswith((".cu", ".cuh")) for each in config.stash[SELECTION].candidates.values())
+        of_cuda = any(each.is_cuda for each in config.stash[SELECTION].candidates.values())
         traces = config.stash[DEVICE] == "cpu" and (of_cuda or config.getoption("executed"))
         config.stash[LINES] = Executed(traces=traces)
         recorder.users += 1  # to the end of the process

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.checks.escapes import Escape
 from fourfold.checks.grades import Imprecise
 from fourfold.checks.search import Failure
@@ -44,7 +45,7 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
     origin = item.config.stash[SELECTION].origin(identity.cell)
     frames = own_frames(error, origin)
     of_a_check = isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered)
-    of_cuda = origin.suffix in (".cu", ".cuh") and not of_a_check  # no frame of Python's is in such a file
+    of_cuda = origin.suffix in SUFFIXES and not of_a_check  # no frame of Python's is in such a file
     message = words(error) if of_a_check else f"{type(error).__name__}: {words(error)}"
     failure = {"message": message, "counterexample": case or at or None, "repeat": repeated}
     failure["kind"] = kind_of(error)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fourfold.backends.cuda.declarations import without_comments
+from fourfold.backends.cuda.declarations import SUFFIXES, without_comments
 
 # Smaller numbers are sizes that are drawn anyhow. Of larger ones no case is made.
 LEAST, MOST = 6, 65_536
@@ -109,7 +109,7 @@ class _Source:
 
     def read(self, file: Path, name: str) -> None:
         """Read what can be reached from one name of a file; all of the file where it has none of that name."""
-        if file.suffix in (".cu", ".cuh"):
+        if file.suffix in SUFFIXES:
             self._read_cuda_file(file)
             return
         module = self._module(file)
@@ -176,7 +176,7 @@ class _Source:
             self._read_cuda(text, module.file, line)
         elif text == ".cu":
             self._read_cuda_file(module.file.with_suffix(".cu"))
-        elif text.endswith((".cu", ".cuh")) and len(text) < 200:
+        elif text.endswith(SUFFIXES) and len(text) < 200:
             self._read_cuda_file(module.file.parent / text)
 
     # ---- CUDA C++

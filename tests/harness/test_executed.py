@@ -173,6 +173,16 @@ def test_functions_that_are_not_reached_by_name_do_not_count(tmp_path: Path) -> 
     assert never_of(text, lambda module: module.run(1), tmp_path) == [("8", "helper is never called")]
 
 
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    one, two = (
+        [str(folder / "kernel.py"), 1, 1, "", "run", 1, False, False] for folder in (tmp_path / "a", tmp_path / "b")
+    )
+    other = [str(tmp_path / "a" / "other.py"), 1, 1, "", "run", 1, False, False]
+    told = Executed()
+    told.add({"unseen": [], "statements": [one, two, other]})
+    assert [each.file for each in told.never()] == ["a/kernel.py", "other.py", "b/kernel.py"]
+
+
 def test_functions_of_files_beside_it_count(tmp_path: Path) -> None:
     beside = written(tmp_path, "def doubled(n):\n    if n > 5:\n        return n\n    return 2 * n\n", "beside.py")
     source = Source(written(tmp_path, "from beside import doubled\n\ndef run(n):\n    return doubled(n)\n"), "run")
@@ -353,26 +363,32 @@ def run(folder: Path, *options: str, kernel: str = "kernels.py:add") -> tuple[st
     return done.stdout, json.loads(verdict.read_text()) if verdict.exists() else {}
 
 
-@pytest.mark.parametrize("processes", [(), ("--untrusted", "-n2")])
-def test_a_run_names_what_never_ran_in_any_of_its_processes(processes: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [("--untrusted", "-n2"), ("--executed", "--dtype=float32")])
+def test_a_run_names_what_never_ran_in_any_of_its_processes(options: tuple[str, ...], tmp_path: Path) -> None:
     written(tmp_path, UNREACHED)
-    printed, verdict = run(tmp_path, *processes)
+    printed, verdict = run(tmp_path, *options)
     assert verdict["passed"]
-    told = [line for line in printed.splitlines() if line.startswith("never executed")]
+    told = [line for line in printed.splitlines() if line.startswith("never executed: kernels.py")]
     assert told == [f"never executed: kernels.py:{lines} ({condition})" for lines, condition in NEVER]
     found = [(each["file"], each["lines"], each["condition"]) for each in verdict["never_executed"]]
     assert found == [("kernels.py", *each) for each in NEVER]
 
 
-@pytest.mark.parametrize("options", [("-k", "forward"), ("--dtype=float32",), ("--examples=3",)])
-def test_a_run_of_a_part_accuses_nobody_unless_asked(options: tuple[str, ...], tmp_path: Path) -> None:
+PART = ("-k", "oracle and float32")
+
+
+@pytest.mark.parametrize("options", [(), ("--dtype=float32",), ("--examples=3",)])
+def test_a_run_of_a_part_accuses_nobody(options: tuple[str, ...], tmp_path: Path) -> None:
     written(tmp_path, PLAIN)
-    small = ("--dtype=float32", "--examples=3", "-k", "oracle and float32")
-    printed, verdict = run(tmp_path, *options, "-k", "oracle and float32")
+    printed, verdict = run(tmp_path, *options, *PART)
     assert verdict["passed"]
     assert "never executed" not in printed
     assert "never_executed" not in verdict
-    printed, verdict = run(tmp_path, *small, "--executed")
+
+
+def test_a_run_of_a_part_names_what_never_ran_if_it_is_asked(tmp_path: Path) -> None:
+    written(tmp_path, PLAIN)
+    printed, verdict = run(tmp_path, "--dtype=float32", "--examples=3", *PART, "--executed")
     assert [each["lines"] for each in verdict["never_executed"]] == ["5"]
     assert "never executed: kernels.py:5 (not (x.numel() >= 0))" in printed
 

@@ -184,8 +184,8 @@ ENTRIES = {
             lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.0),
             lambda q, k, v: F.scaled_dot_product_attention(q, k.flip(-2), v),
         ),
-        # On the CPU some gradients of queries come to 1.2 of what rounding each step may cost. On a GPU torch 2.11 reads
-        # misaligned queries in a way that ends in "misaligned address", after which the process can use its GPU no more.
+        # On the CPU some gradients of queries come to 1.2 of what rounding each step may cost. On a GPU torch 2.11
+        # fails where queries are misaligned ("misaligned address"), and the process can use its GPU no more.
         {"dtypes": ("float32",), "aligned": True},
     ),
     "gelu": Entry(

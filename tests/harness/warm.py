@@ -25,12 +25,14 @@ from pathlib import Path
 
 # Of a process that is to end by itself much sooner.
 MOST_SECONDS = 300
+# The second is what torch.autograd.grad imports when it is first called, with all of sympy, in half a second.
+LOADED = ("torch", "torch.fx.experimental.symbolic_shapes")
 # Makes a process that was forked say where each of its threads is, and those that it has forked.
 SAY_WHERE, SECONDS_TO_SAY = signal.SIGUSR1, 1.0
 
 
 def run(
-    *arguments: str | Path, cwd: Path, env: Mapping[str, str], loaded: tuple[str, ...] = ("torch",)
+    *arguments: str | Path, cwd: Path, env: Mapping[str, str], loaded: tuple[str, ...] = LOADED
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python -m ARGUMENTS``; like `subprocess.run` with its output captured.
 

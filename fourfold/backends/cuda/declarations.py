@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+# Of files of CUDA C++.
+SUFFIXES = (".cu", ".cuh")
 _OPENING, _CLOSING = "([{<", ")]}>"
 # Between `__global__` and a kernel's name, these take arguments of their own.
 _ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__block_size__", "__attribute__", "alignas"}
