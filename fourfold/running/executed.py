@@ -27,6 +27,8 @@ from fourfold.strategies.constants import Module
 SHOWN, LONGEST = 10, 70
 # Functions whose bodies may have run before anybody looked.
 _EARLY = {"__init__", "__new__", "__init_subclass__", "__set_name__"}
+# Those that say something of a module's kernels, and run outside of their calls.
+_ASKED = {"depends_on_batch", "offsets_in_32_bits"}
 # In the name of a decorator that keeps results: the function may have been called before.
 _KEEPS = ("cache", "memo")
 # What combines values within these, Triton's interpreter calls without marks.
@@ -82,6 +84,17 @@ class Statement:
     kernel: bool
 
 
+def _called_on_import(module: ast.Module) -> Iterator[str]:
+    """The functions that a module's own statements call."""
+    waiting: list[ast.AST] = [module]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+                waiting.append(node)
+                if isinstance(node, ast.Call):
+                    yield _name_of(node.func)
+
+
 class Source:
     """The statements of an implementation's functions, by the real name of the file."""
 
@@ -117,8 +130,10 @@ class Source:
             self._take(module, top)
             self._follow(module, top.body)
         elif isinstance(top, ast.ClassDef | ast.Module):
-            for node in top.body:
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            imported = set(_called_on_import(top)) if isinstance(top, ast.Module) else set()
+            inner = [x for x in top.body if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+            for node in inner:
+                if node.name not in imported:
                     self._read(module, node)
 
     def _follow(self, module: Module, nodes: Iterable[ast.AST]) -> None:
@@ -139,7 +154,7 @@ class Source:
 
     def _take(self, module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         file = str(module.file)
-        if function.name in _EARLY:
+        if function.name in _EARLY | _ASKED:
             return
         lines, text = _lines_with_code(module.file), module.file.read_text(encoding="utf-8", errors="replace")
         found = self.statements.setdefault(file, {})

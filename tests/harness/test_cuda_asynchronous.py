@@ -4,6 +4,8 @@ What wrong kernels are told is in tests/known_wrong/planted_hopper.py.
 """
 
 import pathlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -36,6 +38,24 @@ def test_right_kernel_is_right_in_any_order(name, order, mode, monkeypatch):
     with cuda_on_cpu.schedule(order):
         kernel.launch(1, threads, swizzled_map(x, (8, 32)), x, sums, 80)
     assert torch.equal(sums, x.float().sum(0))
+
+
+def test_shared_memory_is_that_of_each_thread_of_pythons():
+    """The threads wait for one another, so that each of them has memory of its own."""
+    kernel, block = KERNELS["pipeline"]
+    x = torch.arange(80 * 32).remainder(97).to(torch.float16).view(80, 32) / 16
+    together = threading.Barrier(4)
+
+    def sums_of_rows(_: int) -> torch.Tensor:
+        together.wait()
+        sums = torch.full((32,), torch.nan)
+        kernel.launch(1, block, swizzled_map(x, (8, 32)), x, sums, 80)
+        together.wait()
+        return sums
+
+    with ThreadPoolExecutor(4) as pool:
+        for sums in pool.map(sums_of_rows, range(4)):
+            assert torch.equal(sums, x.float().sum(0))
 
 
 @pytest.mark.parametrize(

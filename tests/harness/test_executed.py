@@ -173,6 +173,27 @@ def test_functions_that_are_not_reached_by_name_do_not_count(tmp_path: Path) -> 
     assert never_of(text, lambda module: module.run(1), tmp_path) == [("8", "helper is never called")]
 
 
+def test_of_a_whole_module_functions_that_run_on_import_do_not_count(tmp_path: Path) -> None:
+    text = """
+    def squares(n):
+        return [i * i for i in range(n)]
+
+    def later():
+        return 1
+
+    TABLE = {"squares": squares(3), "later": lambda: later()}
+
+    def depends_on_batch(dtype, device):
+        return None
+
+    def run(n):
+        return TABLE["squares"][n]
+    """
+    source = Source(written(tmp_path, textwrap.dedent(text)))
+    ((_, statements),) = source.statements.items()
+    assert {each.function for each in statements.values()} == {"later", "run"}
+
+
 def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     one, two = (
         [str(folder / "kernel.py"), 1, 1, "", "run", 1, False, False] for folder in (tmp_path / "a", tmp_path / "b")

@@ -504,7 +504,7 @@ void checker_sync_warp(unsigned mask) {
 unsigned& warp_event(unsigned warp) { return clocks[warp].event; }
 
 char* shared_memory_begin() {
-    static char* begin = nullptr;
+    static thread_local char* begin = nullptr;  // each thread of the host has shared arrays of its own
     if (!begin) {
         size_t least = ~size_t(0);
         for (const SharedArray& s : shared_arrays) least = std::min(least, size_t(&anchor + s.from_anchor));
