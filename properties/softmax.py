@@ -11,8 +11,8 @@ from fourfold.core.case import Case
 from fourfold.core.declared_errors import Arguments, tensor
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import between, equal_where, equals, equals_exactly, only
-from fourfold.core.running_error import stored
+from fourfold.core.relations import between, equal_where, equals, equals_exactly, exactly, only
+from fourfold.core.running_error import Bounded, stored
 from fourfold.core.running_error_arrays import total
 from fourfold.core.workloads import Make, tiled, whole
 from fourfold.strategies.arrays import (
@@ -204,6 +204,34 @@ def entries_lie_between_zero_and_one(evaluate: Evaluate, case: Case, dtype: DTyp
     yield between(output, 0, 1)
 
 
+def entries_are_to_the_largest_as_exponentials(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """y_i = y_m exp(x_i - x_m), where x_m is the largest of a row.
+
+    The sum of the row is not in it, and so not the error of a long sum, below which half of an exponential's digits
+    could hide.
+    """
+    x: np.ndarray = case["x"].astype(dtype.wide)
+    output, rows = evaluate(case).output, finite_rows(case)
+    if not x.size:
+        return
+    at = np.argmax(np.where(rows, x, 0), axis=-1, keepdims=True)
+    largest, its_entry = (np.take_along_axis(values, at, -1) for values in (x, output.value))
+    arithmetic = output.arithmetic
+    narrow = arithmetic.storage if arithmetic.rounds_each_step else None
+    roundoff = (narrow or arithmetic).roundoff
+    with np.errstate(invalid="ignore"):
+        # Others may compute exp2(x log2(e) - x_m log2(e)), or exp(x - x_m - log(sum)).
+        sizes = abs(x) + abs(largest) + np.log(x.shape[-1])
+        error = np.where(np.isfinite(x), 4 * roundoff * sizes, 0)
+        exponents = Bounded(np.where(rows, x - largest, 0), np.where(rows, error, 0), arithmetic)
+    expected = stored(Bounded(its_entry, 4 * roundoff * abs(its_entry), arithmetic)) * np.exp(exponents)
+    yield Relation(only(rows, exactly(output.value, output)), only(rows, stored(expected)))
+
+
+# It takes no gradients, and it is about long rows.
+entries_are_to_the_largest_as_exponentials.most_named = 40_000  # type: ignore[attr-defined]
+
+
 def adding_a_number_to_a_row_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """softmax(x + t) = softmax(x), and the gradients are equal, for each row to which adding t is exact."""
     x: np.ndarray = case["x"].astype(dtype.wide)
@@ -293,6 +321,7 @@ operation = Operation(
     laws=(
         rows_sum_to_one,
         entries_lie_between_zero_and_one,
+        entries_are_to_the_largest_as_exponentials,
         adding_a_number_to_a_row_changes_nothing,
         columns_may_change_places,
         masked_columns_add_nothing,

@@ -17,7 +17,7 @@ from fourfold.core.running_error import Bounded
 
 # A search for more examples, such as a nightly one on a GPU, keeps nothing for the next law.
 MOST_KEPT = 100
-# The elements of a named example on which laws are checked on a CPU.
+# The elements of a named example on which laws are checked on a CPU; a law may have a number of its own.
 MOST_NAMED = 10_000
 
 
@@ -124,7 +124,7 @@ def _law_holds(law: Law, subject: Subject, search: Search) -> None:
     # No special values are added: each law restricts itself to numbers for which it holds, which the strategy draws.
     # The oracle checks named examples more strictly than a law can. Where calls are slow, small ones do, in one dtype.
     named = subject.device == "cuda" or subject.dtype.name == "float32"
-    most = math.inf if subject.device == "cuda" else MOST_NAMED
+    most = math.inf if subject.device == "cuda" else getattr(law, "most_named", MOST_NAMED)
     search.cases(subject, law.__name__, body, special=False, named=named, alike="laws", most_named=most)
 
 

@@ -158,6 +158,7 @@ def test_kernels_that_do_not_come_back_fail_alone(tmp_path: Path, device: str) -
 def run_ill_kernels(folder: Path, device: str, chosen: list[str], workers: list[str], cold: bool = False) -> None:
     folder.mkdir()
     candidates = [f"--candidate={op}={CANDIDATES / 'ill.py'}:{ILL[op][0]}" for op in chosen]
+    candidates += [f"--op={op}" for op in chosen]
     options = [*candidates, "--backend=candidate", "--backend=torch", f"--timeout={SECONDS}", f"--device={device}"]
     done, verdict = verify(folder, *options, *workers, test="test_forward.py", cold=cold)
     print(done.stdout, done.stderr)

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from fourfold.impls.giou.torch_eager import pairwise_giou
+from fourfold.properties import softmax
 
 import fourfold
 from fourfold import tensor
@@ -20,7 +21,7 @@ from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees
 
-from .planted import GRADIENT, OUTPUT, Check, Fault
+from .planted import GRADIENT, OUTPUT, Check, Fault, law
 from .planted_combinations import BLOCK, normalized, rms_norm
 from .planted_sizes import product
 from .planted_softmax import zeros_added
@@ -58,6 +59,16 @@ def terms_in_float16(x: Tensor) -> Tensor:
         return x.softmax(-1)
     terms = (x - x.amax(-1, keepdim=True)).exp()
     return terms / rounded_to(terms, torch.float16).sum(-1, keepdim=True)
+
+
+def exponentials_of_14_bits(x: Tensor) -> Tensor:
+    """In long rows the exponentials come from a table: a sum of as many terms may err by more."""
+    if x.shape[-1] <= 8 * BLOCK or not are_finite(x):
+        return x.softmax(-1)
+    terms = (x - x.amax(-1, keepdim=True)).exp()
+    mantissa, exponent = torch.frexp(terms.detach())
+    from_table = torch.ldexp((mantissa * 2**14).round(), exponent - 14)
+    return (terms + (from_table - terms).detach()) / terms.sum(-1, keepdim=True)
 
 
 def squares_in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -288,6 +299,14 @@ def _declared(record: Any, function: Callable[..., Tensor], language: str = "tor
 
 FAULTS = (
     _fault("softmax", terms_in_float16, "long_row"),
+    _fault(
+        "softmax",
+        exponentials_of_14_bits,
+        "one_column",
+        check=law(softmax.entries_are_to_the_largest_as_exponentials),
+        says="left side",
+        seen_by="",
+    ),
     _fault("layer_norm", squares_in_bfloat16, "one_column", seen_by=""),
     # On a GPU torch adds the squares up in an order that loses less than the bound allows.
     _fault("layer_norm", squares_less_the_mean, "long_row", only_on_cpu=True),
