@@ -46,7 +46,7 @@ def test_it_ends_as_another_does(ends: str, code: int, tmp_path: Path, environme
 def test_it_is_ended_when_the_time_is_up_and_the_next_one_runs(tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(1000)\n")
     (tmp_path / "ends.py").write_text("")
-    connection, process = warm.server(("torch",))
+    connection, process = warm.server(warm.LOADED)
     warm.run("ends", cwd=tmp_path, env=environment)
     connection.settimeout(0.1)
     with pytest.raises(TimeoutError) as ended:
