@@ -186,7 +186,8 @@ def of_weight(grad: Bounded, normal: Bounded, furthest: np.ndarray, along: tuple
 
 def _furthest(a: Bounded, mean: Any, inverse: Any) -> np.ndarray:
     """A number that no product of a, of the mean and of 1 / deviation exceeds, nor one of these alone."""
-    return np.maximum(abs(a.value) + abs(lifted(mean).value), 1) * np.maximum(lifted(inverse).value, 1)
+    with np.errstate(all="ignore"):
+        return np.maximum(abs(a.value) + abs(lifted(mean).value), 1) * np.maximum(lifted(inverse).value, 1)
 
 
 def of_normalized(
@@ -305,9 +306,9 @@ def group_norm_backward(
     rows = (0, *range(2, a.ndim))
     if weight is not None:
         weight = as_channels(weight, a).moved(lambda part: np.broadcast_to(part, a.shape).reshape(batch, groups, -1))
-    grad_a = of_normalized(grad.reshape(batch, groups, -1), weight, normal, furthest, inverse, (2,))
+    grad_groups = grad.reshape(batch, groups, -1)
     return (
-        grad_a.reshape(a.shape) if mask[0] else None,
+        of_normalized(grad_groups, weight, normal, furthest, inverse, (2,)).reshape(a.shape) if mask[0] else None,
         of_weight(grad, normal.reshape(a.shape), furthest.reshape(a.shape), rows) if mask[1] else None,
         total(grad, rows) if mask[2] else None,
     )
@@ -357,15 +358,14 @@ def batch_norm_backward(
     else:
         mean = as_channels(running_mean, a)
         normal, inverse = by_running(a, running_mean, running_variance, eps)
-    weight = as_channels(weight, a)
+    weight, furthest = as_channels(weight, a), _furthest(a, mean, inverse)
     if train:
-        grad_a = of_normalized(grad, weight, normal, _furthest(a, mean, inverse), inverse, along)
+        grad_a = of_normalized(grad, weight, normal, furthest, inverse, along)
     else:
-        none = Bounded.exact(np.zeros_like(normal.value), a.arithmetic)
-        grad_a = of_channels(multiply(grad, inverse), _furthest(grad, none, inverse), weight, None)
+        grad_a = of_channels(multiply(grad, inverse), _furthest(grad, 0.0, inverse), weight, None)
     return (
         grad_a if mask[0] else None,
-        of_weight(grad, normal, _furthest(a, mean, inverse), along) if mask[1] else None,
+        of_weight(grad, normal, furthest, along) if mask[1] else None,
         total(grad, along) if mask[2] else None,
     )
 

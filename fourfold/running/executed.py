@@ -130,10 +130,10 @@ class Source:
             self._take(module, top)
             self._follow(module, top.body)
         elif isinstance(top, ast.ClassDef | ast.Module):
-            imported = set(_called_on_import(top)) if isinstance(top, ast.Module) else set()
-            inner = [x for x in top.body if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
-            for node in inner:
-                if node.name not in imported:
+            on_import = set(_called_on_import(top)) if isinstance(top, ast.Module) else set()
+            defined = [x for x in top.body if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+            for node in defined:
+                if node.name not in on_import:
                     self._read(module, node)
 
     def _follow(self, module: Module, nodes: Iterable[ast.AST]) -> None:
