@@ -169,6 +169,9 @@ CONFIGURATION = Check(
     all_nightly=True,
     examples=5,
 )
+# Made where it is asked for: a candidate may leave to torch what it likes.
+# The operators that are called depend on shapes and layouts more than on values: a few cases show them.
+FALLBACK = Check(name="fallback", run=fallback.nothing_is_left_to_torch, dtypes=("bfloat16", "float32"), examples=10)
 # Arguments are checked before anything that depends on the dtype. This check is the last one: on a GPU a kernel that
 # does not notice bad input may leave the device unusable.
 BAD_INPUT = Check(name="bad input", run=bad_input.declared_errors_are_raised, dtypes=("float32",))
@@ -206,6 +209,13 @@ def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
         and (operation.batched or not check.batched)
         and (check is not BAD_INPUT or operation.errors)
     ]
+
+
+def fallback_of(operation: Operation) -> Check:
+    """The check that torch computes nothing, for an operation."""
+    if not operation.outputs:
+        return FALLBACK
+    return replace(FALLBACK, run=outputs.of_one(FALLBACK.run, next(iter(operation.outputs))))
 
 
 def _of_outputs(operation: Operation, device: str, claims: Claims) -> Iterator[Check]:

@@ -10,7 +10,9 @@ Source of the latter: A. Ouyang et al., KernelBench: Can LLMs Write Efficient GP
 
 import functools
 import inspect
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,8 +20,9 @@ from typing import Any
 import torch
 
 from fourfold.core.claims import Claims
-from fourfold.running import modules
+from fourfold.running import models, modules
 from fourfold.running.findings import Verdict
+from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
 from fourfold.running.verification import verify
 from fourfold.strategies.arguments import TensorInput, Values, tensor, values
 from fourfold.strategies.declared import DefinedOperation, operation
@@ -113,6 +116,59 @@ def verify_contract(module: Any, *, vary: bool = False, **options: Any) -> Verdi
     return verify(kernel, like(reference, inputs, vary=vary), **options)
 
 
+@dataclass(frozen=True, kw_only=True)
+class KernelBenchProblem:
+    """A problem of KernelBench.
+
+    Attributes:
+        reference: its Model.
+        init: the arguments that models are made of.
+        seed: of the models' random numbers.
+        record: the operation.
+    """
+
+    reference: torch.nn.Module
+    init: Any
+    seed: int
+    record: DefinedOperation
+
+    @classmethod
+    def of(
+        cls, file: str | Path, sizes: Mapping[str, Any] | None = None, vary: bool = False, seed: int = 0
+    ) -> "KernelBenchProblem":
+        """The problem of a file: see `verify_kernelbench`."""
+        given = _module(file)
+        for name, value in (sizes or {}).items():
+            _named(given, name)
+            setattr(given, name, value)
+        init = _named(given, "get_init_inputs")()
+        reference = models.made(_named(given, "Model"), init, seed)
+        record = like(reference.forward, tuple(_named(given, "get_inputs")()), vary=vary, name=Path(file).stem)
+        return cls(reference=reference, init=init, seed=seed, record=record)
+
+    def solution(self, file: str | Path) -> torch.nn.Module:
+        """The ModelNew of a file, with the weights of the reference."""
+        model = models.made(_named(_module(file), "ModelNew"), self.init, self.seed)
+        return models.with_weights(model, self.reference.state_dict())
+
+    def solution_elsewhere(self, file: Path, folder: Path, **limits: Any) -> UntrustedFunction:
+        """The same in a process of its own.
+
+        Args:
+            file: of the solution.
+            folder: where what the model is made of is kept, as long as the solution is called.
+            **limits: of `UntrustedFunction`.
+        """
+        state = folder / "state.pt"
+        models.keep(self.reference, self.init, self.seed, state)
+        signature = inspect.signature(self.record.definition)
+        return UntrustedFunction(str(file.resolve()), "ModelNew", signature, self.record.name, state=state, **limits)
+
+
+# What a solution of KernelBench is held to, unless it claims otherwise.
+OF_KERNELBENCH = Claims(dtypes=("float32",), contiguous=True, gradients=False, finite=True)
+
+
 def verify_kernelbench(
     problem: str | Path,
     solution: str | Path,
@@ -135,31 +191,23 @@ def verify_kernelbench(
         vary: see `like`.
         claims: of the solution; contiguous tensors of finite float32 numbers, forward only, unless given.
         seed: of the models' random numbers.
-        **options: those of `fourfold.verify`.
+        **options: those of `fourfold.verify`. With ``untrusted=True`` the solution runs in a process of its own, which
+            never sees the problem.
 
     Raises:
         FileNotFoundError: there is no such file.
         AttributeError: a file lacks one of the names, or `sizes` names a variable that the problem does not have.
         ValueError: the inputs are too large: see `sizes`.
     """
-    given, answer = _module(problem), _module(solution)
-    for name, value in (sizes or {}).items():
-        _named(given, name)
-        setattr(given, name, value)
-    init = _named(given, "get_init_inputs")()
-    reference = _model(_named(given, "Model"), init, seed)
-    candidate = _model(_named(answer, "ModelNew"), init, seed)
-    if reference.state_dict().keys() == candidate.state_dict().keys():
-        candidate.load_state_dict(reference.state_dict())
-    record = like(reference.forward, tuple(_named(given, "get_inputs")()), vary=vary, name=Path(problem).stem)
-    limits = Claims(dtypes=("float32",), contiguous=True, gradients=False, finite=True) if claims is None else claims
-    return verify(candidate, record, claims=limits, **options)
-
-
-def _model(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    model = kind(**init) if isinstance(init, Mapping) else kind(*init)
-    return model.requires_grad_(False).eval()
+    answer = _file(solution)
+    given = KernelBenchProblem.of(problem, sizes, vary, seed)
+    limits = OF_KERNELBENCH if claims is None else claims
+    if not options.get("untrusted"):
+        return verify(given.solution(answer), given.record, claims=limits, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = options.get("call_seconds", CALL_SECONDS)
+        candidate = given.solution_elsewhere(answer, Path(folder), seconds=seconds)
+        return verify(candidate, given.record, claims=limits, **options)
 
 
 def _named(module: Any, name: str) -> Any:
@@ -168,9 +216,12 @@ def _named(module: Any, name: str) -> Any:
     return getattr(module, name)
 
 
-def _module(path: str | Path) -> ModuleType:
-    file = Path(path).resolve()
-    if not file.is_file():
+def _file(path: str | Path) -> Path:
+    if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is no file")
+    return Path(path).resolve()
+
+
+def _module(path: str | Path) -> ModuleType:
     # `sizes` changes its variables, and its text may be another than at the last call.
-    return modules.of_file(file, anew=True)
+    return modules.of_file(_file(path), anew=True)

@@ -34,7 +34,7 @@ from fourfold.core.dispatch import Fallbacks
 from fourfold.core.executed import recorder
 from fourfold.core.refusals import Fault, chain, is_order
 from fourfold.core.tampering import Tampered, nothing_else_changes
-from fourfold.running import messages, modules
+from fourfold.running import messages, models, modules
 from fourfold.running.calling import CannotBeCalled, as_operation
 from fourfold.running.frames import own_frames, words
 from fourfold.running.messages import Connection
@@ -250,6 +250,8 @@ class Served:
             found = getattr(found, name, None)
         if found is None:
             return {"missing": True}
+        if text["state"] is not None:
+            found = models.like(found, Path(text["state"]))
         try:
             self.function = as_operation(found, inspect.Signature(parameters), text["operation"])
         except CannotBeCalled as error:

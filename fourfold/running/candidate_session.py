@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -65,7 +66,7 @@ class FirstProcess:
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         # A kernel is not to see by a variable that it is tested.
         unseen = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)}
-        self.owner = os.getpid()
+        self.owner, self.adopted, self.closed = os.getpid(), False, False
         self.words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         with other:
             self.process = subprocess.Popen(
@@ -98,14 +99,26 @@ class FirstProcess:
     @property
     def alive(self) -> bool:
         """Whether it can be asked, by this process."""
-        return self.owner == os.getpid() and self.process.poll() is None
+        if self.closed or self.owner != os.getpid():
+            return False
+        return self.adopted or self.process.poll() is None
+
+    def adopt(self) -> None:
+        """From now on it is asked by this process, which has been forked from the one that has started it.
+
+        The other is not to ask it before this one has ended, and ends it.
+        """
+        self.owner, self.adopted = os.getpid(), True
 
     def close(self) -> None:
         """End it, and with it all candidates."""
+        self.closed = True
         self.connection.close()
         if self.owner == os.getpid():
-            self.process.kill()
-            self.process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill() if not self.adopted else os.kill(self.process.pid, signal.SIGKILL)
+            if not self.adopted:
+                self.process.wait()
 
 
 _first: list[FirstProcess] = []

@@ -2,9 +2,12 @@
 
 import html
 import json
+import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Self
 
 from fourfold.core.claims import EXACT, STORAGE
 from fourfold.running.executed import Unexecuted, shown
@@ -13,6 +16,23 @@ PASSED, FAILED, REFUSED, UNSUPPORTED = "passed", "failed", "refused", "unsupport
 WRONG = "wrong"
 # What a failure may be besides wrong.
 IMPRECISE, CRASHED, TIMED_OUT, TAMPERED = "imprecise", "crashed", "timed out", "tampered"
+RIGHT, INVALID = "right", "invalid"
+# What a verdict is where checks have failed: the gravest of what the failures are.
+GRAVEST_FIRST = (TAMPERED, INVALID, CRASHED, TIMED_OUT, WRONG, IMPRECISE)
+# What `Verdict.reward` gives, and what a speed may add to it and take from it.
+REWARDS: Mapping[str, float] = MappingProxyType(
+    {
+        RIGHT: 1.0,
+        IMPRECISE: 0.2,
+        WRONG: 0.0,
+        REFUSED: 0.0,
+        TIMED_OUT: -0.2,
+        CRASHED: -0.2,
+        INVALID: -0.5,
+        TAMPERED: -1.0,
+    }
+)
+MOST_FOR_SPEED, LEAST_FOR_SPEED = 2.0, -0.5
 # Reasons of refusals, and warnings, that a text shows.
 SHOWN = 8
 
@@ -74,6 +94,49 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Speed:
+    """How fast an implementation is on one workload, beside the reference in the same run.
+
+    Attributes:
+        workload: its name.
+        dtype: the dtype's name.
+        direction: "forward" or "both", which is forward and backward.
+        seconds: the median time of a call.
+        reference_seconds: that of the reference.
+        ratio: the median of the reference's time over the implementation's: above 1 it is faster.
+        low, high: the ends of the ratio's 95% interval.
+        error: why this is no measurement, as a time that the machine cannot reach; "" where it is one.
+        notes: what may have disturbed the clock, such as throttling.
+    """
+
+    workload: str
+    dtype: str
+    direction: str
+    seconds: float
+    reference_seconds: float
+    ratio: float
+    low: float
+    high: float
+    error: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def certain(self) -> float:
+        """The speed-up that is certain: the end of the interval that is nearer to 1; 1 if the interval holds 1."""
+        if self.error:
+            return 1.0
+        return min(max(1.0, self.low), self.high)
+
+    def __str__(self) -> str:
+        name = f"{self.workload}, {self.dtype}, {self.direction}"
+        if self.error:
+            return f"{name}: not measured: {self.error}"
+        notes = f" ({'; '.join(self.notes)})" if self.notes else ""
+        times = f"{self.seconds * 1e6:.1f} µs, reference {self.reference_seconds * 1e6:.1f} µs"
+        return f"{name}: {self.ratio:.2f} times as fast [{self.low:.2f}, {self.high:.2f}]: {times}{notes}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What an implementation came to.
 
@@ -90,6 +153,8 @@ class Verdict:
         seconds: how long it took.
         constants: those of the implementation's source that sizes of large cases come from, in a line.
         never_executed: lines of the implementation that never ran; None where that is not known, as of a wrong one.
+        left_out: how many checks were not made, because time had run out.
+        speeds: how fast it is, where this was asked for, and it has passed.
     """
 
     implementation: str
@@ -104,6 +169,59 @@ class Verdict:
     seconds: float
     constants: str = ""
     never_executed: tuple[Unexecuted, ...] | None = None
+    left_out: int = 0
+    speeds: tuple[Speed, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The verdict in a word.
+
+        - "right": it has passed.
+        - "imprecise", "wrong", "tampered", "invalid", "crashed" or "timed out": the gravest of its failures.
+          "timed out" also where checks were left out.
+        - "refused": no check has failed, and what it takes, or has gradients of, is not enough.
+        """
+        if self.passed:
+            return RIGHT
+        kinds = {o.failure.kind for o in self.outcomes if o.failure is not None}
+        gravest = next((kind for kind in GRAVEST_FIRST if kind in kinds), None)
+        return gravest or (TIMED_OUT if self.left_out else REFUSED)
+
+    def reward(self, rewards: Mapping[str, float] = REWARDS) -> float:
+        """A number for what learns from verdicts.
+
+        It is that of the verdict's kind: 1 for "right", 0.2 for "imprecise", 0 for "wrong" and "refused", -0.2 for
+        "crashed" and "timed out", -0.5 for "invalid" and -1 for "tampered". If speeds were measured, a right one gets
+        log2 of its speed-up in addition, at least -0.5 and at most 2. The speed-up is the geometric mean of those that
+        are certain: see `Speed.certain`. So noise of the clock adds nothing where an interval holds 1.
+
+        Args:
+            rewards: other numbers, by kind. What is not among them has the number above.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        for kind in rewards:
+            if kind not in REWARDS:
+                raise ValueError(f"rewards: there is no verdict {kind!r}: there are {', '.join(REWARDS)}")
+        number = {**REWARDS, **rewards}[self.kind]
+        if self.kind != RIGHT or not self.speeds:
+            return number
+        doublings = sum(math.log2(speed.certain) for speed in self.speeds) / len(self.speeds)
+        return number + min(max(doublings, LEAST_FOR_SPEED), MOST_FOR_SPEED)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The verdict that `json` has written.
+
+        Raises:
+            ValueError: the text is none.
+        """
+        try:
+            found = json.loads(text)
+            return cls(**_fields(cls, found, outcomes=_outcome, never_executed=_unexecuted, speeds=_speed))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"this is no verdict: {error}") from error
 
     @property
     def passed(self) -> bool:
@@ -177,6 +295,7 @@ class Verdict:
             yield self.constants
         yield from (f"not passed: {line}" for line in self.shortcomings)
         yield from shown(self.never_executed or ())
+        yield from (f"speed: {speed}" for speed in self.speeds)
         yield from (f"{o.check}, {o.dtype}: {remark}" for o in self.outcomes for remark in o.remarks)
         yield from (f"warning: {line}" for line in self.warnings[:SHOWN])
         if len(self.warnings) > SHOWN:
@@ -192,7 +311,7 @@ class Verdict:
 
     def json(self) -> str:
         """The whole verdict as JSON."""
-        about = {"passed": self.passed, "grade": self.grade, "worst_error_over_bound": self.worst}
+        about = {"kind": self.kind, "passed": self.passed, "grade": self.grade, "worst_error_over_bound": self.worst}
         return json.dumps({**about, "summary": self.summary, **asdict(self)}, indent=1, default=str)
 
     def html(self) -> str:
@@ -220,3 +339,25 @@ def _cell(outcome: Outcome | None) -> str:
         return outcome.outcome
     storage = " storage" if outcome.grade == STORAGE else ""
     return f"{outcome.worst:.2f} {outcome.examples:>4}{storage}"
+
+
+def _fields(kind: type, found: Mapping[str, Any], **makers: Any) -> dict[str, Any]:
+    """The arguments of a dataclass from JSON: lists become tuples, each entry by its maker."""
+    made = {field.name: found[field.name] for field in fields(kind) if field.name in found}
+    for name, value in made.items():
+        if isinstance(value, list):
+            made[name] = tuple(makers[name](each) for each in value) if name in makers else tuple(value)
+    return made
+
+
+def _outcome(found: Mapping[str, Any]) -> Outcome:
+    failure = found.get("failure")
+    return Outcome(**_fields(Outcome, {**found, "failure": failure and Finding(**_fields(Finding, failure))}))
+
+
+def _unexecuted(found: Mapping[str, Any]) -> Unexecuted:
+    return Unexecuted(**_fields(Unexecuted, found))
+
+
+def _speed(found: Mapping[str, Any]) -> Speed:
+    return Speed(**_fields(Speed, found))

@@ -101,6 +101,8 @@ class UntrustedFunction:
         wanted: the operation's arguments.
         operation: its name.
         seconds: that a call may take.
+        most_bytes: of its own that its process may take.
+        state: a file with what an ``nn.Module`` is made of, see `fourfold.running.models.keep`; None for a function.
 
     Raises:
         CannotBeImported: the import fails, or there is no such function.
@@ -108,9 +110,17 @@ class UntrustedFunction:
     """
 
     def __init__(
-        self, place: str, function: str, wanted: inspect.Signature, operation: str, seconds: float = CALL_SECONDS
+        self,
+        place: str,
+        function: str,
+        wanted: inspect.Signature,
+        operation: str,
+        seconds: float = CALL_SECONDS,
+        most_bytes: int = MOST_BYTES,
+        state: Path | None = None,
     ) -> None:
         self.place, self.function, self.operation, self.seconds = place, function, operation, seconds
+        self.most_bytes, self.state = most_bytes, state
         self.__name__ = function.rpartition(".")[2]
         self.__signature__ = wanted
         self.costly: list[Unanswered] = []  # calls that took long, or ended what another candidate needs
@@ -246,7 +256,7 @@ class UntrustedFunction:
             raise type(self.costly[-1])(f"{self.costly[-1].kind}: {late}; it is called no more")
         if self.session is None or self.session.over or not self.session.first.alive:
             self.end()
-            self.session = Session(MOST_BYTES)
+            self.session = Session(self.most_bytes)
             self._load(self.session)
         return self.session
 
@@ -261,6 +271,7 @@ class UntrustedFunction:
             "place": self.place,
             "function": self.function,
             "operation": self.operation,
+            "state": None if self.state is None else str(self.state),
         }
         text |= {
             "from": os.getcwd(),

@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import math
 import re
 import secrets
 import time
@@ -71,6 +72,9 @@ def verify(
     strict_errors: bool = False,
     untrusted: bool = False,
     call_seconds: float = CALL_SECONDS,
+    first_failure: bool = False,
+    seconds: float = math.inf,
+    forbid_fallback: bool = False,
 ) -> Verdict:
     """Put an implementation through every check of an operation.
 
@@ -91,6 +95,9 @@ def verify(
         strict_errors: whether bad input must raise the operation's declared errors.
         untrusted: whether it runs in a process of its own, where it cannot change what judges it. On the CPU alone.
         call_seconds: that a call may take, if it is untrusted.
+        first_failure: whether the first check that fails is the last that is made.
+        seconds: after which no further check is begun. If some were left out for that, the verdict has not passed.
+        forbid_fallback: whether to check that torch is used for memory alone, and not to compute.
 
     Returns:
         the verdict. A wrong implementation raises nothing here: see `assert_correct`.
@@ -101,15 +108,54 @@ def verify(
         CannotBeImported: it is untrusted, and there is no such function in the file.
     """
     own_process = call_seconds if untrusted else None
-    with _Trial.of(implementation, operation, claims, device, refusals, strict_errors, own_process) as trial:
-        whole = not (dtypes or only or reproduce or examples < EXAMPLES)
-        if isinstance(trial.implementation, UntrustedFunction):
-            seen = watched_elsewhere(trial.implementation, trial.device)
-        else:
-            seen = watched(implementation, trial.device)
-        with seen if whole else contextlib.nullcontext() as executed:
-            verdict = _verified(trial, dtypes, only, examples, seed, reproduce)
-        return verdict if executed is None else _with_lines(verdict, executed)
+    plan = Plan(
+        dtypes=dtypes,
+        only=only,
+        examples=examples,
+        seed=seed,
+        reproduce=reproduce,
+        first_failure=first_failure,
+        seconds=seconds,
+        forbid_fallback=forbid_fallback,
+    )
+    with Trial.of(implementation, operation, claims, device, refusals, strict_errors, own_process) as trial:
+        return verified(trial, plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which checks an implementation is put through, and how: see the arguments of `verify`.
+
+    Attributes:
+        told: called with the name of each check, and the dtype, before it is made.
+    """
+
+    dtypes: Collection[str] = ()
+    only: Collection[str] = ()
+    examples: int = EXAMPLES
+    seed: int | None = None
+    reproduce: str | None = None
+    first_failure: bool = False
+    seconds: float = math.inf
+    forbid_fallback: bool = False
+    told: Callable[[str, str], object] = lambda check, dtype: None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that can be checked is."""
+        return not (self.dtypes or self.only or self.reproduce or self.examples < EXAMPLES)
+
+
+def verified(trial: "Trial", plan: Plan) -> Verdict:
+    """The verdict on an implementation, with the lines that never ran if the plan is whole."""
+    if not plan.whole:
+        return _verified(trial, plan)
+    if isinstance(trial.implementation, UntrustedFunction):
+        seen = watched_elsewhere(trial.implementation, trial.device)
+    else:
+        seen = watched(trial.given, trial.device)
+    with seen as executed:
+        return _with_lines(_verified(trial, plan), executed)
 
 
 def _with_lines(verdict: Verdict, executed: Executed) -> Verdict:
@@ -122,49 +168,52 @@ def _with_lines(verdict: Verdict, executed: Executed) -> Verdict:
     return replace(verdict, never_executed=tuple(executed.never()), warnings=warnings)
 
 
-def _verified(
-    trial: "_Trial",
-    dtypes: Collection[str],
-    only: Collection[str],
-    examples: int,
-    seed: int | None,
-    reproduce: str | None,
-) -> Verdict:
-    started, seed = time.perf_counter(), secrets.randbits(32) if seed is None else seed
-    search = Search(examples=examples, seed=seed, seeded=True, blob=reproduce)
+def _verified(trial: "Trial", plan: Plan) -> Verdict:
+    started, seed = time.perf_counter(), secrets.randbits(32) if plan.seed is None else plan.seed
+    search = Search(examples=plan.examples, seed=seed, seeded=True, blob=plan.reproduce)
     constants = ""
     outcomes, warnings = list[Outcome](), list[str]()
     wrong, refused = set[tuple[str, str]](), dict[tuple[str, str], Outcome]()
+    left = trial.planned(plan.dtypes, plan.only, plan.forbid_fallback)
+    failed = False
     with trial.settings():
-        for check, dtype in trial.planned(dtypes, only):
+        while left and not (failed and plan.first_failure) and time.perf_counter() - started <= plan.seconds:
+            check, dtype = left.pop(0)
             kind, output = standard.parts_of(check.name)
             of = dtype, output
             if of in refused:
                 outcomes.append(replace(refused[of], check=check.name, refusals={}, seconds=0.0))
                 continue
+            plan.told(check.name, dtype)
             own = replace(search, brief=of in wrong)
             outcome, said = trial.outcome(check, dtype, own)
             constants = constants or own.constants
             outcomes.append(outcome)
+            failed = failed or outcome.outcome == FAILED
             warnings += [warning for warning in said if warning not in warnings]
             if kind == FORWARD and outcome.outcome == FAILED and outcome.grade == WRONG:
                 wrong.add(of)
             if kind == FORWARD and outcome.outcome == REFUSED:
                 refused[of] = outcome
-        if not any(o.outcome == FAILED for o in outcomes) and not only:
+        if not failed and not plan.only and not left:
             warnings += trial.silently_wrong_outside_of_the_claims(seed)
+    shortcomings = list(_shortcomings(outcomes, trial.claims))
+    if left and not failed:
+        names = dict.fromkeys(check.name for check, _ in left)
+        shortcomings.insert(0, f"{len(left)} checks were not made within {plan.seconds:g} s: {listed(names)}")
     return Verdict(
         implementation=trial.name,
         operation=trial.operation.name,
         device=torch.cuda.get_device_name() if trial.device == "cuda" else "cpu",
         claims=str(trial.claims),
         outcomes=tuple(outcomes),
-        shortcomings=tuple(_shortcomings(outcomes, trial.claims)),
+        shortcomings=tuple(shortcomings),
         warnings=tuple(warnings),
         versions={name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy", "hypothesis")},
         seed=seed,
         seconds=time.perf_counter() - started,
         constants=constants,
+        left_out=0 if failed else len(left),
     )
 
 
@@ -200,7 +249,7 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
     """
     given = {name: options.pop(name) for name in ("claims", "device", "refusals", "strict_errors") if name in options}
     dtypes, only = options.pop("dtypes", ()), options.pop("only", ())
-    trial = _Trial.of(
+    trial = Trial.of(
         implementation,
         operation,
         **{"claims": None, "device": "auto", "refusals": True, "strict_errors": False, **given},
@@ -220,7 +269,7 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
     return type("TestSuite", (), {**tests, "__doc__": f"{trial.name} as {trial.operation.name}", "__module__": module})
 
 
-def _test(trial: "_Trial", check: Check, dtypes: Sequence[str], search: Search) -> Callable[..., None]:
+def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -> Callable[..., None]:
     """One test of a suite."""
 
     def test(self: Any, dtype: str) -> None:
@@ -236,10 +285,11 @@ def _test(trial: "_Trial", check: Check, dtypes: Sequence[str], search: Search) 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Trial:
+class Trial:
     """One implementation as one operation on one device."""
 
     name: str
+    given: Any
     implementation: Callable[..., torch.Tensor]
     operation: Operation
     unrestricted: Operation
@@ -260,7 +310,8 @@ class _Trial:
         refusals: bool,
         strict_errors: bool,
         call_seconds: float | None = None,
-    ) -> "_Trial":
+    ) -> "Trial":
+        """That of an implementation, in a process of its own if `call_seconds` is given: see `verify`."""
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f'device must be "auto", "cpu" or "cuda", not {device!r}')
         if device == "cuda" and not torch.cuda.is_available():
@@ -277,6 +328,7 @@ class _Trial:
         called = as_operation(implementation, signature_of(record), record.name)
         return cls(
             name=getattr(implementation, "__name__", type(implementation).__name__),
+            given=implementation,
             implementation=called,
             operation=claims.restricted(record),
             unrestricted=record,
@@ -317,13 +369,17 @@ class _Trial:
             memory = importlib.import_module("fourfold.backends.triton.interpreter_memory")
             memory.undefined_lanes_are_zero(are_zero)
 
-    def planned(self, dtypes: Collection[str], only: Collection[str]) -> list[tuple[Check, str]]:
+    def planned(
+        self, dtypes: Collection[str], only: Collection[str], forbid_fallback: bool = False
+    ) -> list[tuple[Check, str]]:
         """The checks to make, the one that decides first."""
         for name in dtypes:
             if name not in DTYPES:
                 raise ValueError(f"dtypes: there is no {name}: there are {', '.join(DTYPES)}")
         claimed = [name for name in DTYPES if name in (dtypes or self.claims.dtypes or DTYPES)]
         known = standard.checks_of(self.operation, self.device, self.claims)
+        if forbid_fallback:
+            known.append(standard.fallback_of(self.operation))
         for name in only:
             if name not in [check.name for check in known]:
                 raise ValueError(f"only: there is no check {name!r}: there are {', '.join(c.name for c in known)}")
@@ -485,6 +541,8 @@ def signature_of(operation: Operation) -> inspect.Signature:
 
 def made_untrusted(implementation: Any, record: Operation, device: str, call_seconds: float) -> UntrustedFunction:
     """An implementation, in a process of its own."""
+    if isinstance(implementation, UntrustedFunction):
+        return implementation
     if device != "cpu":
         raise ValueError('untrusted=True needs device="cpu": memory of a GPU is not shared with another process yet')
     if isinstance(implementation, str):

@@ -1,0 +1,46 @@
+"""Modules of torch that are made alike, also in two processes: of the same arguments, random numbers and weights."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def made(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
+    """A module for inference.
+
+    Args:
+        kind: its class.
+        init: the arguments of the class, in order or by name.
+        seed: of torch's random numbers while it is made.
+    """
+    torch.manual_seed(seed)
+    model = kind(**init) if isinstance(init, Mapping) else kind(*init)
+    return model.requires_grad_(False).eval()
+
+
+def with_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """The module, with these weights if its own have the same names."""
+    if model.state_dict().keys() == weights.keys():
+        model.load_state_dict(weights)
+    return model
+
+
+def keep(reference: torch.nn.Module, init: Any, seed: int, file: Path) -> None:
+    """Write into a file what `like` needs to make a module like the reference.
+
+    Raises:
+        TypeError: the arguments of the class hold what no other process can have.
+    """
+    try:
+        torch.save({"init": init, "seed": seed, "weights": reference.state_dict()}, file)
+        torch.load(file, weights_only=True)
+    except Exception as error:
+        raise TypeError(f"get_init_inputs: what it gives cannot be sent to another process: {error}") from error
+
+
+def like(kind: type[torch.nn.Module], file: Path) -> torch.nn.Module:
+    """A module of this class like the one that `keep` was given."""
+    kept = torch.load(file, weights_only=True)
+    return with_weights(made(kind, kept["init"], kept["seed"]), kept["weights"])
