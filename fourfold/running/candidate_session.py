@@ -132,10 +132,25 @@ def first_process() -> FirstProcess:
     return _first[0]
 
 
-def end_all() -> None:
+def first_process_of_parent() -> FirstProcess:
+    """That of the process which this one was forked from, or of this one."""
+    return _first[0]
+
+
+def first_process_number() -> int | None:
+    """The number of the first process, if there is one."""
+    return _first[0].process.pid if _first else None
+
+
+def end_candidates() -> None:
     """End every candidate's process, and what it has started. A call starts another."""
     for session in list(_sessions):
         session.end()
+
+
+def end_all() -> None:
+    """The same, and end the first process."""
+    end_candidates()
     while _first:
         _first.pop().close()
 

@@ -128,7 +128,11 @@ class UntrustedFunction:
         self.session: Session | None = None
         self._watched: dict[str, dict[int, int]] = {}
         self.file = Path(place) if place.endswith(".py") else Path(os.devnull)
-        self._started()
+        try:
+            self._started()
+        except BaseException:
+            self.end()
+            raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The candidate's output for these arguments, or a tuple of its outputs.

@@ -1,0 +1,1 @@
+"""Grading of many kernels that nobody trusts, on one machine or on many: see `fourfold.grading.driver.grade`."""

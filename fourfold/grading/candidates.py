@@ -1,0 +1,157 @@
+"""What is graded: one candidate is one line of a file, or one mapping."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fourfold.core.claims import Claims
+
+TORCH, TRITON, CUDA, KERNELBENCH = LANGUAGES = ("torch", "triton", "cuda", "kernelbench")
+# Seconds that all stages of a candidate may take together, and bytes of memory of its own.
+SECONDS, BYTES = 600.0, 4 << 30
+
+
+class BadCandidate(ValueError):
+    """A line, or a mapping, is no candidate. The message names the field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One kernel to be graded.
+
+    Attributes:
+        id: its name among the others.
+        operation: what it computes: the name of a known operation, or of one that `definition` defines. A solution of
+            KernelBench has none.
+        source: its text.
+        path: the file of the text. Its neighbours can be imported where the file is.
+        language: "torch", "triton", "cuda" or "kernelbench".
+        function: its name in the source; that of the operation unless given. Of a `.cu` source the launch, as
+            ``softmax_kernel<<<rows, 256>>>(x, out, rows, cols)``.
+        definition: the text of a Python file that declares the operation by `fourfold.operation`. It is trusted.
+        problem: of a solution of KernelBench, the text of the problem. It is trusted, too.
+        sizes: values in place of the problem's own global variables.
+        claims: what it claims, by name; see `fourfold.Claims`.
+        seconds: that all stages may take together.
+        bytes: of memory that its process may take.
+    """
+
+    id: str
+    operation: str = ""
+    source: str = ""
+    path: str = ""
+    language: str = TORCH
+    function: str = ""
+    definition: str = ""
+    problem: str = ""
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    claims: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = SECONDS
+    bytes: int = BYTES
+
+    @classmethod
+    def of(cls, given: Any, folder: Path = Path()) -> "Candidate":
+        """The candidate of a mapping, with the texts of the files that it names.
+
+        Args:
+            given: has `id`, `source` or `path`, and what else is asked for. `definition` and `problem` may be paths.
+                `operation` may be ``FILE.py:NAME``, which stands for both operation and definition.
+            folder: that paths are relative to.
+
+        Raises:
+            BadCandidate: it is no such mapping, or a file is not there.
+        """
+        if not isinstance(given, Mapping):
+            raise BadCandidate(f"a candidate must be a mapping of names, not {type(given).__name__}")
+        known = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise BadCandidate(f"{name} is no field of a candidate: there are {', '.join(known)}")
+        found = {name: value for name, value in given.items() if value is not None}
+        for name in ("id", "operation", "source", "path", "language", "function", "definition", "problem"):
+            if not isinstance(found.get(name, ""), str):
+                raise BadCandidate(f"{name} must be text, not {found[name]!r}")
+        if not found.get("id"):
+            raise BadCandidate("id is missing")
+        if bool(found.get("source")) == bool(found.get("path")):
+            raise BadCandidate("either source or path must be given")
+        made = cls(**found)._read(folder)
+        made._check()
+        return made
+
+    def _read(self, folder: Path) -> "Candidate":
+        """With the texts of the files that it names."""
+        read: dict[str, str] = {}
+        if self.path:
+            file = (folder / self.path).resolve()
+            read |= {"source": _text("path", file), "path": str(file)}
+        file_name, colon, name = self.operation.rpartition(":")
+        if colon:
+            read |= {"definition": _text("operation", folder / file_name), "operation": name}
+        for what in ("definition", "problem"):
+            text = getattr(self, what)
+            if text.endswith(".py") and "\n" not in text:
+                read[what] = _text(what, folder / text)
+        return replace(self, **read)  # type: ignore[arg-type]
+
+    def _check(self) -> None:
+        if self.language not in LANGUAGES:
+            raise BadCandidate(f"language must be one of {', '.join(LANGUAGES)}, not {self.language!r}")
+        if self.language == KERNELBENCH and not self.problem:
+            raise BadCandidate("problem is missing, which a solution of KernelBench is of")
+        if self.language != KERNELBENCH and not self.operation:
+            raise BadCandidate("operation is missing")
+        if self.language == CUDA and "<<<" not in self.function:
+            raise BadCandidate("function must be a launch, as softmax_kernel<<<rows, 256>>>(x, out, rows, cols)")
+        for name in ("seconds", "bytes"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+                raise BadCandidate(f"{name} must be a number above 0, not {number!r}")
+        for name in ("sizes", "claims"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise BadCandidate(f"{name} must be a mapping, not {getattr(self, name)!r}")
+        try:
+            self.claimed()
+        except (ValueError, TypeError) as error:
+            raise BadCandidate(f"claims: {error}") from None
+
+    def claimed(self) -> Claims | None:
+        """Its claims; None if it says nothing of them here."""
+        if not self.claims:
+            return None
+        given = dict(self.claims)
+        if isinstance(given.get("sizes"), Mapping):  # JSON has no tuples
+            given["sizes"] = {n: tuple(pair) if isinstance(pair, list) else pair for n, pair in given["sizes"].items()}
+        return Claims.of(given)
+
+    def key(self, settings: Mapping[str, Any]) -> str:
+        """The same for candidates that are to be judged in the same way, whatever they are called."""
+        judged = {**asdict(self), "id": "", "path": ""}
+        text = json.dumps([judged, dict(settings)], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def file_name(self) -> str:
+        """What a file of its source is called."""
+        return Path(self.path).name or ("candidate.cu" if self.language == CUDA else "candidate.py")
+
+
+def _text(field_name: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadCandidate(f"{field_name}: {file} cannot be read: {error}") from None
+
+
+def of_lines(file: Path) -> Iterator[tuple[int, Any]]:
+    """The number of each line that is not empty, and what it says; the error where it is no JSON."""
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    yield number, json.loads(line)
+                except ValueError as error:
+                    yield number, BadCandidate(f"no JSON: {error}")

@@ -1,0 +1,275 @@
+"""Grading: candidates in, a verdict on each out, by workers of one machine or of many."""
+
+import os
+import secrets
+import shlex
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fourfold.core.dtypes import DTYPES
+from fourfold.grading import on_ray
+from fourfold.grading.candidates import BadCandidate, Candidate, of_lines
+from fourfold.grading.judging import STATIC, Settings, failed
+from fourfold.grading.pool import LocalWorker, NoWorkers, Pool, Task, Worker, gpus_here
+from fourfold.grading.results import Graded, Results
+from fourfold.running.findings import CRASHED, INVALID, Verdict
+
+# How often a candidate is begun, if its worker is lost each time.
+MOST_ATTEMPTS = 3
+# Candidates that are handed out, for each worker: one is judged, one waits.
+AHEAD = 2
+
+
+def grade(
+    candidates: Iterable[Candidate | Mapping[str, Any]] | str | os.PathLike,
+    *,
+    out: str | os.PathLike | None = None,
+    workers: int | None = None,
+    gpus: int = 0,
+    ray: str | None = None,
+    seed: int | None = None,
+    **settings: Any,
+) -> Iterator[Graded]:
+    """Judge many candidates, none of them trusted. Each runs in a process of its own, which nothing is left of.
+
+    Args:
+        candidates: each a mapping as a line of a file has it, see docs/grading.md; or the path of such a file. An
+            iterable is asked for more as workers become free.
+        out: a file that each result is appended to as it comes, a line of JSON each. Candidates of which it has a
+            result already are not judged again.
+        workers: how many judge at once: as many as there are processors, or GPUs, unless given.
+        gpus: that each candidate has for itself: 0 for kernels that run on the CPU.
+        ray: the address of a Ray cluster, whose machines judge.
+        seed: of the generated cases, for all candidates the same; a random one unless given.
+        **settings: `examples`, `dtypes`, `first_failure`, `refusals`, `strict_errors`, `forbid_fallback`,
+            `forbid_imports` and `speed`: see `fourfold.grading.judging.Settings`.
+
+    Returns:
+        a verdict on each candidate, in the order in which they come. What is no candidate, or cannot be imported, has
+        the kind "invalid". Sources that are the same are judged once.
+
+    Raises:
+        ValueError: an argument is not as said above, or two candidates that differ have one id. The message names it.
+        NoWorkers: none can be started.
+        fourfold.grading.results.InUse: another run writes into `out`.
+    """
+    if unknown := settings.keys() - Settings.__dataclass_fields__.keys() - {"device"}:
+        raise ValueError(f"{', '.join(sorted(unknown))}: there is no such setting")
+    judged_by = Settings(device="cuda" if gpus else "cpu", **settings)
+    _check(judged_by, gpus, workers)
+    make, places = _workers(judged_by.device, gpus, workers, ray)
+    seed = secrets.randbits(32) if seed is None else seed
+    is_file = isinstance(candidates, str | os.PathLike)
+    found = of_file(Path(candidates)) if is_file else _of_iterable(candidates)  # type: ignore[arg-type]
+    repeat = _repeated(f"fourfold grade {shlex.quote(str(candidates))}" if is_file else "", seed, gpus, judged_by)
+    return _graded(found, Path(out) if out is not None else None, make, places, judged_by, seed, repeat)
+
+
+def _check(settings: Settings, gpus: int, workers: int | None) -> None:
+    if gpus not in (0, 1):
+        raise ValueError(f"gpus must be 0 or 1, not {gpus!r}")
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise ValueError(f"workers must be a number from 1, not {workers!r}")
+    for name in settings.dtypes:
+        if name not in DTYPES:
+            raise ValueError(f"dtypes: there is no {name}: there are {', '.join(DTYPES)}")
+    if settings.examples < 1:
+        raise ValueError(f"examples must be a number from 1, not {settings.examples!r}")
+    if settings.speed and not gpus:
+        raise ValueError("speed needs gpus=1: without a GPU kernels are interpreted, which says nothing of their speed")
+
+
+def _workers(device: str, gpus: int, workers: int | None, ray: str | None) -> tuple[Callable[[int], Worker], int]:
+    """What makes the worker of a place, and the number of places."""
+    if ray is not None:
+        start, places = on_ray.connect(ray, gpus)
+        return lambda place: start(device), workers or places
+    if not gpus:
+        return lambda place: LocalWorker(device), workers or len(os.sched_getaffinity(0))
+    here = gpus_here()
+    if not here:
+        raise ValueError("gpus=1: this machine has no GPU that may be used")
+    return lambda place: LocalWorker(device, here[place]), min(workers or len(here), len(here))
+
+
+def _repeated(command: str, seed: int, gpus: int, settings: Settings) -> Callable[[str], str]:
+    """Gives the command that judges one candidate again, by its id; without a file there is none."""
+    if not command:
+        return lambda id: f"fourfold.grade([candidate], seed={seed}{', gpus=1' if gpus else ''})"
+    usual = Settings(device=settings.device)
+    options = [f"--seed {seed}", *(["--gpus 1"] if gpus else [])]
+    options += [f"--dtype {name}" for name in settings.dtypes]
+    options += [f"--forbid-imports {','.join(settings.forbid_imports)}"] if settings.forbid_imports else []
+    options += [f"--examples {settings.examples}"] if settings.examples != usual.examples else []
+    flags = {"first_failure": "--all-failures", "refusals": "--no-refusals", "strict_errors": "--strict-errors"}
+    flags |= {"forbid_fallback": "--forbid-fallback", "speed": "--speed"}
+    options += [flag for name, flag in flags.items() if getattr(settings, name) != getattr(usual, name)]
+    return lambda id: " ".join([command, "--id", shlex.quote(id), *options])
+
+
+# ---- what is given
+
+
+Given = tuple[str, Candidate | BadCandidate]  # an id, and the candidate or why it is none
+
+
+def of_file(file: Path) -> Iterator[Given]:
+    """The candidates of a file with a line of JSON for each. Paths in it are relative to its folder."""
+    for number, said in of_lines(file):
+        yield _given(said, f"line {number}", file.parent)
+
+
+def _of_iterable(candidates: Iterable[Any]) -> Iterator[Given]:
+    for number, said in enumerate(candidates, 1):
+        yield (said.id, said) if isinstance(said, Candidate) else _given(said, f"candidate {number}", Path())
+
+
+def _given(said: Any, otherwise: str, folder: Path) -> Given:
+    name = said.get("id") if isinstance(said, Mapping) else None
+    known = name if isinstance(name, str) and name else otherwise
+    try:
+        return (known, said) if isinstance(said, BadCandidate) else (known, Candidate.of(said, folder))
+    except BadCandidate as error:
+        return known, error
+
+
+# ---- the run
+
+
+def _graded(
+    given: Iterator[Given],
+    out: Path | None,
+    make: Callable[[int], Worker],
+    places: int,
+    settings: Settings,
+    seed: int,
+    repeat: Callable[[str], str],
+) -> Iterator[Graded]:
+    with _Run(out, settings, seed, repeat) as run:
+        yield from run.all(given, partial(Pool, make, places))
+
+
+class _Run:
+    """What a run has judged, and what it is judging."""
+
+    def __init__(self, out: Path | None, settings: Settings, seed: int, repeat: Callable[[str], str]) -> None:
+        self.results = None if out is None else Results(out)
+        self.settings, self.seed, self.repeat = settings, seed, repeat
+        self.keys: dict[str, str] = {}  # of the ids that were given so far
+        self.judged: dict[str, Graded] = {}  # by key
+        self.waiting: defaultdict[str, list[Candidate]] = defaultdict(list)  # by key, those that one verdict is for
+        for graded in self.results.known.values() if self.results else ():
+            self.judged.setdefault(graded.key, graded)
+
+    def __enter__(self) -> "_Run":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self.results is not None:
+            self.results.close()
+
+    def all(self, given: Iterator[Given], start: Callable[[], Pool]) -> Iterator[Graded]:
+        """Judge all; gives each verdict as it comes."""
+        pool: Pool | None = None
+        ready: deque[Graded] = deque()
+        broken, reasons, more = 0, list[str](), True
+        try:
+            while more or self.waiting or ready:
+                places = pool.places if pool else 1
+                while more and not ready and len(self.waiting) < AHEAD * places:
+                    following = next(given, None)
+                    more = following is not None
+                    if following is not None and (task := self._begun(*following, ready)):
+                        pool = pool or start()
+                        places = pool.places
+                        pool.tasks.put(task)
+                if ready:
+                    yield ready.popleft()
+                elif self.waiting and pool:
+                    event = pool.events.get()
+                    if event.task is None:
+                        broken, reasons = broken + 1, [*reasons, event.why]
+                        if broken == places:
+                            raise NoWorkers(f"no worker can be started: {reasons[-1]}")
+                    elif event.answer is not None and "verdict" in event.answer:
+                        ready += self._ended(event.task, event.answer)
+                    else:
+                        again = self._again(event.task, event.why or str((event.answer or {}).get("lost")))
+                        if again is None:
+                            pool.tasks.put(event.task)
+                        else:
+                            ready += again
+        finally:
+            if pool is not None:
+                pool.close()
+
+    def _begun(self, name: str, candidate: Candidate | BadCandidate, ready: deque[Graded]) -> Task | None:
+        """The task of a candidate; None where its verdict is known, or will be that of another."""
+        if isinstance(candidate, BadCandidate):
+            self._take(name, f"{name}: {candidate}")
+            nobody = Candidate(id=name)
+            verdict = failed(nobody, self.settings.device, self.seed, INVALID, f"it is no candidate: {candidate}")
+            ready.append(self._kept(nobody, "", verdict, STATIC))
+            return None
+        key = candidate.key(self.settings.as_dict())
+        if not self._take(name, key):
+            return None
+        known = self.results.known.get(name) if self.results else None
+        if known is not None and known.key == key:
+            ready.append(known)
+        elif key in self.judged:
+            ready.append(self._copied(candidate, self.judged[key]))
+        else:
+            self.waiting[key].append(candidate)
+            if len(self.waiting[key]) == 1:
+                job = {"candidate": asdict(candidate), "settings": self.settings.as_dict(), "seed": self.seed}
+                return Task(job, key)
+        return None
+
+    def _take(self, name: str, key: str) -> bool:
+        """Whether an id is new: a candidate that is given twice is judged, and told, once.
+
+        Raises:
+            ValueError: another candidate has it.
+        """
+        if name not in self.keys:
+            self.keys[name] = key
+            return True
+        if self.keys[name] != key:
+            raise ValueError(f"id: two candidates that differ are called {name!r}")
+        return False
+
+    def _ended(self, task: Task, answer: Mapping[str, Any]) -> list[Graded]:
+        """The verdict on a candidate, and on those that are the same."""
+        verdict = replace(Verdict.from_json(answer["verdict"]), seconds=round(answer["seconds"], 3))
+        first, *others = self.waiting.pop(task.key)
+        more = {"attempts": task.attempts, "where": answer["where"]}
+        graded = self._kept(first, task.key, verdict, answer["stage"], **more)
+        self.judged[task.key] = graded
+        return [graded, *(self._copied(other, graded) for other in others)]
+
+    def _again(self, task: Task, why: str) -> list[Graded] | None:
+        """None where a candidate is to be begun again, because its worker was lost; else the verdict on it."""
+        task.lost.append(why)
+        if task.attempts < MOST_ATTEMPTS:
+            return None
+        first = self.waiting[task.key][0]
+        reasons = "; ".join(dict.fromkeys(task.lost))
+        message = f"crashed: its worker was lost {task.attempts} times: {reasons}"
+        verdict = failed(first, self.settings.device, self.seed, CRASHED, message)
+        return self._ended(task, {"verdict": verdict.json(), "seconds": 0.0, "stage": "", "where": ""})
+
+    def _copied(self, candidate: Candidate, of: Graded) -> Graded:
+        """The verdict on a candidate of which another is the same."""
+        return self._kept(candidate, of.key, of, of.stage, same_as=of.same_as or of.id, where=of.where)
+
+    def _kept(self, candidate: Candidate, key: str, verdict: Verdict, stage: str, **more: Any) -> Graded:
+        """A verdict as a result, which is in the file."""
+        graded = Graded.of(verdict, id=candidate.id, key=key, stage=stage, repeat=self.repeat(candidate.id), **more)
+        if self.results is not None:
+            self.results.append(graded)
+        return graded

@@ -1,0 +1,303 @@
+"""The judge of one candidate: the stages that it is put through, in a process that judges nothing else.
+
+On the CPU the candidate runs in a process of its own, which this one asks: see `fourfold.running.untrusted`. On a GPU
+it runs in this process, which is forked for it, and ended after it.
+"""
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fourfold import backends
+from fourfold.backends.cuda.compile import CudaError
+from fourfold.checks import standard
+from fourfold.checks.catalogue import operations
+from fourfold.checks.escapes import Escape
+from fourfold.core.comparison import Disagreement
+from fourfold.core.operation import Operation
+from fourfold.grading import static
+from fourfold.grading.candidates import CUDA, KERNELBENCH, Candidate
+from fourfold.grading.speed import speeds_of
+from fourfold.running import modules
+from fourfold.running.adapters import OF_KERNELBENCH, KernelBenchProblem
+from fourfold.running.calling import CannotBeCalled
+from fourfold.running.candidate_session import Unanswered
+from fourfold.running.cuda_candidates import CudaCandidate, Launch
+from fourfold.running.findings import (
+    FAILED,
+    IMPRECISE,
+    INVALID,
+    RIGHT,
+    TAMPERED,
+    WRONG,
+    Finding,
+    Outcome,
+    Verdict,
+)
+from fourfold.running.frames import words
+from fourfold.running.untrusted import CALL_SECONDS, CannotBeImported, UntrustedFunction
+from fourfold.running.verification import Plan, Trial, signature_of, verified
+from fourfold.strategies import defaults
+
+STATIC, SMOKE, FULL, SPEED = STAGES = ("static", "smoke", "full", "speed")
+# Generated cases of the smoke stage, beside the named ones.
+SMOKE_EXAMPLES = 3
+# Of the time that a candidate has, the part after which no check is begun.
+PART_TO_BEGIN = 0.9
+# The part that one call may take.
+PART_OF_A_CALL = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How all candidates of a run are judged.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        examples: generated cases of a check.
+        dtypes: names of those to look at; all that are claimed if empty.
+        first_failure: whether a candidate is looked at no further once it is wrong.
+        refusals, strict_errors, forbid_fallback: see `fourfold.verify`.
+        forbid_imports: modules that a source must not import.
+        speed: whether what is right is timed beside the reference.
+    """
+
+    device: str = "cpu"
+    examples: int = 25
+    dtypes: tuple[str, ...] = ()
+    first_failure: bool = True
+    refusals: bool = True
+    strict_errors: bool = False
+    forbid_fallback: bool = False
+    forbid_imports: tuple[str, ...] = ()
+    speed: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Settings":
+        """From JSON."""
+        made: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
+        return cls(**made)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return asdict(self)
+
+
+class BadDefinition(Exception):
+    """What says what is right cannot be used."""
+
+
+def judge(
+    candidate: Candidate, settings: Settings, seed: int, folder: Path, say: Callable[[str, str, str], object]
+) -> tuple[str, Verdict]:
+    """Put a candidate through the stages, until it fails one.
+
+    Args:
+        candidate: what is judged.
+        settings: how.
+        seed: of the generated cases.
+        folder: an empty folder of its own.
+        say: called with the stage, the check and the dtype, before each.
+
+    Returns:
+        the last stage, and the verdict.
+    """
+    started = time.monotonic()
+    say(STATIC, "", "")
+    try:
+        if found := list(static.reaches(candidate, settings.forbid_imports)):
+            return STATIC, failed(candidate, settings.device, seed, TAMPERED, "; ".join(found))
+    except static.Unparsable as error:
+        return STATIC, failed(candidate, settings.device, seed, INVALID, f"it does not parse: {error}")
+    try:
+        with _trial(candidate, settings, folder) as (trial, reference):
+            stage, verdict = _checked(trial, candidate, settings, seed, started, say)
+            if verdict.passed and settings.speed:
+                say(SPEED, "", "")
+                return SPEED, _timed(trial, reference, verdict, candidate)
+            return stage, verdict
+    except BadDefinition as error:
+        return STATIC, failed(candidate, settings.device, seed, INVALID, str(error))
+    except Unanswered as error:
+        return SMOKE, failed(candidate, settings.device, seed, error.kind, str(error))
+    except (CannotBeImported, CannotBeCalled, CudaError, LookupError, OSError, ValueError) as error:
+        return SMOKE, failed(candidate, settings.device, seed, INVALID, words(error))
+    except Escape as error:
+        return SMOKE, failed(candidate, settings.device, seed, INVALID, f"it cannot be imported: {words(error)}")
+    except Exception as error:
+        message = f"it cannot be imported: {type(error).__name__}: {words(error)}"
+        return SMOKE, failed(candidate, settings.device, seed, INVALID, message)
+
+
+def _checked(
+    trial: Trial,
+    candidate: Candidate,
+    settings: Settings,
+    seed: int,
+    started: float,
+    say: Callable[[str, str, str], object],
+) -> tuple[str, Verdict]:
+    """A few cases, then all checks."""
+    dtypes = [name for name in settings.dtypes if name in (trial.claims.dtypes or settings.dtypes)]
+    planned = trial.planned(dtypes, ())
+    brief = Plan(
+        dtypes=[dtype for _, dtype in planned if dtype == "float32"][:1] or [dtype for _, dtype in planned][:1],
+        only={check.name for check, _ in planned if standard.parts_of(check.name)[0] == standard.FORWARD},
+        examples=SMOKE_EXAMPLES,
+        seed=seed,
+        first_failure=True,
+        seconds=PART_TO_BEGIN * candidate.seconds,
+        told=lambda check, dtype: say(SMOKE, check, dtype),
+    )
+    verdict = verified(trial, brief)
+    if settings.first_failure and verdict.kind not in (RIGHT, IMPRECISE) and _failures(verdict):
+        return SMOKE, verdict
+    whole = Plan(
+        dtypes=dtypes,
+        examples=settings.examples,
+        seed=seed,
+        first_failure=settings.first_failure,
+        seconds=PART_TO_BEGIN * candidate.seconds - (time.monotonic() - started),
+        forbid_fallback=settings.forbid_fallback,
+        told=lambda check, dtype: say(FULL, check, dtype),
+    )
+    return FULL, verified(trial, whole)
+
+
+def _timed(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candidate: Candidate) -> Verdict:
+    """A right one with its speed. Where a timed call gives another result, it is not right any more."""
+    gradients = trial.claims.gradients and bool(trial.operation.differentiable)
+    each = trial.implementation, reference, trial.operation, trial.claims, trial.device, gradients
+    try:
+        with trial.settings():
+            return replace(verdict, speeds=tuple(speeds_of(*each)))
+    except Disagreement as error:
+        message = f"a result of a timed call is wrong: {error}"
+        wrong = failed(candidate, trial.device, verdict.seed, WRONG, message)
+        return replace(verdict, outcomes=(*verdict.outcomes, *wrong.outcomes))
+    except Exception as error:
+        return replace(verdict, warnings=(*verdict.warnings, f"not timed: {type(error).__name__}: {words(error)}"))
+
+
+def _failures(verdict: Verdict) -> bool:
+    return any(outcome.outcome == FAILED for outcome in verdict.outcomes)
+
+
+def failed(candidate: Candidate, device: str, seed: int, kind: str, message: str) -> Verdict:
+    """The verdict on what came to no check, or did not come back from one."""
+    finding = Finding(message=message, counterexample=None, frames="", cause=message, blob=None, kind=kind)
+    return Verdict(
+        implementation=candidate.function.partition("<<<")[0] or candidate.operation or "ModelNew",
+        operation=candidate.operation or "KernelBench",
+        device=device,
+        claims="",
+        outcomes=(Outcome(check="grading", dtype="", outcome=FAILED, grade=WRONG, failure=finding),),
+        shortcomings=(),
+        warnings=(),
+        versions={},
+        seed=seed,
+        seconds=0.0,
+    )
+
+
+# ---- what is judged
+
+
+@contextlib.contextmanager
+def _trial(candidate: Candidate, settings: Settings, folder: Path) -> Iterator[tuple[Trial, Callable[..., Any]]]:
+    """The candidate, ready to be called, and the reference that it is timed beside."""
+    file = _file(candidate.path, candidate.source, folder / candidate.file_name)
+    limits: dict[str, Any] = {
+        "seconds": min(CALL_SECONDS, PART_OF_A_CALL * candidate.seconds),
+        "most_bytes": candidate.bytes,
+    }
+    claims = candidate.claimed()
+    given: Any
+    reference: Callable[..., Any]
+    if candidate.language == KERNELBENCH:
+        problem = _problem(candidate, folder)
+        record: Operation = problem.record
+        claims = OF_KERNELBENCH if claims is None else claims
+        reference = copy.deepcopy(problem.reference).to(settings.device)
+        if settings.device == "cpu":
+            given = problem.solution_elsewhere(file, folder, **limits)
+        else:
+            given = problem.solution(file).to("cuda")
+    else:
+        record = _record(candidate, folder)
+        reference = _reference(record)
+        if candidate.language == CUDA:
+            given = CudaCandidate(_launch(file, candidate.function), record, reference)
+            record = given.narrowed(record)
+        elif settings.device == "cpu":
+            given = UntrustedFunction(
+                str(file), candidate.function or record.name, signature_of(record), record.name, **limits
+            )
+        else:
+            given = _function(file, candidate.function or record.name)
+    own_process = limits["seconds"] if isinstance(given, UntrustedFunction) else None
+    judged_by = settings.device, settings.refusals, settings.strict_errors
+    with Trial.of(given, record, claims, *judged_by, own_process) as trial:
+        yield trial, reference
+
+
+def _file(path: str, source: str, otherwise: Path) -> Path:
+    """The file where it lies, if it is there and has this text; else a copy of the text."""
+    if path:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if Path(path).read_text(encoding="utf-8") == source:
+                return Path(path)
+    otherwise.write_text(source, encoding="utf-8")
+    return otherwise
+
+
+def _function(file: Path, name: str) -> Any:
+    found: Any = modules.of_file(file)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise CannotBeImported(f"{file} has no function {name}")
+    return found
+
+
+def _launch(file: Path, text: str) -> Launch:
+    launch = Launch.parse(f"{file}:{text}")
+    if launch is None:
+        raise CannotBeCalled(f"{text!r} is no launch of a kernel")
+    return launch
+
+
+def _reference(record: Operation) -> Callable[..., Any]:
+    definition = getattr(record, "definition", None)
+    return definition if definition is not None else backends.load(record.name, "torch")
+
+
+def _problem(candidate: Candidate, folder: Path) -> KernelBenchProblem:
+    file = folder / "problem.py"
+    file.write_text(candidate.problem, encoding="utf-8")
+    try:
+        return KernelBenchProblem.of(file, candidate.sizes)
+    except Exception as error:
+        raise BadDefinition(f"problem: {type(error).__name__}: {error}") from error
+
+
+def _record(candidate: Candidate, folder: Path) -> Operation:
+    """The operation: a known one, or one of the definition."""
+    if not candidate.definition:
+        known = operations()
+        if candidate.operation not in known:
+            raise BadDefinition(f"operation: there is no {candidate.operation!r}: there are {', '.join(known)}")
+        return known[candidate.operation]
+    file = folder / "definition.py"
+    file.write_text(candidate.definition, encoding="utf-8")
+    try:
+        record = getattr(modules.of_file(file, anew=True), candidate.operation, None)
+    except Exception as error:
+        raise BadDefinition(f"definition: {type(error).__name__}: {error}") from error
+    if not isinstance(record, Operation):
+        raise BadDefinition(f"definition: it declares no operation {candidate.operation!r}, as by fourfold.operation")
+    return defaults.completed(record)

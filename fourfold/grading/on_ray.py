@@ -1,0 +1,95 @@
+"""Workers on the machines of a Ray cluster: each is an actor, which has a worker of its own machine.
+
+Ray places the actors, and says when a machine is lost. What it does not do is left to the parts that a single machine
+uses as well: the worker ends what a candidate has started, and the pool hands a candidate to another worker.
+
+Source: P. Moritz et al., Ray: A Distributed Framework for Emerging AI Applications, OSDI 2018.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fourfold.grading.pool import ANSWERING_SECONDS, LocalWorker, Lost
+
+MISSING = "ray is not installed: pip install 'fourfold[ray]'"
+
+
+class Actor:
+    """What Ray starts on a machine of the cluster."""
+
+    def __init__(self, device: str) -> None:
+        self.worker = LocalWorker(device)  # Ray sets CUDA_VISIBLE_DEVICES
+
+    def ready(self) -> bool:
+        """Whether it has started."""
+        return True
+
+    def judge(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The answer on a candidate."""
+        return self.worker.judge(job)
+
+
+class RayWorker:
+    """A worker somewhere in a cluster.
+
+    Args:
+        device: "cpu" or "cuda".
+        gpus: of its own.
+
+    Raises:
+        Lost: it does not start.
+    """
+
+    def __init__(self, device: str, gpus: int) -> None:
+        import ray
+
+        self.ray, self.gone = ray, ""
+        kind = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(Actor)
+        self.actor = kind.remote(device)
+        # A place in the cluster may have to be waited for. No candidate waits with it.
+        self._got(self.actor.ready.remote(), None)
+
+    def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer on a candidate."""
+        answer = self._got(self.actor.judge.remote(dict(job)), job["candidate"]["seconds"] + 2 * ANSWERING_SECONDS)
+        self.gone = answer.get("gone", "")
+        return answer
+
+    def _got(self, promised: Any, seconds: float | None) -> Any:
+        try:
+            return self.ray.get(promised, timeout=seconds)
+        except self.ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, Lost) else error
+            raise Lost(str(cause).strip().splitlines()[-1]) from None
+        except self.ray.exceptions.RayError as error:
+            raise Lost(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from None
+
+    def close(self) -> None:
+        """End it, and what it has started."""
+        with contextlib.suppress(Exception):  # of a cluster that has gone
+            self.ray.kill(self.actor)
+
+
+def connect(address: str, gpus: int) -> tuple[Callable[[str], RayWorker], int]:
+    """Join a cluster; gives what makes a worker for a device, and how many there can be.
+
+    Args:
+        address: as ``ray.init`` takes it, such as "auto".
+        gpus: that each worker needs for itself.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+        ConnectionError: there is no cluster at the address.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(MISSING) from None
+    if not ray.is_initialized():
+        ray.init(address=address, log_to_driver=False, logging_level="error", _temp_dir=None)
+    resources = ray.cluster_resources()
+    places = int(resources.get("GPU", 0) // gpus) if gpus else int(resources.get("CPU", 0))
+    if not places:
+        raise ConnectionError(f"the cluster at {address} has no {'GPU' if gpus else 'CPU'}: {resources}")
+    return lambda device: RayWorker(device, gpus), places

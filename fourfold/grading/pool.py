@@ -1,0 +1,227 @@
+"""Workers, and the threads that hand candidates to them. A worker that is lost is replaced, and loses no candidate."""
+
+import contextlib
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pynvml
+
+import fourfold
+from fourfold.running import messages
+
+# Seconds for a worker to import everything, and to answer once a candidate's own time is over.
+STARTING_SECONDS, ANSWERING_SECONDS = 300.0, 120.0
+# How often in a row a worker may fail to start before its place is given up.
+MOST_STARTS = 3
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class Lost(Exception):
+    """A worker has gone, and with it what it was judging. It says nothing of the candidate."""
+
+
+class NoWorkers(RuntimeError):
+    """No worker can be started. The message has the reason."""
+
+
+class Worker(Protocol):
+    """What judges one candidate at a time.
+
+    Attributes:
+        gone: why it cannot judge another; "" while it can.
+    """
+
+    gone: str
+
+    def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer on a candidate.
+
+        Raises:
+            Lost: there is none.
+        """
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+
+
+class LocalWorker:
+    """A worker of this machine: see `fourfold.grading.worker`.
+
+    Args:
+        device: "cpu" or "cuda".
+        gpu: which GPU is its own, as ``CUDA_VISIBLE_DEVICES`` names it; None for none.
+
+    Raises:
+        Lost: it does not start.
+    """
+
+    def __init__(self, device: str, gpu: str | None = None) -> None:
+        own, other = socket.socketpair()
+        package = str(Path(fourfold.__file__).resolve().parents[1])
+        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+        # NVML tells of GPUs without a context, which a process that is forked could not have then.
+        more = {"PYTHONPATH": path, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        if gpu is not None:
+            more[_DEVICES] = gpu
+        with other:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-W", "ignore", "-m", "fourfold.grading.worker", str(other.fileno()), device],
+                pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **more},
+                start_new_session=True,
+            )
+        self.socket, self.connection = own, messages.Connection(own)
+        answer = self._received(STARTING_SECONDS)
+        self.gone: str = answer.get("gone", "")
+        if self.gone:
+            self.close()
+            raise Lost(self.gone)
+
+    def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer on a candidate."""
+        try:
+            self.connection.deadline = time.monotonic() + STARTING_SECONDS
+            self.connection.send(job, {})
+        except (messages.Ended, OSError) as error:
+            raise self._lost(error) from None
+        answer = self._received(job["candidate"]["seconds"] + ANSWERING_SECONDS)
+        self.gone = answer.get("gone", "")
+        return answer
+
+    def _received(self, seconds: float) -> dict[str, Any]:
+        self.connection.deadline = time.monotonic() + seconds
+        try:
+            return self.connection.receive()[0]
+        except (messages.Ended, messages.Malformed, OSError) as error:  # a TimeoutError is one of these
+            raise self._lost(error) from None
+
+    def _lost(self, error: Exception) -> Lost:
+        code = self.process.poll()
+        self.close()
+        how = f"has ended with exit code {code}" if code is not None else f"does not answer ({error!r})"
+        return Lost(f"the worker {how}")
+
+    def close(self) -> None:
+        """End it, and what it has started."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # it ends what it has started, and itself
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.socket.close()
+
+
+@dataclass
+class Task:
+    """A candidate that is to be judged.
+
+    Attributes:
+        job: what a worker is sent.
+        attempts: how often it was begun.
+        lost: why each attempt that came to nothing did.
+    """
+
+    job: dict[str, Any]
+    key: str
+    attempts: int = 0
+    lost: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What has happened to a task: an answer, or the loss of its worker. Without a task, a place was given up."""
+
+    task: Task | None
+    answer: dict[str, Any] | None
+    why: str = ""
+
+
+class Pool:
+    """So many workers at once.
+
+    Args:
+        make: makes a worker, from the number of its place.
+        places: how many.
+    """
+
+    def __init__(self, make: Callable[[int], Worker], places: int) -> None:
+        self.make, self.places = make, places
+        self.tasks: queue.Queue[Task | None] = queue.Queue()
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.closed = False
+        self._workers: dict[int, Worker] = {}
+        self._threads = [
+            threading.Thread(target=self._serve, args=(number,), daemon=True, name=f"worker {number}")
+            for number in range(places)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self, number: int) -> None:
+        """Hand tasks to the worker of one place, and replace it when it is lost."""
+        failures = 0
+        while not self.closed:
+            try:
+                worker = self.make(number)
+            except Exception as error:
+                failures += 1
+                if failures >= MOST_STARTS:
+                    self.events.put(Event(None, None, f"{type(error).__name__}: {error}"))
+                    return
+                continue
+            failures = 0
+            self._workers[number] = worker
+            if not self._employ(worker):
+                worker.close()
+                return
+            worker.close()
+
+    def _employ(self, worker: Worker) -> bool:
+        """Hand tasks to a worker until it is lost; gives whether there may be more tasks."""
+        while True:
+            task = self.tasks.get()
+            if task is None or self.closed:
+                return False
+            task.attempts += 1
+            try:
+                answer = worker.judge(task.job)
+            except Exception as error:
+                self.events.put(Event(task, None, f"{error}"))
+                return True
+            self.events.put(Event(task, answer))
+            if worker.gone:
+                return True
+
+    def close(self) -> None:
+        """End all workers, whatever they do."""
+        self.closed = True
+        for _ in self._threads:
+            self.tasks.put(None)
+        closers = [threading.Thread(target=worker.close) for worker in list(self._workers.values())]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
+
+
+def gpus_here() -> list[str]:
+    """The GPUs of this machine that may be used, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    if (named := os.environ.get(_DEVICES)) is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    try:
+        pynvml.nvmlInit()
+        return [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []

@@ -1,0 +1,110 @@
+"""The file of results: a line for each candidate that is judged. It is only ever appended to."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from fourfold.running.findings import Verdict
+
+
+class InUse(Exception):
+    """Another run writes into the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graded(Verdict):
+    """The verdict on one candidate of many.
+
+    Attributes:
+        id: the candidate's.
+        key: the same for candidates that are judged in the same way, whatever they are called.
+        stage: the last one: "static", "smoke", "full" or "speed".
+        same_as: the id of the candidate of the same key that was judged in its place; "" if it was judged itself.
+        attempts: how often it was begun: more than once if a worker was lost meanwhile.
+        where: the machine and the process that judged it.
+        repeat: the command that judges it again, with the same cases.
+    """
+
+    id: str = ""
+    key: str = ""
+    stage: str = ""
+    same_as: str = ""
+    attempts: int = 1
+    where: str = ""
+    repeat: str = ""
+
+    @classmethod
+    def of(cls, verdict: Verdict, **more: Any) -> Self:
+        """A verdict with what is known besides."""
+        return cls(**{each.name: getattr(verdict, each.name) for each in fields(Verdict)} | more)
+
+    def line(self) -> str:
+        """As a line of the file."""
+        said = json.loads(self.json())
+        first = {"id": self.id, "kind": self.kind, "reward": self.reward()}
+        return json.dumps(first | {name: value for name, value in said.items() if name not in first})
+
+
+class Results:
+    """The file, for one run at a time.
+
+    Args:
+        path: the file, which need not be there. A last line that was never finished is cut off.
+
+    Raises:
+        InUse: another run has it.
+        ValueError: a line before the last is no result.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise InUse(f"{path} is in use by another run") from None
+        self.known: dict[str, Graded] = {}  # by id; of several results of one, the last
+        for graded in self._read():
+            self.known[graded.id] = graded
+
+    def _read(self) -> Iterator[Graded]:
+        self._file.seek(0)
+        for number, line in enumerate(self._file, 1):
+            if not line.endswith(b"\n"):
+                self._file.truncate(self._file.tell() - len(line))
+                return
+            try:
+                yield Graded.from_json(line.decode())
+            except ValueError as error:
+                raise ValueError(f"{self.path}, line {number}: {error}") from None
+
+    def append(self, graded: Graded) -> None:
+        """Add a result. It is on the disk when this returns."""
+        self._file.write(graded.line().encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.known[graded.id] = graded
+
+    def close(self) -> None:
+        """Let other runs have it."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+def counts(graded: Mapping[str, Graded]) -> dict[str, int]:
+    """How many there are of each kind."""
+    found: dict[str, int] = {}
+    for each in graded.values():
+        found[each.kind] = found.get(each.kind, 0) + 1
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))

@@ -1,0 +1,136 @@
+"""The last stage: how fast a right kernel is, beside the reference in the same run."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.core.claims import Claims
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import Operation
+from fourfold.core.workloads import Make, whole
+from fourfold.performance import machine
+from fourfold.performance.calls import cost_of
+from fourfold.performance.measurement import Bench, Measurement, MeasuringError, clock_for, of_the_ceiling
+from fourfold.performance.timing import one_round, plan_rounds
+from fourfold.running.cells import Selection
+from fourfold.running.findings import Speed
+
+Function = Callable[..., torch.Tensor]
+# The dtype that is timed: the first of these that is claimed.
+PREFERRED = ("bfloat16", "float16", "float32", "float64")
+# Seconds for the pairs of rounds of one workload, and their number.
+SECONDS, LEAST_PAIRS, MOST_PAIRS = 4.0, 20, 200
+
+
+def speeds_of(
+    candidate: Function, reference: Function, operation: Operation, claims: Claims, device: str, gradients: bool
+) -> Iterator[Speed]:
+    """The speed of a candidate on each of the operation's workloads; on its largest example if it has none.
+
+    A round of the candidate and one of the reference take turns, so that a clock that drifts does so for both.
+
+    Args:
+        candidate: it is called as the operation.
+        reference: the same.
+        operation: says what is timed.
+        claims: of the candidate.
+        device: "cpu" or "cuda".
+        gradients: whether forward and backward are timed together.
+
+    Raises:
+        Disagreement: a result of a timed call is wrong.
+    """
+    dtype = next(name for name in PREFERRED if name in (claims.dtypes or PREFERRED))
+    bench = Bench(Selection(operations={}, candidates={}, cells=(), narrowed=True), device)
+    for name, make in _workloads(operation, claims, dtype, device).items():
+        direction = "both" if gradients else "forward"
+
+        def measurement(of: Function, name: str = name, make: Make = make, direction: str = direction) -> Measurement:
+            return Measurement(
+                operation=operation,
+                workload=name,
+                make=make,
+                dtype=dtype,
+                direction=direction,
+                contender="candidate" if of is candidate else "reference",
+                function=lambda: of,
+                clock=clock_for(device, direction),
+            )
+
+        yield _speed(bench, measurement(candidate), measurement(reference))
+
+
+def _workloads(operation: Operation, claims: Claims, dtype: str, device: str) -> Mapping[str, Make]:
+    """What is timed, by name, within the claims."""
+    made = operation.workloads.get(device) or {}
+    within = {
+        name: make
+        for name, make in made.items()
+        if claims.outside(operation, make(DTYPES[dtype]).part, DTYPES[dtype]) is None
+    }
+    if within:
+        return within
+    examples = {name: make(DTYPES[dtype]) for name, make in operation.examples.items()}
+    inside = [n for n, case in examples.items() if claims.outside(operation, case, DTYPES[dtype]) is None]
+    largest = max(inside, key=lambda name: examples[name].elements, default=None)
+    return {} if largest is None else {largest: whole(operation.examples[largest])}
+
+
+def _speed(bench: Bench, candidate: Measurement, reference: Measurement) -> Speed:
+    sides = []
+    states = [machine.gpu_state(bench.device)]
+    for measurement in (candidate, reference):
+        clock = measurement.clock
+        runnable, _ = bench.prepared(measurement, clock)
+        before = bench.between_rounds(runnable, clock)
+        plan = plan_rounds(clock, runnable, before, LEAST_PAIRS, SECONDS / 4)
+        sides.append((runnable, partial(one_round, clock, partial(runnable.run, plan.calls), before)))
+    (runnable, ours), (_, theirs) = sides
+    times: list[tuple[float, float]] = []
+    begun = time.perf_counter()
+    while len(times) < LEAST_PAIRS or (len(times) < MOST_PAIRS and time.perf_counter() - begun < SECONDS):
+        times.append((ours(), theirs()))
+    bench.worst_error(candidate, runnable)
+    states.append(machine.gpu_state(bench.device))
+    seconds, reference_seconds = (float(np.median(each)) for each in zip(*times))
+    ratio, low, high = median_with_interval([after / before for before, after in times])
+    cost = cost_of(candidate.operation, bench.workload(candidate), candidate.direction)
+    error = ""
+    try:
+        of_the_ceiling(bench.ceilings, cost, candidate.dtype, seconds)
+    except MeasuringError as impossible:
+        error = str(impossible)
+    return Speed(
+        workload=candidate.workload,
+        dtype=candidate.dtype,
+        direction=candidate.direction,
+        seconds=seconds,
+        reference_seconds=reference_seconds,
+        ratio=ratio,
+        low=low,
+        high=high,
+        error=error,
+        notes=tuple(_notes(states)),
+    )
+
+
+def median_with_interval(samples: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and the ends of its 95% interval, by order statistics: no distribution is assumed."""
+    ordered = sorted(samples)
+    reach = 0.98 * math.sqrt(len(ordered))  # 1.96 standard deviations of a binomial with p = 1/2
+    low = max(0, math.floor(len(ordered) / 2 - reach) - 1)
+    high = min(len(ordered) - 1, math.ceil(len(ordered) / 2 + reach))
+    return float(np.median(ordered)), ordered[low], ordered[high]
+
+
+def _notes(states: Sequence[Mapping[str, Any] | None]) -> Iterator[str]:
+    """What the GPU's own sensors say of the time of measuring."""
+    yield from (f"clocks were reduced: {reason}" for reason in machine.throttled(states))
+    clocks = [state["sm_mhz"] for state in states if state and "sm_mhz" in state]
+    if clocks:
+        yield f"SM clock {min(clocks)} to {max(clocks)} MHz"

@@ -1,0 +1,64 @@
+"""The first stage: what the text of a candidate shows. Nothing of it is run."""
+
+import ast
+import re
+from collections.abc import Collection, Iterator
+
+from fourfold.grading.candidates import CUDA, KERNELBENCH, Candidate
+
+# Modules that hold what is right, or another's implementation of it, wherever they are imported from.
+_REFERENCES = re.compile(
+    r"(fourfold\.)?oracles\b|fourfold\.(properties|checks|running|grading|strategies)\b"
+    r"|fourfold\.impls\.\w+\.(torch_eager|triton_kernel|cuda_kernel)\b"
+)
+
+
+class Unparsable(Exception):
+    """The text is no Python."""
+
+
+def reaches(candidate: Candidate, forbidden: Collection[str] = ()) -> Iterator[str]:
+    """What the source names that it must not, each with its line.
+
+    A text can hide what it does, so this finds what is careless. The stages that follow do not rely on it.
+
+    Args:
+        candidate: the candidate. Kernels of a `.cu` file have nothing to be found here.
+        forbidden: modules that it must not import, with all that is inside of them.
+
+    Raises:
+        Unparsable: the source is no Python. The message has the line.
+    """
+    if candidate.language == CUDA:
+        return
+    try:
+        tree = ast.parse(candidate.source)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise Unparsable(f"{candidate.file_name}{f':{line}' if line else ''}: {error}") from None
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for node in ast.walk(tree):
+        for name in _imported(node):
+            if _REFERENCES.match(name):
+                yield f"line {node.lineno} imports {name}, which holds the reference"  # type: ignore[attr-defined]
+            elif any(name == module or name.startswith(f"{module}.") for module in forbidden):
+                yield f"line {node.lineno} imports {name}, which is forbidden"  # type: ignore[attr-defined]
+        uses_model = isinstance(node, ast.Name) and node.id == "Model" and "Model" not in own
+        if uses_model and candidate.language == KERNELBENCH:
+            yield f"line {node.lineno} uses Model, which is the problem's"  # type: ignore[attr-defined]
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """The modules that a statement imports; also those that a text names in full, as for ``importlib``."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__"):
+        yield from (each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str))
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""

@@ -1,0 +1,350 @@
+"""A worker: a process that has everything imported, and is forked for each candidate.
+
+`python -m fourfold.grading.worker DESCRIPTOR DEVICE` answers the driver, one candidate at a time. The fork judges. The
+worker itself imports no candidate: it watches time, memory, processes and disk, ends what goes too far, and removes
+what is left behind. So no candidate finds anything of the one before.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from fourfold.checks.catalogue import operations
+from fourfold.grading.candidates import Candidate
+from fourfold.grading.judging import Settings, failed, judge
+from fourfold.running import candidate_session, messages
+from fourfold.running.candidate_process import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+from fourfold.running.exit_codes import spelled
+from fourfold.running.findings import CRASHED, TIMED_OUT
+from fourfold.running.messages import printable
+
+# Seconds between two looks at what a candidate takes.
+BETWEEN_LOOKS = 0.25
+# Of processes that one candidate may have at once, and bytes in its folder.
+MOST_PROCESSES, MOST_DISK = 64, 4 << 30
+# Of memory that processes of a candidate may take beyond what it asks for. One alone is refused more by the system.
+BYTES_FOR_FREE = 1 << 30
+# Of memory that a judge may take for references, beside what the candidate may.
+MOST_OF_JUDGE = 12 << 30
+# Characters of what a judge has printed before it died.
+SHOWN = 2000
+# Seconds for a GPU to answer again after a candidate has crashed on it, and for one question.
+GPU_SECONDS, GPU_QUESTION = 60.0, 20.0
+
+
+GONE = "the GPU does not answer"
+
+
+@dataclass
+class Judge:
+    """A fork that judges one candidate.
+
+    Attributes:
+        process: its number.
+        answers: a descriptor with what it says, a line of JSON each.
+        folder: of its own, and the candidate's.
+        said: the last stage, check and dtype that it has begun.
+        result: the last stage, and the verdict's text.
+    """
+
+    process: int
+    answers: int
+    folder: Path
+    said: tuple[str, str, str] = ("", "", "")
+    result: tuple[str, str] | None = None
+    _rest: bytes = b""
+
+    def listen(self) -> bool:
+        """Take what it has said; gives whether it may say more."""
+        part = os.read(self.answers, 1 << 20)
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if "now" in told:
+                self.said = tuple(told["now"])
+            else:
+                self.result = told["stage"], told["verdict"]
+        return bool(part)
+
+
+class Worker:
+    """Answers the driver.
+
+    Args:
+        connection: to the driver.
+    """
+
+    def __init__(self, connection: messages.Connection) -> None:
+        self.connection = connection
+        torch.set_num_threads(1)
+        operations()
+        importlib.import_module("sympy")  # which the first backward pass imports
+        gc.collect()
+        gc.freeze()
+        self.own = os.getpid()
+
+    def run(self) -> None:
+        """Judge until the driver has gone."""
+        with contextlib.suppress(messages.Ended):
+            while True:
+                job, _, _ = self.connection.receive()
+                self.connection.send(self._answer(job), {})
+
+    def _answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The verdict on a candidate; or why there is none, which says nothing of it."""
+        candidate, settings = Candidate(**job["candidate"]), Settings.of(job["settings"])
+        if settings.device == "cpu":
+            candidate_session.first_process()
+        started = time.monotonic()
+        folder = Path(tempfile.mkdtemp(prefix="fourfold-grading-"))
+        begun = self._fork(candidate, settings, job["seed"], folder)
+        try:
+            ended = self._watched(begun, candidate, settings, started)
+        finally:
+            os.close(begun.answers)
+            self._clear(begun)
+        answer: dict[str, Any] = {"where": f"{socket.gethostname()} {self.own}", "seconds": time.monotonic() - started}
+        if begun.result is not None:
+            stage, text = begun.result
+            return {**answer, "stage": stage, "verdict": text}
+        kind, message, whose = ended
+        stage, check, dtype = begun.said
+        at = f", in the check {check}, {dtype}" if check else ""
+        if settings.device == "cuda" and not gpu_answers():
+            answer["gone"] = GONE
+        if not whose:
+            return {**answer, "lost": f"{message}{at}"}
+        verdict = failed(candidate, settings.device, job["seed"], kind, f"{message}{at}")
+        return {**answer, "stage": stage, "verdict": verdict.json()}
+
+    # ---- the fork
+
+    def _fork(self, candidate: Candidate, settings: Settings, seed: int, folder: Path) -> Judge:
+        read, write = os.pipe()
+        process = os.fork()
+        if process == 0:
+            os.close(read)
+            self._become_judge(candidate, settings, seed, folder, write)
+        os.close(write)
+        return Judge(process, read, folder)
+
+    def _become_judge(self, candidate: Candidate, settings: Settings, seed: int, folder: Path, write: int) -> None:
+        """Judge in this process, which has just been forked, and end it."""
+        code = 1
+        try:
+            os.setsid()
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            self.connection.close()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_DISK, MOST_DISK))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            printed = os.open(folder / "printed-by-judge", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            for descriptor in (1, 2):
+                os.dup2(printed, descriptor)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+            if settings.device == "cuda":
+                os.environ["TRITON_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
+            else:
+                candidate_session.first_process_of_parent().adopt()
+            with os.fdopen(write, "w") as answers:
+
+                def say(**said: Any) -> None:
+                    answers.write(json.dumps(said) + "\n")
+                    answers.flush()
+
+                def now(stage: str, check: str, dtype: str) -> None:
+                    say(now=[stage, check, dtype])
+
+                own = folder / "judged"
+                own.mkdir()
+                stage, verdict = judge(candidate, settings, seed, own, now)
+                candidate_session.end_candidates()
+                say(stage=stage, verdict=verdict.json())
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+
+    # ---- the watch
+
+    def _watched(self, begun: Judge, candidate: Candidate, settings: Settings, started: float) -> tuple[str, str, bool]:
+        """Wait for the judge's end; gives what to say if it has left no verdict.
+
+        Returns:
+            the kind, the message, and whether it is the candidate's own doing.
+        """
+        trusted = settings.device == "cuda" or candidate.language == "cuda"
+        driver = self.connection.end
+        while True:
+            ready, _, _ = select.select([begun.answers, driver.fileno()], [], [], BETWEEN_LOOKS)
+            if driver.fileno() in ready:  # it asks nothing while it waits: it has gone
+                os.kill(begun.process, signal.SIGKILL)
+                raise messages.Ended
+            if begun.answers in ready and not begun.listen():
+                _, status = os.waitpid(begun.process, 0)
+                break
+            if time.monotonic() - started > candidate.seconds:
+                self._end(begun)
+                return TIMED_OUT, f"timed out: it was not judged within {candidate.seconds:g} s", True
+            if too_much := self._too_much(begun, candidate, trusted):
+                self._end(begun)
+                return CRASHED, too_much, True
+        code = os.waitstatus_to_exitcode(status)
+        message = "\n".join(filter(None, (f"the process that judges it {spelled(code)}", _printed(begun.folder))))
+        # A fault of the harness is no verdict on a candidate. On a GPU both are one process.
+        return CRASHED, f"crashed: {message}", trusted and code != 1 and code != -signal.SIGKILL
+
+    def _too_much(self, begun: Judge, candidate: Candidate, trusted: bool) -> str | None:
+        """What the candidate takes too much of, or None."""
+        judging = {begun.process, candidate_session.first_process_number()}
+        others = [child for child in _running(self.own) if child.pid not in judging]
+        if len(others) > MOST_PROCESSES:
+            return f"crashed: it has started {len(others)} processes, and may have {MOST_PROCESSES}"
+        taken = sum(map(_bytes_of, others))
+        if taken > candidate.bytes + BYTES_FOR_FREE:
+            return f"crashed: its processes take {taken} bytes of memory, and may take {candidate.bytes}"
+        of_judge = _bytes_of(psutil.Process(begun.process))
+        if of_judge > MOST_OF_JUDGE + candidate.bytes * trusted:
+            return f"crashed: the process that judges it takes {of_judge} bytes of memory"
+        disk = sum(_sizes(begun.folder))
+        if disk > MOST_DISK:
+            return f"crashed: its files take {disk} bytes, and may take {MOST_DISK}"
+        return None
+
+    def _end(self, begun: Judge) -> None:
+        """End a judge that has not come to its end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(begun.process, signal.SIGKILL)
+            os.kill(begun.process, signal.SIGKILL)
+        os.waitpid(begun.process, 0)
+        while begun.listen():
+            pass
+        # It may have been in the middle of a message to the process that candidates are forked from.
+        candidate_session.end_all()
+
+    def _reap(self, first: int | None) -> None:
+        """Wait for children that have ended: processes of a candidate whose parent has ended before them."""
+        for child in psutil.Process().children():
+            if child.pid != first:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(child.pid, os.WNOHANG)
+
+    def _clear(self, begun: Judge) -> None:
+        """Remove what a candidate has left: processes and files."""
+        first = candidate_session.first_process_number()
+        if first is not None and not candidate_session.first_process_of_parent().alive:
+            candidate_session.end_all()
+            first = None
+        while left := [child for child in _running(self.own) if child.pid != first]:
+            for child in left:
+                with contextlib.suppress(psutil.Error):
+                    child.kill()
+            psutil.wait_procs(left, timeout=1)
+        self._reap(first)
+        shutil.rmtree(begun.folder, ignore_errors=True)
+
+
+# ---- the GPU
+
+
+def gpu_answers(seconds: float = GPU_SECONDS) -> bool:
+    """Whether a kernel runs on the GPU and gives what it should, within so many seconds after a crash."""
+    deadline = time.monotonic() + seconds
+    while True:
+        process = os.fork()
+        if process == 0:
+            os._exit(_sums())
+        if _exit_code(process, GPU_QUESTION) == 0:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(1)
+
+
+def _sums() -> int:
+    try:
+        return int(torch.ones(1024, device="cuda").sum().item() != 1024)
+    except BaseException:
+        return 1
+
+
+def _exit_code(process: int, seconds: float) -> int | None:
+    """That of a child, which is ended after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(process, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return None
+
+
+def _running(process: int) -> list[psutil.Process]:
+    """Each process that a process has started, and theirs, but for those that have ended."""
+    found = []
+    for child in psutil.Process(process).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
+
+
+def _bytes_of(process: psutil.Process) -> int:
+    """The memory of a process; what it shares with others counts in part."""
+    with contextlib.suppress(psutil.Error):
+        return process.memory_full_info().pss
+    return 0
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """The bytes on the disk of each file in a folder."""
+    for inside, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                yield os.lstat(os.path.join(inside, name)).st_blocks * 512
+
+
+def _printed(folder: Path) -> str:
+    with contextlib.suppress(OSError), (folder / "printed-by-judge").open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - SHOWN))
+        return printable(file.read(SHOWN).decode(errors="replace")).strip()
+    return ""
+
+
+def main(descriptor: int, device: str) -> None:
+    """Work until the driver closes the connection."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a candidate leaves behind becomes a child of this process
+    connection = messages.Connection(socket.socket(fileno=descriptor))
+    try:
+        worker = Worker(connection)
+        ready: dict[str, Any] = {"where": f"{socket.gethostname()} {os.getpid()}"}
+        if device == "cuda" and not gpu_answers():
+            ready["gone"] = GONE
+        connection.send(ready, {})
+        worker.run()
+    finally:
+        candidate_session.end_all()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
