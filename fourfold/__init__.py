@@ -25,6 +25,7 @@ _PUBLIC = {
     "assert_correct": "fourfold.running.verification",
     "claims": "fourfold.core.claims",
     "cuda_kernel": "fourfold.backends.cuda.functions",
+    "grade": "fourfold.grading.driver",
     "like": "fourfold.running.adapters",
     "lengths": "fourfold.strategies.arguments",
     "offsets": "fourfold.strategies.arguments",

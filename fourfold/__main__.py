@@ -1,6 +1,7 @@
 """The command ``fourfold``: a thin skin over pytest and the modules of this package."""
 
 import argparse
+import importlib
 import json
 import re
 import subprocess
@@ -18,10 +19,11 @@ LAUNCHED = re.compile(r"\.cuh?:")
 DESCRIPTION = {
     "tour": "verify two kernels that come with this package, a right one and a wrong one, and say what to do next",
     "verify": "put a kernel of yours through every check of a known operation",
+    "grade": "judge thousands of kernels, none of them trusted, on one machine or on many",
     "sanitize": "run a script with Triton kernels on the CPU, and report memory errors and races",
     "mutate": "make small mistakes in kernels, one at a time, and see whether the checks reject each",
 }
-USAGE = "fourfold {tour,verify,sanitize,mutate} ...\n\n" + "\n".join(
+USAGE = "fourfold {tour,verify,grade,sanitize,mutate} ...\n\n" + "\n".join(
     f"  {name:8} {what}" for name, what in DESCRIPTION.items()
 )
 
@@ -97,6 +99,11 @@ def mutate(arguments: Sequence[str]) -> int:
     return subprocess.run([sys.executable, "-m", "fourfold.mutation", *arguments]).returncode
 
 
+def grade(arguments: Sequence[str]) -> int:
+    """``fourfold grade CANDIDATES.jsonl ...``: see `fourfold.grading.command`."""
+    return importlib.import_module("fourfold.grading.command").command(arguments)
+
+
 class Verification:
     """A run of the checks on one function of the example, under way.
 
@@ -168,8 +175,9 @@ def main() -> int:
     command, *arguments = sys.argv[1:] or ["--help"]
     if command == "tour" and not arguments:
         return tour()
-    if command in ("verify", "sanitize", "mutate"):
-        return {"verify": verify, "sanitize": sanitize.command, "mutate": mutate}[command](arguments)
+    commands = {"verify": verify, "grade": grade, "sanitize": sanitize.command, "mutate": mutate}
+    if command in commands:
+        return commands[command](arguments)
     print(USAGE)
     return 0 if command in ("-h", "--help") else 2
 

@@ -4,7 +4,7 @@ import os
 import secrets
 import shlex
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,9 @@ def grade(
     gpus: int = 0,
     ray: str | None = None,
     seed: int | None = None,
+    only: Collection[str] = (),
     **settings: Any,
-) -> Iterator[Graded]:
+) -> Generator[Graded, None, None]:
     """Judge many candidates, none of them trusted. Each runs in a process of its own, which nothing is left of.
 
     Args:
@@ -45,6 +46,7 @@ def grade(
         gpus: that each candidate has for itself: 0 for kernels that run on the CPU.
         ray: the address of a Ray cluster, whose machines judge.
         seed: of the generated cases, for all candidates the same; a random one unless given.
+        only: the ids of the candidates to judge; all if empty.
         **settings: `examples`, `dtypes`, `first_failure`, `refusals`, `strict_errors`, `forbid_fallback`,
             `forbid_imports` and `speed`: see `fourfold.grading.judging.Settings`.
 
@@ -66,7 +68,7 @@ def grade(
     is_file = isinstance(candidates, str | os.PathLike)
     found = of_file(Path(candidates)) if is_file else _of_iterable(candidates)  # type: ignore[arg-type]
     repeat = _repeated(f"fourfold grade {shlex.quote(str(candidates))}" if is_file else "", seed, gpus, judged_by)
-    return _graded(found, Path(out) if out is not None else None, make, places, judged_by, seed, repeat)
+    return _graded(chosen(found, only), Path(out) if out is not None else None, make, places, judged_by, seed, repeat)
 
 
 def _check(settings: Settings, gpus: int, workers: int | None) -> None:
@@ -128,6 +130,21 @@ def _of_iterable(candidates: Iterable[Any]) -> Iterator[Given]:
         yield (said.id, said) if isinstance(said, Candidate) else _given(said, f"candidate {number}", Path())
 
 
+def chosen(found: Iterator[Given], only: Collection[str]) -> Iterator[Given]:
+    """Those with one of these ids; all if there are none.
+
+    Raises:
+        ValueError: there is no candidate of an id.
+    """
+    missing = set(only)
+    for name, candidate in found:
+        if not only or name in only:
+            missing.discard(name)
+            yield name, candidate
+    if missing:
+        raise ValueError(f"id: there is no candidate {', '.join(sorted(missing))}")
+
+
 def _given(said: Any, otherwise: str, folder: Path) -> Given:
     name = said.get("id") if isinstance(said, Mapping) else None
     known = name if isinstance(name, str) and name else otherwise
@@ -148,7 +165,7 @@ def _graded(
     settings: Settings,
     seed: int,
     repeat: Callable[[str], str],
-) -> Iterator[Graded]:
+) -> Generator[Graded, None, None]:
     with _Run(out, settings, seed, repeat) as run:
         yield from run.all(given, partial(Pool, make, places))
 

@@ -3,9 +3,11 @@
 import contextlib
 import os
 import queue
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -70,6 +72,7 @@ class LocalWorker:
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         # NVML tells of GPUs without a context, which a process that is forked could not have then.
         more = {"PYTHONPATH": path, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        self.folder = more["TMPDIR"] = tempfile.mkdtemp(prefix="fourfold-grading-")
         if gpu is not None:
             more[_DEVICES] = gpu
         with other:
@@ -121,6 +124,7 @@ class LocalWorker:
             self.process.kill()
             self.process.wait()
         self.socket.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @dataclass

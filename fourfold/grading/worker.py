@@ -113,7 +113,7 @@ class Worker:
         if settings.device == "cpu":
             candidate_session.first_process()
         started = time.monotonic()
-        folder = Path(tempfile.mkdtemp(prefix="fourfold-grading-"))
+        folder = Path(tempfile.mkdtemp(prefix="candidate-"))
         begun = self._fork(candidate, settings, job["seed"], folder)
         try:
             ended = self._watched(begun, candidate, settings, started)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = {"fourfold": "fourfold", "impls": "fourfold.impls", "oracles": "fourfold.oracles"}
 FOLDERS["properties"] = "fourfold.properties"
 # Each layer may import those before it. A kernel needs only `backends`.
-LAYERS = ("compat", "core", "backends", "strategies", "checks", "running", "performance", "mutation")
+LAYERS = ("compat", "core", "backends", "strategies", "checks", "running", "performance", "mutation", "grading")
 # The other modules of this project that the operations' folders may import.
 OF_OPERATIONS = {
     "impls": {"backends", "compat"},

@@ -1,0 +1,131 @@
+"""What people see of a run: a bar with the counts, and a table that closes it."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fourfold.grading.results import Graded
+from fourfold.running.findings import GRAVEST_FIRST, REFUSED, RIGHT
+
+# The order of kinds in tables.
+KINDS = (RIGHT, REFUSED, *reversed(GRAVEST_FIRST))
+# How many of the latest failures, and of the slowest, are shown.
+SHOWN = 5
+# Seconds between two lines, where there is no terminal.
+BETWEEN_LINES = 30.0
+# Characters of a failure.
+WIDTH = 110
+
+
+class Watched:
+    """A run that people watch.
+
+    Args:
+        total: how many candidates there are; None if that is not known.
+        console: where it is shown.
+    """
+
+    def __init__(self, total: int | None, console: Console) -> None:
+        self.total, self.console = total, console
+        self.counts: Counter[str] = Counter()
+        self.seconds: list[float] = []
+        self.latest: deque[Graded] = deque(maxlen=SHOWN)
+        self.slowest: list[Graded] = []
+        self.begun = self.told = time.monotonic()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("to go"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self._task = self._bar.add_task("graded", total=total, rate="")
+        self._live = Live(self._bar, console=console, refresh_per_second=2) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def each(self, graded: Iterable[Graded]) -> Iterator[Graded]:
+        """The same verdicts, as they pass by."""
+        for one in graded:
+            self.saw(one)
+            yield one
+
+    def saw(self, one: Graded) -> None:
+        """Count a verdict."""
+        self.counts[one.kind] += 1
+        if not one.same_as:
+            self.seconds.append(one.seconds)
+            self.slowest = sorted([*self.slowest, one], key=lambda each: -each.seconds)[:SHOWN]
+        if one.failures:
+            self.latest.append(one)
+        self._bar.update(self._task, advance=1, rate=f"{self.rate:.0f} a minute")
+        if self._live:
+            self._live.update(Group(self._bar, self.line(), *map(described, self.latest)))
+        elif time.monotonic() - self.told > BETWEEN_LINES:
+            self.told = time.monotonic()
+            self.console.print(escape(f"[{self.line()}; {self.rate:.0f} a minute]"), soft_wrap=True)
+
+    @property
+    def rate(self) -> float:
+        """Candidates a minute."""
+        return 60 * self.counts.total() / max(time.monotonic() - self.begun, 1e-3)
+
+    def line(self) -> str:
+        """The counts in a line."""
+        of_total = f" of {self.total}" if self.total is not None else ""
+        return f"{self.counts.total()}{of_total} graded: " + ", ".join(f"{n} {kind}" for kind, n in self._counted())
+
+    def _counted(self) -> list[tuple[str, int]]:
+        return [(kind, self.counts[kind]) for kind in KINDS if self.counts[kind]]
+
+    def closing(self) -> Table:
+        """The table that closes a run."""
+        table = Table(title=f"{self.counts.total()} candidates", title_justify="left", box=None)
+        table.add_column("verdict")
+        table.add_column("candidates", justify="right")
+        table.add_column("share", justify="right")
+        for kind, count in self._counted():
+            table.add_row(kind, str(count), f"{count / self.counts.total():.1%}")
+        return table
+
+    def tell(self) -> None:
+        """Print what closes a run."""
+        self.console.print(self.closing())
+        if self.seconds:
+            ordered = sorted(self.seconds)
+            middle, late = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+            taken = time.monotonic() - self.begun
+            self.console.print(
+                f"{len(ordered)} judged in {taken:.0f} s, {60 * len(ordered) / max(taken, 1e-3):.1f} a minute;"
+                f" seconds a candidate: {middle:.1f} in the median, 95% within {late:.1f}",
+                soft_wrap=True,
+            )
+        if len(self.slowest) > 1:
+            self.console.print("slowest: " + ", ".join(f"{each.id} {each.seconds:.0f} s" for each in self.slowest))
+        if self.latest:
+            self.console.print("latest failures:")
+        for one in self.latest:
+            self.console.print(escape(described(one)), soft_wrap=True)
+
+
+def described(one: Graded) -> str:
+    """A failure in a line."""
+    message: Any = one.failures[0][1].message.splitlines()[0]
+    return f"  {one.id}: {one.kind}: {message}"[:WIDTH]

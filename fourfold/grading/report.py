@@ -1,0 +1,49 @@
+"""The report: a page that lists all candidates and filters them, and a page for each with its counterexample."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, select_autoescape
+
+from fourfold.grading.progress import KINDS
+from fourfold.grading.results import Graded
+
+_TEMPLATE = Path(__file__).with_name("report.html")
+
+
+def write(graded: Sequence[Graded], folder: Path) -> Path:
+    """Write the pages; gives the first of them.
+
+    Args:
+        graded: the verdicts.
+        folder: where they go. It is made if it is not there.
+    """
+    pages = folder / "candidates"
+    pages.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number, one in enumerate(graded):
+        name = f"{number:05}-{re.sub(r'[^A-Za-z0-9._-]+', '_', one.id)[:60]}.html"
+        (pages / name).write_text(one.html(), encoding="utf-8")
+        failure = one.failures[0][1] if one.failures else None
+        rows.append(
+            {
+                "id": one.id,
+                "kind": one.kind,
+                "stage": one.stage,
+                "operation": one.operation,
+                "seconds": one.seconds,
+                "reward": one.reward(),
+                "page": f"candidates/{name}",
+                "message": failure.message if failure else "; ".join(one.shortcomings),
+                "counterexample": (failure.counterexample if failure else None) or "",
+            }
+        )
+    counts = {kind: sum(one.kind == kind for one in graded) for kind in KINDS}
+    environment = Environment(autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True)
+    page = folder / "index.html"
+    text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        rows=rows, counts={kind: count for kind, count in counts.items() if count}, total=len(graded)
+    )
+    page.write_text(text + "\n", encoding="utf-8")
+    return page

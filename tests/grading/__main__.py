@@ -1,0 +1,85 @@
+"""Write labelled candidates, or hold the results of grading against the labels.
+
+python -m tests.grading write candidates.jsonl --count 1000
+fourfold grade candidates.jsonl --out results.jsonl
+python -m tests.grading check candidates.jsonl results.jsonl
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections import Counter
+from pathlib import Path
+
+from .labelled import RIGHT, candidates
+
+
+def write(file: Path, count: int, seed: int) -> None:
+    """The candidates, a line each; the labels go into a file beside it, where no candidate sees them."""
+    labelled = candidates(count, seed)
+    file.write_text("".join(json.dumps(candidate) + "\n" for _, candidate in labelled))
+    _labels(file).write_text(json.dumps({candidate["id"]: label for label, candidate in labelled}, indent=1))
+    print(f"{len(labelled)} candidates, {sum(label == RIGHT for label, _ in labelled)} of them right: {file}")
+
+
+def _labels(file: Path) -> Path:
+    return file.with_suffix(".labels.json")
+
+
+def check(file: Path, results: Path) -> int:
+    """Print how often grading agrees with the labels; gives how many disagree, or have no verdict."""
+    labels = json.loads(_labels(file).read_text())
+    graded = {row["id"]: row for row in map(json.loads, results.read_text().splitlines())}
+    missing = labels.keys() - graded.keys()
+    wrong = {
+        name for name in labels.keys() & graded.keys() if (graded[name]["kind"] == RIGHT) != (labels[name] == RIGHT)
+    }
+    for name in sorted(wrong):
+        print(f"{name}: labelled {labels[name]}, graded {graded[name]['kind']}")
+    seconds = sorted(row["seconds"] for row in graded.values() if not row.get("same_as"))
+    print(
+        f"{len(graded)} of {len(labels)} graded, {len(missing)} missing:",
+        dict(Counter(r["kind"] for r in graded.values())),
+    )
+    for label, what in ((RIGHT, "right ones rejected"), ("wrong", "wrong ones accepted")):
+        of_label = [name for name in graded if labels.get(name) == label]
+        bad = sum(name in wrong for name in of_label)
+        low, high = wilson(bad, len(of_label))
+        print(f"{what}: {bad} of {len(of_label)}, {low:.2%} to {high:.2%} with 95% confidence")
+    if len(seconds) > 1:
+        late = seconds[int(0.95 * (len(seconds) - 1))]
+        print(f"seconds: median {statistics.median(seconds):.1f}, 95% within {late:.1f}")
+    return len(wrong) + len(missing)
+
+
+def wilson(found: int, of: int) -> tuple[float, float]:
+    """The 95% interval of a share (E. B. Wilson, Probable inference, 1927)."""
+    if not of:
+        return 0.0, 1.0
+    z, share = 1.96, found / of
+    middle, reach = share + z * z / (2 * of), z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
+    return tuple(max(0.0, end / (1 + z * z / of)) for end in (middle - reach, middle + reach))  # type: ignore[return-value]
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.grading", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    writing = commands.add_parser("write")
+    writing.add_argument("candidates", type=Path)
+    writing.add_argument("--count", type=int, default=1000)
+    writing.add_argument("--seed", type=int, default=0)
+    checking = commands.add_parser("check")
+    checking.add_argument("candidates", type=Path)
+    checking.add_argument("results", type=Path)
+    given = parser.parse_args()
+    if given.command == "write":
+        write(given.candidates, given.count, given.seed)
+        return 0
+    return int(check(given.candidates, given.results) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
