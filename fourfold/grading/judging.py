@@ -46,6 +46,7 @@ from fourfold.strategies import defaults
 STATIC, SMOKE, FULL, SPEED = STAGES = ("static", "smoke", "full", "speed")
 # Generated cases of the smoke stage, beside the named ones.
 SMOKE_EXAMPLES = 3
+SMOKE_CHECKS = (standard.FORWARD, standard.BACKWARD.name)
 # Of the time that a candidate has, the part after which no check is begun.
 PART_TO_BEGIN = 0.9
 # The part that one call may take.
@@ -141,12 +142,12 @@ def _checked(
     started: float,
     say: Callable[[str, str, str], object],
 ) -> tuple[str, Verdict]:
-    """A few cases, then all checks."""
+    """A few cases of what most is wrong in, then all checks."""
     dtypes = [name for name in settings.dtypes if name in (trial.claims.dtypes or settings.dtypes)]
     planned = trial.planned(dtypes, ())
     brief = Plan(
         dtypes=[dtype for _, dtype in planned if dtype == "float32"][:1] or [dtype for _, dtype in planned][:1],
-        only={check.name for check, _ in planned if standard.parts_of(check.name)[0] == standard.FORWARD},
+        only={check.name for check, _ in planned if standard.parts_of(check.name)[0] in SMOKE_CHECKS},
         examples=SMOKE_EXAMPLES,
         seed=seed,
         first_failure=True,

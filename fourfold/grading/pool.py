@@ -19,9 +19,12 @@ import pynvml
 
 import fourfold
 from fourfold.running import messages
+from fourfold.running.exit_codes import spelled
 
 # Seconds for a worker to import everything, and to answer once a candidate's own time is over.
 STARTING_SECONDS, ANSWERING_SECONDS = 300.0, 120.0
+# For a worker that has closed its connection to come to its end.
+SECONDS_TO_END = 5.0
 # How often in a row a worker may fail to start before its place is given up.
 MOST_STARTS = 3
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -72,12 +75,20 @@ class LocalWorker:
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         # NVML tells of GPUs without a context, which a process that is forked could not have then.
         more = {"PYTHONPATH": path, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        self.folder = more["TMPDIR"] = tempfile.mkdtemp(prefix="fourfold-grading-")
+        self.folder = tempfile.mkdtemp(prefix="fourfold-grading-")
         if gpu is not None:
             more[_DEVICES] = gpu
         with other:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", "-m", "fourfold.grading.worker", str(other.fileno()), device],
+                [
+                    sys.executable,
+                    "-P",
+                    "-W",
+                    "ignore",
+                    "-m",
+                    "fourfold.grading.worker",
+                    *map(str, (other.fileno(), device, self.folder)),
+                ],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **more},
@@ -109,9 +120,12 @@ class LocalWorker:
             raise self._lost(error) from None
 
     def _lost(self, error: Exception) -> Lost:
-        code = self.process.poll()
+        try:
+            code = self.process.wait(SECONDS_TO_END if isinstance(error, messages.Ended) else 0)
+        except subprocess.TimeoutExpired:
+            code = None
         self.close()
-        how = f"has ended with exit code {code}" if code is not None else f"does not answer ({error!r})"
+        how = spelled(code) if code is not None else f"does not answer ({error!r})"
         return Lost(f"the worker {how}")
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """A worker: a process that has everything imported, and is forked for each candidate.
 
-`python -m fourfold.grading.worker DESCRIPTOR DEVICE` answers the driver, one candidate at a time. The fork judges. The
-worker itself imports no candidate: it watches time, memory, processes and disk, ends what goes too far, and removes
-what is left behind. So no candidate finds anything of the one before.
+`python -m fourfold.grading.worker DESCRIPTOR DEVICE FOLDER` answers the driver, one candidate at a time. The fork
+judges. The worker itself imports no candidate: it watches time, memory, processes and disk, ends what goes too far, and
+removes what is left behind. So no candidate finds anything of the one before.
 """
 
 import contextlib
@@ -331,8 +331,9 @@ def _printed(folder: Path) -> str:
     return ""
 
 
-def main(descriptor: int, device: str) -> None:
-    """Work until the driver closes the connection."""
+def main(descriptor: int, device: str, folder: str) -> None:
+    """Work until the driver closes the connection. The folder is the worker's own, for temporary files."""
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a candidate leaves behind becomes a child of this process
     connection = messages.Connection(socket.socket(fileno=descriptor))
     try:
@@ -344,7 +345,8 @@ def main(descriptor: int, device: str) -> None:
         worker.run()
     finally:
         candidate_session.end_all()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:4])

@@ -84,9 +84,9 @@ class Statement:
     kernel: bool
 
 
-def _called_on_import(module: ast.Module) -> Iterator[str]:
-    """The functions that a module's own statements call."""
-    waiting: list[ast.AST] = [module]
+def _called_on_import(top: ast.AST) -> Iterator[str]:
+    """The functions that a module's own statements call, or one of them."""
+    waiting: list[ast.AST] = [top]
     while waiting:
         for node in ast.iter_child_nodes(waiting.pop()):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
@@ -108,8 +108,6 @@ class Source:
         if module is None:
             return
         for node in module.defined.get(name) or [module.tree]:
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                self._follow(module, [node.value])  # such as ``softmax = Softmax.apply``
             self._read(module, node)
 
     def _module(self, file: Path) -> Any:
@@ -135,15 +133,20 @@ class Source:
             for node in defined:
                 if node.name not in on_import:
                     self._read(module, node)
+        elif isinstance(top, ast.Assign | ast.AnnAssign) and top.value is not None:
+            # Such as ``softmax = Softmax.apply``, or an operator made of functions. What it calls runs on import.
+            self._follow(module, [top.value], set(_called_on_import(top)))
 
-    def _follow(self, module: Module, nodes: Iterable[ast.AST]) -> None:
-        """Take the functions that are named in nodes. What a module's own statements name runs when it is imported."""
+    def _follow(self, module: Module, nodes: Iterable[ast.AST], leaving: Collection[str] = ()) -> None:
+        """Take the functions that are named in nodes, but for some."""
         for node in itertools.chain.from_iterable(map(ast.walk, nodes)):
             if isinstance(node, ast.Call) and _name_of(node.func) in _COMBINE:
                 self._combine.update(map(_name_of, [*node.args, *(each.value for each in node.keywords)]))
             if not isinstance(node, ast.Name | ast.Attribute):
                 continue
             name = _name_of(node)
+            if name in leaving:
+                continue
             for each in module.defined.get(name, ()):
                 self._read(module, each)
             if name not in module.defined and name in module.imported:

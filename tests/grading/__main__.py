@@ -8,10 +8,12 @@ python -m tests.grading check candidates.jsonl results.jsonl
 import argparse
 import json
 import math
+import re
 import statistics
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from .labelled import RIGHT, candidates
 
@@ -33,25 +35,31 @@ def check(file: Path, results: Path) -> int:
     labels = json.loads(_labels(file).read_text())
     graded = {row["id"]: row for row in map(json.loads, results.read_text().splitlines())}
     missing = labels.keys() - graded.keys()
-    wrong = {
-        name for name in labels.keys() & graded.keys() if (graded[name]["kind"] == RIGHT) != (labels[name] == RIGHT)
-    }
-    for name in sorted(wrong):
+    judged = [name for name in labels if name in graded]
+    off = {name for name in judged if (graded[name]["kind"] == RIGHT) != (labels[name] == RIGHT)}
+    told = {name for name in off if labels[name] != RIGHT and _is_told(name, graded[name])}
+    for name in sorted(off - told):
         print(f"{name}: labelled {labels[name]}, graded {graded[name]['kind']}")
-    seconds = sorted(row["seconds"] for row in graded.values() if not row.get("same_as"))
-    print(
-        f"{len(graded)} of {len(labels)} graded, {len(missing)} missing:",
-        dict(Counter(r["kind"] for r in graded.values())),
-    )
+    kinds = dict(Counter(row["kind"] for row in graded.values()))
+    print(f"{len(judged)} of {len(labels)} graded, {len(missing)} missing: {kinds}")
     for label, what in ((RIGHT, "right ones rejected"), ("wrong", "wrong ones accepted")):
-        of_label = [name for name in graded if labels.get(name) == label]
-        bad = sum(name in wrong for name in of_label)
+        of_label = [name for name in judged if labels[name] == label and name not in told]
+        bad = sum(name in off for name in of_label)
         low, high = wilson(bad, len(of_label))
         print(f"{what}: {bad} of {len(of_label)}, {low:.2%} to {high:.2%} with 95% confidence")
+    print(f"accepted, but the line of the mistake is told as never executed: {len(told)}")
+    seconds = sorted(row["seconds"] for row in graded.values() if not row.get("same_as"))
     if len(seconds) > 1:
         late = seconds[int(0.95 * (len(seconds) - 1))]
         print(f"seconds: median {statistics.median(seconds):.1f}, 95% within {late:.1f}")
-    return len(wrong) + len(missing)
+    return len(off - told) + len(missing)
+
+
+def _is_told(name: str, graded: dict[str, Any]) -> bool:
+    """Whether the verdict says that the line of a mutant never ran."""
+    found = re.search(r"line (\d+)$", name)
+    ranges = [tuple(map(int, each["lines"].split("-"))) for each in graded.get("never_executed") or ()]
+    return found is not None and any(of[0] <= int(found[1]) <= of[-1] for of in ranges)
 
 
 def wilson(found: int, of: int) -> tuple[float, float]:

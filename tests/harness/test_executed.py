@@ -173,6 +173,15 @@ def test_functions_that_are_not_reached_by_name_do_not_count(tmp_path: Path) -> 
     assert never_of(text, lambda module: module.run(1), tmp_path) == [("8", "helper is never called")]
 
 
+def test_functions_that_an_operator_is_made_of_count(tmp_path: Path) -> None:
+    """As ``layer_norm_operator = register("triton", _forward, _backward)`` is, which the wrapper calls."""
+    text = "def made(f, g):\n    return lambda n: n or g(n)\n\ndef forward(n):\n    return n\n\n"
+    text += "def backward(n):\n    return 2 * n\n\nOPERATOR = made(forward, backward)\n\n"
+    text += "def run(n):\n    return OPERATOR(n)\n"
+    expected = [("5", "forward is never called"), ("8", "backward is never called")]
+    assert never_of(text, lambda module: module.run(1), tmp_path) == expected
+
+
 def test_of_a_whole_module_functions_that_run_on_import_do_not_count(tmp_path: Path) -> None:
     text = """
     def squares(n):

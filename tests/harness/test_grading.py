@@ -1,0 +1,630 @@
+"""fourfold.grade: every candidate gets its verdict, whatever others do to processes, workers and files."""
+
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import fourfold
+from fourfold.core.claims import Claims
+from fourfold.core.comparison import Disagreement
+from fourfold.grading import driver, pool, static
+from fourfold.grading.candidates import Candidate
+from fourfold.grading.command import command
+from fourfold.grading.results import Graded, InUse, Results
+from fourfold.grading.speed import median_with_interval, speeds_of
+from fourfold.running.findings import REWARDS, Finding, Outcome, Speed, Verdict
+
+ROOT = Path(__file__).parents[2]
+# Few cases of one dtype: what is looked at is how candidates are handled.
+QUICK: dict[str, Any] = {"examples": 2, "dtypes": ("float32",), "seed": 1}
+ADD = "import torch\ndef vector_add(x, y):\n"
+RIGHT = f"{ADD}    return torch.add(x, y)\n"
+WRONG = f"{ADD}    return torch.sub(x, y)\n"
+ENDS_ITS_WORKER = """
+import os, signal, psutil
+def vector_add(x, y):
+    for each in psutil.Process().parents():
+        if "fourfold.grading.worker" in each.cmdline():
+            each.send_signal(signal.SIGKILL)
+"""
+RMS_NORM = """
+import torch, fourfold
+from fourfold import tensor, values
+@fourfold.operation(x=tensor("rows cols"), eps=values(1e-6))
+def rms(x, eps=1e-6):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+"""
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = torch.nn.Linear(size, 3)
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+size = 4096
+def get_inputs():
+    return [torch.rand(8, size)]
+def get_init_inputs():
+    return [size]
+"""
+SOLUTION = """
+import torch
+class ModelNew(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = torch.nn.Linear(size, 3)
+    def forward(self, x):
+        return {result}
+"""
+CUDA = """
+__global__ void add(const float* x, const float* y, float* out, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = x[i] + y[i];
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(device: str) -> None:
+    """The workers are the same on a GPU; what is judged there is too slow for so many tests."""
+    if device != "cpu":
+        pytest.skip("needs --device cpu")
+
+
+def add(name: str, body: str = "", **more: Any) -> dict[str, Any]:
+    """A candidate for vector_add, with this body."""
+    return {"id": name, "operation": "vector_add", "source": f"{ADD}    {body}\n", "seconds": 60, **more}
+
+
+def graded(candidates: Sequence[Any], **more: Any) -> dict[str, Graded]:
+    """The verdict on each candidate, by its id."""
+    return {one.id: one for one in fourfold.grade(candidates, **{**QUICK, **more})}
+
+
+def message(one: Graded) -> str:
+    """What the first failure says."""
+    return one.failures[0][1].message if one.failures else "; ".join(one.shortcomings)
+
+
+CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    # id: the candidate, its kind, its last stage and what it says
+    "right": ({"source": RIGHT}, "right", "full", ""),
+    "same": ({"source": RIGHT}, "right", "full", ""),
+    "wrong": ({"source": WRONG}, "wrong", "smoke", "expected"),
+    "wrong gradient": (
+        {"source": f"{ADD}    return x + y.detach()\n"},
+        "wrong",
+        "smoke",
+        "gradient of y",
+    ),
+    "refuses": ({"source": f"{ADD}    raise NotImplementedError('never')\n"}, "refused", "full", "refused all"),
+    "does not parse": ({"source": "def vector_add(x, y:\n"}, "invalid", "static", "candidate.py:1"),
+    "no function": ({"source": "x = 1\n"}, "invalid", "smoke", "no function vector_add"),
+    "fails on import": ({"source": "1 / 0\n"}, "invalid", "smoke", "ZeroDivisionError"),
+    "ends on import": ({"source": "raise SystemExit(0)\n"}, "invalid", "smoke", "SystemExit"),
+    "other arguments": ({"source": "def vector_add(a): return a\n"}, "invalid", "smoke", "cannot be called as"),
+    "unknown": ({"source": RIGHT, "operation": "vector_ad"}, "invalid", "static", "there is no 'vector_ad'"),
+    "reaches": ({"source": f"from fourfold.oracles import vector_add\n{RIGHT}"}, "tampered", "static", "line 1"),
+    "exits": ({"source": f"{ADD}    import os; os._exit(0)\n"}, "crashed", "smoke", "exit code 0"),
+    "hangs": ({"source": f"{ADD}    while True: pass\n", "seconds": 6}, "timed out", "smoke", "timed out"),
+    "forks": (
+        {"source": f"{ADD}    import os, time\n    while os.fork(): time.sleep(.01)\n    time.sleep(60)\n"},
+        "crashed",
+        "smoke",
+        "processes",
+    ),
+    "fills the disk": (
+        {
+            "source": f"{ADD}    import os, time\n    for n in range(6):\n"
+            "        file = os.open(f'{n}', os.O_CREAT | os.O_RDWR)\n"
+            "        os.posix_fallocate(file, 0, 1 << 30)\n    time.sleep(60)\n"
+        },
+        "crashed",
+        "smoke",
+        "files take",
+    ),
+    "leaves a process": (
+        {"source": f"import subprocess\nsubprocess.Popen(['sleep', '86399'], start_new_session=True)\n{RIGHT}"},
+        "right",
+        "full",
+        "",
+    ),
+    "has a neighbour": ({"path": "mine.py"}, "right", "full", ""),
+    "definition": (
+        {
+            "source": "def rms(x, eps):\n    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()\n",
+            "operation": "rms",
+            "definition": RMS_NORM,
+            "claims": {"sizes": {"cols": [1, 64]}},
+        },
+        "right",
+        "full",
+        "",
+    ),
+    "a solution": (
+        {
+            "source": SOLUTION.format(result="self.layer(x).clamp(min=0)"),
+            "language": "kernelbench",
+            "problem": PROBLEM,
+            "sizes": {"size": 16},
+            "operation": "",
+        },
+        "right",
+        "full",
+        "",
+    ),
+    "no solution": (
+        {
+            "source": SOLUTION.format(result="self.layer(x)"),
+            "language": "kernelbench",
+            "problem": PROBLEM,
+            "sizes": {"size": 16},
+            "operation": "",
+        },
+        "wrong",
+        "smoke",
+        "expected",
+    ),
+    "in CUDA C++": (
+        {
+            "source": CUDA,
+            "language": "cuda",
+            "function": "add<<<ceil(numel / 256), 256>>>(x, y, out, numel)",
+            "claims": {"gradients": False},
+        },
+        "right",
+        "full",
+        "",
+    ),
+    "in wrong CUDA C++": (
+        {
+            "source": CUDA.replace("if (i < n) ", ""),
+            "language": "cuda",
+            "function": "add<<<ceil(numel / 256), 256>>>(x, y, out, numel)",
+            "claims": {"gradients": False},
+        },
+        "wrong",
+        "smoke",
+        "OutOfBounds",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
+    """The verdicts on all of them, by one run with two workers."""
+    folder = tmp_path_factory.mktemp("candidates")
+    (folder / "neighbour.py").write_text("import torch\nadd = torch.add\n")
+    (folder / "mine.py").write_text("from neighbour import add\ndef vector_add(x, y): return add(x, y)\n")
+    given = [{**add(name), **more} for name, (more, *_) in CANDIDATES.items()]
+    for each in given:
+        if "path" in each:
+            del each["source"]
+    file = folder / "candidates.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in given))
+    return {one.id: one for one in fourfold.grade(file, workers=2, **QUICK)}
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_each_candidate_gets_its_verdict(name: str, verdicts: Mapping[str, Graded]) -> None:
+    _, kind, stage, says = CANDIDATES[name]
+    one = verdicts[name]
+    assert (one.kind, one.stage) == (kind, stage), str(one)
+    assert says in message(one)
+    assert one.passed == (kind == "right")
+    assert one.reward() == REWARDS[kind]
+    assert f"--id {shlex.quote(name)} --seed {QUICK['seed']}" in one.repeat
+
+
+def test_the_same_source_is_judged_once(verdicts: Mapping[str, Graded]) -> None:
+    assert {verdicts["right"].same_as, verdicts["same"].same_as} in ({"", "right"}, {"", "same"})
+
+
+def test_nothing_of_a_candidate_is_left(verdicts: Mapping[str, Graded]) -> None:
+    assert verdicts["leaves a process"].passed
+    for each in psutil.process_iter(["cmdline"]):
+        assert "86399" not in (each.info["cmdline"] or ())
+
+
+def test_no_candidate_meets_another_and_a_lost_worker_costs_only_attempts() -> None:
+    leaves = (
+        f"{ADD}    import os\n    os.environ['LEFT'] = 'x'\n    torch.LEFT = 1\n    open('left', 'w')\n"
+        "    return x + y\n"
+    )
+    looks = (
+        f"{ADD}    import os\n    assert 'LEFT' not in os.environ\n    assert not hasattr(torch, 'LEFT')\n"
+        "    assert not os.path.exists('left')\n    return x + y\n"
+    )
+    sources = {"leaves": leaves, "looks": looks, "kills": ENDS_ITS_WORKER, "right": RIGHT}
+    found = graded([{**add(name), "source": source} for name, source in sources.items()], workers=1, refusals=False)
+    assert found["looks"].passed, str(found["looks"])
+    assert found["kills"].kind == "crashed"
+    assert found["kills"].attempts == 3
+    assert "lost 3 times: the worker died of SIGKILL" in message(found["kills"])
+    assert found["right"].passed
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("{", "no JSON"),
+        ("3", "must be a mapping"),
+        ('{"operation": "softmax", "source": "x"}', "id is missing"),
+        ('{"id": "a", "operation": "softmax"}', "either source or path"),
+        ('{"id": "a", "source": "x"}', "operation is missing"),
+        ('{"id": "a", "operation": "softmax", "path": "missing.py"}', "path: .*missing.py cannot be read"),
+        ('{"id": "a", "operation": "softmax", "source": "x", "language": "rust"}', "language must be one of torch"),
+        ('{"id": "a", "operation": "softmax", "source": "x", "seconds": 0}', "seconds must be a number above 0"),
+        ('{"id": "a", "operation": "softmax", "source": "x", "claim": {}}', "claim is no field of a candidate"),
+        ('{"id": "a", "operation": "softmax", "source": "x", "claims": {"dtype": 1}}', "claims: dtype is no claim"),
+        ('{"id": "a", "operation": "softmax", "source": "x", "language": "cuda"}', "function must be a launch"),
+        ('{"id": "a", "source": "x", "language": "kernelbench"}', "problem is missing"),
+    ],
+)
+def test_a_line_that_is_no_candidate_is_invalid_and_says_why(given: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "candidates.jsonl"
+    file.write_text(f"\n{given}\n")
+    (one,) = fourfold.grade(file, workers=1)
+    assert one.kind == "invalid"
+    assert re.search(says, message(one)), message(one)
+    assert one.id in ("a", "line 2")
+
+
+def test_two_candidates_that_differ_must_not_have_one_id() -> None:
+    given = [{"id": "a", "source": source} for source in "xy"]  # each of them is invalid, without a worker
+    with pytest.raises(ValueError, match="id: two candidates that differ are called 'a'"):
+        list(fourfold.grade([given[0], {**given[1], "operation": "softmax"}], **QUICK))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gpus": 2}, "gpus must be 0 or 1"),
+        ({"workers": 0}, "workers must be"),
+        ({"dtypes": ("float31",)}, "dtypes: there is no float31"),
+        ({"examples": 0}, "examples must be"),
+        ({"speed": True}, "speed needs gpus=1"),
+        ({"exampels": 3}, "exampels: there is no such setting"),
+    ],
+)
+def test_a_bad_argument_is_named(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        fourfold.grade([], **options)
+
+
+def test_a_source_is_read_without_being_run() -> None:
+    def found(source: str, **more: Any) -> list[str]:
+        candidate = Candidate(id="a", operation="softmax", source=source)
+        return list(static.reaches(replace(candidate, **more), ("subprocess",)))
+
+    assert found("import torch\nfrom fourfold import claims\nimport properties\n") == []
+    assert found("from fourfold.impls.softmax.arguments import check_softmax\n") == []
+    assert "line 2 imports fourfold.oracles.softmax" in found("import torch\nimport fourfold.oracles.softmax")[0]
+    assert "torch_eager" in found("from fourfold.impls.softmax.torch_eager import softmax")[0]
+    assert "fourfold.checks" in found("import importlib\nimportlib.import_module('fourfold.checks.forward')")[0]
+    assert "which is forbidden" in found("import subprocess as s")[0]
+    assert "uses Model" in found("def f(): return Model()", language="kernelbench")[0]
+    assert found("class Model: pass\ndef f(): return Model()", language="kernelbench") == []
+    with pytest.raises(static.Unparsable, match=r"candidate\.py:1"):
+        found("def")
+
+
+# ---- the file of results
+
+
+def write(folder: Path, count: int) -> Path:
+    """A file of so many right candidates, and one wrong one, each of another text."""
+    lines = [add(f"right {n}", f"return x + y  # {n}") for n in range(count)]
+    file = folder / "candidates.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in [*lines, add("wrong", "return x - y")]))
+    return file
+
+
+def run(*arguments: str | Path) -> subprocess.Popen[str]:
+    """``fourfold grade`` with one worker and few cases."""
+    given = ["--workers", "1", "--examples", "2", "--dtype", "float32", "--seed", "1"]
+    text = [sys.executable, "-m", "fourfold", "grade", *map(str, arguments), *given]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(text, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def workers_of(process: int) -> list[psutil.Process]:
+    """The workers that a run has started, and all that these have."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process).children(recursive=True)
+    return []
+
+
+def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    file, out = write(tmp_path, 5), tmp_path / "results.jsonl"
+    first = run(file, "--out", out)
+    while first.poll() is None and not (out.is_file() and out.read_text().count("\n") >= 2):
+        time.sleep(0.02)
+    started = workers_of(first.pid)
+    first.kill()
+    first.communicate()
+    before = out.read_text()
+    assert 2 <= before.count("\n") < 6
+    _, left = psutil.wait_procs(started, timeout=30)
+    assert not left, f"what a killed run had started goes on: {left}"
+    with out.open("a") as lines:
+        lines.write('{"id": "right 4", "kind": "ri')  # as if it had been in the middle of a line
+    second = run(file, "--out", out, "--report", tmp_path / "report")
+    _, said = second.communicate(timeout=300)
+    assert second.returncode == 0, said
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert out.read_text().startswith(before)
+    assert sorted(row["id"] for row in rows) == [*(f"right {n}" for n in range(5)), "wrong"]
+    assert {row["id"]: row["kind"] for row in rows} == {**{f"right {n}": "right" for n in range(5)}, "wrong": "wrong"}
+    assert "6 candidates" in said
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert page.count("data-kind=") == 6
+    assert "expected" in page
+    assert len(list((tmp_path / "report" / "candidates").iterdir())) == 6
+    # A third run has nothing to do, and needs no worker for it.
+    begun = time.monotonic()
+    assert len(list(fourfold.grade(file, out=out, workers=1, **QUICK))) == 6
+    assert time.monotonic() - begun < 5
+    assert len(out.read_text().splitlines()) == 6
+
+
+def test_a_changed_source_is_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answers(Stub):
+        def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
+            text = verdict("wrong" if "-" in job["candidate"]["source"] else "").json()
+            return {"verdict": text, "stage": "full", "seconds": 1.0, "where": "here"}
+
+    monkeypatch.setattr(driver, "_workers", lambda *_: (lambda number: Answers(number, iter([False])), 1))
+    out = tmp_path / "results.jsonl"
+    for body, kind in (("return x - y", "wrong"), ("return x + y", "right"), ("return x + y", "right")):
+        assert graded([add("a", body)], out=out)["a"].kind == kind
+    assert [json.loads(line)["kind"] for line in out.read_text().splitlines()] == ["wrong", "right"]
+
+
+def test_the_command_repeats_one_candidate_with_the_same_cases(
+    verdicts: Mapping[str, Graded], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, *options = shlex.split(verdicts["wrong"].repeat.removeprefix("fourfold "))
+    assert command([*options, "--workers", "1"]) == 0
+    assert message(verdicts["wrong"]).splitlines()[0] in capsys.readouterr().out
+
+
+def test_bad_arguments_of_the_command_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command([str(tmp_path / "missing.jsonl")])
+    assert ended.value.code == 2
+    file = write(tmp_path, 1)
+    assert command([str(file), "--id", "nobody"]) == 2
+    assert "there is no candidate nobody" in capsys.readouterr().err
+    assert command([str(file), "--speed"]) == 2
+    assert "speed needs gpus=1" in capsys.readouterr().err
+
+
+def test_two_runs_do_not_write_into_one_file(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    with Results(out), pytest.raises(InUse, match="in use by another run"):
+        Results(out)
+    out.write_text("{}\n")
+    with pytest.raises(ValueError, match="line 1: this is no verdict"):
+        Results(out)
+
+
+# ---- verdicts and rewards
+
+
+def verdict(kind: str = "", speeds: tuple[Speed, ...] = (), **more: Any) -> Verdict:
+    """A verdict with one failure of a kind, or a right one."""
+    failure = Finding(message="it is", counterexample=None, frames="", cause="it", blob=None, kind=kind)
+    outcome = "failed" if kind else "passed"
+    made = Outcome(check="forward", dtype="float32", outcome=outcome, failure=failure if kind else None)
+    about = {"implementation": "f", "operation": "g", "device": "cpu", "claims": "", "outcomes": (made,)}
+    about |= {"shortcomings": (), "warnings": (), "versions": {}, "seed": 1, "seconds": 1.0}
+    return Verdict(**{**about, "speeds": speeds, **more})
+
+
+def speed(low: float, high: float, error: str = "") -> Speed:
+    times = {"seconds": 1.0, "reference_seconds": 1.0, "ratio": (low + high) / 2}
+    return Speed(workload="w", dtype="float32", direction="forward", low=low, high=high, error=error, **times)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in REWARDS if kind not in ("right", "refused")])
+def test_a_verdict_is_of_the_kind_of_its_gravest_failure(kind: str) -> None:
+    assert verdict(kind).kind == kind
+    assert verdict(kind).reward() == REWARDS[kind]
+    assert verdict(kind).reward({kind: 7.5}) == 7.5
+    assert verdict("imprecise").outcomes[0].failure is not None
+    both = replace(verdict(kind), outcomes=(*verdict(kind).outcomes, *verdict("tampered").outcomes))
+    assert both.kind == "tampered"
+
+
+def test_what_no_check_rejects_is_right_refused_or_late() -> None:
+    assert verdict().kind == "right"
+    assert replace(verdict(), shortcomings=("nothing was verified",)).kind == "refused"
+    assert replace(verdict(), shortcomings=("3 checks were not made",), left_out=3).kind == "timed out"
+    with pytest.raises(ValueError, match="there is no verdict 'good'"):
+        verdict().reward({"good": 1})
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [
+        ([], 1.0),
+        ([(0.9, 1.2)], 1.0),  # the interval holds 1: noise
+        ([(2.0, 2.2)], 2.0),
+        ([(0.25, 0.5)], 0.5),  # a slow one is right all the same
+        ([(0.8, 1 / math.sqrt(2))], 0.5),
+        ([(100.0, 120.0)], 3.0),
+        ([(2.0, 2.2), (0.9, 1.1)], 1.5),
+    ],
+)
+def test_a_speed_counts_as_far_as_it_is_certain(speeds: list[tuple[float, float]], expected: float) -> None:
+    assert verdict(speeds=tuple(speed(*ends) for ends in speeds)).reward() == pytest.approx(expected)
+
+
+def test_a_speed_that_no_machine_has_counts_nothing() -> None:
+    assert verdict(speeds=(speed(50.0, 60.0, "beats the ceiling"),)).reward() == 1.0
+    assert verdict("wrong", speeds=(speed(50.0, 60.0),)).reward() == 0.0
+
+
+def test_a_verdict_comes_back_from_json(verdicts: Mapping[str, Graded]) -> None:
+    for one in verdicts.values():
+        assert Graded.from_json(one.line()) == one
+    timed = verdict(speeds=(speed(1.0, 2.0),))
+    assert Verdict.from_json(timed.json()) == timed
+    with pytest.raises(ValueError, match="no verdict"):
+        Verdict.from_json("[]")
+
+
+def test_medians_come_with_intervals_that_hold_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    held = 0
+    for _ in range(400):
+        samples = torch.randn(51, generator=generator).add(3).tolist()
+        _, low, high = median_with_interval(samples)
+        held += low <= 3 <= high
+    assert 0.93 <= held / 400 <= 1.0
+    assert median_with_interval([2.0]) == (2.0, 2.0, 2.0)
+
+
+def test_speed_is_measured_in_turns_and_its_results_are_looked_at() -> None:
+    record = fourfold.operation(x=fourfold.tensor("rows cols"))(softmax)
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(2e-3)
+        return softmax(x)
+
+    for found in speeds_of(slow, softmax, record, Claims(), "cpu", False):
+        assert found.high < 1, str(found)
+        assert found.reference_seconds < found.seconds
+    calls = iter(range(10**9))
+
+    def wrong_later(x: torch.Tensor) -> torch.Tensor:
+        return softmax(x) if next(calls) < 5 else softmax(x) + 1
+
+    with pytest.raises(Disagreement):
+        list(speeds_of(wrong_later, softmax, record, Claims(), "cpu", False))
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+# ---- the pool
+
+
+class Stub:
+    """A worker that answers at once, until it is to be lost."""
+
+    def __init__(self, number: int, fails: Iterator[bool]) -> None:
+        self.gone, self.fails = "", fails
+        if next(fails):
+            raise pool.Lost("it does not start")
+
+    def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        return {"seen": job["n"]}
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_place_whose_worker_never_starts_is_given_up() -> None:
+    made = pool.Pool(lambda number: Stub(number, iter([True])), 2)
+    events = [made.events.get(timeout=10) for _ in range(2)]
+    made.close()
+    assert all(event.task is None and "it does not start" in event.why for event in events)
+
+
+def test_a_worker_whose_gpu_is_gone_is_replaced_after_its_answer() -> None:
+    workers: list[Stub] = []
+
+    def make(number: int) -> Stub:
+        workers.append(Stub(number, iter([False])))
+        workers[-1].gone = "the GPU does not answer" if len(workers) == 1 else ""
+        return workers[-1]
+
+    made = pool.Pool(make, 1)
+    for n in range(2):
+        made.tasks.put(pool.Task({"n": n}, str(n)))
+    answers = [made.events.get(timeout=10).answer for _ in range(2)]
+    made.close()
+    assert answers == [{"seen": 0}, {"seen": 1}]
+    assert len(workers) == 2
+
+
+# ---- a cluster
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'fourfold[ray]'")
+def test_a_cluster_that_loses_a_machine_loses_no_candidate(tmp_path: Path) -> None:
+    """Three machines, which Ray's own utilities make of this one. One is lost in the middle."""
+    script = tmp_path / "cluster.py"
+    script.write_text(
+        f"""
+import sys, threading
+import ray
+from ray.cluster_utils import Cluster
+import fourfold
+cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0))
+nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+ray.init(address=cluster.address, log_to_driver=False)
+candidates = [dict(id=f"{{n}}", operation="vector_add", source={RIGHT!r} + f"# {{n}}") for n in range(6)]
+candidates.append(dict(id="wrong", operation="vector_add", source={WRONG!r}))
+candidates.append(dict(id="kills", operation="vector_add", source={ENDS_ITS_WORKER!r}))
+seen = []
+for one in fourfold.grade(candidates, ray=cluster.address, examples=2, dtypes=("float32",), seed=1):
+    seen.append(one)
+    print(one.id, one.kind, one.attempts, flush=True)
+    if len(seen) == 2:
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        cluster.add_node(num_cpus=1)
+kinds = {{one.id: one.kind for one in seen}}
+assert len(seen) == len(kinds) == 8, kinds
+assert kinds == {{**{{str(n): "right" for n in range(6)}}, "wrong": "wrong", "kills": "crashed"}}, kinds
+print("all there")
+"""
+    )
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+        "RAY_enable_metrics_collection": "0",
+    }
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=600)
+    assert "all there" in done.stdout, done.stdout + done.stderr
+
+
+def test_without_ray_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fourfold\[ray\]'"):
+        fourfold.grade([], ray="auto")
+
+
+def test_ctrl_c_ends_a_run_and_keeps_what_is_judged(tmp_path: Path) -> None:
+    file, out = write(tmp_path, 6), tmp_path / "results.jsonl"
+    process = run(file, "--out", out)
+    while process.poll() is None and not (out.is_file() and out.read_text().count("\n") >= 1):
+        time.sleep(0.02)
+    started = workers_of(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "the same command goes on" in said
+    assert not psutil.wait_procs(started, timeout=30)[1]
+    assert all(json.loads(line)["kind"] for line in out.read_text().splitlines())
