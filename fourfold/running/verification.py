@@ -38,7 +38,7 @@ from fourfold.running.calling import as_operation
 from fourfold.running.candidate_session import Unanswered
 from fourfold.running.exactness import computing_exactly
 from fourfold.running.executed import Executed, watched, watched_elsewhere
-from fourfold.running.findings import FAILED, PASSED, REFUSED, UNSUPPORTED, WRONG, Finding, Outcome, Verdict
+from fourfold.running.findings import FAILED, IMPRECISE, PASSED, REFUSED, UNSUPPORTED, WRONG, Finding, Outcome, Verdict
 from fourfold.running.frames import cause, own_frames, spelled, words
 from fourfold.running.shortcomings import listed
 from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
@@ -175,9 +175,9 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
     outcomes, warnings = list[Outcome](), list[str]()
     wrong, refused = set[tuple[str, str]](), dict[tuple[str, str], Outcome]()
     left = trial.planned(plan.dtypes, plan.only, plan.forbid_fallback)
-    failed = False
+    failed = stopped = False
     with trial.settings():
-        while left and not (failed and plan.first_failure) and time.perf_counter() - started <= plan.seconds:
+        while left and not stopped and time.perf_counter() - started <= plan.seconds:
             check, dtype = left.pop(0)
             kind, output = standard.parts_of(check.name)
             of = dtype, output
@@ -190,6 +190,8 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
             constants = constants or own.constants
             outcomes.append(outcome)
             failed = failed or outcome.outcome == FAILED
+            # What is only imprecise may still be found to be wrong.
+            stopped = plan.first_failure and outcome.failure is not None and outcome.failure.kind != IMPRECISE
             warnings += [warning for warning in said if warning not in warnings]
             if kind == FORWARD and outcome.outcome == FAILED and outcome.grade == WRONG:
                 wrong.add(of)

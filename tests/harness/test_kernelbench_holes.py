@@ -90,6 +90,24 @@ def test_known_hole_is_closed(hole: str, tmp_path: Path, device: str) -> None:
     assert re.search(says, outcome.failure.message), str(verdict)
 
 
+def test_a_solution_in_a_process_of_its_own_has_the_weights_and_never_the_problem(tmp_path: Path, device: str) -> None:
+    if device != "cpu":
+        pytest.skip("needs --device cpu: a process of its own is not shared with a GPU yet")
+    layer = "self.layer = torch.nn.Linear(12, 3)"
+    model = "class {}(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        " + layer
+    forward = "\n    def forward(self, x):\n        return self.layer(x){}\n"
+    names = PROBLEM.partition("def get_inputs")
+    problem, solution = tmp_path / "problem.py", tmp_path / "solution.py"
+    problem.write_text("import torch\n" + model.format("Model") + forward.format("") + "\n" + "".join(names[1:]))
+    for added, passes in (("", True), (" + 1e-3", False)):
+        looks = (
+            "\nimport sys\nassert not any('problem' in str(getattr(m, '__file__', '')) for m in sys.modules.values())"
+        )
+        solution.write_text("import torch\n" + model.format("ModelNew") + forward.format(added) + looks)
+        options = {"only": ["forward"], "examples": 3, "untrusted": True, "device": "cpu"}
+        assert fourfold.verify_kernelbench(problem, solution, **options).passed == passes
+
+
 @pytest.mark.parametrize("check", ["forward", "memory", "history"])
 def test_what_does_the_work_passes(check: str, tmp_path: Path, device: str) -> None:
     assert verdict_on("right(x)", tmp_path, device, check).passed

@@ -552,3 +552,39 @@ def test_a_suite_in_a_foreign_repository_has_a_test_for_each_check_and_dtype(tmp
     assert any(name.startswith("TestSubtract::test_forward[float32]") for name in failed)
     assert not any(name.startswith("TestAdd") for name in failed)
     assert "fourfold/checks" not in done.stdout
+
+
+def test_the_first_failure_may_be_the_last() -> None:
+    verdict = fourfold.verify(without_maximum, "softmax", first_failure=True, **QUICK)
+    assert [(o.check, o.outcome) for o in verdict.outcomes] == [("forward", "failed")]
+    assert verdict.kind == "wrong"
+    assert fourfold.verify(softmax, "softmax", first_failure=True, only=["forward"], **QUICK).kind == "right"
+
+
+def test_what_is_only_imprecise_is_looked_at_further() -> None:
+    def in_half(x: torch.Tensor) -> torch.Tensor:
+        powers = (x - x.amax(-1, keepdim=True)).exp() if x.shape[-1] else x
+        return powers / powers.sum(-1, keepdim=True)
+
+    options = {**QUICK, "dtypes": ["float16"], "first_failure": True}
+    verdict = fourfold.verify(in_half, "softmax", only=["forward", "repeatability"], **options)
+    assert [o.check for o in verdict.outcomes] == ["forward", "repeatability"], str(verdict)
+    assert verdict.kind == "imprecise"
+
+
+def test_no_check_begins_after_the_time_is_up() -> None:
+    verdict = fourfold.verify(softmax, "softmax", seconds=0.0, **ONE)
+    assert not verdict.passed
+    assert len(verdict.outcomes) + verdict.left_out == len(fourfold.verify(softmax, "softmax", **ONE).outcomes)
+    assert verdict.left_out > 10
+    assert f"{verdict.left_out} checks were not made within 0 s: " in str(verdict)
+    assert verdict.kind == "timed out"
+
+
+def test_what_is_left_to_torch_is_found_where_that_is_forbidden() -> None:
+    options = {**ONE, "only": ["forward", "fallback"]}
+    verdict = fourfold.verify(softmax, "softmax", forbid_fallback=True, **options)
+    (failure,) = verdict.failures
+    assert "leaves to torch what it is to compute: aten._softmax" in failure[1].message
+    with pytest.raises(ValueError, match="there is no check 'fallback'"):
+        fourfold.verify(softmax, "softmax", **options)
