@@ -63,7 +63,7 @@ def command_of_verify(arguments: Sequence[str]) -> list[str]:
     parser.add_argument(
         "--trusted",
         action="store_true",
-        help="run the kernel in the process that judges it, which is always so on a GPU and for a .cu file",
+        help="run the kernel in the process that judges it, which is always so on a GPU",
     )
     of_cuda = parser.add_argument_group("a kernel of a .cu file", "expressions over sizes, as rows or ceil(n / 256)")
     of_cuda.add_argument("--grid", metavar="BLOCKS", help="the number of blocks, or up to three")

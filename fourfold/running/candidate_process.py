@@ -192,11 +192,13 @@ class Served:
         """Answer until the judge has gone."""
         answers = {
             "load": self.load,
+            "load_kernel": self.load_kernel,
             "call": self.call,
             "backward": self.backward,
             "at_once": self.at_once,
             "watch": self.watch,
             "lines": self.lines,
+            "kernel_lines": self.kernel_lines,
         }
         while True:
             text, contents, files = self.connection.receive()
@@ -260,6 +262,20 @@ class Served:
         claimed = claims and {name: listed(value) for name, value in vars(claims.claims_of(self.function)).items()}
         return {"claims": claimed, "file": str(self.origin)}
 
+    def load_kernel(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Compile and load a kernel of a `.cu` file."""
+        torch.set_num_threads(text["threads"])
+        os.environ.update(text["variables"])
+        launches = importlib.import_module("fourfold.running.cuda_launches")
+        if text["traced"]:
+            importlib.import_module("fourfold.backends.cuda.on_cpu.launcher").trace_lines()
+        self.origin = Path(text["plan"]["file"])
+        try:
+            self.function, refused = launches.compiled(text["plan"])
+        except (OSError, LookupError, ValueError, RuntimeError) as error:
+            return {"cannot": str(error)[:MOST_WORDS]}
+        return {"refused": refused}
+
     def call(self, text: dict[str, Any]) -> dict[str, Any]:
         """Call the candidate."""
         arguments = given(text["arguments"], self.storages)
@@ -318,6 +334,11 @@ class Served:
     def lines(self, text: dict[str, Any]) -> dict[str, Any]:
         """Which lines have run."""
         return {"lines": {file: sorted(lines) for file, lines in recorder.lines().items()}, "blind": recorder.blind}
+
+    def kernel_lines(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Which lines of a `.cu` file have run."""
+        on_cpu = importlib.import_module("fourfold.backends.cuda.on_cpu.launcher")
+        return {"lines": [list(line) for line in on_cpu.lines_that_ran()]}
 
     def _called(self, said: dict[str, Any]) -> list[Any]:
         """The output and the gradients of a call on copies of the tensors."""

@@ -27,10 +27,12 @@ from fourfold.core.surroundings import out_of_sight
 from fourfold.running import modules
 from fourfold.running.calling import CannotBeCalled, as_operation
 from fourfold.running.candidate_session import Unanswered
-from fourfold.running.cuda_candidates import CudaCandidate, Launch
+from fourfold.running.cuda_candidates import CudaCandidate
 from fourfold.running.cuda_candidates import load as load_cuda
+from fourfold.running.cuda_launches import Launch
 from fourfold.running.frames import own_frames
 from fourfold.running.untrusted import CannotBeImported, UntrustedFunction, started
+from fourfold.running.untrusted_kernels import started as started_kernel
 from fourfold.strategies.constants import Constants, constants_in, constants_of
 from fourfold.strategies.large_cases import LargeCases
 
@@ -106,15 +108,21 @@ class Candidate:
 
     @property
     def of_cuda(self) -> CudaCandidate | None:
-        """The kernel, where it is one of a `.cu` file.
+        """The kernel, where it is one of a `.cu` file; in a process of its own it is compiled there.
 
         Raises:
             SelectionError: there is no such file or kernel, or it is not clear how to launch it.
         """
         if not self.is_cuda:
             return None
+        if self.call_seconds is not None:
+            self._elsewhere(self.call_seconds)  # which finds out for which dtypes it compiles
+        return self._read()
+
+    def _read(self) -> CudaCandidate:
+        target, reference = f"{self.place}:{self.function}", backends.load(self.operation, "torch")
         try:
-            return load_cuda(f"{self.place}:{self.function}", self.operation, backends.load(self.operation, "torch"))
+            return load_cuda(target, self.operation, reference, self.call_seconds is None)
         except (OSError, LookupError, ValueError, CudaError) as error:
             raise SelectionError(f"--candidate {self.place}: {error}") from None
 
@@ -124,10 +132,10 @@ class Candidate:
         Raises:
             SelectionError: there is no such file, module or function, it fails on import, or cannot be called so.
         """
-        if kernel := self.of_cuda:
-            return kernel
         if self.call_seconds is not None:
             return self._elsewhere(self.call_seconds)
+        if kernel := self.of_cuda:
+            return kernel
         try:
             found = getattr(self._module(), self.function, None)
             if found is None:
@@ -144,7 +152,10 @@ class Candidate:
     def _elsewhere(self, call_seconds: float) -> UntrustedFunction:
         wanted = inspect.signature(backends.load(self.operation, "torch"))
         place = str(self.file()) if self.place.endswith(".py") else self.place
+        kernel = self._read() if self.is_cuda else None
         try:
+            if kernel is not None:
+                return started_kernel(kernel, call_seconds, os.getpid())
             return started(place, self.function, wanted, self.operation, call_seconds, os.getpid())
         except CannotBeImported as error:
             raise SelectionError(f"--candidate {error}") from None
@@ -221,8 +232,6 @@ class Selection:
             SelectionError: an option names something that there is not.
         """
         parsed = [replace(Candidate.parse(text, operations), call_seconds=call_seconds) for text in candidates]
-        if call_seconds is not None and (of_cuda := [c for c in parsed if c.is_cuda]):
-            raise SelectionError(f"--untrusted is for functions of Python: {of_cuda[0]} is a kernel of a .cu file")
         by_operation = {candidate.operation: candidate for candidate in parsed}
         if len(by_operation) < len(parsed):
             raise SelectionError("--candidate is given twice for one operation")

@@ -6,20 +6,19 @@ The arguments may be left out where the kernel's parameters have names that say 
 
 import functools
 import inspect
-import math
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from fourfold.backends.cuda.compile import CudaError
-from fourfold.backends.cuda.declarations import DeclaredParameter, split
-from fourfold.backends.cuda.functions import Kernels, plain
+from fourfold.backends.cuda.declarations import DeclaredParameter
+from fourfold.backends.cuda.functions import Kernels
 from fourfold.backends.cuda.on_cpu import unavailable_reason
 from fourfold.checks.catalogue import operations
 from fourfold.checks.search import Unsupported
@@ -27,11 +26,9 @@ from fourfold.core import axes
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES, DType
 from fourfold.core.operation import Operation
+from fourfold.running.cuda_launches import OF_OUTPUT, OUTPUT, Launch, LaunchedKernel, Plan
 from fourfold.running.expressions import ExpressionError, evaluated
 
-_TARGET = re.compile(r"(?P<file>.*?\.cuh?):(?P<name>[\w:]+(?:<[^<].*?>)?)(?:<<<(?P<sizes>.*)>>>(?:\((?P<args>.*)\))?)?")
-OUTPUT = "out"
-_OF_OUTPUT = ("out", "output", "o", "y", "result", "res", "dst", "c", "z", "out_ptr")
 _OF_INPUT = ("x", "in", "inp", "input", "src", "a")
 # What sizes are called besides their own names, in small letters.
 _ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -46,50 +43,6 @@ class NotTaken(Unsupported):
     """A kernel lacks a parameter of its operation, and the case has another number for it: a refusal."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The text of a launch.
-
-    Attributes:
-        file: the `.cu` file.
-        name: the kernel, a C++ name expression.
-        grid, block, shared: expressions; "" where none is given.
-        args: an expression for each of the kernel's parameters; None where they are found by name.
-    """
-
-    file: str
-    name: str
-    grid: str = ""
-    block: str = ""
-    shared: str = "0"
-    args: tuple[str, ...] | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "Launch | None":
-        """``FILE.cu:KERNEL<<<GRID, BLOCK, SHARED>>>(ARGUMENTS)``; None where the text is of no `.cu` file.
-
-        Raises:
-            ValueError: grid and block are missing.
-        """
-        match = _TARGET.fullmatch(text.strip())
-        if match is None:
-            return None
-        sizes = split(match["sizes"] or "")
-        if not 2 <= len(sizes) <= 3:
-            example = f"{match['file']}:{match['name']}<<<GRID, BLOCK>>>"
-            raise ValueError(f"{text!r} does not say how the kernel is launched: write {example}, as <<<rows, 256>>>")
-        args = None if match["args"] is None else tuple(split(match["args"]))
-        grid, block, shared = [*sizes, "0"][:3]
-        return cls(match["file"], match["name"], grid, block, shared, args)
-
-    @property
-    def launched(self) -> str:
-        """All but the file, as `parse` reads it."""
-        shared = "" if self.shared == "0" else f", {self.shared}"
-        args = "" if self.args is None else f"({', '.join(self.args)})"
-        return f"{self.name}<<<{self.grid}, {self.block}{shared}>>>{args}"
-
-
 class CudaCandidate:
     """A kernel of a `.cu` file, to be called as an operation: forward only.
 
@@ -97,6 +50,7 @@ class CudaCandidate:
         launch: how it is launched.
         operation: which operation it claims to be.
         reference: a function of the operation's arguments, by which the result's shape is known.
+        here: whether it runs in this process; else nothing is compiled, and `plan` says what another has to do.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -105,12 +59,13 @@ class CudaCandidate:
         CudaError: the file does not compile for the device of this run, or the compiler is missing.
     """
 
-    def __init__(self, launch: Launch, operation: Operation, reference: Callable[..., Any]) -> None:
+    def __init__(self, launch: Launch, operation: Operation, reference: Callable[..., Any], here: bool = True) -> None:
         self.launch, self.operation, self.reference = launch, operation, reference
         self.signature = inspect.signature(reference)
         self.kernels = Kernels(Path(launch.file).resolve(), launch.name)
         self.inputs = tuple(next(iter(operation.examples.values()))(DTYPES["float32"]).inputs)
         self.numbers = tuple(name for name in self.signature.parameters if name not in self.inputs)
+        self._axes = axes.parse(operation.axes.get(self.inputs[0], axes.LEADING))
         self.args = launch.args if launch.args is not None else self._matched()
         wanted = [p.name or f"argument {at}" for at, p in enumerate(self.kernels.declared.parameters)]
         if len(self.args) != len(wanted):
@@ -118,32 +73,44 @@ class CudaCandidate:
             raise ValueError(f"{named}, but {len(self.args)} are given: {', '.join(self.args)}")
         words = {word for text in self.args for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.taken = tuple(name for name in self.numbers if name in words)
+        self.plan = Plan(
+            file=str(self.kernels.source),
+            name=launch.name,
+            grid=launch.grid,
+            block=launch.block,
+            shared=launch.shared,
+            args=self.args,
+            inputs=self.inputs,
+            numbers=self.numbers,
+            axes=dict(operation.axes),
+        )
+        self._launched = LaunchedKernel(self.plan, self.kernels)
         self._try()
-        on_cpu = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
-        self.kernels.compile_for("cpu" if on_cpu else "cuda")
+        if here:
+            on_cpu = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
+            self.kernels.compile_for("cpu" if on_cpu else "cuda")
 
     def __str__(self) -> str:
         return f"{self.launch.file}:{self.launch.launched}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Launch the kernel on contiguous, aligned tensors; return a new tensor."""
+        return self._launched(*self.prepared(*args, **kwargs))
+
+    def prepared(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], torch.Tensor]:
+        """The arguments of a call by name, and a tensor without memory that is like its result.
+
+        Raises:
+            NotTaken: the kernel does not take one of the numbers.
+            Exception: the reference's own, for arguments that it refuses.
+        """
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = dict(bound.arguments)
         self._check_devices(given)
         expected = _result_on_meta(self.reference, given)
         self._check_numbers(given)
-        tensors = {name: plain(given[name]) for name in self.inputs}
-        first = next(iter(tensors.values()))
-        out = torch.empty(expected.shape, dtype=expected.dtype, device=first.device)
-        names = self._names(tensors, given, out)
-        passed = tuple(evaluated(text, names) for text in self.args)
-        self.kernels.check(first.dtype, passed)
-        names |= self._of_kernel(passed)
-        sizes = (self.launch.grid, self.launch.block, self.launch.shared)
-        grid, block, shared = (evaluated(text, names) for text in sizes)
-        self.kernels.of(first.dtype).launch(grid, block, *passed, shared_bytes=shared)
-        return out
+        return given, expected
 
     def unsupported(self, dtype: str, device: str) -> str | None:
         """Say why the kernel has no instance for a dtype, or cannot run on a device, or return None if it can."""
@@ -186,42 +153,16 @@ class CudaCandidate:
             if name not in self.taken and given[name] != default:
                 raise NotTaken(f"{self.kernels.name} does not take {name}, which is {default!r} for it")
 
-    def _names(
-        self, tensors: Mapping[str, torch.Tensor], given: Mapping[str, Any], out: torch.Tensor
-    ) -> dict[str, Any]:
-        """All that expressions may name."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        sizes = axes.sizes(self.operation.axes, shapes)
-        leading = sizes.pop(axes.LEADING, None)
-        if leading is not None and len(self._axes) > 1:
-            sizes["rows"] = math.prod(leading)
-        sizes["numel"] = next(iter(tensors.values())).numel()
-        return {**sizes, **{name: given[name] for name in self.numbers}, **tensors, OUTPUT: out, **self._spelled(out)}
-
-    @functools.cached_property
-    def _axes(self) -> tuple[str, ...]:
-        """The names of the first input's axes."""
-        return axes.parse(self.operation.axes.get(self.inputs[0], axes.LEADING))
-
-    def _spelled(self, out: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The output by the names that it has in the launch, where no input has them."""
-        return {name: out for name in _OF_OUTPUT if name not in self.inputs and name not in self.numbers}
-
-    def _of_kernel(self, passed: Sequence[Any]) -> dict[str, Any]:
-        """The numbers that are passed, by the names of the kernel's parameters."""
-        parameters = self.kernels.declared.parameters
-        return {p.name: value for p, value in zip(parameters, passed) if p.name and not isinstance(value, torch.Tensor)}
-
     def _try(self) -> None:
         """Evaluate each expression for one case, so that what cannot be evaluated is known before the first check."""
         case = next(iter(self.operation.examples.values()))(DTYPES["float32"])
         tensors = case.tensors(DTYPES["float32"], "cpu")
         defaults = {name: parameter.default for name, parameter in self.signature.parameters.items()}
-        names = self._names(tensors, {**defaults, **case.parameters}, torch.empty(case.grad_output.shape))
+        names = self.plan.names(tensors, {**defaults, **case.parameters}, torch.empty(case.grad_output.shape))
         # The many names of the output are of no help in a message.
         shown = {name: value for name, value in names.items() if name == OUTPUT or value is not names[OUTPUT]}
         passed = [self._tried("--args", text, names, shown) for text in self.args]
-        of_kernel = self._of_kernel(passed)
+        of_kernel = self._launched.numbers_of(passed)
         names, shown = {**names, **of_kernel}, {**shown, **of_kernel}
         options = {"--grid": self.launch.grid, "--block": self.launch.block, "--shared": self.launch.shared}
         for option, text in options.items():
@@ -264,7 +205,7 @@ class CudaCandidate:
             found |= {p: left[0] for p in others if _stem(p.name) in _OF_INPUT}
         others = [p for p in others if p not in found]
         if len(others) > 1:
-            others = [p for p in others if _stem(p.name) in _OF_OUTPUT]
+            others = [p for p in others if _stem(p.name) in OF_OUTPUT]
         if len(others) == 1:
             found[others[0]] = OUTPUT
         missing = [p.name for p in pointers if p not in found]
@@ -348,8 +289,8 @@ def _without_contents(value: Any) -> Any:
 
 
 @functools.cache
-def load(target: str, operation: str, reference: Callable[..., Any]) -> CudaCandidate:
-    """The candidate that a text of the command line names.
+def load(target: str, operation: str, reference: Callable[..., Any], here: bool = True) -> CudaCandidate:
+    """The candidate that a text of the command line names; compiled if it is to run here.
 
     Raises:
         Exception: see `Launch.parse` and `CudaCandidate`.
@@ -357,4 +298,4 @@ def load(target: str, operation: str, reference: Callable[..., Any]) -> CudaCand
     launch = Launch.parse(target)
     if launch is None:
         raise CudaError(f"{target} is no kernel of a .cu file")
-    return CudaCandidate(launch, operations()[operation], reference)
+    return CudaCandidate(launch, operations()[operation], reference, here)

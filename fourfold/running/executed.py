@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.backends.cuda.on_cpu import launcher
+from fourfold.backends.cuda.on_cpu.reached import Line
 from fourfold.core.executed import recorder, sees_all_threads
 from fourfold.running import executed_cuda
 from fourfold.strategies.constants import Module
@@ -204,6 +205,9 @@ class Elsewhere(Protocol):
     def lines(self) -> tuple[dict[str, set[int]], bool]:
         """The lines that have run, and whether it could not see all."""
 
+    def kernel_lines(self) -> list[Line]:
+        """The lines of the `.cu` file that it is of, if it is of one."""
+
 
 class Executed:
     """What of the implementations of a run has run, by what its processes tell.
@@ -224,6 +228,7 @@ class Executed:
         # What runs in other processes, and the lines that have run there by file.
         self._elsewhere: list[Elsewhere] = []
         self._ran: dict[str, set[int]] = {}
+        self._of_kernels: list[Line] = []
         self._kernels = True
         # By file and first line: the statement, and whether it ran.
         self._statements: dict[tuple[str, int], tuple[Statement, bool]] = {}
@@ -262,6 +267,7 @@ class Executed:
                 self.unseen[BLIND] = None
             for file, ran in lines.items():
                 self._ran.setdefault(file, set()).update(ran)
+            self._of_kernels += function.kernel_lines()
 
     def told(self) -> dict[str, Any]:
         """What this process has to tell, fit for JSON."""
@@ -270,7 +276,8 @@ class Executed:
         here = recorder.lines()
         ran = {file: {*here.get(file, ()), *self._ran.get(file, ())} for file in here.keys() | self._ran.keys()}
         statements = [each for source in self._sources.values() for each in source.told(ran, self._kernels)]
-        of_cuda = executed_cuda.told(any(not name for _, name in self._sources)) if self._traces else []
+        kernels = [*launcher.lines_that_ran(), *self._of_kernels] if self._traces else []
+        of_cuda = executed_cuda.told(kernels, any(not name for _, name in self._sources))
         return {"unseen": [*self.unseen], "statements": statements + of_cuda}
 
     def add(self, told: Any) -> None:

@@ -4,24 +4,25 @@ import bisect
 import functools
 import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fourfold.backends.cuda.declarations import without_comments
-from fourfold.backends.cuda.on_cpu import launcher
+from fourfold.backends.cuda.on_cpu.reached import Line
 
 _HEAD = re.compile(r"(?:\b(if|while|for|switch)\b\s*(?:constexpr\s*)?\((.*)\)|\b(else))\s*$", re.DOTALL)
 
 
-def told(with_uncalled: bool) -> list[list[Any]]:
-    """The lines of all kernels that were compiled since `launcher.trace_lines`, as `Source.told` gives statements.
+def told(lines: Sequence[Line], with_uncalled: bool) -> list[list[Any]]:
+    """The lines of kernels, as `Source.told` gives statements.
 
     Args:
+        lines: of all kernels that were compiled since `launcher.trace_lines`.
         with_uncalled: whether functions count of which no line ran. A file of a candidate may have others in it.
     """
     ran: dict[tuple[str, int], bool] = {}
     functions: dict[tuple[str, int], str] = {}
-    lines = [*launcher.lines_that_ran()]
     called = {(line.file, line.function) for line in lines if line.called and line.ran}
     for line in lines:
         place = line.file, line.line

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from fourfold.backends.cuda.on_cpu.reached import Line
 from fourfold.compat import torch_internals
 from fourfold.core import at_once
 from fourfold.core.arena import Arena
@@ -247,6 +248,10 @@ class UntrustedFunction:
                 return found, answer.get("blind") is not False
         return {}, True
 
+    def kernel_lines(self) -> list[Line]:
+        """The lines of a `.cu` file, and whether they ran in its process; of a function of Python there are none."""
+        return []
+
     def end(self) -> None:
         """End its process. The next call starts another."""
         if self.session is not None:
@@ -284,8 +289,7 @@ class UntrustedFunction:
         answer, _ = self._ask(session, {**text, "parameters": wanted, "threads": torch.get_num_threads()})
         if answer.get("missing"):
             raise CannotBeImported(f"{self.place} has no function {self.function}")
-        if answer.get("cannot"):
-            raise CannotBeCalled(printable(str(answer["cannot"])))
+        callable_or_said(answer)
         if isinstance(answer.get("file"), str):
             self.file = Path(answer["file"])
         claims(**_claims(answer.get("claims")))(self)
@@ -367,6 +371,16 @@ def _spelled(
             said["tensor"]["made"] = messages.made_as(value)
         found.append([name, said])
     return found, tensors, held
+
+
+def callable_or_said(answer: Mapping[str, Any]) -> None:
+    """Pass over the answer of a process that has loaded a candidate.
+
+    Raises:
+        CannotBeCalled: it says why it cannot call it.
+    """
+    if answer.get("cannot"):
+        raise CannotBeCalled(printable(str(answer["cannot"])))
 
 
 def _results(

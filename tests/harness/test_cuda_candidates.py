@@ -1,5 +1,6 @@
 """Kernels of `.cu` files as candidates: the right ones are accepted, the wrong ones rejected at their line."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -111,6 +112,35 @@ def test_a_wrong_kernel_is_rejected_at_its_line(kernel, options, says, tmp_path)
     assert "Traceback" not in done.stdout
     assert "launcher.py" not in done.stdout
     assert f"{HERE}/{kernel}<<<" in check["repeat"]
+
+
+@pytest.mark.parametrize("kernel", ["softmax_kernel", "no_maximum", "no_barrier", "wrong_index"])
+def test_a_kernel_comes_to_the_same_in_a_process_of_its_own(kernel, tmp_path, monkeypatch):
+    monkeypatch.setenv("CI", "1")  # the same cases in both runs
+    checks = "agrees_with_the_oracle or memory or history or repeat or error or threads"
+    options = [*SOFTMAX, "--dtype", "float32", "--dtype", "float16", "-k", checks]
+    about = ("check", "dtype", "outcome", "kind", "reason", "message", "worst_error_over_bound", "examples")
+
+    def outcomes(*trusted: str) -> list[tuple]:
+        done, verdict = verify(tmp_path, str(HERE / f"softmax.cu:{kernel}"), *options, *trusted)
+        assert ("--untrusted" in done.stdout) == (not trusted and kernel != "softmax_kernel")
+        return [tuple(check.get(name) for name in about) for check in verdict["checks"]]
+
+    there = outcomes()
+    assert there == outcomes("--trusted")
+    assert {each[2] for each in there} >= {"passed" if kernel == "softmax_kernel" else "failed"}
+
+
+def test_a_kernel_of_a_process_of_its_own_is_never_loaded_by_its_judge(tmp_path, monkeypatch):
+    source = HERE / "softmax.cu"
+    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
+    candidate = Candidate.parse(f"softmax={source}:softmax_kernel<<<rows, 64, 256>>>", ["softmax"])
+    kernel = dataclasses.replace(candidate, call_seconds=60).load()
+    x = torch.tensor([[1.0, 2.0, 3.0]])
+    torch.testing.assert_close(kernel(x), torch.softmax(x, -1))
+    assert list(tmp_path.rglob("*.so"))
+    assert str(tmp_path) not in pathlib.Path("/proc/self/maps").read_text()
+    kernel.end()
 
 
 def test_the_command_that_repeats_a_failure_does(tmp_path):

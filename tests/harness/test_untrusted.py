@@ -27,7 +27,7 @@ from fourfold.core.refusals import by_the_implementation, chain, is_fault, is_re
 from fourfold.core.tampering import Tampered
 from fourfold.running import messages, modules, untrusted
 from fourfold.running.candidate_session import Crashed
-from fourfold.running.cells import Cell, Selection, SelectionError
+from fourfold.running.cells import Cell
 from fourfold.running.frames import own_frames, spelled
 from fourfold.running.messages import Malformed
 from fourfold.running.preparation import are_untrusted, may_be_untrusted
@@ -666,7 +666,7 @@ def test_fourfold_verify_judges_in_another_process_unless_told_otherwise() -> No
     [
         ({}, True),
         ({"device": "cuda"}, False),
-        ({"candidate": ["softmax=mine.cu:kernel<<<rows, 256>>>"]}, False),
+        ({"candidate": ["softmax=mine.cu:kernel<<<rows, 256>>>"]}, True),
         ({"usepdb": True}, False),
         ({"trace": True}, False),
     ],
@@ -700,9 +700,6 @@ def test_run_of_fourfold_verify_is_untrusted_and_says_how_to_repeat(place: Path,
 def test_what_cannot_run_elsewhere_is_named() -> None:
     with pytest.raises(pytest.UsageError, match=r"^--untrusted needs --device cpu: memory of a GPU"):
         are_untrusted(Options(candidate=["softmax=mine.py:f"], untrusted=True), "cuda")
-    kernel = "softmax=mine.cu:kernel<<<rows, 256>>>"
-    with pytest.raises(SelectionError, match=r"^--untrusted is for functions of Python: softmax=mine\.cu:kernel"):
-        Selection.of(operations(), [kernel], [], [], [], call_seconds=1)
     with pytest.raises(ValueError, match=r'^untrusted=True needs device="cpu"'):
         made_untrusted("mine.py:f", operations()["softmax"], "cuda", 1)
 

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
+from fourfold.backends.cuda.declarations import kernels
+from fourfold.backends.cuda.on_cpu import unavailable_reason
+from fourfold.checks.catalogue import operations
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.search import Failure, Search
 from fourfold.running import untrusted
-from fourfold.running.candidate_session import Crashed
-from fourfold.running.cells import Candidate, SelectionError
+from fourfold.running.candidate_session import Crashed, Unanswered
+from fourfold.running.cells import Candidate, Selection, SelectionError
 from fourfold.running.findings import CRASHED, TAMPERED, TIMED_OUT, WRONG, Verdict
+from fourfold.running.verdict import kind_of
 from fourfold.running.verification import verify
 
 HOSTILE = Path(__file__).with_name("hostile")
@@ -130,6 +136,49 @@ def test_kernel_that_never_returns_is_called_a_few_times_at_most() -> None:
     messages = [outcome.failure.message for outcome in verdict.outcomes if outcome.failure]
     assert len(messages) > untrusted.MOST_COSTLY
     assert messages[-1] == "timed out: 3 calls took longer than 0.1 s, or ended every candidate; it is called no more"
+
+
+# ---- kernels of `.cu` files
+
+# By kernel: what the failure is, and says.
+ATTACKS = {
+    "exits": (CRASHED, EXITED),
+    "ends_with_success": (CRASHED, EXITED),
+    "kills_its_process": (CRASHED, "crashed: the candidate's process died of SIGKILL"),
+    "overwrites_memory": (CRASHED, "crashed: the candidate's process died of SIGSEGV"),
+    "runs_python": (WRONG, r"output\[.*\] is 0\.0, expected"),
+}
+needs_a_compiler = pytest.mark.skipif(unavailable_reason() is not None, reason=unavailable_reason() or "")
+
+
+def kernel_of(file: str, kernel: str) -> Selection:
+    """A selection of a kernel of a `.cu` file, in a process of its own."""
+    launch = f"vector_add={HOSTILE / file}:{kernel}<<<(n + 63) / 64, 64>>>"
+    return Selection.of(operations(), [launch], [], [], ["float32"], call_seconds=60)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("kernel", ATTACKS)
+def test_compiled_code_that_attacks_its_process_does_not_reach_the_judge(kernel: str) -> None:
+    kind, says = ATTACKS[kernel]
+    selection = kernel_of("attacks.cu", kernel)
+    subject = selection.subject(selection.cells[0], "cpu")
+    with pytest.raises((Failure, Unanswered)) as caught:
+        forward_agrees(subject, Search(examples=2))
+    assert kind_of(caught.value) == kind
+    assert re.search(says, str(caught.value))
+
+
+@needs_a_compiler
+def test_every_attack_of_compiled_code_is_tried() -> None:
+    assert {each.name for each in kernels((HOSTILE / "attacks.cu").read_text())} == set(ATTACKS)
+
+
+@needs_a_compiler
+def test_compiled_code_that_ends_the_process_on_loading_is_named() -> None:
+    selection = kernel_of("exits_on_load.cu", "add")
+    with pytest.raises(SelectionError, match=rf"^--candidate .*exits_on_load\.cu: {EXITED}"):
+        selection.unsupported(selection.cells[0], "cpu")
 
 
 # ---- the judge's process

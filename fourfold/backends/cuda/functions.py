@@ -88,8 +88,17 @@ class Kernels:
         if len(errors) == len(self._of_dtype):
             raise next(iter(errors.values()))
         for dtype, refusal in errors.items():
-            del self._of_dtype[dtype]
-            self._refused[dtype] = str(refusal).splitlines()[0]
+            self.refuse(dtype, str(refusal).splitlines()[0])
+
+    def refuse(self, dtype: torch.dtype, why: str) -> None:
+        """Note that there is no instance for a dtype."""
+        self._of_dtype.pop(dtype, None)
+        self._refused[dtype] = why
+
+    @property
+    def refused(self) -> Mapping[torch.dtype, str]:
+        """The dtypes for which the template does not compile, and why."""
+        return self._refused
 
     def of(self, dtype: torch.dtype) -> CudaKernel:
         """The instance for tensors of a dtype.

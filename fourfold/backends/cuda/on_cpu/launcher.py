@@ -110,6 +110,11 @@ def trace_lines() -> None:
     _tracing[0] = True
 
 
+def traces_lines() -> bool:
+    """Whether kernels are compiled so."""
+    return _tracing[0]
+
+
 def lines_that_ran() -> Iterator[reached.Line]:
     """Each line of the kernels that were compiled since, and whether it ran."""
     for library in _traced:
