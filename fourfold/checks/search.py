@@ -44,8 +44,6 @@ SEED = secrets.randbits(32)  # one for this process
 OUTPUT = "output"
 # How the reasons begin for which a check says nothing of an implementation, and need not.
 REFUSED_ALL, UNCLAIMED = "refused all", "not claimed:"
-# How the reason begins for which a check is not made of what runs in a process of its own.
-ELSEWHERE = "not under --untrusted:"
 # Why a candidate is not put through a check of gradients.
 FORWARD_ONLY = "forward only: its output has no gradient where its inputs do"
 # How the reason ends for which no operation's candidate is.

@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.history import changed, tells_apart
 from fourfold.checks.results import compare_results, describe, expected_results, named_results
-from fourfold.checks.search import ELSEWHERE, Failure, Search, Subject, Unsupported, need
+from fourfold.checks.search import Failure, Search, Subject, need
 from fourfold.core.at_once import NeverReturns, called_at_once
 from fourfold.core.case import Case
 from fourfold.core.dtypes import differing
@@ -66,16 +67,14 @@ def _at_once(subject: Subject, cases: list[Case]) -> list[list[Results]]:
 
 def _at_once_elsewhere(subject: Subject, cases: list[Case], seconds: float) -> list[list[Results]]:
     """The same by threads of the process that the implementation runs in."""
-    of_another_process = getattr(subject.implementation, "called_at_once", None)
-    if of_another_process is None:
-        raise Unsupported(f"{ELSEWHERE} calls of one of several outputs take turns there")
+    of_another_process: Any = subject.implementation
     calls, wanted = [], []
     for case in cases:
         tensors, names, grad_output = _given(subject, case)
         calls.append(({**tensors, **case.parameters}, grad_output))
         wanted.append(names)
     with by_the_implementation():
-        found = of_another_process(calls, wanted, seconds)
+        found = of_another_process.called_at_once(calls, wanted, seconds)
     return [
         [named_results(output, dict(zip(names, gradients))) for output, gradients in results]
         for names, results in zip(wanted, found)

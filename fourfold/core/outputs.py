@@ -39,6 +39,10 @@ def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Cal
     def one(*arguments: Any, **named: Any) -> torch.Tensor:
         return outputs_of(function(*arguments, **named), names)[place]
 
+    # A function of another process makes calls by several threads at once there.
+    at_once = getattr(function, "called_at_once", None)
+    if at_once is not None:
+        one.called_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
     return one
 
 

@@ -32,6 +32,7 @@ from fourfold.core.at_once import NeverReturns, called_at_once
 from fourfold.core.case import Case
 from fourfold.core.dispatch import Fallbacks
 from fourfold.core.executed import recorder
+from fourfold.core.outputs import outputs_of
 from fourfold.core.refusals import Fault, chain, is_order
 from fourfold.core.tampering import Tampered, nothing_else_changes
 from fourfold.running import messages, models, modules
@@ -319,7 +320,7 @@ class Served:
         """Calls by several threads at once, each on tensors of its own."""
         try:
             with conditions(text, contextlib.nullcontext()):
-                calls = [functools.partial(self._called, said) for said in text["calls"]]
+                calls = [functools.partial(self._called, said, text["output"]) for said in text["calls"]]
                 found = called_at_once(calls, text["seconds"], patience=text["patience"])
         except NeverReturns as error:
             return {"never": str(error)}
@@ -340,11 +341,14 @@ class Served:
         on_cpu = importlib.import_module("fourfold.backends.cuda.on_cpu.launcher")
         return {"lines": [list(line) for line in on_cpu.lines_that_ran()]}
 
-    def _called(self, said: dict[str, Any]) -> list[Any]:
-        """The output and the gradients of a call on copies of the tensors."""
+    def _called(self, said: dict[str, Any], wanted: Sequence[Any] | None) -> list[Any]:
+        """The output, or the wanted one of several, and the gradients of a call on copies of the tensors."""
         storages = {number: storage.clone() for number, storage in list(self.storages.items())}
         arguments = given(said["arguments"], storages)
         output = self.function(**arguments)
+        if wanted is not None:
+            names, place = wanted
+            output = outputs_of(output, names)[place]
         inputs = [arguments[name] for name in said["inputs"]]
         if not inputs:
             return [output]

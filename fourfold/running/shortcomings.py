@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fourfold.checks.search import ELSEWHERE, FORWARD_ONLY, NO_GRADIENTS, REFUSED_ALL, UNCLAIMED
+from fourfold.checks.search import FORWARD_ONLY, NO_GRADIENTS, REFUSED_ALL, UNCLAIMED
 from fourfold.running.cells import CANDIDATE, Cell
 
-# What a candidate refuses or does not claim is told, and no shortcoming. Nor is what its own process cannot be asked.
-_ACCEPTED = (ELSEWHERE, FORWARD_ONLY, REFUSED_ALL, UNCLAIMED)
+# What a candidate refuses or does not claim is told, and no shortcoming.
+_ACCEPTED = (FORWARD_ONLY, REFUSED_ALL, UNCLAIMED)
 # Names in a line.
 SHOWN = 8
 

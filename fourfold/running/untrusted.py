@@ -195,6 +195,7 @@ class UntrustedFunction:
         calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
         wanted: Sequence[Sequence[str]],
         seconds: float,
+        output: tuple[Sequence[str], int] | None = None,
     ) -> list[list[tuple[torch.Tensor, list[torch.Tensor]]]]:
         """The output and the gradients of calls by several threads at once; see `fourfold.core.at_once`.
 
@@ -202,6 +203,7 @@ class UntrustedFunction:
             calls: the arguments and the cotangent of each thread's calls.
             wanted: the inputs of each whose gradients are asked for.
             seconds: of the processors after which no thread makes a further call.
+            output: the names of the outputs, and the place of the one that is asked for; None where there is one.
 
         Raises:
             NeverReturns: a thread has not come to its end.
@@ -217,8 +219,8 @@ class UntrustedFunction:
                 kept += [*held, cotangent]
                 said = messages.of_tensor(cotangent, session.number_of(cotangent))
                 asked.append({"arguments": spelled, "cotangent": said, "inputs": list(inputs)})
-            text = {"do": "at_once", "calls": asked, "seconds": seconds, "patience": at_once.PATIENCE, **conditions()}
-            answer, storages = self._ask(session, text)
+            text = {"do": "at_once", "calls": asked, "seconds": seconds, "patience": at_once.PATIENCE, "output": output}
+            answer, storages = self._ask(session, {**text, **conditions()})
             if answer.get("never"):
                 raise NeverReturns(printable(str(answer["never"]))[:1000])
             results = answer.get("results")

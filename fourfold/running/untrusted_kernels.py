@@ -57,11 +57,15 @@ class UntrustedKernel(UntrustedFunction):
         return super().__call__(**self._prepared(*args, **kwargs))
 
     def called_at_once(
-        self, calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]], wanted: Sequence[Sequence[str]], seconds: float
+        self,
+        calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
+        wanted: Sequence[Sequence[str]],
+        seconds: float,
+        output: tuple[Sequence[str], int] | None = None,
     ) -> list[list[tuple[torch.Tensor, list[torch.Tensor]]]]:
         """The outputs of calls by several threads at once: see `UntrustedFunction.called_at_once`."""
         prepared = [(self._prepared(**arguments), cotangent) for arguments, cotangent in calls]
-        return super().called_at_once(prepared, wanted, seconds)
+        return super().called_at_once(prepared, wanted, seconds, output)
 
     def kernel_lines(self) -> list[Line]:
         """The lines of its files, and whether they ran in its process, by what that says."""

@@ -16,7 +16,7 @@ from fourfold import backends, operation, tensor
 from fourfold.backends.triton import interpreter_memory
 from fourfold.checks.catalogue import operations
 from fourfold.checks.escapes import Escape
-from fourfold.checks.search import ELSEWHERE, Unsupported
+from fourfold.checks.search import Unsupported
 from fourfold.compat import torch_internals
 from fourfold.core import at_once, far_apart
 from fourfold.core.arena import Arena
@@ -27,11 +27,9 @@ from fourfold.core.refusals import by_the_implementation, chain, is_fault, is_re
 from fourfold.core.tampering import Tampered
 from fourfold.running import messages, modules, untrusted
 from fourfold.running.candidate_session import Crashed
-from fourfold.running.cells import Cell
 from fourfold.running.frames import own_frames, spelled
 from fourfold.running.messages import Malformed
 from fourfold.running.preparation import are_untrusted, may_be_untrusted
-from fourfold.running.shortcomings import Coverage, shortcomings
 from fourfold.running.untrusted import CannotBeImported, UntrustedFunction
 from fourfold.running.verification import made_untrusted, verify
 
@@ -161,6 +159,10 @@ def several(x, y):
 
 def sum_and_product(x):
     return x + x, x * x
+
+def sum_and_product_of_what_is_held(x):
+    hold(x)
+    return x + x, taken(x) ** 2
 
 def sum_and_wrong_product(x):
     return x + x, x.detach() * x
@@ -714,11 +716,8 @@ def test_operation_with_several_outputs_comes_to_the_same_in_both_ways(function:
     given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1}
     here = verify(getattr(modules.of_file(place), function), sum_and_product, **given)
     there = verify(f"{place}:{function}", sum_and_product, untrusted=True, **given)
-    only_here = {each.check for each in there.outcomes if (each.reason or "").startswith(ELSEWHERE)}
-    assert {name.partition(" ")[0] for name in only_here} <= {"graph", "threads"}
     for each, other in zip(here.outcomes, there.outcomes, strict=True):
-        if other.check not in only_here:
-            assert (each.check, each.outcome) == (other.check, other.outcome)
+        assert (each.check, each.outcome) == (other.check, other.outcome)
     assert here.passed is there.passed is (function == "sum_and_product")
 
 
@@ -759,11 +758,13 @@ def test_thread_that_never_returns_is_told(load: Load, monkeypatch: pytest.Monke
         function.called_at_once([({"x": x, "y": y}, y)] * 2, [[], []], 0.1)
 
 
-def test_what_its_process_cannot_be_asked_is_unsupported_and_no_shortcoming(place: Path) -> None:
-    given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1}
-    verdict = verify(f"{place}:sum_and_product", sum_and_product, untrusted=True, **given)
-    found = {each.check: each.reason or "" for each in verdict.outcomes if each.check.startswith("threads")}
-    assert len(found) == 2
-    assert all(reason.startswith(ELSEWHERE) for reason in found.values())
-    cells = {Cell("softmax", "candidate", "float32"): Coverage(1, list(found.values()))}
-    assert not list(shortcomings(cells, [], [], ["softmax"], False))
+def test_threads_are_tried_of_each_of_several_outputs(place: Path) -> None:
+    checks = ["threads of output total", "threads of output product"]
+    given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1, "only": checks}
+
+    def found(function: str) -> list[str]:
+        verdict = verify(f"{place}:{function}", sum_and_product, untrusted=True, **given)
+        return [each.outcome for each in verdict.outcomes]
+
+    assert found("sum_and_product") == ["passed", "passed"]
+    assert found("sum_and_product_of_what_is_held") == ["passed", "failed"]
