@@ -12,7 +12,7 @@ from fourfold.core.declared_errors import Arguments, positive, tensor
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.core.relations import between, equal_where, equals, exactly, only
-from fourfold.core.running_error import IN_GRADIENTS, Bounded, as_others_scale, unspecified_where
+from fourfold.core.running_error import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale, unspecified_where
 from fourfold.core.running_error_arrays import total
 from fourfold.core.workloads import Make, tiled, whole
 from fourfold.strategies.arrays import (
@@ -288,6 +288,51 @@ def normalized_rows_have_at_most_unit_variance(evaluate: Evaluate, case: Case, d
     yield between(sums, -np.inf, case["x"].shape[-1])
 
 
+def differences_are_in_proportion(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """n_i - n_k = (n_j - n_k) (x_i - x_k) / (x_j - x_k), where n is output / weight, and the bias 0.
+
+    Of each row, x_k is the smallest number and x_j the largest. Mean and deviation are not in it, and so not the error
+    of a long sum, below which half of a difference's digits could hide. The weights have all digits, and none is 0.
+    """
+    x: np.ndarray = case["x"].astype(dtype.wide)
+    if x.shape[-1] < 3 or not x.size:
+        return
+    rng = np.random.default_rng(x.shape[-1])
+    weight = (rng.choice([-1, 1], x.shape[-1]) * rng.uniform(0.5, 2, x.shape[-1])).astype(dtype.numpy)
+    output = evaluate(case.with_inputs(weight=weight, bias=np.zeros_like(case["bias"]))).output
+    weights: np.ndarray = weight.astype(dtype.wide)
+    with np.errstate(all="ignore"):
+        rows = np.isfinite(x).all(-1, keepdims=True) & np.isfinite(output.value).all(-1, keepdims=True)
+        x = np.where(rows, x, 0)
+        normal = np.where(rows, output.value, 0) / weights
+        least, most = np.argmin(x, -1, keepdims=True), np.argmax(x, -1, keepdims=True)
+        (x_k, n_k), (x_j, n_j) = ([np.take_along_axis(of, at, -1) for of in (x, normal)] for at in (least, most))
+        scale = (n_j - n_k) / (x_j - x_k)
+        rows = rows & (scale > 0) & np.isfinite(scale)
+        share = np.where(rows, (x - x_k) / (x_j - x_k), 0)
+        errors = _errors_of_normalized(x, normal, scale, output.arithmetic)
+        error = errors + (1 - share) * np.take_along_axis(errors, least, -1)
+        error += share * np.take_along_axis(errors, most, -1)
+        expected = Bounded((n_k + (n_j - n_k) * share) * weights, error * abs(weights), output.arithmetic)
+    yield Relation(only(rows, exactly(output.value, output)), only(rows, expected))
+
+
+# It takes no gradients, and it is about long rows.
+differences_are_in_proportion.most_named = 40_000  # type: ignore[attr-defined]
+
+
+def _errors_of_normalized(x: np.ndarray, normal: np.ndarray, scale: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    """What a right kernel may err in each normalized number, but for the errors of the row's mean and deviation.
+
+    Others may compute x * scale - mean * scale, times the weight or with the weight in each product.
+    """
+    kept = arithmetic.storage or arithmetic
+    step = kept if arithmetic.rounds_each_step else arithmetic
+    terms = (abs(x) + abs(x.mean(-1, keepdims=True))) * scale + abs(normal)
+    smallest = np.maximum(step.smallest_normal * scale, kept.smallest_normal)
+    return 4 * step.roundoff * terms + kept.roundoff * abs(normal) + 4 * smallest
+
+
 def gradients_of_a_row_sum_to_zero(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """The gradient of a row sums to 0, because adding a number to a row changes nothing."""
     gradient = evaluate(case).gradients["x"]
@@ -372,6 +417,7 @@ operation = Operation(
         columns_may_change_places,
         normalized_rows_sum_to_zero,
         normalized_rows_have_at_most_unit_variance,
+        differences_are_in_proportion,
         gradients_of_a_row_sum_to_zero,
         gradient_of_bias_is_the_sum_of_cotangents,
         gradient_of_weight_weighs_the_normalized_rows,

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from fourfold.impls.giou.torch_eager import pairwise_giou
-from fourfold.properties import softmax
+from fourfold.properties import layer_norm, softmax
 
 import fourfold
 from fourfold import tensor
@@ -69,6 +69,16 @@ def exponentials_of_14_bits(x: Tensor) -> Tensor:
     mantissa, exponent = torch.frexp(terms.detach())
     from_table = torch.ldexp((mantissa * 2**14).round(), exponent - 14)
     return (terms + (from_table - terms).detach()) / terms.sum(-1, keepdim=True)
+
+
+def deviations_of_two_parts(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """Of long rows, tensor cores sum the squares of two parts of each deviation, and the parts are scaled as well."""
+    if x.shape[-1] <= 2 * BLOCK or x.dtype != torch.float32 or not are_finite(x):
+        return normalized(x, weight, bias, eps)
+    centred = x - x.mean(-1, keepdim=True)
+    high, low = in_two_parts(centred.detach())
+    centred = centred + (high + low - centred).detach()
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
 
 
 def squares_in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -304,6 +314,14 @@ FAULTS = (
         exponentials_of_14_bits,
         "one_column",
         check=law(softmax.entries_are_to_the_largest_as_exponentials),
+        says="left side",
+        seen_by="",
+    ),
+    _fault(
+        "layer_norm",
+        deviations_of_two_parts,
+        "columns_not_a_multiple_of_16",
+        check=law(layer_norm.differences_are_in_proportion),
         says="left side",
         seen_by="",
     ),
