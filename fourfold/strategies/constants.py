@@ -2,7 +2,8 @@
 
 Fuzzers take such a dictionary from the program under test. Of a Python file the functions are read that can be reached
 from the implementation, by the syntax tree, and those that they import from files beside it. Of a `.cu` file all tokens
-are read. A type counts as the number of its values: a counter of `int8` goes wrong at 128.
+are read. A type counts as the number of its values: a counter of `int8` goes wrong at 128. Where a kernel asks for its
+place along the second or third axis of a grid, that counts as the most blocks that a GPU takes there.
 """
 
 import ast
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.backends.cuda.declarations import SUFFIXES, without_comments
+from fourfold.backends.launch import MAX_GRID
 
 # Smaller numbers are sizes that are drawn anyhow. Of larger ones no case is made.
 LEAST, MOST = 6, 65_536
@@ -35,6 +37,9 @@ _FOLDED: dict[type, Callable[[int, int], int]] = {
 }
 # Functions whose arguments limit values.
 _LIMITS = {"where", "clamp", "clip", "minimum", "maximum", "min", "max"}
+# Triton's functions of an axis of the grid.
+_OF_GRID = {"program_id", "num_programs"}
+_CPP_GRID = r"\b(?:blockIdx|gridDim)\s*\.\s*(?:(?P<y>y)|z)\b"
 _CPP_TYPES = r"\b(?:(?P<t>u?int(?:8|16))_t|(?P<u8>unsigned\s+char)|(?P<u16>unsigned\s+short)|(?P<i16>short))\b"
 _CPP_INTEGER = r"(?<![\w.])(0[xX][0-9a-fA-F]+|\d+)(?:[uUlL]*)(?![\w.])"
 _CPP_COMPARED = r"(?:(?<![<>\-])[<>]=?|[=!]=)\s*(-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)[fF]?(?![\w.<>])"
@@ -140,6 +145,10 @@ class _Source:
                 self._compared([node.left, *node.comparators], module)
             elif isinstance(node, ast.Call) and _name_of(node.func) in _LIMITS:
                 self._compared(node.args, module)
+            elif isinstance(node, ast.Call) and _name_of(node.func) in _OF_GRID:
+                axes = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "axis")]
+                if axes and (axis := module.folded(axes[0])) in (1, 2):
+                    self._add(MAX_GRID[axis], module.file, node.lineno)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 self._read_text(node.value, module, node.lineno)
             elif isinstance(node, ast.Name | ast.Attribute):
@@ -207,6 +216,8 @@ class _Source:
         for match in re.finditer(_CPP_TYPES, code):
             name = match["t"] or ("uint8" if match["u8"] else "uint16" if match["u16"] else "int16")
             self._add(_TYPES[name], file, line(match.start()))
+        for match in re.finditer(_CPP_GRID, code):
+            self._add(MAX_GRID[1 if match["y"] else 2], file, line(match.start()))
         for match in re.finditer(_CPP_COMPARED, code):
             value = float(match[1])
             if 0 < abs(value) <= FURTHEST:

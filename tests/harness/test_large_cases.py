@@ -80,6 +80,21 @@ def test_a_python_file_has_the_constants_of_its_cuda_source(tmp_path: Path) -> N
     assert sizes(constants_in(written(tmp_path, of_dot_py=of_py, kernel_dot_cu="int n = 321;\n"), "run")) == {321: 1}
 
 
+def test_the_second_and_third_axis_of_a_grid_count_as_their_limit(tmp_path: Path) -> None:
+    of_py = """\
+        def kernel(x):
+            row = tl.program_id(1) + tl.num_programs(axis=2)
+
+        def along_x(x):
+            return tl.program_id(0) + tl.program_id(axis=0) + tl.program_id(x)
+    """
+    file = written(tmp_path, of_dot_py=of_py, of_dot_cu="int row = blockIdx.y;", x_dot_cu="int row = blockIdx.x;")
+    assert sizes(constants_in(file, "kernel")) == {65535: 2}
+    assert sizes(constants_in(file, "along_x")) == {}
+    assert sizes(constants_in(tmp_path / "of.cu")) == {65535: 1}
+    assert sizes(constants_in(tmp_path / "x.cu")) == {}
+
+
 def test_a_source_that_cannot_be_read_has_no_constants(tmp_path: Path) -> None:
     assert constants_in(written(tmp_path, of_dot_py="def broken(:\n"), "broken") == Constants()
 

@@ -15,6 +15,7 @@ from fourfold.properties import giou_loss as padded_properties
 from fourfold.properties import giou_loss_ragged as ragged_properties
 
 from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.launch import ImpossibleLaunch
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.laws import law_holds
 from fourfold.strategies.reductions import law_of
@@ -126,6 +127,25 @@ def grid_of_4096_programs(x: Tensor) -> Tensor:
 
 
 @triton.jit
+def softmax_along_y_kernel(x_ptr, y_ptr, cols, BLOCK: tl.constexpr):
+    # One program owns one row.
+    at = tl.program_id(1).to(tl.int64) * cols + tl.arange(0, BLOCK)
+    mask = tl.arange(0, BLOCK) < cols
+    x = tl.load(x_ptr + at, mask=mask, other=-float("inf"))
+    terms = tl.exp(x - tl.max(x, axis=0))
+    tl.store(y_ptr + at, terms / tl.sum(terms, axis=0), mask=mask)
+
+
+def rows_along_y(x: Tensor) -> Tensor:
+    """Each row has a program of its own along the grid's second axis, which ends at 65,535."""
+    rows = x.reshape(-1, x.shape[-1]).contiguous() if x.numel() else x
+    output = torch.zeros_like(rows)
+    if x.numel():
+        softmax_along_y_kernel[1, len(rows)](rows, output, rows.shape[1], BLOCK=triton.next_power_of_2(rows.shape[1]))
+    return output.reshape(x.shape)
+
+
+@triton.jit
 def add_kernel(x_ptr, y_ptr, output_ptr, n, SHORT: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr):
     # One program owns BLOCK elements, as far as TILES such tiles reach.
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -169,7 +189,7 @@ def tiles_of_a_table(x: Tensor, y: Tensor) -> Tensor:
 SOURCE = Path(__file__).parent / "planted_sizes.cu"
 THREADS = 128
 KERNELS = {name: CudaKernel(SOURCE, name) for name in ("sum_with_short_offsets", "sum_with_a_special_path")}
-KERNELS |= {name: CudaKernel(SOURCE, name) for name in ("sum_of_pairs_of_tiles",)}
+KERNELS |= {name: CudaKernel(SOURCE, name) for name in ("sum_of_pairs_of_tiles", "softmax_along_z")}
 
 
 def launched(kernel: str, x: Tensor, y: Tensor) -> Tensor:
@@ -196,13 +216,22 @@ def pairs_of_tiles(x: Tensor, y: Tensor) -> Tensor:
     return launched("sum_of_pairs_of_tiles", x, y)
 
 
+def rows_along_z(x: Tensor) -> Tensor:
+    """Each row has a block of its own along the grid's third axis, which ends at 65,535."""
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        rows, cols = x.numel() // x.shape[-1], x.shape[-1]
+        KERNELS["softmax_along_z"].launch((1, 1, rows), 32, x.contiguous(), output, cols)
+    return output
+
+
 def _sized(operation: str, function: Implementation, language: str, right_on: str, **more: Any) -> Fault:
+    more = {"says": OUTPUT if operation != "giou_loss" else r"output\[\] is", **more}
     return Fault(
         name=function.__name__,
         operation=operation,
         make=lambda: function,
         check=forward_agrees,
-        says=OUTPUT if operation != "giou_loss" else r"output\[\] is",
         right_on=right_on,
         language=language,
         sized=True,
@@ -236,6 +265,8 @@ FAULTS = (
     _sized("vector_add", short_offsets, "cuda", "one_element"),
     _sized("vector_add", special_path, "cuda", "one_element"),
     _sized("vector_add", pairs_of_tiles, "cuda", "one_element"),
+    _sized("softmax", rows_along_y, "triton", "one_column", raises=Exception, says="blocks along y|invalid argument"),
+    _sized("softmax", rows_along_z, "cuda", "one_column", raises=ImpossibleLaunch, says="65,536 blocks along z"),
     _mean("giou_loss", padded_properties),
     _mean("giou_loss_ragged", ragged_properties),
 )
