@@ -192,6 +192,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # Of the kernel for Hopper: no copies out of the result, and tiles and terms for several rounds of its buffers.
     "result_rows_apart_by_no_multiple_of_16_bytes": random_example(520, 200, 19, "leaky_relu", b="transposed"),
     "rows_and_columns_past_a_tile_by_one": random_example(129, 8, 513, b="transposed"),
+    "terms_past_a_step_by_one": random_example(40, 65, 24, a="transposed"),
     "tall_and_skinny": random_example(300, 3, 2, "relu"),
     "short_and_wide": random_example(2, 3, 300),
     "both_transposed": random_example(19, 21, 23, "relu", a="transposed", b="transposed", grad_output="transposed"),
