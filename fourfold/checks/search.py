@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from fourfold.checks.comparisons import cases_past_comparisons
 from fourfold.checks.database import Filed
 from fourfold.checks.escapes import held
 from fourfold.core.case import Case
@@ -398,6 +399,7 @@ class Search:
             return
         self.constants = subject.large.told(self.examples)
         yield from subject.large.cases(self.examples, dear)
+        yield from cases_past_comparisons(subject.large, subject.implementation, subject.device)
         for combination in combined(subject.large):
             yield combination.name, combination.case
 

@@ -43,6 +43,7 @@ def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Cal
     at_once = getattr(function, "called_at_once", None)
     if at_once is not None:
         one.called_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
+        one.compared = function.compared  # type: ignore[attr-defined]
     return one
 
 

@@ -30,6 +30,7 @@ from fourfold.core import far_apart
 from fourfold.core.arena import Arena
 from fourfold.core.at_once import NeverReturns, called_at_once
 from fourfold.core.case import Case
+from fourfold.core.compared import Compared, Comparison
 from fourfold.core.dispatch import Fallbacks
 from fourfold.core.executed import recorder
 from fourfold.core.outputs import outputs_of
@@ -197,6 +198,7 @@ class Served:
             "call": self.call,
             "backward": self.backward,
             "at_once": self.at_once,
+            "compare": self.compare,
             "watch": self.watch,
             "lines": self.lines,
             "kernel_lines": self.kernel_lines,
@@ -325,6 +327,13 @@ class Served:
         except NeverReturns as error:
             return {"never": str(error)}
         return {"results": [[[self._result(part) for part in parts] for parts in thread] for thread in found]}
+
+    def compare(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Both sides of comparisons in a call. What the call gives is of no interest."""
+        arguments = given(text["arguments"], self.storages)
+        with Compared([Comparison(*each) for each in text["comparisons"]]) as compared, contextlib.suppress(Exception):
+            self.function(**arguments)
+        return {"compared": [[number, *sides] for number, sides in compared.found.items()]}
 
     def watch(self, text: dict[str, Any]) -> dict[str, Any]:
         """Note which lines run from here on."""

@@ -14,7 +14,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fourfold.core import at_once
 from fourfold.core.arena import Arena
 from fourfold.core.at_once import NeverReturns
 from fourfold.core.claims import claims
+from fourfold.core.compared import LARGEST, Comparison
 from fourfold.core.dispatch import ENTERED, Fallbacks
 from fourfold.running import messages
 from fourfold.running.calling import CannotBeCalled
@@ -229,6 +231,18 @@ class UntrustedFunction:
                     raise Malformed("no results of each thread")
                 return [_results(each, len(inputs), storages) for each, inputs in zip(results, wanted)]
 
+    def compared(
+        self, comparisons: Sequence[Comparison], arguments: Mapping[str, Any]
+    ) -> dict[int, tuple[float, float]]:
+        """Both sides of comparisons in a call, by what its process says: see `fourfold.core.compared`."""
+        with self.lock:
+            session = self._started()
+            spelled, _, held = _spelled(session, arguments)
+            said = [list(astuple(each)) for each in comparisons]
+            answer, _ = self._ask(session, {"do": "compare", "arguments": spelled, "comparisons": said})
+            del held  # what lives no longer than the question
+        return dict(_sides(answer.get("compared"), len(comparisons)))
+
     def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:
         """From here on its process notes which statements run: see `fourfold.core.executed.Recorder.watch`."""
         with self.lock:
@@ -412,6 +426,15 @@ def _result(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[An
     if not isinstance(said, dict) or "tensor" not in said:
         raise Malformed("no result")
     return messages.as_tensor(said["tensor"], storages), said.get("requires_gradient") is True
+
+
+def _sides(found: Any, count: int) -> Iterator[tuple[int, tuple[float, float]]]:
+    """By the number of a comparison its sides; without what is none."""
+    for each in found if isinstance(found, list) else ():
+        if isinstance(each, list) and len(each) == 3 and all(type(side) in (int, float) for side in each):
+            number, left, right = each
+            if number in range(count) and max(abs(left), abs(right)) < LARGEST:
+                yield int(number), (left, right)
 
 
 def _texts(found: Any) -> list[str]:

@@ -10,6 +10,7 @@ import ast
 import functools
 import inspect
 import operator
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 from fourfold.backends.cuda.declarations import SUFFIXES, without_comments
 from fourfold.backends.launch import MAX_GRID
+from fourfold.core.compared import Comparison
 
 # Smaller numbers are sizes that are drawn anyhow. Of larger ones no case is made.
 LEAST, MOST = 6, 65_536
@@ -61,10 +63,12 @@ class Constants:
     Attributes:
         sizes: whole numbers, each once, in ascending order.
         values: numbers that are compared with others.
+        comparisons: those that decide which way the code in Python takes.
     """
 
     sizes: tuple[Constant, ...] = ()
     values: tuple[Constant, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
 
 
 NONE = Constants()
@@ -93,7 +97,7 @@ def constants_in(file: Path, name: str = "") -> Constants:
     """
     source = _Source()
     source.read(file, name)
-    return Constants(_each_once(source.sizes), _each_once(source.values))
+    return Constants(_each_once(source.sizes), _each_once(source.values), tuple(dict.fromkeys(source.comparisons)))
 
 
 def _each_once(found: list[Constant]) -> tuple[Constant, ...]:
@@ -109,6 +113,7 @@ class _Source:
     def __init__(self) -> None:
         self.sizes: list[Constant] = []
         self.values: list[Constant] = []
+        self.comparisons: list[Comparison] = []
         self._modules: dict[Path, Module | None] = {}
         self._seen: set[Any] = set()
 
@@ -138,6 +143,7 @@ class _Source:
         if id(top) in self._seen:
             return
         self._seen.add(id(top))
+        self.comparisons += _comparisons(module.file, top)
         for node in _without_documentation(top):
             if isinstance(node, ast.Constant | ast.BinOp) and (value := module.folded(node)) is not None:
                 self._add(value, module.file, node.lineno)
@@ -276,6 +282,24 @@ class Module:
                 return None
             return _FOLDED[type(node.op)](left, right)
         return None
+
+
+def _comparisons(file: Path, top: ast.AST) -> Iterator[Comparison]:
+    """The comparisons of sizes in the tests below a node, but for those of Triton's kernels."""
+    waiting: list[tuple[ast.AST, int]] = [(top, 0)]
+    while waiting:
+        node, line = waiting.pop()
+        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(each) for each in node.decorator_list):
+            continue
+        line = node.lineno if isinstance(node, ast.stmt) else line
+        waiting += [(child, line) for child in ast.iter_child_nodes(node)]
+        if isinstance(node, ast.If | ast.While | ast.IfExp):
+            for each in ast.walk(node.test):
+                if isinstance(each, ast.Compare):
+                    sides = [each.left, *each.comparators]
+                    for op, left, right in zip(each.ops, sides, sides[1:]):
+                        if isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq | ast.NotEq):
+                            yield Comparison(os.path.realpath(file), line, ast.unparse(left), ast.unparse(right))
 
 
 def _without_documentation(top: ast.AST) -> Iterator[ast.AST]:

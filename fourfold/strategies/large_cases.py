@@ -6,7 +6,9 @@ each constant. Each is priced before it is made, and those that fit into a budge
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,10 +33,37 @@ CALL, ROW = 4_000, 100
 # in one dtype, as sizes hardly depend on the dtype, and in each of the others. More generated cases have more.
 GENERATED = 25
 EVERY, ASKED = (500_000, 150_000), (1_400_000, 200_000)
+# That of cases past what the code compares at run time.
+PAST = 500_000
 # Past its budget forward takes one case in one dtype: the largest constant along an axis of which each has a program.
 DEAR = 7_000_000
 # Sizes of the axes of the case that holds the values of comparisons.
 MODEST = (9, 17, 5, 4)
+
+
+# The sizes of a case, and by the number of a comparison what was on both of its sides.
+Observed = tuple[Mapping[str, int], Mapping[int, tuple[float, float]]]
+
+
+def equal_at(observed: Sequence[Observed]) -> Iterator[tuple[int, str, int]]:
+    """Where the two sides of comparisons meet: the number of a comparison, an axis, and its size before or there.
+
+    Along one axis, the others as in the first case, the difference of the sides is taken to be linear: so are products
+    of sizes.
+
+    Args:
+        observed: a case, and others each of which is larger along one axis.
+    """
+    first, before = observed[0]
+    for sizes, after in observed[1:]:
+        (axis,) = (axis for axis in sizes if sizes[axis] != first[axis])
+        for number in before.keys() & after.keys():
+            (left, right), (left_then, right_then) = before[number], after[number]
+            slope = ((left_then - right_then) - (left - right)) / (sizes[axis] - first[axis])
+            if slope:
+                size = first[axis] - (left - right) / slope
+                if sizes[axis] < size <= PLACES:
+                    yield number, axis, math.floor(size)
 
 
 @dataclass(frozen=True)
@@ -94,8 +123,7 @@ class LargeCases:
 
     def chosen(self, examples: int, dear: bool) -> list[Chosen]:
         """What fits into the budget of a check."""
-        claimed = list(self.claims.dtypes) or ["float32"]
-        place = 0 if self.dtype.name == ("float32" if "float32" in claimed else claimed[0]) else 1
+        place = 0 if self._is_first else 1
         times = max(examples, GENERATED) / GENERATED
         every = _affordable(self._every(), EVERY[place] * times)
         asked = sorted(self._asked(), key=lambda chosen: chosen[:2])
@@ -130,6 +158,32 @@ class LargeCases:
                     if chosen.price <= BOTH_AT_MOST:
                         yield 1, chosen.price, chosen
 
+    def probes(self) -> Iterator[tuple[Mapping[str, int], Case]]:
+        """Small cases for `past`: one, and for each axis that it can be larger along another, with their sizes."""
+        sized = self.operation.sized
+        if sized is None or not self._is_first or not self.constants.comparisons:
+            return
+        for sizes in (dict(sized.axes), *({**sized.axes, axis: 4 * size + 1} for axis, size in sized.axes.items())):
+            if self.allows(sizes):
+                yield sizes, sized.make(sizes)(self.dtype)
+
+    def past(self, observed: Sequence[Observed]) -> Iterator[tuple[str, Case]]:
+        """Cases just past comparisons, and where both sides are equal, by what small cases have compared: `probes`."""
+        sized = self.operation.sized
+        assert sized is not None
+        known = {chosen.name for chosen in self.chosen(GENERATED, True)}
+        wanted = []
+        for number, axis, size in equal_at(observed):
+            comparison = self.constants.comparisons[number]
+            constant = Constant(size, os.path.basename(comparison.file), comparison.line)
+            wanted += [each for more in (1, 0) for each in self._of({axis: size + more}, constant)]
+        for chosen in _affordable(sorted(wanted, key=lambda each: each.price), PAST * self.share):
+            if chosen.name not in known:
+                case = sized.make(chosen.sizes)(self.dtype)
+                if self.claims.outside(self.operation, case, self.dtype) is None:
+                    assert chosen.constant is not None
+                    yield f"{chosen.name}_of_line_{chosen.constant.line}_of_{chosen.constant.file}", case
+
     def allows(self, sizes: Mapping[str, int]) -> bool:
         """Whether the operation and the claims take these sizes, and a case of them is affordable."""
         sized = self.operation.sized
@@ -142,6 +196,12 @@ class LargeCases:
         sized = self.operation.sized
         assert sized is not None
         return self._price(sizes, sized.largest(sizes))
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether most large cases are of this dtype."""
+        claimed = list(self.claims.dtypes) or ["float32"]
+        return self.dtype.name == ("float32" if "float32" in claimed else claimed[0])
 
     @property
     def _axes(self) -> Mapping[str, int]:

@@ -160,6 +160,12 @@ def several(x, y):
 def sum_and_product(x):
     return x + x, x * x
 
+def limit():
+    return int("600" + "000")
+
+def softmax_up_to_a_limit(x):
+    return torch.zeros_like(x) if x.numel() * x.element_size() > limit() else torch.softmax(x, -1)
+
 def sum_and_product_of_what_is_held(x):
     hold(x)
     return x + x, taken(x) ** 2
@@ -749,6 +755,19 @@ def test_right_kernels_pass_what_is_tried_there(check: str, place: Path) -> None
     for kernel, name in ((f"{EXAMPLE}:softmax", "softmax"), (f"{place}:add", "vector_add")):
         verdict = verify(kernel, name, untrusted=True, only=["forward", check], **given)
         assert [each.outcome for each in verdict.outcomes] == ["passed", "passed"], verdict
+
+
+def test_sizes_past_what_is_compared_there_are_tried(place: Path) -> None:
+    given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1, "only": ["forward"]}
+    (outcome,) = verify(f"{place}:softmax_up_to_a_limit", "softmax", untrusted=True, **given).outcomes
+    assert outcome.failure is not None
+    assert re.search(r"x=<float32\[2, 75001\]", outcome.failure.counterexample or "")
+
+
+def test_sides_of_comparisons_that_are_none_are_left_out() -> None:
+    said = [[0, 1, 2.5], [1, True, 2], [2, 1, 2], [0, "1", 2], [0, 1], 5, [0, float("nan"), 1], [-1, 1, 2]]
+    assert list(untrusted._sides(said, 2)) == [(0, (1, 2.5))]
+    assert list(untrusted._sides({"no": "list"}, 2)) == []
 
 
 def test_thread_that_never_returns_is_told(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,8 @@ class Fault:
         not_caught: the reason why no check rejects it yet.
         sized: whether it takes a large case to see it, such as one that constants of its source ask for.
         seen_by: what it takes to see it, beside large cases: "combined" for combined cases, "settled" for the bounds of
-            results that are rounded once or summed exactly. Empty if neither.
+            results that are rounded once or summed exactly, "comparisons" for cases past what the code compares at run
+            time. Empty if none.
         record: the operation's record, where it is declared and has no place among the known ones.
     """
 

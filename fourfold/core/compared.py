@@ -1,0 +1,210 @@
+"""What an implementation's own code in Python compares: both sides of comparisons that decide which way it takes.
+
+While it is called a trace function evaluates the two expressions, where that changes nothing: names, attributes,
+subscripts, arithmetic and the sizes of tensors. Of another function that a comparison calls, the result is taken that
+the call itself gives. Nothing is called twice.
+"""
+
+import ast
+import functools
+import math
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import getattr_static
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+
+_BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+}
+# Of tensors and their dtypes and shapes.
+_ATTRIBUTES = {"shape", "ndim", "dtype", "itemsize", "nbytes"}
+_METHODS = {"numel", "nelement", "size", "dim", "ndimension", "element_size", "stride", "storage_offset"}
+_OF_TORCH = (torch.Tensor, torch.dtype, torch.Size, torch.device)
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "len": len,
+    "min": min,
+    "max": max,
+    "abs": abs,
+    "int": int,
+    "float": float,
+    "prod": math.prod,
+    "cdiv": lambda a, b: -(-a // b),
+    "next_power_of_2": lambda n: 1 << max(n - 1, 0).bit_length(),
+}
+# Numbers beyond which a side is none of a size.
+LARGEST = 1e15
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison in a test of an ``if``, a ``while`` or a conditional expression.
+
+    Attributes:
+        file: the real path.
+        line: where the statement begins.
+        left, right: the two sides, as Python writes them.
+    """
+
+    file: str
+    line: int
+    left: str
+    right: str
+
+
+class _Unknown(Exception):
+    """A side cannot be evaluated without a risk to change something, or at all."""
+
+
+@dataclass
+class _Waiting:
+    """Comparisons of a line that is running, and what the functions that it calls have returned."""
+
+    numbers: list[int]
+    returned: list[tuple[str, Any]] = field(default_factory=list)
+
+
+class Compared:
+    """Within it, both sides of comparisons are noted, each where it is reached first.
+
+    Args:
+        comparisons: which ones.
+
+    Attributes:
+        found: by the number of a comparison its two sides, if both are numbers.
+    """
+
+    def __init__(self, comparisons: Sequence[Comparison]) -> None:
+        self.found: dict[int, tuple[float, float]] = {}
+        self._comparisons = comparisons
+        self._lines: dict[str, dict[int, list[int]]] = {}
+        for number, each in enumerate(comparisons):
+            self._lines.setdefault(each.file, {}).setdefault(each.line, []).append(number)
+        self._waiting: dict[FrameType, _Waiting] = {}
+        self._traces = False
+
+    def __enter__(self) -> "Compared":
+        if sys.gettrace() is None:
+            self._traces = True
+            sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._traces:
+            sys.settrace(None)
+        self._waiting.clear()
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        caller = self._waiting.get(frame.f_back) if frame.f_back is not None else None
+        if caller is not None:
+            frame.f_trace_lines = False
+            return functools.partial(self._returned, caller)
+        return self._of_frame if _real(frame.f_code.co_filename) in self._lines else None
+
+    def _returned(self, caller: _Waiting, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "return":
+            caller.returned.append((frame.f_code.co_name, argument))
+
+    def _of_frame(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        waiting = self._waiting.pop(frame, None)
+        for number in waiting.numbers if waiting else ():
+            self._note(number, frame, iter(waiting.returned) if waiting else iter(()))
+        if event == "line":
+            numbers = self._lines[_real(frame.f_code.co_filename)].get(frame.f_lineno, ())
+            left = [number for number in numbers if number not in self.found]
+            left = [number for number in left if not self._note(number, frame, iter(()))]
+            if left:  # once the functions that it calls have returned
+                self._waiting[frame] = _Waiting(left)
+        return self._of_frame
+
+    def _note(self, number: int, frame: FrameType, returned: Iterator[tuple[str, Any]]) -> bool:
+        comparison = self._comparisons[number]
+        evaluated = _Evaluated(frame, returned)
+        try:
+            sides = [evaluated.value(_parsed(text)) for text in (comparison.left, comparison.right)]
+        except Exception:
+            return False
+        if all(type(side) in (int, float) and abs(side) < LARGEST for side in sides):
+            self.found.setdefault(number, (sides[0], sides[1]))
+        return True
+
+
+@functools.lru_cache(1024)
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+@functools.lru_cache(1024)
+def _real(file: str) -> str:
+    return os.path.realpath(file)
+
+
+class _Evaluated:
+    """Evaluates expressions in a frame.
+
+    Args:
+        frame: where it runs.
+        returned: the names of functions that it has called, and their results.
+    """
+
+    def __init__(self, frame: FrameType, returned: Iterator[tuple[str, Any]]) -> None:
+        self._frame, self._returned = frame, returned
+
+    def value(self, node: ast.expr) -> Any:
+        """The value of an expression.
+
+        Raises:
+            Exception: it has none, or it is not known what evaluating it would do.
+        """
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                names = (self._frame.f_locals, self._frame.f_globals)
+                return next(each[name] for each in names if name in each)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.value(operand)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+                sides = self.value(left), self.value(right)
+                if all(type(side) in (int, float) for side in sides):
+                    return _BINARY[type(op)](*sides)
+            case ast.Attribute(value=of, attr=name):
+                return self._attribute(self.value(of), name)
+            case ast.Subscript(value=of, slice=at):
+                owner, key = self.value(of), self.value(at)
+                if type(owner) in (tuple, list, dict, torch.Size):
+                    return owner[key]
+            case ast.Call(func=function, args=arguments, keywords=[]):
+                return self._call(function, arguments)
+        raise _Unknown
+
+    @staticmethod
+    def _attribute(owner: Any, name: str) -> Any:
+        if isinstance(owner, _OF_TORCH):
+            if name in _ATTRIBUTES:
+                return getattr(owner, name)
+            raise _Unknown
+        found = vars(owner)[name] if isinstance(owner, ModuleType) else getattr_static(owner, name)
+        if hasattr(type(found), "__get__"):  # what would be called
+            raise _Unknown
+        return found
+
+    def _call(self, function: ast.expr, arguments: list[ast.expr]) -> Any:
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        if isinstance(function, ast.Attribute) and name in _METHODS | {"get"}:
+            owner = self.value(function.value)
+            if type(owner) is dict if name == "get" else isinstance(owner, torch.Tensor):
+                return getattr(owner, name)(*map(self.value, arguments))
+        if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*map(self.value, arguments))
+        return next(value for called, value in self._returned if called == name)
