@@ -424,9 +424,10 @@ def test_a_run_of_a_part_names_what_never_ran_if_it_is_asked(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(cuda_on_cpu.unavailable_reason() is not None, reason=cuda_on_cpu.unavailable_reason() or "")
-def test_lines_of_a_cuda_kernel_are_named_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [(), ("--untrusted", "-n2")])
+def test_lines_of_a_cuda_kernel_are_named_too(processes: tuple[str, ...], tmp_path: Path) -> None:
     written(tmp_path, IN_CUDA, "add.cu")
-    printed, verdict = run(tmp_path, "--forward-only", kernel="add.cu:add<<<(n + 255) / 256, 256>>>")
+    printed, verdict = run(tmp_path, "--forward-only", *processes, kernel="add.cu:add<<<(n + 255) / 256, 256>>>")
     assert verdict["passed"]
     found = [(each["file"], each["lines"], each["condition"]) for each in verdict["never_executed"]]
     assert found == [("add.cu", "9-10", "n > 100000000"), ("add.cu", "16", "for (int k = 0; k < n - 200000000; k++)")]

@@ -13,6 +13,7 @@ import warm
 
 from fourfold import __main__ as command
 from fourfold import backends, operation, tensor
+from fourfold.backends.cuda.on_cpu.reached import Line
 from fourfold.backends.triton import interpreter_memory
 from fourfold.checks.catalogue import operations
 from fourfold.checks.escapes import Escape
@@ -25,7 +26,7 @@ from fourfold.core.claims import claims_of
 from fourfold.core.dispatch import Fallbacks
 from fourfold.core.refusals import by_the_implementation, chain, is_fault, is_refusal, reason
 from fourfold.core.tampering import Tampered
-from fourfold.running import messages, modules, untrusted
+from fourfold.running import messages, modules, untrusted, untrusted_kernels
 from fourfold.running.candidate_session import Crashed
 from fourfold.running.frames import own_frames, spelled
 from fourfold.running.messages import Malformed
@@ -616,6 +617,19 @@ def test_undefined_lanes_are_as_in_the_judges_process(load: Load) -> None:
         assert untrusted.conditions()["undefined_lanes_are_zero"] is True
     finally:
         interpreter_memory.undefined_lanes_are_zero(False)
+
+
+def test_lines_that_a_process_tells_are_those_of_the_kernels_files() -> None:
+    files = {"/of/k.cu": "one\ntwo\n"}
+    right = ["/of/k.cu", 2, "k", True, False]
+    wrong: list[Any] = [
+        ["/of/other.cu", 1, "k", True, True],
+        ["/of/k.cu", 3, "k", True, True],
+        ["/of/k.cu", 1, "k", 1, True],
+    ]
+    wrong += [["/of/k.cu", 0, "k", True, True], right[:4], "k", None]
+    assert list(untrusted_kernels._lines([right, *wrong], files)) == [Line(*right)]
+    assert list(untrusted_kernels._lines({"lines": right}, files)) == []
 
 
 def test_missing_function_is_named(place: Path) -> None:
