@@ -161,7 +161,7 @@ def softmax_along_y_kernel(x_ptr, y_ptr, cols, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, terms / tl.sum(terms, axis=0), mask=mask)
 
 
-def rows_along_y(x: Tensor) -> Tensor:
+def row_along_y(x: Tensor) -> Tensor:
     """Each row has a program of its own along the grid's second axis, which ends at 65,535."""
     rows = x.reshape(-1, x.shape[-1]).contiguous() if x.numel() else x
     output = torch.zeros_like(rows)
@@ -241,7 +241,7 @@ def pairs_of_tiles(x: Tensor, y: Tensor) -> Tensor:
     return launched("sum_of_pairs_of_tiles", x, y)
 
 
-def rows_along_z(x: Tensor) -> Tensor:
+def row_along_z(x: Tensor) -> Tensor:
     """Each row has a block of its own along the grid's third axis, which ends at 65,535."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
@@ -292,8 +292,8 @@ FAULTS = (
     _sized("vector_add", short_offsets, "cuda", "one_element"),
     _sized("vector_add", special_path, "cuda", "one_element"),
     _sized("vector_add", pairs_of_tiles, "cuda", "one_element"),
-    _sized("softmax", rows_along_y, "triton", "one_column", raises=Exception, says="blocks along y|invalid argument"),
-    _sized("softmax", rows_along_z, "cuda", "one_column", raises=ImpossibleLaunch, says="65,536 blocks along z"),
+    _sized("softmax", row_along_y, "triton", "one_column", raises=Exception, says="blocks along y|invalid argument"),
+    _sized("softmax", row_along_z, "cuda", "one_column", raises=ImpossibleLaunch, says="65,536 blocks along z"),
     _mean("giou_loss", padded_properties),
     _mean("giou_loss_ragged", ragged_properties),
 )
