@@ -119,10 +119,10 @@ class Candidate:
             raise BadCandidate(f"claims: {error}") from None
 
     def claimed(self) -> Claims | None:
-        """Its claims; None if it says nothing of them here."""
-        if not self.claims:
+        """Its claims; None if it says nothing of them here. A kernel of a `.cu` file has no gradients."""
+        given = {"gradients": False, **self.claims} if self.language == CUDA else dict(self.claims)
+        if not given:
             return None
-        given = dict(self.claims)
         if isinstance(given.get("sizes"), Mapping):  # JSON has no tuples
             given["sizes"] = {n: tuple(pair) if isinstance(pair, list) else pair for n, pair in given["sizes"].items()}
         return Claims.of(given)

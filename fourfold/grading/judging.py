@@ -26,7 +26,8 @@ from fourfold.running import modules
 from fourfold.running.adapters import OF_KERNELBENCH, KernelBenchProblem
 from fourfold.running.calling import CannotBeCalled
 from fourfold.running.candidate_session import Unanswered
-from fourfold.running.cuda_candidates import CudaCandidate, Launch
+from fourfold.running.cuda_candidates import CudaCandidate
+from fourfold.running.cuda_launches import Launch
 from fourfold.running.findings import (
     FAILED,
     IMPRECISE,
@@ -40,6 +41,7 @@ from fourfold.running.findings import (
 )
 from fourfold.running.frames import words
 from fourfold.running.untrusted import CALL_SECONDS, CannotBeImported, UntrustedFunction
+from fourfold.running.untrusted_kernels import UntrustedKernel
 from fourfold.running.verification import Plan, Trial, signature_of, verified
 from fourfold.strategies import defaults
 
@@ -232,8 +234,10 @@ def _trial(candidate: Candidate, settings: Settings, folder: Path) -> Iterator[t
         record = _record(candidate, folder)
         reference = _reference(record)
         if candidate.language == CUDA:
-            given = CudaCandidate(_launch(file, candidate.function), record, reference)
-            record = given.narrowed(record)
+            on_cpu = settings.device == "cpu"
+            kernel = CudaCandidate(_launch(file, candidate.function), record, reference, here=not on_cpu)
+            given = UntrustedKernel(kernel, **limits) if on_cpu else kernel
+            record = kernel.narrowed(record)
         elif settings.device == "cpu":
             given = UntrustedFunction(
                 str(file), candidate.function or record.name, signature_of(record), record.name, **limits

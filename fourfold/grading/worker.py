@@ -191,7 +191,7 @@ class Worker:
         Returns:
             the kind, the message, and whether it is the candidate's own doing.
         """
-        trusted = settings.device == "cuda" or candidate.language == "cuda"
+        trusted = settings.device == "cuda"
         driver = self.connection.end
         while True:
             ready, _, _ = select.select([begun.answers, driver.fileno()], [], [], BETWEEN_LOOKS)

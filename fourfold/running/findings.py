@@ -275,7 +275,7 @@ class Verdict:
             return f"{name}: NOT PASSED; right with storage accuracy, which it does not claim"
         if failed:
             many = f"{len(self.failures)} distinct failure{'s' * (len(self.failures) != 1)}"
-            return f"{name}: WRONG; {failed} of {len(self.outcomes)} checks failed, {many}"
+            return f"{name}: {self.kind.upper()}; {failed} of {len(self.outcomes)} checks failed, {many}"
         return f"{name}: NOT PASSED; {'; '.join(self.shortcomings)}"
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ from fourfold.running.candidate_session import Session, Unanswered
 from fourfold.running.cuda_candidates import CudaCandidate
 from fourfold.running.cuda_launches import RESULT
 from fourfold.running.messages import printable
-from fourfold.running.untrusted import UntrustedFunction, callable_or_said
+from fourfold.running.untrusted import MOST_BYTES, UntrustedFunction, callable_or_said
 
 # Variables that say how a kernel is compiled for the CPU and run there.
 VARIABLES = ("FOURFOLD_CACHE", "FOURFOLD_CUDA_ON_CPU", "FOURFOLD_CUDA_ON_CPU_SECONDS", "CXX")
@@ -36,15 +36,16 @@ class UntrustedKernel(UntrustedFunction):
     Args:
         candidate: what this process knows of it.
         seconds: that a call, or the compilation, may take.
+        most_bytes: of its own that its process may take.
 
     Raises:
         CannotBeCalled: it does not compile.
     """
 
-    def __init__(self, candidate: CudaCandidate, seconds: float) -> None:
+    def __init__(self, candidate: CudaCandidate, seconds: float, most_bytes: int = MOST_BYTES) -> None:
         self.candidate = candidate
         plan = candidate.plan
-        super().__init__(plan.file, plan.name, candidate.signature, candidate.operation.name, seconds)
+        super().__init__(plan.file, plan.name, candidate.signature, candidate.operation.name, seconds, most_bytes)
         self.file = Path(plan.file)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

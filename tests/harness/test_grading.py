@@ -187,18 +187,26 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
             "source": CUDA,
             "language": "cuda",
             "function": "add<<<ceil(numel / 256), 256>>>(x, y, out, numel)",
-            "claims": {"gradients": False},
         },
         "right",
         "full",
         "",
+    ),
+    "in bad CUDA C++": (
+        {
+            "source": CUDA.replace("x[i]", "z[i]"),
+            "language": "cuda",
+            "function": "add<<<ceil(numel / 256), 256>>>(x, y, out, numel)",
+        },
+        "invalid",
+        "smoke",
+        "candidate.cu:4",
     ),
     "in wrong CUDA C++": (
         {
             "source": CUDA.replace("if (i < n) ", ""),
             "language": "cuda",
             "function": "add<<<ceil(numel / 256), 256>>>(x, y, out, numel)",
-            "claims": {"gradients": False},
         },
         "wrong",
         "smoke",
