@@ -13,7 +13,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Constants:
 
     sizes: tuple[Constant, ...] = ()
     values: tuple[Constant, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[Comparison, ...] = field(default=(), repr=False)
 
 
 NONE = Constants()
