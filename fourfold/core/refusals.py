@@ -85,7 +85,9 @@ def is_refusal(error: BaseException) -> bool:
     """Whether an exception is the implementation's own and reports no fault."""
     if not isinstance(error, Exception) or not getattr(error, "by_the_implementation", False):
         return False
-    return not is_fault(error) and not has_lost_device(error)
+    # A name that is not there is nobody's way to say no.
+    slip = any(isinstance(cause, NameError) for cause in chain(error))
+    return not slip and not is_fault(error) and not has_lost_device(error)
 
 
 def has_lost_device(error: BaseException) -> bool:

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterator
 
 from fourfold.grading.candidates import CUDA, KERNELBENCH, Candidate
 
-# Modules that hold what is right, or another's implementation of it, wherever they are imported from.
-_REFERENCES = re.compile(
-    r"(fourfold\.)?oracles\b|fourfold\.(properties|checks|running|grading|strategies)\b"
-    r"|fourfold\.impls\.\w+\.(torch_eager|triton_kernel|cuda_kernel)\b"
-)
+# Modules that hold what is right, or judge it, wherever they are imported from.
+_REFERENCES = r"(fourfold\.)?oracles\b|fourfold\.(properties|checks|running|grading|strategies)\b"
+# Another's implementation of an operation.
+_IMPLEMENTATIONS = r"fourfold\.impls\.{}\.(torch_eager|triton_kernel|cuda_kernel)\b"
 
 
 class Unparsable(Exception):
@@ -36,10 +35,11 @@ def reaches(candidate: Candidate, forbidden: Collection[str] = ()) -> Iterator[s
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise Unparsable(f"{candidate.file_name}{f':{line}' if line else ''}: {error}") from None
+    references = re.compile(f"{_REFERENCES}|{_IMPLEMENTATIONS.format(re.escape(candidate.operation))}")
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(tree):
         for name in _imported(node):
-            if _REFERENCES.match(name):
+            if references.match(name):
                 yield f"line {node.lineno} imports {name}, which holds the reference"  # type: ignore[attr-defined]
             elif any(name == module or name.startswith(f"{module}.") for module in forbidden):
                 yield f"line {node.lineno} imports {name}, which is forbidden"  # type: ignore[attr-defined]

@@ -193,7 +193,8 @@ class Verdict:
         It is that of the verdict's kind: 1 for "right", 0.2 for "imprecise", 0 for "wrong" and "refused", -0.2 for
         "crashed" and "timed out", -0.5 for "invalid" and -1 for "tampered". If speeds were measured, a right one gets
         log2 of its speed-up in addition, at least -0.5 and at most 2. The speed-up is the geometric mean of those that
-        are certain: see `Speed.certain`. So noise of the clock adds nothing where an interval holds 1.
+        are certain: see `Speed.certain`. So noise of the clock adds nothing where an interval holds 1. What a right one
+        refuses without a claim costs it that share: the number is multiplied by the share of cases that it takes.
 
         Args:
             rewards: other numbers, by kind. What is not among them has the number above.
@@ -205,10 +206,12 @@ class Verdict:
             if kind not in REWARDS:
                 raise ValueError(f"rewards: there is no verdict {kind!r}: there are {', '.join(REWARDS)}")
         number = {**REWARDS, **rewards}[self.kind]
-        if self.kind != RIGHT or not self.speeds:
+        if self.kind != RIGHT:
             return number
-        doublings = sum(math.log2(speed.certain) for speed in self.speeds) / len(self.speeds)
-        return number + min(max(doublings, LEAST_FOR_SPEED), MOST_FOR_SPEED)
+        doublings = [math.log2(speed.certain) for speed in self.speeds]
+        for_speed = sum(doublings) / len(doublings) if doublings else 0.0
+        taken = self.examples / max(self.examples + self.refusals.total(), 1)
+        return taken * (number + min(max(for_speed, LEAST_FOR_SPEED), MOST_FOR_SPEED))
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -441,7 +441,7 @@ def verdict(kind: str = "", speeds: tuple[Speed, ...] = (), **more: Any) -> Verd
     """A verdict with one failure of a kind, or a right one."""
     failure = Finding(message="it is", counterexample=None, frames="", cause="it", blob=None, kind=kind)
     outcome = "failed" if kind else "passed"
-    made = Outcome(check="forward", dtype="float32", outcome=outcome, failure=failure if kind else None)
+    made = Outcome(check="forward", dtype="float32", outcome=outcome, examples=9, failure=failure if kind else None)
     about = {"implementation": "f", "operation": "g", "device": "cpu", "claims": "", "outcomes": (made,)}
     about |= {"shortcomings": (), "warnings": (), "versions": {}, "seed": 1, "seconds": 1.0}
     return Verdict(**{**about, "speeds": speeds, **more})
@@ -484,6 +484,13 @@ def test_what_no_check_rejects_is_right_refused_or_late() -> None:
 )
 def test_a_speed_counts_as_far_as_it_is_certain(speeds: list[tuple[float, float]], expected: float) -> None:
     assert verdict(speeds=tuple(speed(*ends) for ends in speeds)).reward() == pytest.approx(expected)
+
+
+def test_what_is_refused_without_a_claim_costs_its_share() -> None:
+    (outcome,) = verdict().outcomes
+    some = replace(outcome, examples=30, refusals={"ValueError: no": 10})
+    assert replace(verdict(), outcomes=(some,)).reward() == pytest.approx(0.75)
+    assert replace(verdict(speeds=(speed(2.0, 2.2),)), outcomes=(some,)).reward() == pytest.approx(1.5)
 
 
 def test_a_speed_that_no_machine_has_counts_nothing() -> None:

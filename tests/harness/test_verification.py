@@ -588,3 +588,14 @@ def test_what_is_left_to_torch_is_found_where_that_is_forbidden() -> None:
     assert "leaves to torch what it is to compute: aten._softmax" in failure[1].message
     with pytest.raises(ValueError, match="there is no check 'fallback'"):
         fourfold.verify(softmax, "softmax", **options)
+
+
+def test_a_name_that_is_not_there_is_no_refusal() -> None:
+    def mistaken(x: torch.Tensor) -> torch.Tensor:
+        if x.ndim > 2:
+            return no_such_name(x)  # type: ignore[name-defined]  # noqa: F821
+        return torch.softmax(x, -1)
+
+    verdict = fourfold.verify(mistaken, "softmax", only=["forward"], **ONE)
+    assert verdict.kind == "wrong"
+    assert "NameError: name 'no_such_name' is not defined" in str(verdict)
