@@ -1,4 +1,4 @@
-"""The offsets of rows in strided tensors, for Triton kernels."""
+"""Rows of strided tensors in Triton kernels: their offsets, loads and stores."""
 
 import triton
 import triton.language as tl
@@ -13,3 +13,26 @@ def row_offsets(rows, inner, outer_stride, inner_stride):
     """Return the element offset of each row of ``[outer, inner, ...]``, in 64 bits."""
     outer = rows // inner
     return outer.to(tl.int64) * outer_stride + (rows - outer * inner).to(tl.int64) * inner_stride
+
+
+@triton.jit
+def load_tile(ptr, rows, columns, num_rows, cols, inner, outer_stride, inner_stride, column_stride):
+    """Load some rows and columns of ``[outer, inner, cols]``, with 0 outside the tensor."""
+    at = row_offsets(rows, inner, outer_stride, inner_stride)[:, None]
+    at += (columns.to(tl.int64) * column_stride)[None, :]
+    return tl.load(ptr + at, mask=(rows < num_rows)[:, None] & (columns < cols)[None, :], other=0.0)
+
+
+@triton.jit
+def store_tile(ptr, rows, columns, num_rows, cols, values):
+    """Store some rows and columns of a contiguous tensor ``[rows, cols]``."""
+    at = rows.to(tl.int64)[:, None] * cols + columns[None, :]
+    mask = (rows < num_rows)[:, None] & (columns < cols)[None, :]
+    tl.store(ptr + at, values.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_parameter(ptr, columns, cols, stride, COMPUTE: tl.constexpr):
+    """Load some columns of weight or bias. Every program reads the same data."""
+    at = columns.to(tl.int64) * stride
+    return tl.load(ptr + at, mask=columns < cols, other=0.0, eviction_policy="evict_last").to(COMPUTE)

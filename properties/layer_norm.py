@@ -11,13 +11,12 @@ from fourfold.core.case import Case
 from fourfold.core.declared_errors import Arguments, positive, tensor
 from fourfold.core.dtypes import DType
 from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import between, equal_where, equals, exactly, only
+from fourfold.core.relations import equal_where, equals, exactly, only
 from fourfold.core.running_error import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale, unspecified_where
 from fourfold.core.running_error_arrays import total
 from fourfold.core.workloads import Make, tiled, whole
 from fourfold.strategies.arrays import (
     GENERATORS,
-    KINDS,
     arrays,
     cotangent,
     layouts_for,
@@ -28,11 +27,23 @@ from fourfold.strategies.arrays import (
 from fourfold.strategies.rows import row_examples
 from fourfold.strategies.special_values import not_finite_in_turn
 
+from .norms import (
+    PARAMETER_KINDS,
+    ROW_KINDS,
+    a_row_does_not_see_the_others,
+    columns_may_change_places,
+    constant_cotangent,
+    gradient_of_weight_weighs_the_normalized_rows,
+    gradients_of_two_batches_add_up,
+    lowered,
+    normalized_rows_have_at_most_unit_mean_square,
+    scaling_a_row_scales_the_deviation_alone,
+    standard,
+    steps_overflow,
+    summed_over_rows,
+)
+
 EPS = (1e-5, 1e-12, 1e-3, 0.25)
-# Kinds of rows. The huge kind is rarer than the others: its squares overflow, and little is known of the result.
-ROW_KINDS = (*(kind for kind in KINDS if kind != "huge"), *KINDS)
-# Kinds of weight and bias. None is infinite: an infinite weight leaves nothing of a row's gradient to compare.
-PARAMETER_KINDS = ("normal", "whole", "constant", "spread")
 
 
 def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
@@ -50,20 +61,13 @@ def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
 
 
 def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> tuple[Any, Any, Any]:
-    """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow.
-
-    There the order of the steps, any of which is right, decides between a number, an infinity and NaN.
-    """
+    """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow."""
     x = as_others_scale(x, IN_GRADIENTS)
     grad_x, *others = oracle.backward(grad_output, x, weight, bias, eps)
     if isinstance(grad_x, Bounded):
         _, deviation = oracle.normalized(x, eps)
-        with np.errstate(all="ignore"):
-            # The largest steps are torch's: sums of products of three, divided by the third power of the deviation.
-            terms = np.sum(abs((grad_output * weight).value), axis=-1, keepdims=True)
-            furthest = np.max(abs(x.value), axis=-1, keepdims=True, initial=1)
-            reach = terms * furthest / np.minimum(deviation.value, 1) ** 3
-        grad_x = unspecified_where(grad_x, reach >= grad_x.arithmetic.largest)
+        overflow = steps_overflow(grad_output, x, weight, deviation)
+        grad_x = unspecified_where(grad_x, overflow)
     return grad_x, *others
 
 
@@ -202,29 +206,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 }
 
 
-def constant_cotangent(case: Case) -> Case:
-    """The case with the same cotangent for every element."""
-    return Case(case.inputs, np.full_like(case.grad_output, -1.5), case.parameters, case.layouts)
-
-
 def with_positive_weights(case: Case) -> Case:
     """The case with positive weights, so that nothing cancels in the sum of a row's weights."""
     return case.with_inputs(weight=np.abs(case["weight"]))
-
-
-def summed_over_rows(result: Bounded) -> Bounded:
-    """The sum over all axes but the last."""
-    return total(result, axis=tuple(range(result.ndim - 1)))
-
-
-def lowered(case: Case, dtype: DType) -> Bounded:
-    """The cotangent as an array without error."""
-    return Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
-
-
-def standard(case: Case) -> Case:
-    """The case with weight 1 and bias 0: its output is the normalized rows."""
-    return case.with_inputs(weight=np.ones_like(case["weight"]), bias=np.zeros_like(case["bias"]))
 
 
 def adding_a_number_to_a_row_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
@@ -239,18 +223,6 @@ def adding_a_number_to_a_row_changes_nothing(evaluate: Evaluate, case: Case, dty
     yield equal_where(exact, here.gradients["x"], moved.gradients["x"])
 
 
-def scaling_a_row_scales_the_deviation_alone(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """layer_norm(2 x) with 4 eps = layer_norm(x) with eps, and the gradient halves."""
-    x: np.ndarray = case["x"].astype(dtype.wide)
-    with np.errstate(over="ignore"):
-        doubled = (2 * x).astype(dtype.numpy)
-    exact = np.isfinite(doubled.astype(dtype.wide)).all(axis=-1, keepdims=True)
-    here = evaluate(case)
-    there = evaluate(case.with_inputs(x=doubled).with_parameters(eps=4 * case.parameters["eps"]))
-    yield equal_where(exact, here.output, there.output)
-    yield equal_where(exact, here.gradients["x"], 2.0 * there.gradients["x"])
-
-
 def constant_rows_give_the_bias(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """A constant row has no deviations, and so its output is the bias."""
     x = case["x"]
@@ -263,29 +235,11 @@ def constant_rows_give_the_bias(evaluate: Evaluate, case: Case, dtype: DType) ->
     yield equal_where(finite, output, exactly(bias, output))
 
 
-def columns_may_change_places(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Reordering the columns of all inputs reorders the output and the gradients."""
-    order = np.random.default_rng(case["x"].size).permutation(case["x"].shape[-1])
-    inputs = {name: array[..., order] for name, array in case.inputs.items()}
-    here, there = evaluate(case), evaluate(Case(inputs, case.grad_output[..., order], case.parameters))
-    yield Relation(here.output[..., order], there.output)
-    for name, gradient in here.gradients.items():
-        yield Relation(gradient[..., order], there.gradients[name])
-
-
 def normalized_rows_sum_to_zero(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """Under weight 1 and bias 0 the mean of each row is 0."""
     output = evaluate(standard(case)).output
     sums = total(only(np.isfinite(output.value).all(-1, keepdims=True), output), axis=-1)
     yield equals(sums, 0)
-
-
-def normalized_rows_have_at_most_unit_variance(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Under weight 1 and bias 0 the squares of a row sum to no more than the number of columns."""
-    output = evaluate(standard(case)).output
-    output = only(np.isfinite(output.value).all(-1, keepdims=True), output)
-    sums = total(output * output, axis=-1)
-    yield between(sums, -np.inf, case["x"].shape[-1])
 
 
 def differences_are_in_proportion(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
@@ -346,41 +300,6 @@ def gradient_of_bias_is_the_sum_of_cotangents(evaluate: Evaluate, case: Case, dt
     yield Relation(evaluate(case).gradients["bias"], summed_over_rows(lowered(case, dtype)))
 
 
-def gradient_of_weight_weighs_the_normalized_rows(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """The gradient of weight is the sum over rows of the cotangent times the normalized row."""
-    normal = evaluate(standard(case)).output
-    yield Relation(evaluate(case).gradients["weight"], summed_over_rows(lowered(case, dtype) * normal))
-
-
-def a_row_does_not_see_the_others(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """The last row has the same results alone as among the others."""
-    if not case["x"].size:
-        return
-    flat = case["x"].reshape(-1, case["x"].shape[-1])
-    here = evaluate(case)
-    alone = evaluate(Case({**case.inputs, "x": flat[-1]}, case.grad_output.reshape(flat.shape)[-1], case.parameters))
-    for among, by_itself in ((here.output, alone.output), (here.gradients["x"], alone.gradients["x"])):
-        yield Relation(among.reshape(flat.shape)[-1], by_itself)
-
-
-def gradients_of_two_batches_add_up(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """The gradients of weight and bias over all rows are the sums of those over the first third and over the rest."""
-    flat = (-1, case["x"].shape[-1])
-    if not case["x"].size:
-        return
-    x, grad_output = case["x"].reshape(flat), case.grad_output.reshape(flat)
-    cut = len(x) // 3
-    whole = evaluate(case)
-    parts = [
-        evaluate(Case({**case.inputs, "x": x[part]}, grad_output[part], case.parameters))
-        for part in (slice(cut), slice(cut, None))
-    ]
-    for name in ("weight", "bias"):
-        first, rest = (part.gradients[name] for part in parts)
-        finite = np.isfinite(first.value) & np.isfinite(rest.value)
-        yield Relation(only(finite, whole.gradients[name]), only(finite, first) + only(finite, rest))
-
-
 ARGUMENTS = Arguments(x=tensor("... cols"), weight=tensor("cols"), bias=tensor("cols"), eps=positive(1e-5))
 
 
@@ -416,7 +335,7 @@ operation = Operation(
         constant_rows_give_the_bias,
         columns_may_change_places,
         normalized_rows_sum_to_zero,
-        normalized_rows_have_at_most_unit_variance,
+        normalized_rows_have_at_most_unit_mean_square,
         differences_are_in_proportion,
         gradients_of_a_row_sum_to_zero,
         gradient_of_bias_is_the_sum_of_cotangents,

@@ -23,6 +23,11 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """Call torch's own kernel."""
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
 def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
     """Call cuBLAS (on a GPU), then a separate kernel for the activation."""
     product = a @ b
@@ -31,7 +36,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_
     return F.relu(product) if activation == "relu" else F.leaky_relu(product, negative_slope)
 
 
-LIBRARIES: Mapping[str, Function] = {"softmax": softmax, "layer_norm": layer_norm, "matmul": matmul}
+LIBRARIES: Mapping[str, Function] = {
+    "softmax": softmax,
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "matmul": matmul,
+}
 
 
 def torchvision_giou() -> Function | None:

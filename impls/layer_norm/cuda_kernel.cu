@@ -1,47 +1,5 @@
+#include "rows.cuh"
 #include "shifted.cuh"
-
-template <class T> constexpr int IN_16_BYTES = 16 / sizeof(T);
-
-// The offset of a row of [outer, inner, cols].
-__device__ long long row_offset(long long row, long long inner, long long outer_stride, long long inner_stride) {
-    if (row < inner) return row * inner_stride;
-    const long long outer = row / inner;
-    return outer * outer_stride + (row - outer * inner) * inner_stride;
-}
-
-// Loads WIDTH neighbouring columns, or one column of a strided row.
-template <int WIDTH, bool STRIDED = WIDTH == 1, class T>
-__device__ Vector<T, WIDTH> take(const T* from, long long column, long long stride) {
-    return Vector<T, WIDTH>::load(from + (STRIDED ? column * stride : column));
-}
-
-template <class C> struct Sums {
-    C first, second;
-};
-
-template <class C> __device__ C add_half_of_lanes(C sum) {
-#pragma unroll
-    for (int lanes = 8; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    return sum;
-}
-
-// The sums over the threads of a row, returned in each of them. A row of several warps has a block of its own, which
-// alternates between `turn` 0 and 1: a thread that writes has passed the other turn's barrier, and before that barrier
-// all threads had read this turn's parts.
-template <class C> __device__ Sums<C> sum_over_row(Sums<C> sums, int turn) {
-    __shared__ C parts[2][2][16];
-    // Each half of the lanes continues with one of the two sums, which halves the number of shuffles.
-    const int lane = threadIdx.x % 32, half = lane / 16;
-    C sum = half ? sums.second : sums.first;
-    sum += __shfl_xor_sync(~0u, half ? sums.first : sums.second, 16);
-    sum = add_half_of_lanes(sum);
-    if (blockDim.x > 32) {
-        if (lane % 16 == 0) parts[turn][half][threadIdx.x / 32] = sum;
-        __syncthreads();
-        sum = add_half_of_lanes(lane % 16 < blockDim.x / 32 ? parts[turn][half][lane % 16] : C(0));
-    }
-    return {__shfl_sync(~0u, sum, 0), __shfl_sync(~0u, sum, 16)};
-}
 
 // With SHIFTED, rows may begin between two multiples of 16 bytes. The same threads own the same columns.
 template <class T, int WIDTH, int VECTORS, bool STRIDED = false, bool SHIFTED = false>

@@ -10,7 +10,7 @@ from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
-from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
+from ..triton_rows import NUMBERS_OF_ROWS, load_parameter, load_tile, row_offsets, store_tile
 from .arguments import check_layer_norm
 from .operators import Needs, register_layer_norm
 
@@ -88,29 +88,6 @@ def summing_blocks(cols: int, partials: int) -> tuple[int, int]:
     wanted = max(SUMMED_COLS, next_power_of_2(cdiv(cols, SUMMING_PROGRAMS)))
     block_cols = min(next_power_of_2(cols), wanted, most)
     return min(next_power_of_2(partials), SUMMED_PARTIALS, most // block_cols), block_cols
-
-
-@triton.jit
-def load_tile(ptr, rows, columns, num_rows, cols, inner, outer_stride, inner_stride, column_stride):
-    """Load some rows and columns of ``[outer, inner, cols]``, with 0 outside the tensor."""
-    at = row_offsets(rows, inner, outer_stride, inner_stride)[:, None]
-    at += (columns.to(tl.int64) * column_stride)[None, :]
-    return tl.load(ptr + at, mask=(rows < num_rows)[:, None] & (columns < cols)[None, :], other=0.0)
-
-
-@triton.jit
-def store_tile(ptr, rows, columns, num_rows, cols, values):
-    """Store some rows and columns of a contiguous tensor ``[rows, cols]``."""
-    at = rows.to(tl.int64)[:, None] * cols + columns[None, :]
-    mask = (rows < num_rows)[:, None] & (columns < cols)[None, :]
-    tl.store(ptr + at, values.to(ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def load_parameter(ptr, columns, cols, stride, COMPUTE: tl.constexpr):
-    """Load some columns of weight or bias. Every program reads the same data."""
-    at = columns.to(tl.int64) * stride
-    return tl.load(ptr + at, mask=columns < cols, other=0.0, eviction_policy="evict_last").to(COMPUTE)
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)

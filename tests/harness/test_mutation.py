@@ -187,12 +187,14 @@ print(*{mutant.function for mutant in mutants if mutant.file == sys.argv[1]})
 @pytest.mark.parametrize(
     ("operation", "backend", "file", "used", "unused"),
     [
-        # vector_add names `load` and `store`, and `store` names `bits`. Only layer_norm and softmax use the others.
+        # vector_add names `load` and `store`, and `store` names `bits`. Others use the rest.
         ("vector_add", "cuda", "vectors.cuh", {"load", "store", "bits"}, {"unpack", "unpacked", "store_streaming"}),
         # giou uses the `load` of its boxes, not this one.
         ("giou", "cuda", "vectors.cuh", set(), {"load", "store"}),
         ("softmax", "cuda", "vectors.cuh", {"load", "store_streaming", "bits", "unpack", "unpacked"}, set()),
-        ("layer_norm", "triton", "triton_rows.py", {"row_offsets"}, set()),
+        ("layer_norm", "triton", "triton_rows.py", {"row_offsets", "load_tile", "load_parameter"}, set()),
+        ("softmax", "triton", "triton_rows.py", {"row_offsets"}, {"load_tile", "load_parameter"}),
+        ("rms_norm", "cuda", "rows.cuh", {"row_offset", "take", "sum_over_row"}, set()),
     ],
 )
 def test_mutants_of_a_shared_file_are_those_of_functions_that_the_operation_uses(

@@ -16,6 +16,7 @@ from . import (
     planted_layer_norm_kernels,
     planted_matmul,
     planted_matmul_kernels,
+    planted_rms_norm,
     planted_softmax,
     planted_softmax_kernels,
     planted_triton,
@@ -103,6 +104,10 @@ def torchs_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor,
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
+def torchs_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+
 ALL = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -138,11 +143,13 @@ CONTROLS = (
             ("vector_add", planted_softmax.vector_add),
             ("softmax", planted_softmax.softmax),
             ("layer_norm", planted_layer_norm.layer_norm),
+            ("rms_norm", planted_rms_norm.rms_norm),
             ("matmul", planted_matmul.matmul),
         )
     ),
     # It scales before it subtracts.
     Control(name="torchs_own", operation="layer_norm", make=lambda: torchs_layer_norm, dtypes=("float32", "float64")),
+    Control(name="torchs_own", operation="rms_norm", make=lambda: torchs_rms_norm, dtypes=("float32", "float64")),
     Control(name="hopper", operation="matmul", make=planted_hopper.matmul, dtypes=("float16",), examples=10),
     # The small planted kernels without their mistakes.
     *(
@@ -151,6 +158,7 @@ CONTROLS = (
             ("vector_add", planted_vector_add.in_triton, planted_vector_add.in_cuda),
             ("softmax", planted_softmax_kernels.in_triton, planted_softmax_kernels.in_cuda),
             ("layer_norm", planted_layer_norm_kernels.in_triton, planted_layer_norm_kernels.in_cuda),
+            ("rms_norm", planted_rms_norm.in_triton, planted_rms_norm.in_cuda),
             ("matmul", planted_matmul_kernels.in_triton, planted_matmul_kernels.in_cuda),
             ("giou_loss", planted_giou_losses.padded_in_triton, planted_giou_losses.padded_in_cuda),
             ("giou_loss_ragged", planted_giou_losses.ragged_in_triton, planted_giou_losses.ragged_in_cuda),

@@ -212,7 +212,7 @@ def _faults() -> tuple[Fault, ...]:
         of("law", law(properties.constant_rows_give_the_bias), left, one_row, **bias_doubled),
         of("law", law(properties.columns_may_change_places), left, one_row, output=weighed_by_the_first),
         of("law", law(properties.normalized_rows_sum_to_zero), left, "one_column", mean=last_column_left_out),
-        of("law", law(properties.normalized_rows_have_at_most_unit_variance), left, "one_column", **half_as_wide),
+        of("law", law(properties.normalized_rows_have_at_most_unit_mean_square), left, "one_column", **half_as_wide),
         of("law", law(properties.gradients_of_a_row_sum_to_zero), left, None, **no_mean),
         of(
             "law",

@@ -1,0 +1,206 @@
+#include "rows.cuh"
+
+// The sum over the threads of a row.
+template <class C> __device__ C row_sum(C value, int turn) { return sum_over_row(Sums<C>{value, C(0)}, turn).first; }
+
+// Vectors of a row that a thread keeps in registers forward.
+constexpr int KEPT = 4;
+
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(512) rms_norm_forward_kernel(
+    const T* __restrict__ x,           // [outer, inner, cols], strided
+    const T* __restrict__ weight,      // [cols], strided
+    T* __restrict__ output,            // [outer * inner, cols]
+    Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
+    long long column_stride, long long weight_stride, double eps) {
+    // One block owns blockDim.y consecutive rows, one thread every blockDim.x-th vector of one of them. The first KEPT
+    // of these stay in registers, those of longer rows are read twice.
+    using C = Compute<T>;
+    const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    if (row >= num_rows) return;
+    x += row_offset(row, inner, outer_stride, inner_stride);
+    output += row * cols;
+    const long long first = threadIdx.x * WIDTH, step = blockDim.x * WIDTH;
+    Vector<T, WIDTH> kept[KEPT];
+#pragma unroll
+    for (int k = 0; k < KEPT; k++)
+        if (first + k * step < cols) kept[k] = take<WIDTH>(x, first + k * step, column_stride);
+    C squares = 0;
+    auto add = [&](const Vector<T, WIDTH>& vector) {
+        C numbers[WIDTH];
+        vector.unpack(numbers);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) squares += numbers[j] * numbers[j];
+    };
+#pragma unroll
+    for (int k = 0; k < KEPT; k++)
+        if (first + k * step < cols) add(kept[k]);
+    for (long long at = first + KEPT * step; at < cols; at += step) add(take<WIDTH>(x, at, column_stride));
+    const C rstd = rsqrt(row_sum(squares, 0) / C(cols) + C(eps));
+    if (threadIdx.x == 0) rstd_of[row] = rstd;
+
+    auto store = [&](Vector<T, WIDTH> vector, long long at) {
+        C numbers[WIDTH], w[WIDTH];
+        vector.unpack(numbers);
+        take<WIDTH>(weight, at, weight_stride).unpack(w);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) vector.at[j] = T(numbers[j] * rstd * w[j]);
+        vector.store(output + at);
+    };
+#pragma unroll
+    for (int k = 0; k < KEPT; k++)
+        if (first + k * step < cols) store(kept[k], first + k * step);
+    for (long long at = first + KEPT * step; at < cols; at += step) store(take<WIDTH>(x, at, column_stride), at);
+}
+
+// Vectors of a row that a thread holds backward, with as many sums: so many as leave registers to compute with.
+template <class T> constexpr int HELD = sizeof(T) == 2 ? 2 : 4;
+
+template <class T>
+__global__ void __launch_bounds__(512) rms_norm_backward_kernel(
+    const T* __restrict__ grad_output,       // [outer, inner, cols], vectors aligned to 16 bytes
+    const T* __restrict__ x,                 // [outer, inner, cols], vectors aligned to 16 bytes
+    const T* __restrict__ weight,            // [cols]
+    const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    T* __restrict__ grad_x,                  // [outer * inner, cols], or null where not needed
+    Compute<T>* __restrict__ partial,        // [blocks, cols], or null: the sums over a block's rows
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long x_outer_stride, long long x_inner_stride) {
+    // One block owns every gridDim.x-th row, and each thread the same HELD vectors of all of them.
+    using C = Compute<T>;
+    constexpr int WIDTH = IN_16_BYTES<T>, VECTORS = HELD<T>;
+    const int step = blockDim.x * WIDTH, first = threadIdx.x * WIDTH, end = cols;
+    C sums[VECTORS][WIDTH] = {};
+    Vector<T, WIDTH> next_x[VECTORS], next_grad[VECTORS];
+    auto load = [&](long long row) {
+        const T* x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
+        const T* grad_row = grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride);
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (first + k * step >= end) continue;
+            next_x[k] = Vector<T, WIDTH>::load(x_row + first + k * step);
+            next_grad[k] = Vector<T, WIDTH>::load(grad_row + first + k * step);
+        }
+    };
+    load(blockIdx.x);
+    int turn = 0;
+    for (long long row = blockIdx.x; row < num_rows; row += gridDim.x, turn ^= 1) {
+        const C rstd = rstd_of[row];
+        C xs[VECTORS][WIDTH], grads[VECTORS][WIDTH], w[WIDTH], product = 0;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (first + k * step >= end) continue;
+            next_x[k].unpack(xs[k]);
+            next_grad[k].unpack(grads[k]);
+        }
+        // The next row is on its way while this one is summed.
+        if (row + gridDim.x < num_rows) load(row + gridDim.x);
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (first + k * step >= end) continue;
+            Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                const C normal = xs[k][j] * rstd;
+                product += grads[k][j] * w[j] * normal;
+                sums[k][j] += grads[k][j] * normal;
+            }
+        }
+        if (!grad_x) continue;
+        product = row_sum(product, turn) / C(cols);
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (first + k * step >= end) continue;
+            Vector<T, WIDTH> grad;
+            Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) grad.at[j] = T((grads[k][j] * w[j] - xs[k][j] * rstd * product) * rstd);
+            grad.store(grad_x + row * cols + first + k * step);
+        }
+    }
+    if (!partial) return;
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        if (first + k * step >= end) continue;
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) partial[blockIdx.x * cols + first + k * step + j] = sums[k][j];
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(512) rms_norm_backward_products_kernel(
+    const T* __restrict__ grad_output,       // [outer, inner, cols], strided
+    const T* __restrict__ x,                 // [outer, inner, cols], strided
+    const T* __restrict__ weight,            // [cols], strided
+    const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    Compute<T>* __restrict__ products,       // [outer * inner]: row means of grad_normal * normal
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long grad_column_stride, long long x_outer_stride, long long x_inner_stride, long long x_column_stride,
+    long long weight_stride) {
+    // One block owns blockDim.y consecutive rows, one thread every blockDim.x-th column of one of them.
+    using C = Compute<T>;
+    const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    if (row >= num_rows) return;
+    x += row_offset(row, inner, x_outer_stride, x_inner_stride);
+    grad_output += row_offset(row, inner, grad_outer_stride, grad_inner_stride);
+    const C rstd = rstd_of[row];
+    C product = 0;
+#pragma unroll 4
+    for (long long at = threadIdx.x; at < cols; at += blockDim.x)
+        product += C(grad_output[at * grad_column_stride]) * C(weight[at * weight_stride]) *
+                   (C(x[at * x_column_stride]) * rstd);
+    product = row_sum(product, 0);
+    if (threadIdx.x == 0) products[row] = product / C(cols);
+}
+
+template <class T>
+__global__ void __launch_bounds__(128) rms_norm_backward_columns_kernel(
+    const T* __restrict__ grad_output,        // [outer, inner, cols], strided
+    const T* __restrict__ x,                  // [outer, inner, cols], strided
+    const T* __restrict__ weight,             // [cols], strided
+    const Compute<T>* __restrict__ rstd_of,   // [outer * inner]
+    const Compute<T>* __restrict__ products,  // [outer * inner]
+    T* __restrict__ grad_x,                   // [outer * inner, cols], or null where not needed
+    Compute<T>* __restrict__ partial,         // [gridDim.y, cols], or null: the sums over a block's rows
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long grad_column_stride, long long x_outer_stride, long long x_inner_stride, long long x_column_stride,
+    long long weight_stride) {
+    // One block owns blockDim.x columns of every gridDim.y-th row, one thread one of these columns.
+    using C = Compute<T>;
+    const long long column = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (column >= cols) return;
+    const C w = C(weight[column * weight_stride]);
+    x += column * x_column_stride;
+    grad_output += column * grad_column_stride;
+    C sum = 0;
+#pragma unroll 4
+    for (long long row = blockIdx.y; row < num_rows; row += gridDim.y) {
+        const C rstd = rstd_of[row], normal = C(x[row_offset(row, inner, x_outer_stride, x_inner_stride)]) * rstd;
+        const C grad = C(grad_output[row_offset(row, inner, grad_outer_stride, grad_inner_stride)]);
+        sum += grad * normal;
+        if (grad_x) grad_x[row * cols + column] = T((grad * w - normal * products[row]) * rstd);
+    }
+    if (partial) partial[blockIdx.y * cols + column] = sum;
+}
+
+template <class T>
+__global__ void __launch_bounds__(1024) rms_norm_sum_partials_kernel(
+    const Compute<T>* __restrict__ partial,  // [partials, cols]
+    T* __restrict__ grad_weight,             // [cols]
+    long long partials, long long cols) {
+    // One block owns 32 columns, one thread every blockDim.y-th partial sum of one of them.
+    using C = Compute<T>;
+    __shared__ C of_threads[32][32];
+    const long long column = blockIdx.x * 32ll + threadIdx.x;
+    C sum = 0;
+    if (column < cols) {
+#pragma unroll 4
+        for (long long i = threadIdx.y; i < partials; i += blockDim.y) sum += partial[i * cols + column];
+    }
+    of_threads[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || column >= cols) return;
+    for (int i = 1; i < blockDim.y; i++) sum += of_threads[i][threadIdx.x];
+    grad_weight[column] = T(sum);
+}

@@ -1,0 +1,117 @@
+"""What the records of norms over the last axis share: the numbers of their cases, and laws."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Evaluate, Relation
+from fourfold.core.relations import between, equal_where, only
+from fourfold.core.running_error import Bounded
+from fourfold.core.running_error_arrays import total
+from fourfold.strategies.arrays import KINDS
+
+# Kinds of rows. The huge kind is rarer than the others: its squares overflow, and little is known of the result.
+ROW_KINDS = (*(kind for kind in KINDS if kind != "huge"), *KINDS)
+# Kinds of weight and bias. None is infinite: an infinite weight leaves nothing of a row's gradient to compare.
+PARAMETER_KINDS = ("normal", "whole", "constant", "spread")
+
+
+def steps_overflow(grad_output: Any, x: Bounded, weight: Any, deviation: Bounded) -> np.ndarray:
+    """In which rows a step of the gradient of x might overflow, ``[..., 1]``.
+
+    There the order of the steps, any of which is right, decides between a number, an infinity and NaN.
+    """
+    with np.errstate(all="ignore"):
+        # The largest steps are torch's: sums of products of three, divided by the third power of the deviation.
+        terms = np.sum(abs((grad_output * weight).value), axis=-1, keepdims=True)
+        furthest = np.max(abs(x.value), axis=-1, keepdims=True, initial=1)
+        return terms * furthest / np.minimum(deviation.value, 1) ** 3 >= x.arithmetic.largest
+
+
+def constant_cotangent(case: Case) -> Case:
+    """The case with the same cotangent for every element."""
+    return Case(case.inputs, np.full_like(case.grad_output, -1.5), case.parameters, case.layouts)
+
+
+def summed_over_rows(result: Bounded) -> Bounded:
+    """The sum over all axes but the last."""
+    return total(result, axis=tuple(range(result.ndim - 1)))
+
+
+def lowered(case: Case, dtype: DType) -> Bounded:
+    """The cotangent as an array without error."""
+    return Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
+
+
+def standard(case: Case) -> Case:
+    """The case with weight 1 and without bias: its output is the normalized rows."""
+    rest = {name: np.full_like(array, name == "weight") for name, array in case.inputs.items() if name != "x"}
+    return case.with_inputs(**rest)
+
+
+def scaling_a_row_scales_the_deviation_alone(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """norm(2 x) with 4 eps = norm(x) with eps, and the gradient halves."""
+    x: np.ndarray = case["x"].astype(dtype.wide)
+    with np.errstate(over="ignore"):
+        doubled = (2 * x).astype(dtype.numpy)
+    exact = np.isfinite(doubled.astype(dtype.wide)).all(axis=-1, keepdims=True)
+    here = evaluate(case)
+    there = evaluate(case.with_inputs(x=doubled).with_parameters(eps=4 * case.parameters["eps"]))
+    yield equal_where(exact, here.output, there.output)
+    yield equal_where(exact, here.gradients["x"], 2.0 * there.gradients["x"])
+
+
+def columns_may_change_places(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """Reordering the columns of all inputs reorders the output and the gradients."""
+    order = np.random.default_rng(case["x"].size).permutation(case["x"].shape[-1])
+    inputs = {name: array[..., order] for name, array in case.inputs.items()}
+    here, there = evaluate(case), evaluate(Case(inputs, case.grad_output[..., order], case.parameters))
+    yield Relation(here.output[..., order], there.output)
+    for name, gradient in here.gradients.items():
+        yield Relation(gradient[..., order], there.gradients[name])
+
+
+def normalized_rows_have_at_most_unit_mean_square(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """Under weight 1 and without bias the squares of a row sum to no more than the number of columns."""
+    output = evaluate(standard(case)).output
+    output = only(np.isfinite(output.value).all(-1, keepdims=True), output)
+    sums = total(output * output, axis=-1)
+    yield between(sums, -np.inf, case["x"].shape[-1])
+
+
+def gradient_of_weight_weighs_the_normalized_rows(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """The gradient of weight is the sum over rows of the cotangent times the normalized row."""
+    normal = evaluate(standard(case)).output
+    yield Relation(evaluate(case).gradients["weight"], summed_over_rows(lowered(case, dtype) * normal))
+
+
+def a_row_does_not_see_the_others(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """The last row has the same results alone as among the others."""
+    if not case["x"].size:
+        return
+    flat = case["x"].reshape(-1, case["x"].shape[-1])
+    here = evaluate(case)
+    alone = evaluate(Case({**case.inputs, "x": flat[-1]}, case.grad_output.reshape(flat.shape)[-1], case.parameters))
+    for among, by_itself in ((here.output, alone.output), (here.gradients["x"], alone.gradients["x"])):
+        yield Relation(among.reshape(flat.shape)[-1], by_itself)
+
+
+def gradients_of_two_batches_add_up(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """The gradients of parameters over all rows are the sums of those over the first third and over the rest."""
+    flat = (-1, case["x"].shape[-1])
+    if not case["x"].size:
+        return
+    x, grad_output = case["x"].reshape(flat), case.grad_output.reshape(flat)
+    cut = len(x) // 3
+    whole = evaluate(case)
+    parts = [
+        evaluate(Case({**case.inputs, "x": x[part]}, grad_output[part], case.parameters))
+        for part in (slice(cut), slice(cut, None))
+    ]
+    for name in sorted(whole.gradients.keys() - {"x"}):
+        first, rest = (part.gradients[name] for part in parts)
+        finite = np.isfinite(first.value) & np.isfinite(rest.value)
+        yield Relation(only(finite, whole.gradients[name]), only(finite, first) + only(finite, rest))

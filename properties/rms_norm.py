@@ -1,0 +1,192 @@
+"""The record of rms_norm: root mean square normalization over the last axis."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from fourfold.oracles import rms_norm as oracle
+from hypothesis import strategies as st
+
+from fourfold.core.case import Case
+from fourfold.core.declared_errors import Arguments, positive, tensor
+from fourfold.core.dtypes import DType
+from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.core.running_error import Bounded, unspecified_where
+from fourfold.core.workloads import Make, tiled, whole
+from fourfold.strategies.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, rows_and_cols, values
+from fourfold.strategies.rows import row_examples
+from fourfold.strategies.special_values import not_finite_in_turn
+
+from .norms import (
+    PARAMETER_KINDS,
+    ROW_KINDS,
+    a_row_does_not_see_the_others,
+    columns_may_change_places,
+    constant_cotangent,
+    gradient_of_weight_weighs_the_normalized_rows,
+    gradients_of_two_batches_add_up,
+    normalized_rows_have_at_most_unit_mean_square,
+    scaling_a_row_scales_the_deviation_alone,
+    steps_overflow,
+)
+
+EPS = (1e-6, 1e-12, 1e-3, 0.25)
+
+
+def backward(grad_output: Any, x: Any, weight: Any, eps: float = EPS[0]) -> tuple[Any, Any]:
+    """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow."""
+    grad_x, grad_weight = oracle.backward(grad_output, x, weight, eps)
+    if isinstance(grad_x, Bounded):
+        _, root = oracle.normalized(x, eps)
+        grad_x = unspecified_where(grad_x, steps_overflow(grad_output, x, weight, root))
+    return grad_x, grad_weight
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
+    """Rows with zero to three leading axes, and any weight."""
+    shape = draw(rows_and_cols(elements))
+    x = draw(arrays(dtype, shape, ROW_KINDS))
+    rng = draw(GENERATORS)
+    weight = values(rng, shape[-1:], dtype, draw(st.sampled_from(PARAMETER_KINDS)))
+    grad_output = cotangent(rng, shape, dtype)
+    layouts = draw(layouts_for("x", "weight", "grad_output"))
+    if layouts["x"] == "expanded":
+        x = repeated(x)
+    if layouts["grad_output"] == "expanded":
+        # Constant along the first or the last axis, as the backward pass of a sum over that axis makes it.
+        grad_output = repeated(grad_output, draw(st.sampled_from((0, -1))))
+    parameters = {"eps": draw(st.one_of(st.just(EPS[0]), st.sampled_from(EPS)))}
+    return Case({"x": x, "weight": weight}, grad_output, parameters, layouts)
+
+
+@st.composite
+def smooth(draw: st.DrawFn, dtype: DType) -> Case:
+    """One to three rows of two to five columns, away from 0, where the slope changes fast."""
+    rng = draw(GENERATORS)
+    shape = (draw(st.integers(1, 3)), draw(st.integers(2, 5)))
+    x = (rng.choice([-1, 1], shape) * rng.uniform(0.5, 2, shape)).astype(dtype.numpy)
+    weight = values(rng, shape[1:], dtype, "normal")
+    return Case({"x": x, "weight": weight}, cotangent(rng, shape, dtype), {"eps": EPS[0]})
+
+
+def example(
+    make_x: Callable[[np.random.Generator], Any], eps: float = EPS[0], **layouts: str
+) -> Callable[[DType], Case]:
+    """A named case of given rows, with random weight and cotangent."""
+
+    def make(dtype: DType) -> Case:
+        rng = np.random.default_rng(21)
+        x = np.asarray(make_x(rng), dtype=np.float64).astype(dtype.numpy)
+        weight = values(rng, x.shape[-1:], dtype, "normal")
+        return Case({"x": x, "weight": weight}, cotangent(rng, x.shape, dtype), {"eps": eps}, layouts)
+
+    return make
+
+
+def rows(*shape: int, scale: float = 2.0, eps: float = EPS[0], **layouts: str) -> Callable[[DType], Case]:
+    """A named case of random rows."""
+    return example(lambda rng: rng.normal(0, scale, shape), eps, **layouts)
+
+
+def squares_overflow(dtype: DType) -> Case:
+    """Two rows whose squares overflow, between two ordinary rows."""
+    x = np.random.default_rng(13).normal(0, 2, (4, 40))
+    x[1] *= dtype.largest / 64
+    x[2] = dtype.largest / 64
+    return example(lambda rng: x)(dtype)
+
+
+examples: Mapping[str, Callable[[DType], Case]] = {
+    **row_examples(rows),
+    # eps is all that is divided by.
+    "rows_of_zeros": rows(3, 8, scale=0.0),
+    "one_large_entry": example(lambda rng: np.where(np.arange(40) == 7, 200.0, rng.normal(0, 0.1, (3, 40)))),
+    "squares_overflow": squares_overflow,
+    "rows_not_finite": example(
+        lambda rng: [
+            [np.inf, 0.0, 1.0, 2.0, 3.0],
+            [0.0, -np.inf, np.inf, 2.0, 3.0],
+            [1.0, 2.0, 3.0, 4.0, np.nan],
+            [1.0, 2.0, 3.0, 5.0, 9.0],
+        ]
+    ),
+    "each_entry_in_turn_not_finite": lambda dtype: example(lambda rng: not_finite_in_turn(rng, 17, dtype))(dtype),
+    "eps_far_above_the_mean_square": rows(3, 24, scale=0.01, eps=0.25),
+    "eps_far_below_the_mean_square": rows(3, 24, scale=1e-4, eps=1e-12),
+    # A sum of bfloat16 in bfloat16 stops growing at 256.
+    "long_row": rows(1, 4096),
+    # More rows than blocks run at a time: each sums the gradients of several, and a second stage what they leave.
+    "many_rows_of_whole_vectors": rows(300, 16),
+    # Whole vectors, more than the registers of a block hold; and rows of which vectors are held in part.
+    "rows_longer_than_registers": rows(3, 8200),
+    "rows_of_whole_vectors_held_by_many_threads": rows(5, 2056),
+    # More rows than programs that run at a time, along two axes that no single stride spans.
+    "more_rows_than_programs_along_two_axes": rows(4, 3, 2049, x="transposed", grad_output="transposed"),
+    "rows_longer_than_registers_along_two_axes": rows(
+        2, 2, 16500, x="transposed", grad_output="transposed", weight="sliced_columns"
+    ),
+    # More columns than the largest number of float16, and than a grid has blocks along y.
+    "one_past_65536_columns": rows(1, 65537),
+    "weight_strided": rows(4, 48, weight="sliced_columns"),
+    "all_misaligned": rows(5, 64, x="misaligned", weight="misaligned", grad_output="misaligned"),
+    "cotangent_of_a_sum": lambda dtype: constant_cotangent(rows(9, 40, grad_output="expanded")(dtype)),
+}
+
+
+def a_sign_goes_through(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """rms_norm(-x) = -rms_norm(x), with the same gradient of x and the negative one of weight."""
+    here, there = evaluate(case), evaluate(case.with_inputs(x=-case["x"]))
+    yield Relation(-here.output, there.output)
+    yield Relation(here.gradients["x"], there.gradients["x"])
+    yield Relation(-here.gradients["weight"], there.gradients["weight"])
+
+
+ARGUMENTS = Arguments(x=tensor("... cols"), weight=tensor("cols"), eps=positive(EPS[0]))
+
+
+def cost(case: Case) -> tuple[Cost, Cost]:
+    """Forward reads x and weight and writes rows. Backward reads x, cotangent and weight and writes gradients."""
+    x, weight = case["x"], case["weight"].nbytes
+    return Cost(2 * x.nbytes + weight, 4 * x.size), Cost(3 * x.nbytes + 2 * weight, 10 * x.size)
+
+
+workloads: Mapping[str, Mapping[str, Make]] = {
+    "cpu": {"small": whole(rows(32, 256)), "ragged": whole(rows(17, 1001))},
+    "cuda": {
+        "small": whole(rows(128, 256)),
+        "large": tiled(rows(256, 4096), 128, "x"),
+        "short_rows": tiled(rows(256, 1024), 128, "x"),
+        "long_rows": tiled(rows(16, 16384), 1024, "x"),
+        # Each head of a query has such a norm of its own.
+        "heads": tiled(rows(256, 32, 128), 32, "x"),
+        "ragged": tiled(rows(33, 1001), 256, "x"),
+    },
+}
+
+operation = Operation(
+    name="rms_norm",
+    forward=oracle.forward,
+    backward=backward,
+    differentiable=("x", "weight"),
+    cases=cases,
+    examples=examples,
+    smooth=smooth,
+    batched={"x": 1},
+    laws=(
+        a_sign_goes_through,
+        scaling_a_row_scales_the_deviation_alone,
+        columns_may_change_places,
+        normalized_rows_have_at_most_unit_mean_square,
+        gradient_of_weight_weighs_the_normalized_rows,
+        a_row_does_not_see_the_others,
+        gradients_of_two_batches_add_up,
+    ),
+    errors=ARGUMENTS.errors,
+    cost=cost,
+    workloads=workloads,
+    axes=ARGUMENTS.axes,
+    ranges=ARGUMENTS.ranges,
+    sized=Sized({"...": 2, "cols": 3}, lambda sizes: rows(sizes["..."], sizes["cols"])),
+    source="Zhang, Sennrich, Root Mean Square Layer Normalization, NeurIPS 2019",
+)
