@@ -23,9 +23,14 @@ NAMED_ELEMENTS = 512
 LEAST_OF_A_SAMPLE = 32
 
 
+def _is_batch(operation: Operation, case: Case) -> bool:
+    """Whether the result, and each input that may have samples, has an axis for them."""
+    return case.grad_output.ndim > 0 and all(case[name].ndim > axes for name, axes in operation.batched.items())
+
+
 def _samples(operation: Operation, case: Case) -> int:
-    """The number of samples in a case: 1 if its first axis is not a batch."""
-    if not all(case[name].ndim > axes for name, axes in operation.batched.items()):
+    """The number of samples in a case: 1 if its first axis is not a batch, or its result is one number of all."""
+    if not _is_batch(operation, case):
         return 1
     return case.grad_output.shape[0]
 
@@ -104,8 +109,7 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
 
     def body(case: Case) -> None:
         count = _samples(operation, case)
-        whole = all(case[name].ndim > axes for name, axes in operation.batched.items())
-        need(whole and count and case.grad_output.size)
+        need(_is_batch(operation, case) and count and case.grad_output.size)
         if results and case.grad_output.ndim > 1:
             need(case.grad_output.size >= count * LEAST_OF_A_SAMPLE)
         case = replace(case, layouts={})

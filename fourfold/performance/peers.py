@@ -28,6 +28,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.
     return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
+def cross_entropy(logits: torch.Tensor, target: torch.Tensor, **parameters: Any) -> torch.Tensor:
+    """Call torch's own kernels."""
+    return F.cross_entropy(logits, target, **parameters)
+
+
 def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
     """Call cuBLAS (on a GPU), then a separate kernel for the activation."""
     product = a @ b
@@ -40,6 +45,7 @@ LIBRARIES: Mapping[str, Function] = {
     "softmax": softmax,
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
+    "cross_entropy": cross_entropy,
     "matmul": matmul,
 }
 

@@ -169,6 +169,7 @@ def test_a_whole_number_may_be_given_for_a_parameter(backend: str) -> None:
         "giou": lambda f, one: f(boxes, boxes.flip(0), one),
         "layer_norm": lambda f, one: f(matrix, matrix[0], matrix[1], one),
         "rms_norm": lambda f, one: f(matrix, matrix[0], one),
+        "cross_entropy": lambda f, one: f(matrix, torch.arange(len(matrix)), -100, one),
         "matmul": lambda f, one: f(matrix, matrix, "leaky_relu", one),
     }
     for operation, call in calls.items():
@@ -186,12 +187,16 @@ def test_a_cotangent_of_zeros_that_has_no_memory_gives_zeros(dispatched: list[st
 
 
 @pytest.mark.parametrize("backend", KERNELS)
-@pytest.mark.parametrize("operation", ["softmax", "layer_norm", "rms_norm", "matmul", "giou"])
+@pytest.mark.parametrize("operation", ["softmax", "layer_norm", "rms_norm", "cross_entropy", "matmul", "giou"])
 def test_a_gradient_of_a_gradient_raises(operation: str, backend: str) -> None:
     x = torch.arange(16.0).reshape(4, 4).requires_grad_()
-    inputs = {"softmax": (x,), "layer_norm": (x, x[0], x[1]), "rms_norm": (x, x[0])}.get(
-        operation, (x, x.detach().flip(0))
-    )
+    given = {
+        "softmax": (x,),
+        "layer_norm": (x, x[0], x[1]),
+        "rms_norm": (x, x[0]),
+        "cross_entropy": (x, torch.arange(4)),
+    }
+    inputs = given.get(operation, (x, x.detach().flip(0)))
     output = backends.load(operation, backend)(*inputs)
     (gradient,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match=f"{operation}_{backend}_backward.* has no derivative"):

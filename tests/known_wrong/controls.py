@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from fourfold.impls.giou.arguments import check_giou_loss_ragged
@@ -9,6 +10,7 @@ from fourfold.impls.giou.torch_eager import pairwise_giou
 from fourfold.impls.giou_loss.torch_eager import concatenated_loss, looped_loss
 
 from . import (
+    planted_cross_entropy,
     planted_cuda,
     planted_giou_losses,
     planted_hopper,
@@ -108,6 +110,10 @@ def torchs_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) ->
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
+def torchs_cross_entropy(logits: torch.Tensor, target: torch.Tensor, **parameters: Any) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits, target.long(), **parameters)
+
+
 ALL = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -144,12 +150,16 @@ CONTROLS = (
             ("softmax", planted_softmax.softmax),
             ("layer_norm", planted_layer_norm.layer_norm),
             ("rms_norm", planted_rms_norm.rms_norm),
+            ("cross_entropy", planted_cross_entropy.cross_entropy),
             ("matmul", planted_matmul.matmul),
         )
     ),
     # It scales before it subtracts.
     Control(name="torchs_own", operation="layer_norm", make=lambda: torchs_layer_norm, dtypes=("float32", "float64")),
     Control(name="torchs_own", operation="rms_norm", make=lambda: torchs_rms_norm, dtypes=("float32", "float64")),
+    Control(
+        name="torchs_own", operation="cross_entropy", make=lambda: torchs_cross_entropy, dtypes=("float32", "float64")
+    ),
     Control(name="hopper", operation="matmul", make=planted_hopper.matmul, dtypes=("float16",), examples=10),
     # The small planted kernels without their mistakes.
     *(
@@ -159,6 +169,7 @@ CONTROLS = (
             ("softmax", planted_softmax_kernels.in_triton, planted_softmax_kernels.in_cuda),
             ("layer_norm", planted_layer_norm_kernels.in_triton, planted_layer_norm_kernels.in_cuda),
             ("rms_norm", planted_rms_norm.in_triton, planted_rms_norm.in_cuda),
+            ("cross_entropy", planted_cross_entropy.in_triton, planted_cross_entropy.in_cuda),
             ("matmul", planted_matmul_kernels.in_triton, planted_matmul_kernels.in_cuda),
             ("giou_loss", planted_giou_losses.padded_in_triton, planted_giou_losses.padded_in_cuda),
             ("giou_loss_ragged", planted_giou_losses.ragged_in_triton, planted_giou_losses.ragged_in_cuda),

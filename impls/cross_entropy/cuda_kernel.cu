@@ -1,0 +1,155 @@
+#include "rows.cuh"
+
+// The number of an int64 or an int32 tensor at a place.
+__device__ inline long long index_at(const void* indices, bool wide, long long at) {
+    return wide ? static_cast<const long long*>(indices)[at] : static_cast<const int*>(indices)[at];
+}
+
+// The largest of the threads of a row, in each of them. A row of several warps has a block of its own.
+template <class C> __device__ C row_max(C value) {
+    __shared__ C of_warps[16];
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2) value = max(value, __shfl_xor_sync(~0u, value, lanes));
+    if (blockDim.x <= 32) return value;
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+    __syncthreads();
+    const int warp = threadIdx.x % 16;
+    value = of_warps[warp < blockDim.x / 32 ? warp : 0];
+#pragma unroll
+    for (int lanes = 8; lanes; lanes /= 2) value = max(value, __shfl_xor_sync(~0u, value, lanes));
+    return value;
+}
+
+// What is taken off a row whose maximum is known: any finite number makes terms 0 where there is only -inf.
+template <class C> __device__ C taken_off(C largest) { return largest == C(-INFINITY) ? C(0) : largest; }
+
+// Vectors of a row that a thread loads before it uses the first.
+constexpr int IN_FLIGHT = 4;
+
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
+    const T* __restrict__ logits,         // [rows, classes], strided
+    const void* __restrict__ target_ptr,  // [rows], strided
+    T* __restrict__ output,               // [rows], or null
+    Compute<T>* __restrict__ losses,      // [rows], or null
+    Compute<T>* __restrict__ statistics,  // [2, rows]: maxima, and reciprocal sums of exponentials
+    long long num_rows, long long classes, long long row_stride, long long class_stride, long long target_stride,
+    bool wide, long long ignore_index, double label_smoothing) {
+    // One block owns blockDim.y consecutive rows, one thread every blockDim.x-th vector of one of them.
+    using C = Compute<T>;
+    const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    if (row >= num_rows) return;
+    const long long target = index_at(target_ptr, wide, row * target_stride);
+    const bool counted = target != ignore_index;
+    logits += row * row_stride;
+    const long long step = blockDim.x * WIDTH, end = counted ? classes : 0;
+    const bool smoothed = label_smoothing > 0;
+    C largest = C(-INFINITY), total = 0, distance = 0, seen = 0;
+    for (long long start = threadIdx.x * WIDTH; start < end; start += IN_FLIGHT * step) {
+        Vector<T, WIDTH> xs[IN_FLIGHT];
+        C most = largest;
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++)
+            if (start + k * step < end) xs[k] = take<WIDTH>(logits, start + k * step, class_stride);
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++)
+            if (start + k * step < end)
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) most = max(most, C(xs[k].at[j]));
+        const C reference = taken_off(most);
+        total *= exp(largest - reference);
+        // Sum distances from the maximum, not logits, whose mean would lose the digits of a large offset.
+        if (smoothed && largest != C(-INFINITY)) distance -= (reference - largest) * seen;
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++) {
+            if (start + k * step >= end) continue;
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                const C apart = C(xs[k].at[j]) - reference;
+                total += exp(apart);
+                if (smoothed) distance += apart;
+            }
+            seen += WIDTH;
+        }
+        largest = most;
+    }
+    const C most = row_max(largest), reference = taken_off(most);
+    if (largest != C(-INFINITY)) distance -= (reference - largest) * seen;
+    else if (seen > 0) distance -= reference * seen;
+    const Sums<C> sums = sum_over_row(Sums<C>{total * exp(largest - reference), distance}, 0);
+    if (threadIdx.x > 0) return;
+    C loss = 0;
+    if (counted) {
+        const bool valid = target >= 0 && target < classes;
+        C expected = valid ? C(logits[target * class_stride]) - most : C(NAN);
+        if (smoothed) expected = C(1 - label_smoothing) * expected + C(label_smoothing) * (sums.second / C(classes));
+        loss = log(sums.first) - expected;
+    }
+    if (output) output[row] = T(loss);
+    else losses[row] = loss;
+    statistics[row] = most;
+    statistics[num_rows + row] = C(1) / sums.first;
+}
+
+template <class T>
+__global__ void __launch_bounds__(512) cross_entropy_reduce_kernel(
+    const Compute<T>* __restrict__ losses,  // [rows]
+    const void* __restrict__ target_ptr,    // [rows], strided
+    T* __restrict__ output,                 // a scalar
+    Compute<T>* __restrict__ scale,         // [1], or null where the sum is wanted
+    long long num_rows, long long target_stride, bool wide, long long ignore_index) {
+    // One block owns all rows, one thread every blockDim.x-th of them.
+    using C = Compute<T>;
+    Sums<C> sums{0, 0};
+    for (long long row = threadIdx.x; row < num_rows; row += blockDim.x) {
+        sums.first += losses[row];
+        sums.second += scale && index_at(target_ptr, wide, row * target_stride) != ignore_index ? C(1) : C(0);
+    }
+    sums = sum_over_row(sums, 0);
+    if (threadIdx.x > 0) return;
+    if (scale) *scale = C(1) / sums.second;
+    *output = T(scale ? sums.first / sums.second : sums.first);
+}
+
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(256) cross_entropy_backward_kernel(
+    const T* __restrict__ grad_output,          // [rows], strided, or a scalar with stride 0
+    const T* __restrict__ logits,               // [rows, classes], strided
+    const void* __restrict__ target_ptr,        // [rows], strided
+    const Compute<T>* __restrict__ statistics,  // [2, rows]
+    const Compute<T>* __restrict__ scale,       // [1], or null
+    T* __restrict__ grad_logits,                // [rows, classes]
+    long long num_rows, long long classes, long long pieces, long long grad_stride, long long row_stride,
+    long long class_stride, long long target_stride, bool wide, long long ignore_index, double label_smoothing) {
+    // One block owns IN_FLIGHT * blockDim.x vectors of each of blockDim.y consecutive rows, one thread IN_FLIGHT of one.
+    using C = Compute<T>;
+    const long long tile = blockIdx.x / pieces, row = tile * blockDim.y + threadIdx.y;
+    if (row >= num_rows) return;
+    const long long step = blockDim.x * WIDTH;
+    const long long start = (blockIdx.x - tile * pieces) * IN_FLIGHT * step + threadIdx.x * WIDTH;
+    const long long target = index_at(target_ptr, wide, row * target_stride);
+    const bool counted = target != ignore_index;
+    logits += row * row_stride;
+    Vector<T, WIDTH> xs[IN_FLIGHT];
+#pragma unroll
+    for (int k = 0; k < IN_FLIGHT; k++)
+        if (counted && start + k * step < classes) xs[k] = take<WIDTH>(logits, start + k * step, class_stride);
+    const C largest = statistics[row], reciprocal = statistics[num_rows + row];
+    const C grad = C(grad_output[row * grad_stride]) * (scale ? *scale : C(1));
+    const C share = C(label_smoothing) / C(classes), at_target = C(1 - label_smoothing);
+#pragma unroll
+    for (int k = 0; k < IN_FLIGHT; k++) {
+        const long long column = start + k * step;
+        if (column >= classes) continue;
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) {
+            C slope = 0;
+            if (counted) {
+                slope = exp(C(xs[k].at[j]) - largest) * reciprocal - share;
+                slope = (column + j == target ? slope - at_target : slope) * grad;
+            }
+            xs[k].at[j] = T(slope);
+        }
+        xs[k].store_streaming(grad_logits + row * classes + column);
+    }
+}

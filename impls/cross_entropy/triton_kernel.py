@@ -1,0 +1,238 @@
+"""cross_entropy in Triton: forward reads the logits once, backward once more."""
+
+import torch
+import triton
+import triton.language as tl
+
+from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.triton import launch as triton_launch
+
+from .arguments import check_cross_entropy
+from .operators import register_cross_entropy
+
+# Bytes of the compute type of a piece of a row, or of several short rows.
+PIECE_BYTES = 16384
+# Losses that are added at once.
+REDUCED = 1024
+
+
+@triton.jit
+def load_logits(logits_ptr, rows, columns, counted, classes, row_stride, class_stride, COMPUTE: tl.constexpr):
+    """Load some classes of some rows, with -inf past the classes and in rows that are ignored."""
+    at = rows.to(tl.int64)[:, None] * row_stride + columns.to(tl.int64)[None, :] * class_stride
+    mask = counted[:, None] & (columns < classes)[None, :]
+    return tl.load(logits_ptr + at, mask=mask, other=float("-inf")).to(COMPUTE)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def cross_entropy_forward_kernel(
+    logits_ptr,  # [rows, classes], strided
+    target_ptr,  # [rows], strided
+    losses_ptr,  # [rows]
+    statistics_ptr,  # [2, rows]: maxima, and reciprocal sums of exponentials
+    num_rows,
+    classes,
+    row_stride,
+    class_stride,
+    target_stride,
+    ignore_index,
+    label_smoothing: tl.float64,  # else Triton rounds it to float32
+    SMOOTHED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_CLASSES: tl.constexpr,
+):
+    # One program owns BLOCK_ROWS consecutive rows, which it reads in pieces of BLOCK_CLASSES classes.
+    rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    target = tl.load(target_ptr + rows.to(tl.int64) * target_stride, mask=rows < num_rows, other=0).to(tl.int64)
+    counted = (rows < num_rows) & (target != ignore_index)
+    largest = tl.full((BLOCK_ROWS,), float("-inf"), COMPUTE)
+    total = tl.zeros((BLOCK_ROWS,), COMPUTE)
+    distance = tl.zeros((BLOCK_ROWS,), COMPUTE)
+    for start in range(0, classes, BLOCK_CLASSES):
+        columns = start + tl.arange(0, BLOCK_CLASSES)
+        x = load_logits(logits_ptr, rows, columns, counted, classes, row_stride, class_stride, COMPUTE)
+        new = tl.maximum(largest, tl.max(x, axis=1))
+        # A row that has only seen -inf has no terms yet. Subtracting any finite number makes them 0.
+        reference = tl.where(new == float("-inf"), 0.0, new)
+        total = total * tl.exp(largest - reference) + tl.sum(tl.exp(x - reference[:, None]), axis=1)
+        if SMOOTHED:
+            # Sum distances from the maximum, not logits, whose mean would lose the digits of a large offset.
+            seen = tl.full((), start, COMPUTE)
+            moved = tl.where(largest == float("-inf"), 0.0, (reference - largest) * seen)
+            apart = tl.where((columns < classes)[None, :], x - reference[:, None], 0.0)
+            distance += tl.sum(apart, axis=1) - moved
+        largest = new
+    valid = counted & (target >= 0) & (target < classes)
+    at = rows.to(tl.int64) * row_stride + target * class_stride
+    expected = tl.load(logits_ptr + at, mask=valid, other=float("nan")).to(COMPUTE) - largest
+    if SMOOTHED:
+        smoothing = tl.full((), label_smoothing, COMPUTE)
+        expected = (1.0 - smoothing) * expected + smoothing * (distance / tl.full((), classes, COMPUTE))
+    losses = tl.where(counted, tl.log(total) - expected, 0.0)
+    tl.store(losses_ptr + rows.to(tl.int64), losses.to(losses_ptr.dtype.element_ty), mask=rows < num_rows)
+    tl.store(statistics_ptr + rows.to(tl.int64), largest, mask=rows < num_rows)
+    tl.store(statistics_ptr + num_rows + rows.to(tl.int64), 1.0 / total, mask=rows < num_rows)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def cross_entropy_reduce_kernel(
+    losses_ptr,  # [rows]
+    target_ptr,  # [rows], strided
+    output_ptr,  # a scalar
+    scale_ptr,  # [1], of a mean
+    num_rows,
+    target_stride,
+    ignore_index,
+    MEAN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    # One program owns all rows.
+    sums = tl.zeros((BLOCK_ROWS,), COMPUTE)
+    counts = tl.zeros((BLOCK_ROWS,), tl.int64)
+    for start in range(0, num_rows, BLOCK_ROWS):
+        rows = (start + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+        sums += tl.load(losses_ptr + rows, mask=rows < num_rows, other=0.0)
+        if MEAN:
+            target = tl.load(target_ptr + rows * target_stride, mask=rows < num_rows, other=0).to(tl.int64)
+            counts += ((rows < num_rows) & (target != ignore_index)).to(tl.int64)
+    total = tl.sum(sums, axis=0)
+    if MEAN:
+        count = tl.sum(counts, axis=0).to(COMPUTE)
+        tl.store(scale_ptr, 1.0 / count)
+        total = total / count
+    tl.store(output_ptr, total.to(output_ptr.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def cross_entropy_backward_kernel(
+    grad_output_ptr,  # [rows], strided, or a scalar with stride 0
+    logits_ptr,  # [rows, classes], strided
+    target_ptr,  # [rows], strided
+    statistics_ptr,  # [2, rows]
+    scale_ptr,  # [1], of a mean
+    grad_logits_ptr,  # [rows, classes]
+    num_rows,
+    classes,
+    grad_output_stride,
+    row_stride,
+    class_stride,
+    target_stride,
+    ignore_index,
+    label_smoothing: tl.float64,
+    MEAN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_CLASSES: tl.constexpr,
+):
+    # One program owns one piece of BLOCK_CLASSES classes of BLOCK_ROWS consecutive rows.
+    pieces = tl.cdiv(classes, BLOCK_CLASSES)
+    tile = tl.program_id(0) // pieces
+    rows = tile.to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = (tl.program_id(0) - tile * pieces) * BLOCK_CLASSES + tl.arange(0, BLOCK_CLASSES)
+    here = rows < num_rows
+    at = rows.to(tl.int64)
+    target = tl.load(target_ptr + at * target_stride, mask=here, other=0).to(tl.int64)
+    counted = here & (target != ignore_index)
+    x = load_logits(logits_ptr, rows, columns, counted, classes, row_stride, class_stride, COMPUTE)
+    largest = tl.load(statistics_ptr + at, mask=here, other=0.0)
+    reciprocal = tl.load(statistics_ptr + num_rows + at, mask=here, other=0.0)
+    grad = tl.load(grad_output_ptr + at * grad_output_stride, mask=here, other=0.0).to(COMPUTE)
+    if MEAN:
+        grad = grad * tl.load(scale_ptr)
+    smoothing = tl.full((), label_smoothing, COMPUTE)
+    slope = tl.exp(x - largest[:, None]) * reciprocal[:, None] - smoothing / tl.full((), classes, COMPUTE)
+    slope = tl.where(columns[None, :] == target[:, None], slope - (1.0 - smoothing), slope)
+    grad_x = tl.where(counted[:, None], slope * grad[:, None], 0.0).to(grad_logits_ptr.dtype.element_ty)
+    to = at[:, None] * classes + columns[None, :]
+    tl.store(grad_logits_ptr + to, grad_x, mask=here[:, None] & (columns < classes)[None, :])
+
+
+def blocks(classes: int, compute_size: int) -> tuple[int, int]:
+    """Rows and classes that a program holds at once."""
+    held = PIECE_BYTES // compute_size
+    block_classes = min(next_power_of_2(classes), held)
+    return max(1, min(held // 4 // block_classes, 64)), block_classes
+
+
+def _forward(
+    losses: torch.Tensor,
+    statistics: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+) -> None:
+    num_rows, classes = logits.shape
+    block_rows, block_classes = blocks(classes, statistics.element_size())
+    triton_launch.launch(
+        cross_entropy_forward_kernel,
+        (cdiv(num_rows, block_rows),),
+        (logits, target, losses, statistics),
+        (num_rows, classes, *logits.stride(), target.stride(0), ignore_index, label_smoothing),
+        SMOOTHED=label_smoothing > 0,
+        COMPUTE=triton_launch.COMPUTE[logits.dtype],
+        INDEX=triton_launch.index_type(num_rows + block_rows),
+        BLOCK_ROWS=block_rows,
+        BLOCK_CLASSES=block_classes,
+        num_warps=8 if block_rows == 1 else 4,
+    )
+
+
+def _reduce(
+    output: torch.Tensor, scale: torch.Tensor, losses: torch.Tensor, target: torch.Tensor, ignore_index: int
+) -> None:
+    triton_launch.launch(
+        cross_entropy_reduce_kernel,
+        (1,),
+        (losses, target, output, scale),
+        (losses.shape[0], target.stride(0), ignore_index),
+        MEAN=scale.shape[0] > 0,
+        COMPUTE=triton_launch.COMPUTE[losses.dtype],
+        BLOCK_ROWS=REDUCED,
+    )
+
+
+def _backward(
+    grad_logits: torch.Tensor,
+    grad_output: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    statistics: torch.Tensor,
+    scale: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+) -> None:
+    num_rows, classes = logits.shape
+    block_rows, block_classes = blocks(classes, statistics.element_size())
+    grad_stride = grad_output.stride(0) if grad_output.ndim else 0
+    triton_launch.launch(
+        cross_entropy_backward_kernel,
+        (cdiv(num_rows, block_rows) * cdiv(classes, block_classes),),
+        (grad_output, logits, target, statistics, scale, grad_logits),
+        (num_rows, classes, grad_stride, *logits.stride(), target.stride(0), ignore_index, label_smoothing),
+        MEAN=scale.shape[0] > 0,
+        COMPUTE=triton_launch.COMPUTE[logits.dtype],
+        INDEX=triton_launch.index_type(num_rows + block_rows),
+        BLOCK_ROWS=block_rows,
+        BLOCK_CLASSES=block_classes,
+        num_warps=8 if block_rows == 1 else 4,
+    )
+
+
+cross_entropy_operator = register_cross_entropy("triton", _forward, _reduce, _backward)
+
+
+def cross_entropy(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """-sum(q log(softmax(logits))): see `fourfold.impls.cross_entropy.torch_eager.cross_entropy`."""
+    check_cross_entropy(logits, target, ignore_index, label_smoothing, reduction)
+    return cross_entropy_operator(logits, target, ignore_index, label_smoothing, reduction)[0]
