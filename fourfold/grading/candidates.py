@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.core.claims import Claims
+from fourfold.running.adapters import SMALL
 
 TORCH, TRITON, CUDA, KERNELBENCH = LANGUAGES = ("torch", "triton", "cuda", "kernelbench")
 # Seconds that all stages of a candidate may take together, and bytes of memory of its own.
@@ -33,7 +34,7 @@ class Candidate:
             ``softmax_kernel<<<rows, 256>>>(x, out, rows, cols)``.
         definition: the text of a Python file that declares the operation by `fourfold.operation`. It is trusted.
         problem: of a solution of KernelBench, the text of the problem. It is trusted, too.
-        sizes: values in place of the problem's own global variables.
+        sizes: values in place of the problem's own global variables, or "small".
         claims: what it claims, by name; see `fourfold.Claims`.
         seconds: that all stages may take together.
         bytes: of memory that its process may take.
@@ -47,7 +48,7 @@ class Candidate:
     function: str = ""
     definition: str = ""
     problem: str = ""
-    sizes: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, Any] | str = field(default_factory=dict)
     claims: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = SECONDS
     bytes: int = BYTES
@@ -110,9 +111,10 @@ class Candidate:
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
                 raise BadCandidate(f"{name} must be a number above 0, not {number!r}")
-        for name in ("sizes", "claims"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise BadCandidate(f"{name} must be a mapping, not {getattr(self, name)!r}")
+        for name, others in (("sizes", (SMALL,)), ("claims", ())):
+            given = getattr(self, name)
+            if not isinstance(given, Mapping) and given not in others:
+                raise BadCandidate(f"{name} must be a mapping, not {given!r}")
         try:
             self.claimed()
         except (ValueError, TypeError) as error:

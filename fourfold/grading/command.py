@@ -72,7 +72,7 @@ def command(arguments: Sequence[str]) -> int:
             speed=given.speed,
         )
         with Watched(total, console) as watched, contextlib.closing(verdicts):
-            graded.extend(watched.each(verdicts))
+            graded.extend(one for one in watched.each(verdicts) if given.id or given.report)
     except (ValueError, BadCandidate, NoWorkers, InUse, ModuleNotFoundError, ConnectionError) as error:
         print(f"fourfold grade: {error}", file=sys.stderr)
         return 2
@@ -81,7 +81,7 @@ def command(arguments: Sequence[str]) -> int:
         print(f"fourfold grade: interrupted{kept}", file=sys.stderr)
         return 130
     finally:
-        if watched is not None and graded:
+        if watched is not None and watched.counts:
             watched.tell()
         if given.report is not None and graded:
             print(f"report: {report.write(graded, given.report)}", file=sys.stderr)

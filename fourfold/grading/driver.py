@@ -15,7 +15,7 @@ from fourfold.grading import on_ray
 from fourfold.grading.candidates import BadCandidate, Candidate, of_lines
 from fourfold.grading.judging import STATIC, Settings, failed
 from fourfold.grading.pool import LocalWorker, NoWorkers, Pool, Task, Worker, gpus_here
-from fourfold.grading.results import Graded, Results
+from fourfold.grading.results import Graded, Results, Shelf
 from fourfold.running.findings import CRASHED, INVALID, Verdict
 
 # How often a candidate is begun, if its worker is lost each time.
@@ -177,10 +177,12 @@ class _Run:
         self.results = None if out is None else Results(out)
         self.settings, self.seed, self.repeat = settings, seed, repeat
         self.keys: dict[str, str] = {}  # of the ids that were given so far
-        self.judged: dict[str, Graded] = {}  # by key
+        self.judged = Shelf()  # by key
         self.waiting: defaultdict[str, list[Candidate]] = defaultdict(list)  # by key, those that one verdict is for
-        for graded in self.results.known.values() if self.results else ():
-            self.judged.setdefault(graded.key, graded)
+        if self.results is not None:
+            for name, key in self.results.keys.items():
+                if key not in self.judged:
+                    self.judged[key] = self.results.known[name]
 
     def __enter__(self) -> "_Run":
         return self
@@ -227,17 +229,17 @@ class _Run:
     def _begun(self, name: str, candidate: Candidate | BadCandidate, ready: deque[Graded]) -> Task | None:
         """The task of a candidate; None where its verdict is known, or will be that of another."""
         if isinstance(candidate, BadCandidate):
-            self._take(name, f"{name}: {candidate}")
-            nobody = Candidate(id=name)
-            verdict = failed(nobody, self.settings.device, self.seed, INVALID, f"it is no candidate: {candidate}")
-            ready.append(self._kept(nobody, "", verdict, STATIC))
-            return None
-        key = candidate.key(self.settings.as_dict())
+            key = f"no candidate: {candidate}"
+        else:
+            key = candidate.key(self.settings.as_dict())
         if not self._take(name, key):
             return None
-        known = self.results.known.get(name) if self.results else None
-        if known is not None and known.key == key:
-            ready.append(known)
+        if self.results is not None and self.results.keys.get(name) == key:
+            ready.append(self.results.known[name])
+        elif isinstance(candidate, BadCandidate):
+            nobody = Candidate(id=name)
+            verdict = failed(nobody, self.settings.device, self.seed, INVALID, f"it is {key}")
+            ready.append(self._kept(nobody, key, verdict, STATIC))
         elif key in self.judged:
             ready.append(self._copied(candidate, self.judged[key]))
         else:

@@ -3,7 +3,7 @@
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -127,5 +127,5 @@ class Watched:
 
 def described(one: Graded) -> str:
     """A failure in a line."""
-    message: Any = one.failures[0][1].message.splitlines()[0]
+    message = one.failures[0][1].message.strip().partition("\n")[0]
     return f"  {one.id}: {one.kind}: {message}"[:WIDTH]

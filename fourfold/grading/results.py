@@ -3,7 +3,8 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -49,6 +50,31 @@ class Graded(Verdict):
         return json.dumps(first | {name: value for name, value in said.items() if name not in first})
 
 
+class Shelf(MutableMapping[str, Graded]):
+    """Results by a name. Each takes some hundred bytes, so that a run of a million fits into memory."""
+
+    def __init__(self) -> None:
+        self._packed: dict[str, bytes] = {}
+
+    def __getitem__(self, name: str) -> Graded:
+        return Graded.from_json(zlib.decompress(self._packed[name]).decode())
+
+    def __setitem__(self, name: str, graded: Graded) -> None:
+        self._packed[name] = zlib.compress(graded.line().encode())
+
+    def __delitem__(self, name: str) -> None:
+        del self._packed[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._packed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+
 class Results:
     """The file, for one run at a time.
 
@@ -69,9 +95,9 @@ class Results:
         except OSError:
             self._file.close()
             raise InUse(f"{path} is in use by another run") from None
-        self.known: dict[str, Graded] = {}  # by id; of several results of one, the last
+        self.known, self.keys = Shelf(), dict[str, str]()  # by id; of several results of one, the last
         for graded in self._read():
-            self.known[graded.id] = graded
+            self._know(graded)
 
     def _read(self) -> Iterator[Graded]:
         self._file.seek(0)
@@ -89,7 +115,10 @@ class Results:
         self._file.write(graded.line().encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.known[graded.id] = graded
+        self._know(graded)
+
+    def _know(self, graded: Graded) -> None:
+        self.known[graded.id], self.keys[graded.id] = graded, graded.key
 
     def close(self) -> None:
         """Let other runs have it."""
@@ -100,11 +129,3 @@ class Results:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-
-def counts(graded: Mapping[str, Graded]) -> dict[str, int]:
-    """How many there are of each kind."""
-    found: dict[str, int] = {}
-    for each in graded.values():
-        found[each.kind] = found.get(each.kind, 0) + 1
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))

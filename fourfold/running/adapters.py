@@ -29,6 +29,8 @@ from fourfold.strategies.declared import DefinedOperation, operation
 
 # Elements of an input. The reference of more takes minutes a case.
 MOST_ELEMENTS = 1 << 22
+# What stands for sizes that are found, and the elements of all inputs and weights then.
+SMALL, SMALL_ELEMENTS = "small", 1 << 16
 _INTEGERS = {torch.int64: "int64", torch.int32: "int32"}
 
 
@@ -134,11 +136,13 @@ class KernelBenchProblem:
 
     @classmethod
     def of(
-        cls, file: str | Path, sizes: Mapping[str, Any] | None = None, vary: bool = False, seed: int = 0
+        cls, file: str | Path, sizes: Mapping[str, Any] | str | None = None, vary: bool = False, seed: int = 0
     ) -> "KernelBenchProblem":
         """The problem of a file: see `verify_kernelbench`."""
         given = _module(file)
-        for name, value in (sizes or {}).items():
+        if isinstance(sizes, str) and sizes != SMALL:
+            raise ValueError(f"sizes must be a mapping or {SMALL!r}, not {sizes!r}")
+        for name, value in (small_sizes(given) if isinstance(sizes, str) else sizes or {}).items():
             _named(given, name)
             setattr(given, name, value)
         init = _named(given, "get_init_inputs")()
@@ -165,6 +169,64 @@ class KernelBenchProblem:
         return UntrustedFunction(str(file.resolve()), "ModelNew", signature, self.record.name, state=state, **limits)
 
 
+def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, Any]:
+    """Values for a problem's global variables, by which its inputs and weights have at most so many elements.
+
+    The largest variable is halved, time and again, as long as the model still takes the inputs. Nothing is computed:
+    shapes are followed on torch's meta device.
+
+    Args:
+        problem: has Model, get_inputs and get_init_inputs. It is left as it is.
+        most: elements of all inputs and weights together.
+    """
+    given = {name: value for name, value in vars(problem).items() if _largest(value) > 1}
+    sizes, fixed = dict(given), set[str]()
+    try:
+        while (count := _elements(problem)) is None or count > most:
+            name = max(
+                (each for each in sizes if each not in fixed), key=lambda each: _largest(sizes[each]), default=""
+            )
+            if not name:
+                break
+            setattr(problem, name, _halved(sizes[name]))
+            if _largest(sizes[name]) > 3 and _elements(problem) is not None:
+                sizes[name] = _halved(sizes[name])
+            else:
+                fixed.add(name)
+                setattr(problem, name, sizes[name])
+    finally:
+        for name, value in given.items():
+            setattr(problem, name, value)
+    return {name: size for name, size in sizes.items() if size != given[name]}
+
+
+def _largest(value: Any) -> int:
+    """The largest of one or more sizes; 0 of anything else."""
+    several = value if isinstance(value, tuple) else (value,)
+    return max(several, default=0) if all(type(each) is int for each in several) else 0
+
+
+def _halved(value: Any) -> Any:
+    """One size, or the largest of several, made half as large."""
+    if not isinstance(value, tuple):
+        return value // 2
+    at = value.index(max(value))
+    return (*value[:at], value[at] // 2, *value[at + 1 :])
+
+
+def _elements(problem: ModuleType) -> int | None:
+    """The elements of a problem's inputs and weights; None if the model does not take the inputs."""
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model = models.made(problem.Model, problem.get_init_inputs(), 0)
+            inputs = problem.get_inputs()
+            model(*inputs)
+    except Exception:
+        return None
+    tensors = [*model.parameters(), *model.buffers(), *(each for each in inputs if isinstance(each, torch.Tensor))]
+    return sum(each.numel() for each in tensors)
+
+
 # What a solution of KernelBench is held to, unless it claims otherwise.
 OF_KERNELBENCH = Claims(dtypes=("float32",), contiguous=True, gradients=False, finite=True)
 
@@ -173,7 +235,7 @@ def verify_kernelbench(
     problem: str | Path,
     solution: str | Path,
     *,
-    sizes: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, Any] | str | None = None,
     vary: bool = False,
     claims: Claims | None = None,
     seed: int = 0,
@@ -187,7 +249,7 @@ def verify_kernelbench(
         problem: a Python file with Model, get_inputs and get_init_inputs.
         solution: a Python file with ModelNew.
         sizes: values in place of the problem's own global variables, such as ``{"batch_size": 4}``. The sizes of
-            KernelBench are made for timing, and too large for a reference.
+            KernelBench are made for timing, and too large for a reference. "small" finds some: see `small_sizes`.
         vary: see `like`.
         claims: of the solution; contiguous tensors of finite float32 numbers, forward only, unless given.
         seed: of the models' random numbers.

@@ -12,18 +12,19 @@ import re
 import statistics
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .labelled import RIGHT, candidates
+from . import labelled, public
+from .labelled import RIGHT, Labelled
 
 
-def write(file: Path, count: int, seed: int) -> None:
+def write(file: Path, candidates: Sequence[Labelled]) -> None:
     """The candidates, a line each; the labels go into a file beside it, where no candidate sees them."""
-    labelled = candidates(count, seed)
-    file.write_text("".join(json.dumps(candidate) + "\n" for _, candidate in labelled))
-    _labels(file).write_text(json.dumps({candidate["id"]: label for label, candidate in labelled}, indent=1))
-    print(f"{len(labelled)} candidates, {sum(label == RIGHT for label, _ in labelled)} of them right: {file}")
+    file.write_text("".join(json.dumps(candidate) + "\n" for _, candidate in candidates))
+    _labels(file).write_text(json.dumps({candidate["id"]: label for label, candidate in candidates}, indent=1))
+    print(f"{len(candidates)} candidates, {sum(label == RIGHT for label, _ in candidates)} of them right: {file}")
 
 
 def _labels(file: Path) -> Path:
@@ -79,12 +80,18 @@ def main() -> int:
     writing.add_argument("candidates", type=Path)
     writing.add_argument("--count", type=int, default=1000)
     writing.add_argument("--seed", type=int, default=0)
+    taking = commands.add_parser("public")
+    taking.add_argument("candidates", type=Path)
+    taking.add_argument("--checkout", type=Path, required=True, help="of the source that tests/grading/public.py names")
     checking = commands.add_parser("check")
     checking.add_argument("candidates", type=Path)
     checking.add_argument("results", type=Path)
     given = parser.parse_args()
     if given.command == "write":
-        write(given.candidates, given.count, given.seed)
+        write(given.candidates, labelled.candidates(given.count, given.seed))
+        return 0
+    if given.command == "public":
+        write(given.candidates, list(public.candidates(given.checkout)))
         return 0
     return int(check(given.candidates, given.results) > 0)
 

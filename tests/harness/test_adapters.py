@@ -10,6 +10,7 @@ import torch
 
 import fourfold
 from fourfold import tensor
+from fourfold.running import adapters, modules
 
 QUICK: dict[str, Any] = {"examples": 5, "device": "cpu", "seed": 1}
 
@@ -133,6 +134,20 @@ def test_a_missing_file_or_name_is_named(tmp_path: Path) -> None:
         fourfold.verify_kernelbench(tmp_path / "problem.py", tmp_path / "solution.py")
     with pytest.raises(AttributeError, match="ModelNew"):
         fourfold.verify_kernelbench(tmp_path / "problem.py", tmp_path / "problem.py", sizes={"dim": 16})
+
+
+def test_small_sizes_of_a_problem_are_found(tmp_path: Path) -> None:
+    file = tmp_path / "problem.py"
+    file.write_text(PROBLEM)
+    module = modules.of_file(file, anew=True)
+    sizes = adapters.small_sizes(module, 5000)
+    assert (module.batch_size, module.dim) == (4096, 16384)
+    assert 1 < sizes["dim"] < 16384
+    assert sizes["batch_size"] * sizes["dim"] + 8 * (sizes["dim"] + 1) <= 5000
+    given = adapters.KernelBenchProblem.of(file, "small")
+    assert sum(p.numel() for p in given.reference.parameters()) <= adapters.SMALL_ELEMENTS
+    with pytest.raises(ValueError, match="sizes must be a mapping or 'small', not 'tiny'"):
+        adapters.KernelBenchProblem.of(file, "tiny")
 
 
 def scaled(x: torch.Tensor, index: torch.Tensor, scale: float) -> torch.Tensor:
