@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--report", type=Path, metavar="DIR", help="write a page that filters by verdict")
     made.add_argument("--id", action="append", default=[], metavar="ID", help="judge this candidate alone")
     made.add_argument("--workers", type=int, metavar="N", help="how many judge at once; one a processor unless given")
-    made.add_argument("--gpus", type=int, default=0, choices=(0, 1), help="GPUs that each candidate has for itself")
+    made.add_argument("--gpus", type=int, default=0, choices=(0, 1), help="1 for kernels that run on a GPU")
     made.add_argument("--ray", metavar="ADDRESS", help="let the machines of a Ray cluster judge, as at auto")
     made.add_argument("--seed", type=int, metavar="N", help="of the generated cases")
     made.add_argument(

@@ -42,8 +42,9 @@ def grade(
             iterable is asked for more as workers become free.
         out: a file that each result is appended to as it comes, a line of JSON each. Candidates of which it has a
             result already are not judged again.
-        workers: how many judge at once: as many as there are processors, or GPUs, unless given.
-        gpus: that each candidate has for itself: 0 for kernels that run on the CPU.
+        workers: how many judge at once: as many as there are processors, or GPUs, unless given. More than there are
+            GPUs share them, but while one measures a time.
+        gpus: 1 for kernels that run on a GPU, 0 for the CPU.
         ray: the address of a Ray cluster, whose machines judge.
         seed: of the generated cases, for all candidates the same; a random one unless given.
         only: the ids of the candidates to judge; all if empty.
@@ -95,7 +96,7 @@ def _workers(device: str, gpus: int, workers: int | None, ray: str | None) -> tu
     here = gpus_here()
     if not here:
         raise ValueError("gpus=1: this machine has no GPU that may be used")
-    return lambda place: LocalWorker(device, here[place]), min(workers or len(here), len(here))
+    return lambda place: LocalWorker(device, here[place % len(here)]), workers or len(here)
 
 
 def _repeated(command: str, seed: int, gpus: int, settings: Settings) -> Callable[[str], str]:

@@ -6,6 +6,7 @@ it runs in this process, which is forked for it, and ended after it.
 
 import contextlib
 import copy
+import fcntl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -95,7 +96,12 @@ class BadDefinition(Exception):
 
 
 def judge(
-    candidate: Candidate, settings: Settings, seed: int, folder: Path, say: Callable[[str, str, str], object]
+    candidate: Candidate,
+    settings: Settings,
+    seed: int,
+    folder: Path,
+    say: Callable[[str, str, str], object],
+    gpu: str = "",
 ) -> tuple[str, Verdict]:
     """Put a candidate through the stages, until it fails one.
 
@@ -105,6 +111,7 @@ def judge(
         seed: of the generated cases.
         folder: an empty folder of its own.
         say: called with the stage, the check and the dtype, before each.
+        gpu: a file that stands for the GPU, which candidates may share until one is timed; "" for none.
 
     Returns:
         the last stage, and the verdict.
@@ -118,10 +125,12 @@ def judge(
         return STATIC, failed(candidate, settings.device, seed, INVALID, f"it does not parse: {error}")
     try:
         with _trial(candidate, settings, folder) as (trial, reference):
-            stage, verdict = _checked(trial, candidate, settings, seed, started, say)
+            with _held(gpu, fcntl.LOCK_SH):
+                stage, verdict = _checked(trial, candidate, settings, seed, started, say)
             if verdict.passed and settings.speed:
                 say(SPEED, "", "")
-                return SPEED, _timed(trial, reference, verdict, candidate)
+                with _held(gpu, fcntl.LOCK_EX):
+                    return SPEED, _timed(trial, reference, verdict, candidate)
             return stage, verdict
     except BadDefinition as error:
         return STATIC, failed(candidate, settings.device, seed, INVALID, str(error))
@@ -134,6 +143,17 @@ def judge(
     except Exception as error:
         message = f"it cannot be imported: {type(error).__name__}: {words(error)}"
         return SMOKE, failed(candidate, settings.device, seed, INVALID, message)
+
+
+@contextlib.contextmanager
+def _held(file: str, how: int) -> Iterator[None]:
+    """Within it, a file is locked: shared with others, or for this process alone."""
+    if not file:
+        yield
+        return
+    with open(file, "a") as held:
+        fcntl.flock(held, how)
+        yield
 
 
 def _checked(

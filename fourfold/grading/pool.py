@@ -63,7 +63,7 @@ class LocalWorker:
 
     Args:
         device: "cpu" or "cuda".
-        gpu: which GPU is its own, as ``CUDA_VISIBLE_DEVICES`` names it; None for none.
+        gpu: which GPU it judges on, as ``CUDA_VISIBLE_DEVICES`` names it; None for none.
 
     Raises:
         Lost: it does not start.
@@ -76,6 +76,9 @@ class LocalWorker:
         # NVML tells of GPUs without a context, which a process that is forked could not have then.
         more = {"PYTHONPATH": path, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self.folder = tempfile.mkdtemp(prefix="fourfold-grading-")
+        named = os.environ.get(_DEVICES, "0") if gpu is None else gpu
+        # A file that stands for the GPU: workers may share it until one measures a time.
+        self.gpu = str(Path(tempfile.gettempdir(), f"fourfold-gpu-{named}.lock")) if device == "cuda" else ""
         if gpu is not None:
             more[_DEVICES] = gpu
         with other:
@@ -105,7 +108,7 @@ class LocalWorker:
         """The answer on a candidate."""
         try:
             self.connection.deadline = time.monotonic() + STARTING_SECONDS
-            self.connection.send(job, {})
+            self.connection.send({**job, "gpu": self.gpu}, {})
         except (messages.Ended, OSError) as error:
             raise self._lost(error) from None
         answer = self._received(job["candidate"]["seconds"] + ANSWERING_SECONDS)

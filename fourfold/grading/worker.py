@@ -114,7 +114,7 @@ class Worker:
             candidate_session.first_process()
         started = time.monotonic()
         folder = Path(tempfile.mkdtemp(prefix="candidate-"))
-        begun = self._fork(candidate, settings, job["seed"], folder)
+        begun = self._fork(candidate, settings, job["seed"], folder, job["gpu"])
         try:
             ended = self._watched(begun, candidate, settings, started)
         finally:
@@ -136,16 +136,18 @@ class Worker:
 
     # ---- the fork
 
-    def _fork(self, candidate: Candidate, settings: Settings, seed: int, folder: Path) -> Judge:
+    def _fork(self, candidate: Candidate, settings: Settings, seed: int, folder: Path, gpu: str) -> Judge:
         read, write = os.pipe()
         process = os.fork()
         if process == 0:
             os.close(read)
-            self._become_judge(candidate, settings, seed, folder, write)
+            self._become_judge(candidate, settings, seed, folder, gpu, write)
         os.close(write)
         return Judge(process, read, folder)
 
-    def _become_judge(self, candidate: Candidate, settings: Settings, seed: int, folder: Path, write: int) -> None:
+    def _become_judge(
+        self, candidate: Candidate, settings: Settings, seed: int, folder: Path, gpu: str, write: int
+    ) -> None:
         """Judge in this process, which has just been forked, and end it."""
         code = 1
         try:
@@ -174,7 +176,7 @@ class Worker:
 
                 own = folder / "judged"
                 own.mkdir()
-                stage, verdict = judge(candidate, settings, seed, own, now)
+                stage, verdict = judge(candidate, settings, seed, own, now, gpu)
                 candidate_session.end_candidates()
                 say(stage=stage, verdict=verdict.json())
             code = 0
