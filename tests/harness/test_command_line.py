@@ -158,7 +158,14 @@ def test_kernels_that_do_not_come_back_fail_alone(tmp_path: Path, device: str) -
 def run_ill_kernels(folder: Path, device: str, workers: list[str], cold: bool = False) -> None:
     folder.mkdir()
     candidates = [f"--candidate={op}={CANDIDATES / 'ill.py'}:{name}" for op, (name, _) in ILL.items()]
-    options = [*candidates, "--backend=candidate", "--backend=torch", f"--timeout={SECONDS}", f"--device={device}"]
+    options = [
+        *candidates,
+        *(f"--op={op}" for op in ILL),
+        "--backend=candidate",
+        "--backend=torch",
+        f"--timeout={SECONDS}",
+        f"--device={device}",
+    ]
     done, verdict = verify(folder, *options, *workers, test="test_forward.py", cold=cold)
     print(done.stdout, done.stderr)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED

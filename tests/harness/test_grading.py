@@ -350,7 +350,12 @@ def run(*arguments: str | Path) -> subprocess.Popen[str]:
     given = ["--workers", "1", "--examples", "2", "--dtype", "float32", "--seed", "1"]
     text = [sys.executable, "-m", "fourfold", "grade", *map(str, arguments), *given]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(text, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def heed_ctrl_c() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets what runs in the background ignore it
+
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(text, env=env, preexec_fn=heed_ctrl_c, **pipes)
 
 
 def workers_of(process: int) -> list[psutil.Process]:

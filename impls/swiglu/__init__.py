@@ -1,0 +1,1 @@
+"""The operation ``swiglu`` on every backend."""
