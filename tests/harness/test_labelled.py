@@ -1,0 +1,65 @@
+"""Labelled candidates, and how results are held against the labels."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fourfold.grading.candidates import Candidate
+from tests.grading.__main__ import check, wilson, write
+from tests.grading.labelled import RIGHT, WRONG, candidates
+from tests.grading.public import candidates as public
+
+
+def row(name: str, kind: str, **more: Any) -> str:
+    return json.dumps({"id": name, "kind": kind, "seconds": 1.0, **more}) + "\n"
+
+
+def test_candidates_are_of_every_kind_and_complete() -> None:
+    found = candidates(60, seed=0)
+    assert len(found) == 60
+    names = [candidate["id"] for _, candidate in found]
+    assert {name.split()[0] for name in names} == {"right", "hostile", "planted", "mutant"}
+    assert {label for label, _ in found} == {RIGHT, WRONG}
+    assert all((label == RIGHT) == name.startswith("right") for (label, _), name in zip(found, names))
+    for _, candidate in found:
+        compile(Candidate.of(candidate).source, candidate["id"], "exec")
+
+
+def test_results_are_held_against_the_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, results = tmp_path / "candidates.jsonl", tmp_path / "results.jsonl"
+    labels = {"good": RIGHT, "bad": WRONG, "mutant x triton 1: * to +, line 7": WRONG, "missing": RIGHT}
+    write(file, [(label, {"id": name}) for name, label in labels.items()])
+    unseen = [{"file": "candidate.py", "lines": "5-9", "condition": ""}]
+    told = row("mutant x triton 1: * to +, line 7", "right", never_executed=unseen)
+    results.write_text(row("good", "right") + row("bad", "wrong") + told)
+    assert check(file, results) == 1  # the one that is missing
+    results.write_text(row("good", "timed out") + row("bad", "right") + told + row("missing", "right"))
+    assert check(file, results) == 2
+    said = capsys.readouterr().out
+    assert "bad: labelled wrong, graded right" in said
+    assert "right ones rejected: 1 of 2" in said
+    assert "accepted, but the line of the mistake is told as never executed: 1" in said
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(0, 100) == pytest.approx((0.0, 0.0370), abs=1e-4)
+    assert wilson(10, 100) == pytest.approx((0.0552, 0.1744), abs=1e-4)
+
+
+def test_published_kernels_come_with_their_verdicts(tmp_path: Path) -> None:
+    run, problems = tmp_path / "runs" / "model_level1_run", tmp_path / "KernelBench" / "level1"
+    run.mkdir(parents=True)
+    problems.mkdir(parents=True)
+    said = {"1": {"correctness": True}, "2": {"correctness": False, "metadata": {}}}
+    said["3"] = {"correctness": False, "metadata": {"runtime_error": "CUDA out of memory"}}
+    (run / "eval_results.json").write_text(json.dumps(said))
+    for number in said:
+        (run / f"level_1_problem_{number}_sample_0_kernel.py").write_text("class ModelNew: ...\n")
+        (problems / f"{number}_Sum.py").write_text("class Model: ...\n")
+    assert [label for label, _ in public(tmp_path)] == [RIGHT, WRONG]
+    assert all(Candidate.of(candidate).sizes == "small" for _, candidate in public(tmp_path))
+    with pytest.raises(FileNotFoundError, match="is no checkout of"):
+        list(public(tmp_path / "runs"))
