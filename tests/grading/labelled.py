@@ -12,6 +12,8 @@ from fourfold.mutation.__main__ import EQUIVALENT, mutants_of_files, reached, so
 ROOT = Path(__file__).parents[2]
 IMPLS = ROOT / "impls"
 OPERATIONS = ("softmax", "vector_add", "layer_norm", "giou", "giou_loss", "giou_loss_ragged", "matmul")
+# Those whose kernels in CUDA C++ are one file, beside what several operations share.
+IN_CUDA = ("softmax", "vector_add", "layer_norm")
 RIGHT, WRONG = "right", "wrong"
 # What each candidate may take. A wrong one that no early check finds goes through nearly all of them.
 SECONDS = 300
@@ -50,14 +52,14 @@ def _absolute(text: str, operation: str) -> str:
 def _in_cuda(operation: str, kernel: str) -> str:
     """The module that launches an operation's kernels, with the text of the kernels in it."""
     text = _absolute((IMPLS / operation / "cuda_kernel.py").read_text(), operation)
-    kernel = re.sub(r'#include "(\.\./)?(\w+)\.cuh"', lambda found: _included(operation, found), kernel)
+    kernel = re.sub(r'#include "([\w/]+\.cuh)"', lambda found: _included(operation, found), kernel)
     written = f"import tempfile\nSOURCE = Path(tempfile.mkdtemp()) / 'cuda_kernel.cu'\nSOURCE.write_text({kernel!r})\n"
     return text.replace('SOURCE = Path(__file__).parent / "cuda_kernel.cu"\n', written)
 
 
 def _included(operation: str, found: re.Match) -> str:
-    folder = IMPLS if found[1] else IMPLS / operation
-    return f'#include "{folder / found[2]}.cuh"'
+    beside = IMPLS / operation / found[1]
+    return f'#include "{beside if beside.is_file() else IMPLS / found[1]}"'
 
 
 def _right() -> Iterator[Labelled]:
@@ -69,7 +71,7 @@ def _right() -> Iterator[Labelled]:
                 file = "torch_eager" if language == "torch" else "triton_kernel"
                 text = _absolute((IMPLS / operation / f"{file}.py").read_text(), operation) + remark
                 yield RIGHT, _candidate(f"right {operation} {language} {time}", operation, text, language)
-        if operation != "matmul":  # which has a second file of kernels
+        if operation in IN_CUDA:
             text = _in_cuda(operation, (IMPLS / operation / "cuda_kernel.cu").read_text())
             yield RIGHT, _candidate(f"right {operation} cuda", operation, text, "torch")
 
@@ -78,7 +80,7 @@ def _mutants(language: str, chance: random.Random) -> Iterator[Labelled]:
     """Half of the mutants that the checks are known to reject."""
     entries = known.read(EQUIVALENT)
     for operation in OPERATIONS:
-        if (operation, language) == ("matmul", "cuda"):
+        if language == "cuda" and operation not in IN_CUDA:
             continue
         texts = sources(operation, language)
         of_operation = reached(operation, language, texts)

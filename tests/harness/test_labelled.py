@@ -1,6 +1,7 @@
 """Labelled candidates, and how results are held against the labels."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,9 @@ def test_published_kernels_come_with_their_verdicts(tmp_path: Path) -> None:
     assert all(Candidate.of(candidate).sizes == "small" for _, candidate in public(tmp_path))
     with pytest.raises(FileNotFoundError, match="is no checkout of"):
         list(public(tmp_path / "runs"))
+
+
+def test_sources_of_cuda_include_what_is_there() -> None:
+    for _, candidate in candidates(300, seed=1):
+        for file in re.findall(r'#include "(/[^"]+)"', candidate["source"]):
+            assert Path(file).is_file(), candidate["id"]
