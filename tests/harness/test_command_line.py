@@ -140,7 +140,7 @@ ILL = {
     "vector_add": ("crash", r"died of: Segmentation fault"),
     "softmax": ("leave", r"ended without a word: it called exit"),
     "layer_norm": ("loop", r"Timeout \(?>8.0s"),
-    "giou": ("hang", r"had to be ended: it did not come back within 0:00:12"),
+    "giou": ("hang", r"had to be ended: it did not come back within 0:00:16"),
     "matmul": ("wait_for_itself", r"Timeout \(?>8.0s"),
     "giou_loss": ("spin", r"the launch has not ended within its time limit|had to be ended|Timeout"),
     "giou_loss_ragged": ("write_far_away", r"OutOfBounds.*ill\.cu:|lost the device"),
