@@ -38,6 +38,7 @@ from .norms import (
     lowered,
     normalized_rows_have_at_most_unit_mean_square,
     scaling_a_row_scales_the_deviation_alone,
+    squares_overflow,
     standard,
     steps_overflow,
     summed_over_rows,
@@ -139,14 +140,6 @@ def large_mean(dtype: DType) -> Case:
     return example(lambda rng: x)(dtype)
 
 
-def squares_overflow(dtype: DType) -> Case:
-    """Two rows whose squares overflow, between two ordinary rows."""
-    x = np.random.default_rng(13).normal(0, 2, (4, 40))
-    x[1] *= dtype.largest / 64
-    x[2] = dtype.largest / 64
-    return example(lambda rng: x)(dtype)
-
-
 examples: Mapping[str, Callable[[DType], Case]] = {
     **row_examples(rows),
     # The variance is 0, and the output the bias.
@@ -161,7 +154,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "large_mean": large_mean,
     # The mean of the squares minus the square of the mean falls below 0 here, and its root is NaN.
     "constant_rows": example(lambda rng: np.repeat([[0.1], [-3.3], [1000.0], [0.0]], 33, axis=1)),
-    "squares_overflow": squares_overflow,
+    "squares_overflow": squares_overflow(example),
     "rows_not_finite": example(
         lambda rng: [
             [np.inf, 0.0, 1.0, 2.0, 3.0],

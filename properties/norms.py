@@ -1,6 +1,6 @@
 """What the records of norms over the last axis share: the numbers of their cases, and laws."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,18 @@ from fourfold.strategies.arrays import KINDS
 ROW_KINDS = (*(kind for kind in KINDS if kind != "huge"), *KINDS)
 # Kinds of weight and bias. None is infinite: an infinite weight leaves nothing of a row's gradient to compare.
 PARAMETER_KINDS = ("normal", "whole", "constant", "spread")
+
+
+def squares_overflow(example: Callable[..., Callable[[DType], Case]]) -> Callable[[DType], Case]:
+    """A named case, made by a record's `example`: two rows whose squares overflow, between two ordinary rows."""
+
+    def make(dtype: DType) -> Case:
+        x = np.random.default_rng(13).normal(0, 2, (4, 40))
+        x[1] *= dtype.largest / 64
+        x[2] = dtype.largest / 64
+        return example(lambda rng: x)(dtype)
+
+    return make
 
 
 def steps_overflow(grad_output: Any, x: Bounded, weight: Any, deviation: Bounded) -> np.ndarray:

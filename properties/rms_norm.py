@@ -27,6 +27,7 @@ from .norms import (
     gradients_of_two_batches_add_up,
     normalized_rows_have_at_most_unit_mean_square,
     scaling_a_row_scales_the_deviation_alone,
+    squares_overflow,
     steps_overflow,
 )
 
@@ -89,20 +90,12 @@ def rows(*shape: int, scale: float = 2.0, eps: float = EPS[0], **layouts: str) -
     return example(lambda rng: rng.normal(0, scale, shape), eps, **layouts)
 
 
-def squares_overflow(dtype: DType) -> Case:
-    """Two rows whose squares overflow, between two ordinary rows."""
-    x = np.random.default_rng(13).normal(0, 2, (4, 40))
-    x[1] *= dtype.largest / 64
-    x[2] = dtype.largest / 64
-    return example(lambda rng: x)(dtype)
-
-
 examples: Mapping[str, Callable[[DType], Case]] = {
     **row_examples(rows),
     # eps is all that is divided by.
     "rows_of_zeros": rows(3, 8, scale=0.0),
     "one_large_entry": example(lambda rng: np.where(np.arange(40) == 7, 200.0, rng.normal(0, 0.1, (3, 40)))),
-    "squares_overflow": squares_overflow,
+    "squares_overflow": squares_overflow(example),
     "rows_not_finite": example(
         lambda rng: [
             [np.inf, 0.0, 1.0, 2.0, 3.0],

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fourfold import backends
 from fourfold.backends.cuda.compile import CudaError
 from fourfold.checks import standard
 from fourfold.checks.catalogue import operations
@@ -43,10 +42,10 @@ from fourfold.running.findings import (
 from fourfold.running.frames import words
 from fourfold.running.untrusted import CALL_SECONDS, CannotBeImported, UntrustedFunction
 from fourfold.running.untrusted_kernels import UntrustedKernel
-from fourfold.running.verification import Plan, Trial, signature_of, verified
+from fourfold.running.verification import Plan, Trial, reference_of, signature_of, verified
 from fourfold.strategies import defaults
 
-STATIC, SMOKE, FULL, SPEED = STAGES = ("static", "smoke", "full", "speed")
+STATIC, SMOKE, FULL, SPEED = ("static", "smoke", "full", "speed")
 # Generated cases of the smoke stage, beside the named ones.
 SMOKE_EXAMPLES = 3
 SMOKE_CHECKS = (standard.FORWARD, standard.BACKWARD.name)
@@ -252,7 +251,7 @@ def _trial(candidate: Candidate, settings: Settings, folder: Path) -> Iterator[t
             given = problem.solution(file).to("cuda")
     else:
         record = _record(candidate, folder)
-        reference = _reference(record)
+        reference = reference_of(record)
         if candidate.language == CUDA:
             on_cpu = settings.device == "cpu"
             kernel = CudaCandidate(_launch(file, candidate.function), record, reference, here=not on_cpu)
@@ -294,11 +293,6 @@ def _launch(file: Path, text: str) -> Launch:
     if launch is None:
         raise CannotBeCalled(f"{text!r} is no launch of a kernel")
     return launch
-
-
-def _reference(record: Operation) -> Callable[..., Any]:
-    definition = getattr(record, "definition", None)
-    return definition if definition is not None else backends.load(record.name, "torch")
 
 
 def _problem(candidate: Candidate, folder: Path) -> KernelBenchProblem:

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import pynvml
 
-import fourfold
 from fourfold.running import messages
+from fourfold.running.candidate_session import search_path
 from fourfold.running.exit_codes import spelled
 
 # Seconds for a worker to import everything, and to answer once a candidate's own time is over.
@@ -71,10 +71,8 @@ class LocalWorker:
 
     def __init__(self, device: str, gpu: str | None = None) -> None:
         own, other = socket.socketpair()
-        package = str(Path(fourfold.__file__).resolve().parents[1])
-        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         # NVML tells of GPUs without a context, which a process that is forked could not have then.
-        more = {"PYTHONPATH": path, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        more = {"PYTHONPATH": search_path(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self.folder = tempfile.mkdtemp(prefix="fourfold-grading-")
         named = os.environ.get(_DEVICES, "0") if gpu is None else gpu
         # A file that stands for the GPU: workers may share it until one measures a time.

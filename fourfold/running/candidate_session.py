@@ -57,13 +57,17 @@ class AnsweredWrongly(Unanswered):
     """The process has sent what is no answer, and was ended."""
 
 
+def search_path() -> str:
+    """PYTHONPATH of a process that is to find this package, installed or not."""
+    package = str(Path(fourfold.__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+
+
 class FirstProcess:
     """The process that imports torch, and is forked for each candidate."""
 
     def __init__(self) -> None:
         own, other = socket.socketpair()
-        package = str(Path(fourfold.__file__).resolve().parents[1])
-        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         # A kernel is not to see by a variable that it is tested.
         unseen = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)}
         self.owner, self.adopted, self.closed = os.getpid(), False, False
@@ -75,7 +79,7 @@ class FirstProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self.words,
                 stderr=self.words,
-                env=unseen | {"PYTHONPATH": path, "TRITON_INTERPRET": "1"},
+                env=unseen | {"PYTHONPATH": search_path(), "TRITON_INTERPRET": "1"},
                 start_new_session=True,
             )
         self.connection = Connection(own)

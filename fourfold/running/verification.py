@@ -535,10 +535,15 @@ def _record(operation: Operation | str) -> Operation:
     return known[operation]
 
 
+def reference_of(operation: Operation) -> Callable[..., Any]:
+    """An operation in torch: its definition, if it is declared by one."""
+    definition = getattr(operation, "definition", None)
+    return definition if definition is not None else backends.load(operation.name, "torch")
+
+
 def signature_of(operation: Operation) -> inspect.Signature:
     """The arguments of an operation."""
-    definition = getattr(operation, "definition", None)
-    return inspect.signature(definition if definition is not None else backends.load(operation.name, "torch"))
+    return inspect.signature(reference_of(operation))
 
 
 def made_untrusted(implementation: Any, record: Operation, device: str, call_seconds: float) -> UntrustedFunction:

@@ -80,6 +80,9 @@ __global__ void add(const float* x, const float* y, float* out, int n) {
 }
 """
 
+LAUNCHED = {"language": "cuda", "function": "add<<<ceil(numel / 256), 256>>>(x, y, out, numel)"}
+OF_PROBLEM: dict[str, Any] = {"language": "kernelbench", "problem": PROBLEM, "sizes": {"size": 16}, "operation": ""}
+
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(device: str) -> None:
@@ -161,10 +164,7 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "a solution": (
         {
             "source": SOLUTION.format(result="self.layer(x).clamp(min=0)"),
-            "language": "kernelbench",
-            "problem": PROBLEM,
-            "sizes": {"size": 16},
-            "operation": "",
+            **OF_PROBLEM,
         },
         "right",
         "full",
@@ -173,10 +173,7 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no solution": (
         {
             "source": SOLUTION.format(result="self.layer(x)"),
-            "language": "kernelbench",
-            "problem": PROBLEM,
-            "sizes": {"size": 16},
-            "operation": "",
+            **OF_PROBLEM,
         },
         "wrong",
         "smoke",
@@ -185,8 +182,7 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "in CUDA C++": (
         {
             "source": CUDA,
-            "language": "cuda",
-            "function": "add<<<ceil(numel / 256), 256>>>(x, y, out, numel)",
+            **LAUNCHED,
         },
         "right",
         "full",
@@ -195,8 +191,7 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "in bad CUDA C++": (
         {
             "source": CUDA.replace("x[i]", "z[i]"),
-            "language": "cuda",
-            "function": "add<<<ceil(numel / 256), 256>>>(x, y, out, numel)",
+            **LAUNCHED,
         },
         "invalid",
         "smoke",
@@ -205,8 +200,7 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "in wrong CUDA C++": (
         {
             "source": CUDA.replace("if (i < n) ", ""),
-            "language": "cuda",
-            "function": "add<<<ceil(numel / 256), 256>>>(x, y, out, numel)",
+            **LAUNCHED,
         },
         "wrong",
         "smoke",
