@@ -181,7 +181,10 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
 
 @graded
 def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
-    """On a GPU, a call on a stream reads what earlier work on that stream writes, however late it runs."""
+    """On a GPU, a call on a stream reads what earlier work on that stream writes, however late it runs.
+
+    The stream is a new one. It is the default stream where the claims are of that stream alone.
+    """
 
     def body(case: Case) -> None:
         other = changed(subject, case)
@@ -201,14 +204,14 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
 
         call()  # the first call compiles, tunes and allocates, which may wait for the device
         torch.cuda.synchronize()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream() if subject.claims.streams else torch.cuda.default_stream()
         with torch.cuda.stream(stream):
             torch_internals.keep_stream_busy(CYCLES_BEFORE_INPUTS)
             for name, tensor in given.items():
                 _write(tensor, values[name])
             results = call()
         torch.cuda.synchronize()
-        when = "on a stream whose inputs come late: "
+        when = "on a stream whose inputs come late (a kernel must be launched on torch's current stream): "
         search.saw(*compare_results(subject, dict(zip(expected, results)), expected, tensors, when))
 
     search.cases(subject, "late inputs", body, few=True)

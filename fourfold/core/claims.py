@@ -38,6 +38,8 @@ class Claims:
             each intermediate is rounded to the dtype of the tensors.
         undefined_lanes_are_zero: a Triton load whose mask is false, without ``other``, gives zeros. The language leaves
             it undefined; the compiler for NVIDIA gives zeros.
+        streams: False where it launches on the default stream, whatever torch's current stream is, as ``<<<grid,
+            block>>>`` does without a stream.
 
     Raises:
         ValueError: a claim has a value that it cannot have. The message names it.
@@ -55,6 +57,7 @@ class Claims:
     deterministic: bool = True
     accuracy: str = EXACT
     undefined_lanes_are_zero: bool = False
+    streams: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.dtypes, str) or (unknown := [name for name in self.dtypes if name not in DTYPES]):

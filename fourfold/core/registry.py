@@ -40,7 +40,7 @@ def modules() -> dict[str, ModuleType]:
 def oracles(record: str, used: str) -> list[ModuleType]:
     """The modules of a record's oracle: ``mine.oracles.swish`` of ``mine.properties.swish``, and the one it uses."""
     package, _, name = record.rpartition(".")
-    beside = f"{package.rpartition('.')[0]}.oracles"
+    beside = _beside(package, "oracles")
     if importlib.util.find_spec(beside) and importlib.util.find_spec(f"{beside}.{name}"):
         importlib.import_module(f"{beside}.{name}")
     return [sys.modules[module] for module in dict.fromkeys((f"{beside}.{name}", used)) if module in sys.modules]
@@ -48,8 +48,14 @@ def oracles(record: str, used: str) -> list[ModuleType]:
 
 def folders_of_implementations() -> list[str]:
     """Return the names of the packages that hold implementations, such as ``mine.impls``, one folder per operation."""
-    beside = (f"{package.rpartition('.')[0]}.impls" for package in packages() if "." in package)
+    beside = (_beside(package, "impls") for package in packages())
     return [name for name in beside if importlib.util.find_spec(name)]
+
+
+def _beside(package: str, name: str) -> str:
+    """``mine.impls`` of ``mine.properties``, and ``impls`` of ``properties``."""
+    around = package.rpartition(".")[0]
+    return f"{around}.{name}" if around else name
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from fourfold.grading import static
 from fourfold.grading.candidates import CUDA, KERNELBENCH, Candidate
 from fourfold.grading.speed import speeds_of
 from fourfold.running import modules
-from fourfold.running.adapters import OF_KERNELBENCH, KernelBenchProblem
+from fourfold.running.adapters import KernelBenchProblem
 from fourfold.running.calling import CannotBeCalled
 from fourfold.running.candidate_session import Unanswered
 from fourfold.running.cuda_candidates import CudaCandidate
@@ -163,7 +163,10 @@ def _checked(
     started: float,
     say: Callable[[str, str, str], object],
 ) -> tuple[str, Verdict]:
-    """A few cases of what most is wrong in, then all checks."""
+    """A few cases of what most is wrong in, then all checks.
+
+    On a GPU a glance at the smallest cases comes first: Triton compiles for each kind of size, which takes longest.
+    """
     dtypes = [name for name in settings.dtypes if name in (trial.claims.dtypes or settings.dtypes)]
     planned = trial.planned(dtypes, ())
     brief = Plan(
@@ -175,9 +178,10 @@ def _checked(
         seconds=PART_TO_BEGIN * candidate.seconds,
         told=lambda check, dtype: say(SMOKE, check, dtype),
     )
-    verdict = verified(trial, brief)
-    if settings.first_failure and verdict.kind not in (RIGHT, IMPRECISE) and _failures(verdict):
-        return SMOKE, verdict
+    for plan in (replace(brief, brief=True), brief) if settings.device == "cuda" else (brief,):
+        verdict = verified(trial, plan)
+        if settings.first_failure and verdict.kind not in (RIGHT, IMPRECISE) and _failures(verdict):
+            return SMOKE, verdict
     whole = Plan(
         dtypes=dtypes,
         examples=settings.examples,
@@ -243,7 +247,7 @@ def _trial(candidate: Candidate, settings: Settings, folder: Path) -> Iterator[t
     if candidate.language == KERNELBENCH:
         problem = _problem(candidate, folder)
         record: Operation = problem.record
-        claims = OF_KERNELBENCH if claims is None else claims
+        claims = problem.claims if claims is None else claims
         reference = copy.deepcopy(problem.reference).to(settings.device)
         if settings.device == "cpu":
             given = problem.solution_elsewhere(file, folder, **limits)

@@ -84,9 +84,12 @@ def _workloads(operation: Operation, claims: Claims, dtype: str, device: str) ->
 def _speed(bench: Bench, candidate: Measurement, reference: Measurement) -> Speed:
     sides = []
     states = [machine.gpu_state(bench.device)]
-    for measurement in (candidate, reference):
+    both = candidate, reference
+    prepared = [bench.prepared(measurement, measurement.clock)[0] for measurement in both]
+    if len({type(runnable) for runnable in prepared}) > 1:  # only one can be captured in a graph: time neither so
+        prepared = [bench.prepared(measurement, measurement.clock, in_graph=False)[0] for measurement in both]
+    for measurement, runnable in zip(both, prepared):
         clock = measurement.clock
-        runnable, _ = bench.prepared(measurement, clock)
         before = bench.between_rounds(runnable, clock)
         plan = plan_rounds(clock, runnable, before, LEAST_PAIRS, SECONDS / 4)
         sides.append((runnable, partial(one_round, clock, partial(runnable.run, plan.calls), before)))

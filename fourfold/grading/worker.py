@@ -49,8 +49,14 @@ SHOWN = 2000
 # Seconds for a GPU to answer again after a candidate has crashed on it, and for one question.
 GPU_SECONDS, GPU_QUESTION = 60.0, 20.0
 
-
 GONE = "the GPU does not answer"
+
+
+def own_caches(folder: Path) -> dict[str, str]:
+    """The environment of a candidate, which finds nothing there that another has compiled under the same name."""
+    caches = "TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR TORCH_EXTENSIONS_DIR PYTORCH_KERNEL_CACHE_PATH"
+    caches += " CUDA_CACHE_PATH FOURFOLD_CACHE XDG_CACHE_HOME"
+    return {**dict.fromkeys(caches.split(), str(folder / "compiled")), "HOME": str(folder)}
 
 
 @dataclass
@@ -169,7 +175,7 @@ class Worker:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
             if settings.device == "cuda":
-                os.environ["TRITON_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
+                os.environ.update(own_caches(folder))
             else:
                 candidate_session.first_process_of_parent().adopt()
             with os.fdopen(write, "w") as answers:

@@ -183,6 +183,7 @@ class Bench:
         call = self.call(measurement, implementation)
         if not isinstance(clock, DeviceClock):
             return call, "host, until the call returns" if self.device == "cuda" else "host"
+        clock.cold = True
         call.run(1)
         # The time that the host needs to enqueue a call. The clock keeps the device busy for at least this long.
         clock.host_seconds = max(one_round(HostClock(), lambda: call.run(1), torch.cuda.synchronize) for _ in range(3))

@@ -12,7 +12,7 @@ import functools
 import inspect
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from fourfold.core.claims import Claims
+from fourfold.core.dtypes import DTYPES
 from fourfold.running import models, modules
 from fourfold.running.findings import Verdict
 from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
@@ -118,6 +119,12 @@ def verify_contract(module: Any, *, vary: bool = False, **options: Any) -> Verdi
     return verify(kernel, like(reference, inputs, vary=vary), **options)
 
 
+# What a solution of KernelBench is held to, unless it claims otherwise. Convolutions by cuDNN are not deterministic.
+OF_KERNELBENCH = Claims(
+    dtypes=("float32",), contiguous=True, gradients=False, finite=True, deterministic=False, streams=False
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelBenchProblem:
     """A problem of KernelBench.
@@ -127,12 +134,14 @@ class KernelBenchProblem:
         init: the arguments that models are made of.
         seed: of the models' random numbers.
         record: the operation.
+        claims: what a solution is held to, unless it claims otherwise.
     """
 
     reference: torch.nn.Module
     init: Any
     seed: int
     record: DefinedOperation
+    claims: Claims
 
     @classmethod
     def of(
@@ -147,8 +156,12 @@ class KernelBenchProblem:
             setattr(given, name, value)
         init = _named(given, "get_init_inputs")()
         reference = models.made(_named(given, "Model"), init, seed)
-        record = like(reference.forward, tuple(_named(given, "get_inputs")()), vary=vary, name=Path(file).stem)
-        return cls(reference=reference, init=init, seed=seed, record=record)
+        inputs = tuple(_named(given, "get_inputs")())
+        record = like(reference.forward, inputs, vary=vary, name=Path(file).stem)
+        floating = {each.dtype for each in inputs if isinstance(each, torch.Tensor) and each.is_floating_point()}
+        dtypes = [name for name, dtype in DTYPES.items() if dtype.torch in floating]
+        claims = replace(OF_KERNELBENCH, dtypes=tuple(dtypes) or OF_KERNELBENCH.dtypes)
+        return cls(reference=reference, init=init, seed=seed, record=record, claims=claims)
 
     def solution(self, file: str | Path) -> torch.nn.Module:
         """The ModelNew of a file, with the weights of the reference."""
@@ -227,10 +240,6 @@ def _elements(problem: ModuleType) -> int | None:
     return sum(each.numel() for each in tensors)
 
 
-# What a solution of KernelBench is held to, unless it claims otherwise.
-OF_KERNELBENCH = Claims(dtypes=("float32",), contiguous=True, gradients=False, finite=True)
-
-
 def verify_kernelbench(
     problem: str | Path,
     solution: str | Path,
@@ -241,7 +250,7 @@ def verify_kernelbench(
     seed: int = 0,
     **options: Any,
 ) -> Verdict:
-    """Verify the ``ModelNew`` of a solution against the ``Model`` of a KernelBench problem, in float32, forward only.
+    """Verify the ``ModelNew`` of a solution against the ``Model`` of a KernelBench problem, forward only.
 
     Both models are made with the same random numbers, and with the same weights if these have the same names.
 
@@ -251,7 +260,8 @@ def verify_kernelbench(
         sizes: values in place of the problem's own global variables, such as ``{"batch_size": 4}``. The sizes of
             KernelBench are made for timing, and too large for a reference. "small" finds some: see `small_sizes`.
         vary: see `like`.
-        claims: of the solution; contiguous tensors of finite float32 numbers, forward only, unless given.
+        claims: of the solution. Unless given: contiguous tensors of finite numbers in the dtype of the problem's
+            inputs, float32 in nearly all, on the default stream; two calls may give other bits.
         seed: of the models' random numbers.
         **options: those of `fourfold.verify`. With ``untrusted=True`` the solution runs in a process of its own, which
             never sees the problem.
@@ -263,7 +273,7 @@ def verify_kernelbench(
     """
     answer = _file(solution)
     given = KernelBenchProblem.of(problem, sizes, vary, seed)
-    limits = OF_KERNELBENCH if claims is None else claims
+    limits = given.claims if claims is None else claims
     if not options.get("untrusted"):
         return verify(given.solution(answer), given.record, claims=limits, **options)
     with tempfile.TemporaryDirectory() as folder:

@@ -61,7 +61,7 @@ KERNELS = ("triton", "cuda")
 TABLE = pytest.StashKey[Matrix]()
 # The cells of candidates that are known to be wrong.
 WRONG = pytest.StashKey[WrongCells]()
-LOOKED_AT_BRIEFLY = "looked at briefly, by a few small cases: the output is wrong already"
+LOOKED_AT_BRIEFLY = "looked at briefly, by a few small cases: it is wrong already"
 # The packages whose warnings are errors in CI.
 OWN = ("fourfold", "tests", "conftest")
 # How warnings begin that nothing can be kept in a folder that the user must not write to: pytest's, of the seconds

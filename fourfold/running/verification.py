@@ -24,6 +24,7 @@ from fourfold.checks.catalogue import operations
 from fourfold.checks.escapes import Escape, held
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.grades import Imprecise
+from fourfold.checks.history import late_inputs_are_waited_for
 from fourfold.checks.outputs import requires_gradient, together
 from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unsupported
 from fourfold.checks.standard import BACKWARD, FORWARD, Check
@@ -54,7 +55,7 @@ _RESULT = re.compile(r"gradient of \w+|output|left side")
 # Cases outside of the claims that are tried.
 OUTSIDE = 12
 ACCEPT = "Claims(gradients=False) accepts a forward pass alone"
-BRIEFLY = "looked at briefly, by a few small cases: the output is wrong already"
+BRIEFLY = "looked at briefly, by a few small cases: it is wrong already"
 
 
 def verify(
@@ -127,6 +128,7 @@ class Plan:
     """Which checks an implementation is put through, and how: see the arguments of `verify`.
 
     Attributes:
+        brief: whether each check takes a few small cases alone. Those that find nothing then say nothing.
         told: called with the name of each check, and the dtype, before it is made.
     """
 
@@ -138,6 +140,7 @@ class Plan:
     first_failure: bool = False
     seconds: float = math.inf
     forbid_fallback: bool = False
+    brief: bool = False
     told: Callable[[str, str], object] = lambda check, dtype: None
 
     @property
@@ -185,7 +188,7 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
                 outcomes.append(replace(refused[of], check=check.name, refusals={}, seconds=0.0))
                 continue
             plan.told(check.name, dtype)
-            own = replace(search, brief=of in wrong)
+            own = replace(search, brief=plan.brief or of in wrong)
             outcome, said = trial.outcome(check, dtype, own)
             constants = constants or own.constants
             outcomes.append(outcome)
@@ -199,6 +202,7 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
                 refused[of] = outcome
         if not failed and not plan.only and not left:
             warnings += trial.silently_wrong_outside_of_the_claims(seed)
+            warnings += trial.silently_wrong_on_another_stream(seed)
     shortcomings = list(_shortcomings(outcomes, trial.claims))
     if left and not failed:
         names = dict.fromkeys(check.name for check, _ in left)
@@ -492,6 +496,20 @@ class Trial:
                 found = counterexample("\n".join(map(str, getattr(failure, "__notes__", []))))
                 if found:
                     return [f"outside of its claims it gives a wrong result, and no error: {found}"]
+        return []
+
+    def silently_wrong_on_another_stream(self, seed: int) -> list[str]:
+        """A warning if only the default stream is claimed, and a call on another one gives a wrong result."""
+        if self.claims.streams or self.device != "cuda":
+            return []
+        dtype = next(name for name in ("float32", *DTYPES) if name in (self.claims.dtypes or DTYPES))
+        subject = replace(self.subject(dtype), claims=replace(self.claims, streams=True))
+        with contextlib.suppress(Exception):
+            try:
+                with held():
+                    late_inputs_are_waited_for(together(subject), Search(examples=1, elements=256, seed=seed))
+            except Failure:
+                return ["on any but the default stream it reads its inputs too early, and gives a wrong result"]
         return []
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from .labelled import RIGHT, WRONG, Labelled
 
 COMMIT = "9202a5c5786ab959fcaa3b4ce0356348bb87c86a"
-# What says nothing of a kernel: the machine was too small for the problem.
-NO_VERDICT = re.compile(r"out of memory", re.IGNORECASE)
+# What says nothing of a kernel: the machine was too small for the problem, or it was not compiled for it.
+NO_VERDICT = re.compile(r"out of memory|no kernel image is available", re.IGNORECASE)
 
 
 def candidates(checkout: Path) -> Iterator[Labelled]:

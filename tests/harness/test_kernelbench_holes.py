@@ -6,6 +6,7 @@ METR, Measuring Automated Kernel Engineering, 2025.
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,10 @@ def on_side_stream(x):
     with torch.cuda.stream(torch.cuda.Stream()):
         return right(x)
 
+def on_default_stream(x):
+    with torch.cuda.stream(torch.cuda.default_stream()):
+        return right(x)
+
 def with_patched_clock(x):
     time.perf_counter = lambda: 0.0
     return right(x)
@@ -71,11 +76,11 @@ HOLES = {
 }
 
 
-def verdict_on(result: str, folder: Path, device: str, check: str) -> fourfold.Verdict:
+def verdict_on(result: str, folder: Path, device: str, *checks: str, **options: Any) -> fourfold.Verdict:
     (folder / "problem.py").write_text(PROBLEM)
     (folder / "solution.py").write_text(SOLUTION.format(result=result))
     files = (folder / "problem.py", folder / "solution.py")
-    return fourfold.verify_kernelbench(*files, device=device, examples=3, only=[check])
+    return fourfold.verify_kernelbench(*files, device=device, examples=3, only=checks, **options)
 
 
 @pytest.mark.parametrize("hole", HOLES)
@@ -88,6 +93,18 @@ def test_known_hole_is_closed(hole: str, tmp_path: Path, device: str) -> None:
     (outcome,) = verdict.outcomes
     assert outcome.failure is not None, str(verdict)
     assert re.search(says, outcome.failure.message), str(verdict)
+
+
+def test_a_kernel_of_the_default_stream_passes_where_no_other_is_claimed(tmp_path: Path, device: str) -> None:
+    if device != "cuda":
+        pytest.skip("needs --device cuda: streams are a GPU's")
+    verdict = verdict_on("on_default_stream(x)", tmp_path, device)
+    assert verdict.passed, str(verdict)
+    assert any("on any but the default stream" in warning for warning in verdict.warnings), str(verdict)
+    claims = fourfold.Claims(dtypes=("float32",), contiguous=True, gradients=False, finite=True)
+    assert not verdict_on("on_default_stream(x)", tmp_path, device, "late inputs", claims=claims).passed
+    unclaimed = verdict_on("right(x)", tmp_path, device).warnings
+    assert not any("stream" in warning for warning in unclaimed), unclaimed
 
 
 def test_a_solution_in_a_process_of_its_own_has_the_weights_and_never_the_problem(tmp_path: Path, device: str) -> None:
