@@ -1,6 +1,14 @@
-"""Peers: other implementations of an operation, timed beside its backends."""
+"""Peers: other implementations of an operation, timed beside its backends.
+
+torch.compile and torch's own kernel are always there. Others are timed where they are installed, as by
+``pip install fourfold[peers]``: Liger (https://github.com/linkedin/Liger-Kernel) and quack
+(https://github.com/Dao-AILab/quack). Kernels that write over their inputs, such as Liger's cross entropy, are left out:
+a call on what an earlier one has left is another call.
+"""
 
 import contextlib
+import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,6 +58,87 @@ LIBRARIES: Mapping[str, Function] = {
 }
 
 
+def _as_rows(kernel: Function) -> Function:
+    """A kernel of matrices, on the rows of a tensor with any number of axes."""
+
+    def on_rows(x: torch.Tensor, *others: torch.Tensor, **parameters: Any) -> torch.Tensor:
+        return kernel(x.reshape(-1, x.shape[-1]), *others, **parameters).reshape(x.shape)
+
+    return on_rows
+
+
+def _liger_softmax(ops: Any) -> Function:
+    return lambda x: ops.softmax.LigerSoftmaxFunction.apply(x)
+
+
+def _liger_layer_norm(ops: Any) -> Function:
+    return lambda x, weight, bias, eps=1e-5: ops.layer_norm.LigerLayerNormFunction.apply(x, weight, bias, eps)
+
+
+def _liger_rms_norm(ops: Any) -> Function:
+    # Not in place: otherwise its backward pass would write over the cotangent.
+    return lambda x, weight, eps=1e-6: ops.rms_norm.LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
+
+
+def _quack_softmax(quack: Any) -> Function:
+    return _as_rows(quack.softmax.softmax)
+
+
+def _quack_rms_norm(quack: Any) -> Function:
+    return _as_rows(lambda x, weight, eps=1e-6: quack.rmsnorm.rmsnorm(x, weight, eps=eps))
+
+
+def _quack_cross_entropy(quack: Any) -> Function:
+    def cross_entropy(
+        logits: torch.Tensor,
+        target: torch.Tensor,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
+    ) -> torch.Tensor:
+        if label_smoothing:
+            raise NotImplementedError("quack's cross entropy has no label smoothing")
+        return quack.cross_entropy.cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
+
+    return cross_entropy
+
+
+# By the name of a library: its package, and for each operation the module that holds the kernel and what calls it.
+INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Function]]]]] = {
+    "liger": (
+        "liger_kernel.ops",
+        {
+            "softmax": ("softmax", _liger_softmax),
+            "layer_norm": ("layer_norm", _liger_layer_norm),
+            "rms_norm": ("rms_norm", _liger_rms_norm),
+        },
+    ),
+    "quack": (
+        "quack",
+        {
+            "softmax": ("softmax", _quack_softmax),
+            "rms_norm": ("rmsnorm", _quack_rms_norm),
+            "cross_entropy": ("cross_entropy", _quack_cross_entropy),
+        },
+    ),
+}
+
+
+def _installed(operation: str) -> dict[str, Callable[[], Function]]:
+    """The kernels of installed libraries for an operation, by the library's name."""
+    found: dict[str, Callable[[], Function]] = {}
+    for name, (package, kernels) in INSTALLED.items():
+        if operation in kernels and importlib.util.find_spec(package.partition(".")[0]):
+            module, made = kernels[operation]
+
+            def make(package: str = package, module: str = module, made: Callable[[Any], Function] = made) -> Function:
+                importlib.import_module(f"{package}.{module}")
+                return made(importlib.import_module(package))
+
+            found[name] = make
+    return found
+
+
 def torchvision_giou() -> Function | None:
     """Return torchvision's loss of paired boxes as a score (1 - loss); None if torchvision is not installed."""
     with contextlib.suppress(ImportError):
@@ -74,4 +163,4 @@ def peers(operation: str) -> dict[str, Callable[[], Function]]:
     library = torchvision_giou() if operation == "giou" else LIBRARIES.get(operation)
     if library is not None:
         found[LIBRARY] = lambda: library
-    return found
+    return found | _installed(operation)

@@ -12,9 +12,11 @@ import torch
 
 from fourfold.compat import pytest_benchmark_internals, xdist_internals
 from fourfold.performance import machine, report, sources
+from fourfold.performance.beside import beside_the_best
 from fourfold.performance.gate_trial import Trial, slowdowns, trial
 from fourfold.performance.gated import Gated, Record, Remeasuring
 from fourfold.performance.measurement import Bench, Measurement, measurements, ratios
+from fourfold.performance.peers import INSTALLED
 from fourfold.performance.timed_run import TimedRun
 from fourfold.running.cells import Selection
 from fourfold.running.paths import folder_to_write
@@ -108,7 +110,12 @@ class Performance:
         if reason := self.run.bench.unsupported(measurement):
             pytest.skip(reason)
         least, most = (self.config.getoption(f"--benchmark-{name}") for name in ("min-rounds", "max-time"))
-        self.run.bench.time(benchmark, measurement, least, float(most))
+        try:
+            self.run.bench.time(benchmark, measurement, least, float(most))
+        except Exception as error:
+            if measurement.contender not in INSTALLED:
+                raise
+            pytest.skip(f"{measurement.contender} does not take it: {type(error).__name__}: {error}")
         self.run.timed[pytest_benchmark_internals.name_of(benchmark)] = measurement
 
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
@@ -251,6 +258,10 @@ class Performance:
             terminalreporter.section("trial of the gate", sep="=")
             for line in self.trial.lines():
                 terminalreporter.line(line)
+        if self.running and self.device == "cuda" and (beside := beside_the_best(self.run.benchmarks)):
+            terminalreporter.section("times as fast as the fastest peer", sep="=")
+            for each in beside:
+                terminalreporter.line(str(each))
         if not self.running or not self.config.getoption("--benchmark-compare"):
             return
         terminalreporter.section("compared with the baseline", sep="=")

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +25,11 @@ from fourfold.core.dtypes import DTYPES, DType
 from fourfold.core.operation import Cost, Operation
 from fourfold.core.workloads import Tiled, Workload, tiled, whole
 from fourfold.performance import machine
+from fourfold.performance.beside import beside_the_best
 from fourfold.performance.calls import DIRECTIONS, Call, References, Replay, worst_error
 from fourfold.performance.ceilings import Ceilings
 from fourfold.performance.measurement import MeasuringError, of_the_ceiling, ratios
+from fourfold.performance.peers import INSTALLED, peers
 from fourfold.performance.timing import (
     MOST_ROUNDS,
     USUAL_ROUNDS,
@@ -343,6 +346,57 @@ def test_a_time_that_cannot_be_is_an_error() -> None:
         of_the_ceiling(CEILINGS, Cost(10**6, 10**6), "float32", 0.8e-6)
     with pytest.raises(MeasuringError, match="200%"):
         of_the_ceiling(CEILINGS, Cost(10**3, 10**8), "float32", 5e-6)
+
+
+def test_each_kernel_is_told_beside_its_fastest_peer_the_slowest_first() -> None:
+    def timed(workload: str, who: str, median: float, **more: str) -> dict[str, object]:
+        info = {"operation": "softmax", "workload": workload, "dtype": "float32", "direction": "forward"}
+        return {"group": workload, "median": median, "extra_info": {**info, "contender": who, **more}}
+
+    made = [timed("a", "torch", 3.0), timed("a", "liger", 2.0, disagreement="0.1"), timed("a", "cuda", 1.0)]
+    made += [timed("a", "triton", 4.0), timed("b", "cuda", 1.0), timed("c", "library", 1.0), timed("c", "cuda", 2.0)]
+    told = beside_the_best(made)
+    found = [(each.benchmark, each.kernel, each.speed, each.peer) for each in told]
+    a, c = "softmax a float32 forward", "softmax c float32 forward"
+    assert sorted(found[:2]) == [(a, "triton", 0.5, "liger"), (c, "cuda", 0.5, "library")]
+    assert found[2:] == [(a, "cuda", 2.0, "liger")], "b has no peer"
+    assert str(told[2]) == f" 2.00  {a}: cuda beside liger, which is less exact"
+
+
+PEER_PACKAGES = {
+    "liger_kernel/__init__.py": "",
+    "liger_kernel/ops/__init__.py": "",
+    "liger_kernel/ops/rms_norm.py": """
+import torch
+class LigerRMSNormFunction:
+    def apply(x, weight, eps, offset, casting_mode, in_place):
+        assert (offset, casting_mode, in_place) == (0.0, "llama", False)
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+""",
+    "quack/__init__.py": "",
+    "quack/rmsnorm.py": """
+import torch
+def rmsnorm(x, weight, eps):
+    assert x.dim() == 2
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+""",
+}
+
+
+def test_kernels_of_installed_libraries_are_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in PEER_PACKAGES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("liger_kernel", "quack")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    x, weight = torch.rand(2, 3, 4), torch.rand(4)
+    expected = torch.nn.functional.rms_norm(x, (4,), weight, 1e-3)
+    made = peers("rms_norm")
+    assert {*INSTALLED} <= {*made}
+    for name in INSTALLED:
+        assert torch.equal(made[name]()(x, weight, eps=1e-3), expected)
+    assert not {*INSTALLED} & {*peers("giou")}
 
 
 def test_ratios_are_taken_within_a_group() -> None:
