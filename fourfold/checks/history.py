@@ -172,7 +172,7 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
             when = "on the values of an earlier call at another place"
             again = history.call(when, given_tensors(subject, case), expected)
             for name, count in zip(again, differing((again[name], first[name]) for name in again)):
-                if count:
+                if count and subject.claims.deterministic:
                     raise Failure(f"{subject}: {when}: {name} is not the same bit for bit\nwith {describe(given)}")
         search.saw(*(Agreement(0.0, result.value.size, 0) for result in expected.values()))
 

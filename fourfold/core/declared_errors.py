@@ -23,6 +23,8 @@ from fourfold.core.axes import Shape
 SIZES = (2, 3, 5, 7, 11, 13)
 LEADING = (8, 9)
 NOT_FLOATING = (torch.int64, torch.uint8, torch.bool, torch.complex64)
+# How the name of a tensor's place in another memory ends.
+ON_ANOTHER_DEVICE = "_on_another_device"
 NOT_INTEGERS = (torch.float32, torch.float64, torch.bool, torch.complex64)
 
 
@@ -166,7 +168,7 @@ class Arguments:
 
     def _other_devices(self) -> Iterator[DeclaredError]:
         for name in list(self._tensors)[1:]:
-            yield self.wrong(f"{name}_on_another_device", ValueError, name, {name: self.good[name].to("meta")})
+            yield self.wrong(f"{name}{ON_ANOTHER_DEVICE}", ValueError, name, {name: self.good[name].to("meta")})
 
     def _other_shapes(self) -> Iterator[DeclaredError]:
         """One tensor of another shape, or all that are to have one of another; where what is wrong is the one named."""

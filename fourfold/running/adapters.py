@@ -8,6 +8,7 @@
 Source of the latter: A. Ouyang et al., KernelBench: Can LLMs Write Efficient GPU Kernels?, 2025.
 """
 
+import copy
 import functools
 import inspect
 import tempfile
@@ -147,7 +148,11 @@ class KernelBenchProblem:
     def of(
         cls, file: str | Path, sizes: Mapping[str, Any] | str | None = None, vary: bool = False, seed: int = 0
     ) -> "KernelBenchProblem":
-        """The problem of a file: see `verify_kernelbench`."""
+        """The problem of a file: see `verify_kernelbench`.
+
+        Raises:
+            ValueError: its Model draws random numbers, as dropout does.
+        """
         given = _module(file)
         if isinstance(sizes, str) and sizes != SMALL:
             raise ValueError(f"sizes must be a mapping or {SMALL!r}, not {sizes!r}")
@@ -157,6 +162,8 @@ class KernelBenchProblem:
         init = _named(given, "get_init_inputs")()
         reference = models.made(_named(given, "Model"), init, seed)
         inputs = tuple(_named(given, "get_inputs")())
+        if _draws_numbers(reference, inputs):
+            raise ValueError("Model gives another result in a second call: what it draws at random cannot be compared")
         record = like(reference.forward, inputs, vary=vary, name=Path(file).stem)
         floating = {each.dtype for each in inputs if isinstance(each, torch.Tensor) and each.is_floating_point()}
         dtypes = [name for name, dtype in DTYPES.items() if dtype.torch in floating]
@@ -180,6 +187,15 @@ class KernelBenchProblem:
         models.keep(self.reference, self.init, self.seed, state)
         signature = inspect.signature(self.record.definition)
         return UntrustedFunction(str(file.resolve()), "ModelNew", signature, self.record.name, state=state, **limits)
+
+
+def _draws_numbers(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
+    """Whether a model gives another result in a second call."""
+    if any(isinstance(each, torch.Tensor) and each.numel() > MOST_ELEMENTS for each in inputs):
+        return False  # refused for that
+    with torch.no_grad():
+        first, second = (copy.deepcopy(model)(*copy.deepcopy(inputs)) for _ in range(2))
+    return isinstance(first, torch.Tensor) and not torch.allclose(first, second, equal_nan=True)
 
 
 def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, Any]:
@@ -269,7 +285,7 @@ def verify_kernelbench(
     Raises:
         FileNotFoundError: there is no such file.
         AttributeError: a file lacks one of the names, or `sizes` names a variable that the problem does not have.
-        ValueError: the inputs are too large: see `sizes`.
+        ValueError: the inputs are too large: see `sizes`; or the Model draws random numbers, as dropout does.
     """
     answer = _file(solution)
     given = KernelBenchProblem.of(problem, sizes, vary, seed)

@@ -136,6 +136,24 @@ def test_a_missing_file_or_name_is_named(tmp_path: Path) -> None:
         fourfold.verify_kernelbench(tmp_path / "problem.py", tmp_path / "problem.py", sizes={"dim": 16})
 
 
+def test_a_problem_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:
+    problem = tmp_path / "problem.py"
+    dropping = PROBLEM.replace("torch.relu(self.linear(x))", "torch.nn.functional.dropout(self.linear(x))")
+    problem.write_text(dropping.replace("4096, 16384", "8, 16"))
+    with pytest.raises(ValueError, match="another result in a second call"):
+        adapters.KernelBenchProblem.of(problem)
+
+
+def test_a_solution_is_held_to_the_dtype_of_the_problems_inputs(tmp_path: Path) -> None:
+    problem = tmp_path / "problem.py"
+    problem.write_text(PROBLEM.replace("4096, 16384", "8, 16").replace("dim)]", "dim).half()]"))
+    with pytest.raises(RuntimeError, match="dtype"):  # its weights are float32
+        adapters.KernelBenchProblem.of(problem)
+    problem.write_text(problem.read_text().replace("self.linear(x)", "x"))
+    given = adapters.KernelBenchProblem.of(problem)
+    assert given.claims.dtypes == ("float16",)
+
+
 def test_small_sizes_of_a_problem_are_found(tmp_path: Path) -> None:
     file = tmp_path / "problem.py"
     file.write_text(PROBLEM)

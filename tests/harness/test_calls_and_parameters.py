@@ -52,7 +52,7 @@ def test_verdict_says_how_many_calls_were_made_and_what_rate_they_exclude() -> N
     assert remark in verdict.json()
 
 
-@pytest.mark.parametrize("check", ["many calls", "memory"])
+@pytest.mark.parametrize("check", ["many calls", "memory", "history"])
 def test_other_bits_are_no_failure_where_they_are_not_claimed(check: str) -> None:
     calls = itertools.count()
 

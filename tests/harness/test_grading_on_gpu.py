@@ -8,6 +8,7 @@ import fourfold
 from fourfold.grading.worker import own_caches
 
 PROBLEM = """
+import torch
 class Model(torch.nn.Module):
     def forward(self, x):
         return x + {added}
@@ -18,6 +19,7 @@ def get_init_inputs():
 """
 # Generated kernels are called alike, and torch keeps an extension by its name.
 SOLUTION = """
+import torch
 from torch.utils.cpp_extension import load_inline
 added = load_inline(
     name="fused_op",
