@@ -2,31 +2,52 @@
 #pragma once
 #include "vectors.cuh"
 
-// One thread owns WIDTH consecutive elements, or the last ones. `of` takes an element of each argument and gives one of
-// each result. A result that is not wanted has the address 0.
+// Vectors of each argument that a thread loads before it uses the first: enough in flight to keep the memory busy.
+constexpr int VECTORS = 2;
+
+// One block owns VECTORS * blockDim.x consecutive vectors, one thread every blockDim.x-th. The last block also owns the
+// rest. `of` takes an element of each argument and gives one of each result. A result that is not wanted has the
+// address 0.
 template <int WIDTH, class T, int TAKEN, int GIVEN, class Of>
 __device__ void elementwise(const T* const (&taken)[TAKEN], T* const (&given)[GIVEN], long long n, Of of) {
-    const long long first = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * WIDTH;
-    if (first >= n) return;
-    const bool whole = first + WIDTH <= n;
-    Vector<T, WIDTH> in[TAKEN], out[GIVEN];
+    using C = Compute<T>;
+    const long long num_vectors = n / WIDTH, first = blockIdx.x * (long long)(VECTORS * blockDim.x) + threadIdx.x;
+    Vector<T, WIDTH> in[VECTORS][TAKEN];
 #pragma unroll
-    for (int k = 0; k < TAKEN; k++)
-        if (whole) in[k] = Vector<T, WIDTH>::load(taken[k] + first);
+    for (int v = 0; v < VECTORS; v++) {
+        const long long i = first + v * blockDim.x;
+        if (i >= num_vectors) break;
 #pragma unroll
-    for (int j = 0; j < WIDTH; j++) {
-        if (!whole && first + j >= n) break;
-        Compute<T> x[TAKEN], y[GIVEN];
-#pragma unroll
-        for (int k = 0; k < TAKEN; k++) x[k] = Compute<T>(whole ? in[k].at[j] : taken[k][first + j]);
-        of(x, y);
-#pragma unroll
-        for (int k = 0; k < GIVEN; k++) {
-            out[k].at[j] = T(y[k]);
-            if (!whole && given[k]) given[k][first + j] = out[k].at[j];
-        }
+        for (int k = 0; k < TAKEN; k++) in[v][k] = Vector<T, WIDTH>::load(taken[k] + i * WIDTH);
     }
 #pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        const long long i = first + v * blockDim.x;
+        if (i >= num_vectors) break;
+        C x[TAKEN][WIDTH];
+        Vector<T, WIDTH> out[GIVEN];
+#pragma unroll
+        for (int k = 0; k < TAKEN; k++) in[v][k].unpack(x[k]);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) {
+            C each[TAKEN], y[GIVEN];
+#pragma unroll
+            for (int k = 0; k < TAKEN; k++) each[k] = x[k][j];
+            of(each, y);
+#pragma unroll
+            for (int k = 0; k < GIVEN; k++) out[k].at[j] = T(y[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < GIVEN; k++)
+            if (given[k]) out[k].store(given[k] + i * WIDTH);
+    }
+    const long long odd = num_vectors * WIDTH + threadIdx.x;
+    if (blockIdx.x < gridDim.x - 1 || odd >= n) return;
+    C x[TAKEN], y[GIVEN];
+#pragma unroll
+    for (int k = 0; k < TAKEN; k++) x[k] = C(taken[k][odd]);
+    of(x, y);
+#pragma unroll
     for (int k = 0; k < GIVEN; k++)
-        if (whole && given[k]) out[k].store(given[k] + first);
+        if (given[k]) given[k][odd] = T(y[k]);
 }

@@ -71,6 +71,14 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a block may use beside what a kernel declares itself, which may be 2 KiB."""
+    if device.type == "cpu":
+        return 225 * 1024
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 2048
+
+
+@functools.cache
 def l2_bytes(device: torch.device) -> int:
     """The size of a GPU's L2 cache in bytes."""
     return torch.cuda.get_device_properties(device).L2_cache_size

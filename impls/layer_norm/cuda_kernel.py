@@ -1,13 +1,12 @@
 """layer_norm in CUDA C++: rows that fit in registers are read once, longer or strided rows twice."""
 
-import functools
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import multiprocessors
+from fourfold.backends.launch import multiprocessors, shared_memory
 from fourfold.backends.strides import Rows, as_rows
 
 from .arguments import check_layer_norm
@@ -119,14 +118,6 @@ def backward_plan(cols: int, dtype: torch.dtype, access: Access, shared_memory: 
 def sum_bytes(vectors: int, threads: int, dtype: torch.dtype) -> int:
     """Bytes of shared memory for two sums of each column."""
     return 2 * vectors * threads * (16 // dtype.itemsize) * statistics_dtype(dtype).itemsize
-
-
-@functools.cache
-def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a block may use beside what a kernel declares itself."""
-    if device.type == "cpu":
-        return 225 * 1024
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 2048
 
 
 def access_to(cols: int, parameters: tuple[torch.Tensor, ...], rows: list[Rows]) -> Access:

@@ -1,7 +1,11 @@
 #include "rows.cuh"
 
-// The sum over the threads of a row.
-template <class C> __device__ C row_sum(C value, int turn) { return sum_over_row(Sums<C>{value, C(0)}, turn).first; }
+// The sum over the threads of a row. Short rows share a warp: a power of two of lanes each.
+template <class C> __device__ C row_sum(C value, int turn) {
+    if (blockDim.x >= 32) return sum_over_row(Sums<C>{value, C(0)}, turn).first;
+    for (int lanes = blockDim.x / 2; lanes; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
+    return value;
+}
 
 // Vectors of a row that a thread keeps in registers forward.
 constexpr int KEPT = 4;
@@ -18,8 +22,9 @@ __global__ void __launch_bounds__(512) rms_norm_forward_kernel(
     // of these stay in registers, those of longer rows are read twice.
     using C = Compute<T>;
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
-    if (row >= num_rows) return;
-    x += row_offset(row, inner, outer_stride, inner_stride);
+    // A row past the end has no columns: its lanes take part in sums of their warp.
+    if (row >= num_rows) cols = 0;
+    else x += row_offset(row, inner, outer_stride, inner_stride);
     output += row * cols;
     const long long first = threadIdx.x * WIDTH, step = blockDim.x * WIDTH;
     Vector<T, WIDTH> kept[KEPT];
@@ -38,7 +43,7 @@ __global__ void __launch_bounds__(512) rms_norm_forward_kernel(
         if (first + k * step < cols) add(kept[k]);
     for (long long at = first + KEPT * step; at < cols; at += step) add(take<WIDTH>(x, at, column_stride));
     const C rstd = rsqrt(row_sum(squares, 0) / C(cols) + C(eps));
-    if (threadIdx.x == 0) rstd_of[row] = rstd;
+    if (threadIdx.x == 0 && row < num_rows) rstd_of[row] = rstd;
 
     auto store = [&](Vector<T, WIDTH> vector, long long at) {
         C numbers[WIDTH], w[WIDTH];
@@ -54,10 +59,24 @@ __global__ void __launch_bounds__(512) rms_norm_forward_kernel(
     for (long long at = first + KEPT * step; at < cols; at += step) store(take<WIDTH>(x, at, column_stride), at);
 }
 
-// Vectors of a row that a thread holds backward, with as many sums: so many as leave registers to compute with.
-template <class T> constexpr int HELD = sizeof(T) == 2 ? 2 : 4;
+// The sums of weight's gradient over the columns of a thread: in registers, or in shared memory where a row leaves none.
+template <class C, int NUMBERS, bool SHARED> struct ColumnSums {
+    C own[SHARED ? 1 : NUMBERS] = {};
 
-template <class T>
+    __device__ C& at(int i) {
+        if constexpr (SHARED) {
+            extern __shared__ __align__(16) unsigned char memory[];
+            return reinterpret_cast<C*>(memory)[i * blockDim.x + threadIdx.x];
+        } else {
+            return own[i];
+        }
+    }
+};
+
+// Threads of a block of several rows, each of which has a power of two of lanes of one warp.
+constexpr int TOGETHER = 256;
+
+template <class T, int VECTORS, bool SHARED>
 __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
     const T* __restrict__ grad_output,       // [outer, inner, cols], vectors aligned to 16 bytes
     const T* __restrict__ x,                 // [outer, inner, cols], vectors aligned to 16 bytes
@@ -67,13 +86,19 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
     Compute<T>* __restrict__ partial,        // [blocks, cols], or null: the sums over a block's rows
     long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
     long long x_outer_stride, long long x_inner_stride) {
-    // One block owns every gridDim.x-th row, and each thread the same HELD vectors of all of them.
+    // One block owns blockDim.y rows in every gridDim.x * blockDim.y, and each thread the same VECTORS of one of them.
     using C = Compute<T>;
-    constexpr int WIDTH = IN_16_BYTES<T>, VECTORS = HELD<T>;
+    constexpr int WIDTH = IN_16_BYTES<T>;
+    // Whether registers are left for the next row, which is then on its way while one is summed.
+    constexpr bool AHEAD = VECTORS <= 4;
     const int step = blockDim.x * WIDTH, first = threadIdx.x * WIDTH, end = cols;
-    C sums[VECTORS][WIDTH] = {};
-    Vector<T, WIDTH> next_x[VECTORS], next_grad[VECTORS];
+    const long long rows_apart = gridDim.x * (long long)blockDim.y;
+    ColumnSums<C, VECTORS * WIDTH, SHARED> sums;
+#pragma unroll
+    for (int i = 0; i < VECTORS * WIDTH; i++) sums.at(i) = 0;
+    Vector<T, WIDTH> next_x[VECTORS], next_grad[VECTORS], this_x[VECTORS], this_grad[VECTORS];
     auto load = [&](long long row) {
+        if (row >= num_rows) return;
         const T* x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
         const T* grad_row = grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride);
 #pragma unroll
@@ -83,48 +108,78 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
             next_grad[k] = Vector<T, WIDTH>::load(grad_row + first + k * step);
         }
     };
-    load(blockIdx.x);
+    long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    if (AHEAD) load(row);
     int turn = 0;
-    for (long long row = blockIdx.x; row < num_rows; row += gridDim.x, turn ^= 1) {
-        const C rstd = rstd_of[row];
-        C xs[VECTORS][WIDTH], grads[VECTORS][WIDTH], w[WIDTH], product = 0;
+    // The rows of a warp begin their turns together, as they share its sums. One past the end has no columns.
+    for (long long begin = row - threadIdx.y; begin < num_rows; begin += rows_apart, row += rows_apart, turn ^= 1) {
+        const int own_end = row < num_rows ? end : 0;
+        const C rstd = row < num_rows ? rstd_of[row] : C(0);
+        C product = 0;
+        if (!AHEAD) load(row);
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            if (first + k * step >= end) continue;
-            next_x[k].unpack(xs[k]);
-            next_grad[k].unpack(grads[k]);
+            this_x[k] = next_x[k];
+            this_grad[k] = next_grad[k];
         }
-        // The next row is on its way while this one is summed.
-        if (row + gridDim.x < num_rows) load(row + gridDim.x);
+        if (AHEAD) load(row + rows_apart);
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            if (first + k * step >= end) continue;
+            if (first + k * step >= own_end) continue;
+            C numbers[WIDTH], grads[WIDTH], w[WIDTH];
+            this_x[k].unpack(numbers);
+            this_grad[k].unpack(grads);
             Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
-                const C normal = xs[k][j] * rstd;
-                product += grads[k][j] * w[j] * normal;
-                sums[k][j] += grads[k][j] * normal;
+                const C normal = numbers[j] * rstd;
+                product += grads[j] * w[j] * normal;
+                sums.at(k * WIDTH + j) += grads[j] * normal;
             }
         }
         if (!grad_x) continue;
         product = row_sum(product, turn) / C(cols);
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            if (first + k * step >= end) continue;
-            Vector<T, WIDTH> grad;
+            if (first + k * step >= own_end) continue;
+            C numbers[WIDTH], grads[WIDTH], w[WIDTH];
+            this_x[k].unpack(numbers);
+            this_grad[k].unpack(grads);
             Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+            Vector<T, WIDTH> grad;
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) grad.at[j] = T((grads[k][j] * w[j] - xs[k][j] * rstd * product) * rstd);
+            for (int j = 0; j < WIDTH; j++) grad.at[j] = T((grads[j] * w[j] - numbers[j] * rstd * product) * rstd);
             grad.store(grad_x + row * cols + first + k * step);
         }
     }
     if (!partial) return;
+    partial += blockIdx.x * cols;
+    if (blockDim.x > 32) {
 #pragma unroll
-    for (int k = 0; k < VECTORS; k++) {
-        if (first + k * step >= end) continue;
+        for (int i = 0; i < VECTORS * WIDTH; i++) {
+            const int column = first + i / WIDTH * step + i % WIDTH;
+            if (column < end) partial[column] = sums.at(i);
+        }
+        return;
+    }
+    if constexpr (!SHARED) {
+        // The sums of the rows of a warp are added up, and then those of the warps.
+        __shared__ C of_warps[TOGETHER / 32][32 * VECTORS * WIDTH];
+        const int thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
-        for (int j = 0; j < WIDTH; j++) partial[blockIdx.x * cols + first + k * step + j] = sums[k][j];
+        for (int i = 0; i < VECTORS * WIDTH; i++) {
+            C sum = sums.at(i);
+            for (int lanes = blockDim.x; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+            const int column = first + i / WIDTH * step + i % WIDTH;
+            if (thread % 32 < blockDim.x && column < end) of_warps[thread / 32][column] = sum;
+        }
+        __syncthreads();
+        for (int column = thread; column < end; column += TOGETHER) {
+            C sum = 0;
+#pragma unroll
+            for (int warp = 0; warp < TOGETHER / 32; warp++) sum += of_warps[warp][column];
+            partial[column] = sum;
+        }
     }
 }
 
@@ -141,17 +196,20 @@ __global__ void __launch_bounds__(512) rms_norm_backward_products_kernel(
     // One block owns blockDim.y consecutive rows, one thread every blockDim.x-th column of one of them.
     using C = Compute<T>;
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
-    if (row >= num_rows) return;
-    x += row_offset(row, inner, x_outer_stride, x_inner_stride);
-    grad_output += row_offset(row, inner, grad_outer_stride, grad_inner_stride);
-    const C rstd = rstd_of[row];
+    const C rstd = row < num_rows ? rstd_of[row] : C(0);
+    if (row >= num_rows) {
+        cols = 0;  // its lanes take part in sums of their warp
+    } else {
+        x += row_offset(row, inner, x_outer_stride, x_inner_stride);
+        grad_output += row_offset(row, inner, grad_outer_stride, grad_inner_stride);
+    }
     C product = 0;
 #pragma unroll 4
     for (long long at = threadIdx.x; at < cols; at += blockDim.x)
         product += C(grad_output[at * grad_column_stride]) * C(weight[at * weight_stride]) *
                    (C(x[at * x_column_stride]) * rstd);
     product = row_sum(product, 0);
-    if (threadIdx.x == 0) products[row] = product / C(cols);
+    if (threadIdx.x == 0 && row < num_rows) products[row] = product / C(cols);
 }
 
 template <class T>

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import cdiv, multiprocessors
+from fourfold.backends.launch import cdiv, multiprocessors, shared_memory
 from fourfold.backends.strides import Rows, as_rows
 
 from .arguments import check_rms_norm
@@ -14,33 +14,69 @@ from .operators import register_rms_norm
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP = 32
 MOST_THREADS = 512
-# Threads of a block that walks down columns, and the blocks of a multiprocessor backward.
+# Threads of a block of several rows, of one that walks down columns, and blocks of a multiprocessor for these.
+TOGETHER = 256
 COLUMN_THREADS = 128
 BLOCKS = 8
+# Vectors of 16 bytes of a row that a thread holds backward, by the bytes of a number: so many as leave registers to
+# compute with, and with the sums of its columns in shared memory.
+HELD, HELD_LONG = {2: 2, 4: 4, 8: 4}, {2: 4, 4: 8, 8: 8}
+# Threads of a multiprocessor that have registers for them. A block that waited for another's end would come too late.
+RESIDENT = {2: 768, 4: 512, 8: 512}
 
-FORWARD, FORWARD_STRIDED, BACKWARD, PRODUCTS, COLUMNS, SUMS = (
+FORWARD, FORWARD_STRIDED, BACKWARD, BACKWARD_LONG, PRODUCTS, COLUMNS, SUMS = (
     {
-        dtype: CudaKernel(SOURCE, f"rms_norm_{name}".format(T=cpp, W=16 // dtype.itemsize))
+        dtype: CudaKernel(
+            SOURCE,
+            f"rms_norm_{name}".format(
+                T=cpp, W=16 // dtype.itemsize, H=HELD[dtype.itemsize], L=HELD_LONG[dtype.itemsize]
+            ),
+        )
         for dtype, cpp in CPP_TYPES.items()
     }
     for name in (
         "forward_kernel<{T}, {W}>",
         "forward_kernel<{T}, 1>",
-        "backward_kernel<{T}>",
+        "backward_kernel<{T}, {H}, false>",
+        "backward_kernel<{T}, {L}, true>",
         "backward_products_kernel<{T}>",
         "backward_columns_kernel<{T}>",
         "sum_partials_kernel<{T}>",
     )
 )
 KERNELS = tuple(
-    kernel for by in (FORWARD, FORWARD_STRIDED, BACKWARD, PRODUCTS, COLUMNS, SUMS) for kernel in by.values()
+    kernel
+    for by in (FORWARD, FORWARD_STRIDED, BACKWARD, BACKWARD_LONG, PRODUCTS, COLUMNS, SUMS)
+    for kernel in by.values()
 )
 
 
 def threads_of_row(cols: int, each: int) -> tuple[int, int]:
-    """Threads of a row, a multiple of a warp, each with so many columns of it if possible; and rows of a block."""
-    threads = min(cdiv(cols, each * WARP) * WARP, MOST_THREADS)
-    return threads, 4 if threads == WARP else 1
+    """Threads of a row, each with so many columns of it if possible, and rows of a block.
+
+    Rows of at most a warp share a block of TOGETHER threads: each has a power of two of lanes.
+    """
+    threads = cdiv(cols, each)
+    if threads <= WARP:
+        threads = 1 << (threads - 1).bit_length()
+        return threads, TOGETHER // threads
+    return min(cdiv(threads, WARP) * WARP, MOST_THREADS), 1
+
+
+def vectors_held(cols: int, size: int, bytes_of_sum: int, most_shared: int) -> tuple[int, bool]:
+    """Vectors of a row that a thread holds backward, 0 if it is too long; and whether its sums lie in shared memory.
+
+    Args:
+        cols: of a row.
+        size: of a number, in bytes.
+        bytes_of_sum: of a number that is summed up.
+        most_shared: bytes of shared memory that a block may have.
+    """
+    for vectors, in_shared in ((HELD[size], False), (HELD_LONG[size], True)):
+        columns = vectors * (16 // size) * MOST_THREADS
+        if cols <= columns and (not in_shared or columns * bytes_of_sum <= most_shared):
+            return vectors, in_shared
+    return 0, False
 
 
 def in_vectors(cols: int, weight: torch.Tensor, rows: list[Rows]) -> bool:
@@ -76,17 +112,29 @@ def launch_backward(
     dtype, cols, num_rows = x.dtype, x.shape[-1], rstd.shape[0]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
     inputs = (grad_rows.tensor, rows.tensor, weight, rstd)
-    # As many vectors, each of 16 bytes, as the kernel holds.
-    each = (2 if dtype.itemsize == 2 else 4) * (16 // dtype.itemsize)
-    held = cols <= each * MOST_THREADS and in_vectors(cols, weight, [grad_rows, rows])
-    threads, together = threads_of_row(cols, each if held else 4)
-    most = multiprocessors(x.device) * max(MOST_THREADS * 2 // threads if held else BLOCKS, 1)
-    column_blocks = cdiv(cols, COLUMN_THREADS)
-    partials = min(num_rows, most) if held else min(cdiv(num_rows, 4), max(1, most // column_blocks))
+    bytes_of_sum = rstd.element_size()
+    vectors, in_shared = 0, False
+    if in_vectors(cols, weight, [grad_rows, rows]):
+        vectors, in_shared = vectors_held(cols, dtype.itemsize, bytes_of_sum, shared_memory(x.device))
+    each = vectors * (16 // dtype.itemsize) or 4
+    threads, together = threads_of_row(cols, each)
+    if vectors:
+        blocks = max((MOST_THREADS if in_shared else RESIDENT[dtype.itemsize]) // (threads * together), 1)
+        partials = min(cdiv(num_rows, together), multiprocessors(x.device) * blocks)
+    else:
+        column_blocks = cdiv(cols, COLUMN_THREADS)
+        partials = min(cdiv(num_rows, 4), max(1, multiprocessors(x.device) * BLOCKS // column_blocks))
     partial = None if grad_weight is None else rstd.new_empty((partials, cols))
-    if held:
-        strides = (*grad_rows[1:3], *rows[1:3])
-        BACKWARD[dtype].launch(partials, threads, *inputs, grad_x, partial, num_rows, cols, inner, *strides)
+    if vectors:
+        (BACKWARD_LONG if in_shared else BACKWARD)[dtype].launch(
+            partials,
+            (threads, together),
+            *inputs,
+            grad_x,
+            partial,
+            *(num_rows, cols, inner, *grad_rows[1:3], *rows[1:3]),
+            shared_bytes=each * threads * bytes_of_sum if in_shared else 0,
+        )
     else:
         sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))
         products = None if grad_x is None else torch.empty_like(rstd)

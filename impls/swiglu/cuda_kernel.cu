@@ -16,7 +16,6 @@ __global__ void swiglu_forward_kernel(
     const T* __restrict__ up,    // [n]
     T* __restrict__ output,      // [n]
     long long n) {
-    // One thread owns WIDTH consecutive elements.
     using C = Compute<T>;
     elementwise<WIDTH, T>({gate, up}, {output}, n, [](const C(&x)[2], C(&y)[1]) {
         C rest;
@@ -32,7 +31,6 @@ __global__ void swiglu_backward_kernel(
     T* __restrict__ grad_gate,          // [n], not written unless needed
     T* __restrict__ grad_up,            // [n]
     long long n, bool needs_gate, bool needs_up) {
-    // One thread owns WIDTH consecutive elements.
     using C = Compute<T>;
     T* const wanted[] = {needs_gate ? grad_gate : nullptr, needs_up ? grad_up : nullptr};
     elementwise<WIDTH, T>({grad_output, gate, up}, wanted, n, [](const C(&x)[3], C(&y)[2]) {

@@ -10,7 +10,7 @@ from .arguments import check_swiglu
 from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-BLOCK = 256
+BLOCK, VECTORS = 256, 2  # threads of a block, and vectors of each as in elementwise.cuh
 WIDTHS = {True: "{W}", False: "1"}  # whether all tensors begin at multiples of 16 bytes
 FORWARD = CudaKernel.for_each_dtype(SOURCE, "swiglu_forward_kernel<{T}, {}>", WIDTHS)
 BACKWARD = CudaKernel.for_each_dtype(SOURCE, "swiglu_backward_kernel<{T}, {}>", WIDTHS)
@@ -20,7 +20,7 @@ KERNELS = (*FORWARD.values(), *BACKWARD.values())
 def _launch(tensors: tuple[torch.Tensor, ...], needs: tuple[bool, ...]) -> None:
     x, kernels = tensors[0], BACKWARD if needs else FORWARD
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
-    per_block = BLOCK * (16 // x.element_size() if aligned else 1)
+    per_block = BLOCK * VECTORS * (16 // x.element_size() if aligned else 1)
     kernels[x.dtype, aligned].launch(-(-x.numel() // per_block), BLOCK, *tensors, x.numel(), *needs)
 
 
