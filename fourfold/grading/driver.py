@@ -6,7 +6,6 @@ import shlex
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from fourfold.core.dtypes import DTYPES
 from fourfold.grading import on_ray
 from fourfold.grading.candidates import BadCandidate, Candidate, of_lines
 from fourfold.grading.judging import STATIC, Settings, failed
-from fourfold.grading.pool import LocalWorker, NoWorkers, Pool, Task, Worker, gpus_here
+from fourfold.grading.pool import LocalWorker, NoWorkers, Pool, Task, gpus_here
 from fourfold.grading.results import Graded, Results, Shelf
 from fourfold.running.findings import CRASHED, INVALID, Verdict
 
@@ -64,12 +63,12 @@ def grade(
         raise ValueError(f"{', '.join(sorted(unknown))}: there is no such setting")
     judged_by = Settings(device="cuda" if gpus else "cpu", **settings)
     _check(judged_by, gpus, workers)
-    make, places = _workers(judged_by.device, gpus, workers, ray)
+    start = _pool_of(judged_by.device, gpus, workers, ray)
     seed = secrets.randbits(32) if seed is None else seed
     is_file = isinstance(candidates, str | os.PathLike)
     found = of_file(Path(candidates)) if is_file else _of_iterable(candidates)  # type: ignore[arg-type]
     repeat = _repeated(f"fourfold grade {shlex.quote(str(candidates))}" if is_file else "", seed, gpus, judged_by)
-    return _graded(chosen(found, only), Path(out) if out is not None else None, make, places, judged_by, seed, repeat)
+    return _graded(chosen(found, only), Path(out) if out is not None else None, start, judged_by, seed, repeat)
 
 
 def _check(settings: Settings, gpus: int, workers: int | None) -> None:
@@ -86,17 +85,17 @@ def _check(settings: Settings, gpus: int, workers: int | None) -> None:
         raise ValueError("speed needs gpus=1: without a GPU kernels are interpreted, which says nothing of their speed")
 
 
-def _workers(device: str, gpus: int, workers: int | None, ray: str | None) -> tuple[Callable[[int], Worker], int]:
-    """What makes the worker of a place, and the number of places."""
+def _pool_of(device: str, gpus: int, workers: int | None, ray: str | None) -> Callable[[], Pool]:
+    """What starts a pool of workers, here or on the machines of a cluster."""
     if ray is not None:
-        start, places = on_ray.connect(ray, gpus)
-        return lambda place: start(device), workers or places
+        cluster, places = on_ray.connect(ray, gpus)
+        return lambda: Pool(lambda place: cluster.worker(device), workers or places, cluster.leave)
     if not gpus:
-        return lambda place: LocalWorker(device), workers or len(os.sched_getaffinity(0))
+        return lambda: Pool(lambda place: LocalWorker(device), workers or len(os.sched_getaffinity(0)))
     here = gpus_here()
     if not here:
         raise ValueError("gpus=1: this machine has no GPU that may be used")
-    return lambda place: LocalWorker(device, here[place % len(here)]), workers or len(here)
+    return lambda: Pool(lambda place: LocalWorker(device, here[place % len(here)]), workers or len(here))
 
 
 def _repeated(command: str, seed: int, gpus: int, settings: Settings) -> Callable[[str], str]:
@@ -161,14 +160,13 @@ def _given(said: Any, otherwise: str, folder: Path) -> Given:
 def _graded(
     given: Iterator[Given],
     out: Path | None,
-    make: Callable[[int], Worker],
-    places: int,
+    start: Callable[[], Pool],
     settings: Settings,
     seed: int,
     repeat: Callable[[str], str],
 ) -> Generator[Graded, None, None]:
     with _Run(out, settings, seed, repeat) as run:
-        yield from run.all(given, partial(Pool, make, places))
+        yield from run.all(given, start)
 
 
 class _Run:

@@ -7,7 +7,7 @@ Source: P. Moritz et al., Ray: A Distributed Framework for Emerging AI Applicati
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fourfold.grading.pool import ANSWERING_SECONDS, LocalWorker, Lost
@@ -30,25 +30,54 @@ class Actor:
         return self.worker.judge(job)
 
 
-class RayWorker:
-    """A worker somewhere in a cluster.
+class Cluster:
+    """A cluster that this process has joined.
 
     Args:
-        device: "cpu" or "cuda".
-        gpus: of its own.
+        ray: the module.
+        gpus: that each worker needs for itself.
+    """
+
+    def __init__(self, ray: Any, gpus: int) -> None:
+        self.ray, self.gpus = ray, gpus
+        self.waited_for: set[Any] = set()
+        self.left = False
+
+    def worker(self, device: str) -> "RayWorker":
+        """A new worker for "cpu" or "cuda", once the cluster has a place for it."""
+        return RayWorker(self, device)
+
+    def leave(self) -> None:
+        """Wait for no further place: Ray ends a process with an error that waits while it leaves the cluster."""
+        self.left = True
+        for actor in list(self.waited_for):
+            self.end(actor)
+
+    def end(self, actor: Any) -> None:
+        """End an actor, and what it has started."""
+        with contextlib.suppress(Exception):  # of a cluster that has gone
+            self.ray.kill(actor)
+
+
+class RayWorker:
+    """A worker somewhere in a cluster.
 
     Raises:
         Lost: it does not start.
     """
 
-    def __init__(self, device: str, gpus: int) -> None:
-        import ray
-
-        self.ray, self.gone = ray, ""
-        kind = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(Actor)
+    def __init__(self, cluster: Cluster, device: str) -> None:
+        self.cluster, self.ray, self.gone = cluster, cluster.ray, ""
+        kind = self.ray.remote(num_cpus=1, num_gpus=cluster.gpus, max_restarts=0)(Actor)
         self.actor = kind.remote(device)
-        # A place in the cluster may have to be waited for. No candidate waits with it.
-        self._got(self.actor.ready.remote(), None)
+        cluster.waited_for.add(self.actor)
+        try:
+            if cluster.left:
+                cluster.end(self.actor)
+            # A place in the cluster may have to be waited for. No candidate waits with it.
+            self._got(self.actor.ready.remote(), None)
+        finally:
+            cluster.waited_for.discard(self.actor)
 
     def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """The answer on a candidate."""
@@ -67,12 +96,11 @@ class RayWorker:
 
     def close(self) -> None:
         """End it, and what it has started."""
-        with contextlib.suppress(Exception):  # of a cluster that has gone
-            self.ray.kill(self.actor)
+        self.cluster.end(self.actor)
 
 
-def connect(address: str, gpus: int) -> tuple[Callable[[str], RayWorker], int]:
-    """Join a cluster; gives what makes a worker for a device, and how many there can be.
+def connect(address: str, gpus: int) -> tuple[Cluster, int]:
+    """Join a cluster; gives it, and how many workers it has places for.
 
     Args:
         address: as ``ray.init`` takes it, such as "auto".
@@ -92,4 +120,4 @@ def connect(address: str, gpus: int) -> tuple[Callable[[str], RayWorker], int]:
     places = int(resources.get("GPU", 0) // gpus) if gpus else int(resources.get("CPU", 0))
     if not places:
         raise ConnectionError(f"the cluster at {address} has no {'GPU' if gpus else 'CPU'}: {resources}")
-    return lambda device: RayWorker(device, gpus), places
+    return Cluster(ray, gpus), places

@@ -167,16 +167,23 @@ class Event:
     why: str = ""
 
 
+# Seconds for the threads of a pool to end, once their workers have.
+THREAD_SECONDS = 10.0
+
+
 class Pool:
     """So many workers at once.
 
     Args:
         make: makes a worker, from the number of its place.
         places: how many.
+        interrupt: ends what `make` waits for.
     """
 
-    def __init__(self, make: Callable[[int], Worker], places: int) -> None:
-        self.make, self.places = make, places
+    def __init__(
+        self, make: Callable[[int], Worker], places: int, interrupt: Callable[[], object] = lambda: None
+    ) -> None:
+        self.make, self.places, self.interrupt = make, places, interrupt
         self.tasks: queue.Queue[Task | None] = queue.Queue()
         self.events: queue.Queue[Event] = queue.Queue()
         self.closed = False
@@ -231,8 +238,13 @@ class Pool:
         closers = [threading.Thread(target=worker.close) for worker in list(self._workers.values())]
         for closer in closers:
             closer.start()
+        self.interrupt()
         for closer in closers:
             closer.join()
+        # A thread that still waited for a worker would use what the end of this process takes away.
+        deadline = time.monotonic() + THREAD_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def gpus_here() -> list[str]:

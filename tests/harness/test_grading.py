@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -398,7 +399,7 @@ def test_a_changed_source_is_judged_again(tmp_path: Path, monkeypatch: pytest.Mo
             text = verdict("wrong" if "-" in job["candidate"]["source"] else "").json()
             return {"verdict": text, "stage": "full", "seconds": 1.0, "where": "here"}
 
-    monkeypatch.setattr(driver, "_workers", lambda *_: (lambda number: Answers(number, iter([False])), 1))
+    monkeypatch.setattr(driver, "_pool_of", lambda *_: lambda: pool.Pool(lambda n: Answers(n, iter([False])), 1))
     out = tmp_path / "results.jsonl"
     for body, kind in (("return x - y", "wrong"), ("return x + y", "right"), ("return x + y", "right")):
         assert graded([add("a", body)], out=out)["a"].kind == kind
@@ -580,6 +581,21 @@ def test_a_worker_whose_gpu_is_gone_is_replaced_after_its_answer() -> None:
     made.close()
     assert answers == [{"seen": 0}, {"seen": 1}]
     assert len(workers) == 2
+
+
+def test_what_a_worker_waits_for_ends_with_the_pool() -> None:
+    """As a place in a cluster that has lost a machine. A thread of Ray's that is left behind ends the process badly."""
+    told, begun = threading.Event(), threading.Event()
+
+    def waits(number: int) -> Any:
+        begun.set()
+        told.wait(60)
+        raise pool.Lost("no place")
+
+    made = pool.Pool(waits, 1, told.set)
+    assert begun.wait(10)
+    made.close()
+    assert not any(thread.is_alive() for thread in made._threads)
 
 
 # ---- a cluster
