@@ -2,6 +2,9 @@
 #pragma once
 #include "vectors.cuh"
 
+__device__ inline float power_of_e(float x) { return __expf(x); }
+__device__ inline double power_of_e(double x) { return exp(x); }
+
 // One thread owns WIDTH consecutive elements, or the last ones. `of` takes an element of each argument and gives one of
 // each result. A result that is not wanted has the address 0.
 template <int WIDTH, class T, int TAKEN, int GIVEN, class Of>
