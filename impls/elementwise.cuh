@@ -2,6 +2,9 @@
 #pragma once
 #include "vectors.cuh"
 
+__device__ inline float power_of_e(float x) { return __expf(x); }
+__device__ inline double power_of_e(double x) { return exp(x); }
+
 // Vectors of each argument that a thread loads before it uses the first: enough in flight to keep the memory busy.
 constexpr int VECTORS = 2;
 

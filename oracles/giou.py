@@ -66,8 +66,15 @@ def forward(boxes1: Array, boxes2: Array, eps: float = 1e-5) -> Array:
 
     Source: Rezatofighi et al., Generalized Intersection over Union, CVPR 2019.
     """
+    return score(boxes1, boxes2, eps)
+
+
+def score(boxes1: Array, boxes2: Array, eps: float, enclosed: bool = True) -> Array:
+    """GIoU, or I / U alone unless `enclosed`, of boxes whose leading axes are broadcast."""
     _, _, intersection, union, _, _, hull = intersection_union_hull(boxes1, boxes2)
     union = np.maximum(union, eps)
+    if not enclosed:
+        return intersection / union
     hull = np.maximum(hull, eps)
     return intersection / union - (hull - union) / hull
 
@@ -85,22 +92,30 @@ def backward(grad_output: Array, boxes1: Array, boxes2: Array, eps: float = 1e-5
         The gradients of boxes1 and boxes2, ``[..., 4]`` each. At a tie the documented choice is: equal coordinates
         share the gradient half and half; a clamp passes it on where its operand is at or above the bound.
     """
+    return gradients(grad_output, boxes1, boxes2, eps)
+
+
+def gradients(
+    grad_output: Array, boxes1: Array, boxes2: Array, eps: float, enclosed: bool = True
+) -> tuple[Array, Array]:
+    """The gradients of ``sum(grad_output * score(...))`` for both boxes of each pair."""
     width, height, intersection, raw_union, hull_width, hull_height, raw_hull = intersection_union_hull(boxes1, boxes2)
     union = np.maximum(raw_union, eps)
-    hull = np.maximum(raw_hull, eps)
-    penalty = (hull - union) / hull
 
     grad_intersection = grad_output / union
-    grad_union = grad_output / hull - grad_output * (intersection / union) / union
-    grad_hull = grad_output * penalty / hull - grad_output / hull
+    grad_union = -grad_output * (intersection / union) / union
+    grad_hull_width = grad_hull_height = np.zeros_like(grad_union)
+    if enclosed:
+        hull = np.maximum(raw_hull, eps)
+        penalty = (hull - union) / hull
+        grad_union = grad_output / hull - grad_output * (intersection / union) / union
+        grad_hull = through_clamp(grad_output * penalty / hull - grad_output / hull, raw_hull, eps)
+        grad_hull_width, grad_hull_height = grad_hull * hull_height, grad_hull * hull_width
     grad_union = through_clamp(grad_union, raw_union, eps)
-    grad_hull = through_clamp(grad_hull, raw_hull, eps)
     grad_intersection = grad_intersection - grad_union
 
     grad_width = through_clamp(grad_intersection * np.maximum(height, 0.0), width, 0.0)
     grad_height = through_clamp(grad_intersection * np.maximum(width, 0.0), height, 0.0)
-    grad_hull_width = grad_hull * hull_height
-    grad_hull_height = grad_hull * hull_width
 
     def of_box(box: Array, other: Array) -> Array:
         box_width = box[..., 2] - box[..., 0]

@@ -6,7 +6,6 @@ torch.compile and torch's own kernel are always there. Others are timed where th
 a call on what an earlier one has left is another call.
 """
 
-import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -139,16 +138,26 @@ def _installed(operation: str) -> dict[str, Callable[[], Function]]:
     return found
 
 
-def torchvision_giou() -> Function | None:
-    """Return torchvision's loss of paired boxes as a score (1 - loss); None if torchvision is not installed."""
-    with contextlib.suppress(ImportError):
-        from torchvision.ops import generalized_box_iou_loss
+def of_torchvision(operation: str) -> Function | None:
+    """Return torchvision's function, of paired boxes 1 - its loss; None if there is none, or no torchvision."""
+    try:
+        from torchvision import ops
+    except ImportError:
+        return None
 
-        def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-            return 1 - generalized_box_iou_loss(boxes1, boxes2, eps=eps)
+    def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+        return 1 - ops.generalized_box_iou_loss(boxes1, boxes2, eps=eps)
 
-        return giou
-    return None
+    def giou_matrix(
+        boxes_a: torch.Tensor, boxes_b: torch.Tensor, mode: str = "giou", eps: float = 1e-5
+    ) -> torch.Tensor:
+        return (ops.generalized_box_iou if mode == "giou" else ops.box_iou)(boxes_a, boxes_b)
+
+    def sigmoid_focal_loss(logits: torch.Tensor, targets: torch.Tensor, **parameters: Any) -> torch.Tensor:
+        return ops.sigmoid_focal_loss(logits, targets, **parameters)
+
+    known: dict[str, Function] = {"giou": giou, "giou_matrix": giou_matrix, "sigmoid_focal_loss": sigmoid_focal_loss}
+    return known.get(operation)
 
 
 def peers(operation: str) -> dict[str, Callable[[], Function]]:
@@ -160,7 +169,7 @@ def peers(operation: str) -> dict[str, Callable[[], Function]]:
         return torch.compile(backends.load(operation, "torch"), dynamic=False)
 
     found: dict[str, Any] = {COMPILED: compiled}
-    library = torchvision_giou() if operation == "giou" else LIBRARIES.get(operation)
+    library = LIBRARIES.get(operation) or of_torchvision(operation)
     if library is not None:
         found[LIBRARY] = lambda: library
     return found | _installed(operation)

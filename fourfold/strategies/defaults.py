@@ -1,7 +1,7 @@
 """What an operation's record need not say: it follows from the cases and the named examples that it has."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ def completed(operation: Operation) -> Operation:
     """A record with what it leaves out: smooth cases, declared errors, workloads and the law of its reduction."""
     changes: dict[str, Any] = {}
     if operation.smooth is FOLLOWS:
-        changes["smooth"] = smooth(operation.cases)
+        changes["smooth"] = smooth(operation.cases, operation.ordinary)
     if operation.errors is FOLLOWS:
         changes["errors"] = errors(operation.examples)
     if operation.reduction:
@@ -40,14 +40,17 @@ def completed(operation: Operation) -> Operation:
     return replace(operation, **changes) if changes else operation
 
 
-def smooth(cases: Cases) -> Callable[[DType], st.SearchStrategy[Case]]:
-    """Of an operation that may be differentiated everywhere: its cases of few elements, holding ordinary numbers."""
+def smooth(cases: Cases, ordinary: Collection[str] = ()) -> Callable[[DType], st.SearchStrategy[Case]]:
+    """Of an operation that may be differentiated everywhere: its cases of few elements, holding ordinary numbers.
+
+    Inputs named in `ordinary` keep to a range, and so their own numbers.
+    """
 
     @st.composite
     def strategy(draw: st.DrawFn, dtype: DType) -> Case:
         case, rng = draw(cases(dtype, FEW_ELEMENTS).filter(_has_elements)), draw(GENERATORS)
         inputs = {
-            name: values(rng, array.shape, dtype, "normal") if is_floating(array) else array
+            name: values(rng, array.shape, dtype, "normal") if is_floating(array) and name not in ordinary else array
             for name, array in case.inputs.items()
         }
         given = case.grad_output

@@ -52,8 +52,10 @@ template <class C> struct Areas {
           hull_height(maximum(a.y2, b.y2) - minimum(a.y1, b.y1)) {}
 };
 
-template <class C> __device__ inline C giou_of(const Box<C>& a, const Box<C>& b, C eps) {
+// Unless ENCLOSED, I / U alone.
+template <bool ENCLOSED = true, class C> __device__ inline C giou_of(const Box<C>& a, const Box<C>& b, C eps) {
     Areas<C> of(a, b);
+    if constexpr (!ENCLOSED) return of.intersection / maximum(of.raw_union, eps);
     C united = maximum(of.raw_union, eps), hull = maximum(of.hull_width * of.hull_height, eps);
     return of.intersection / united - (hull - united) / hull;
 }
@@ -67,7 +69,8 @@ template <class C> __device__ inline C through_minimum(C grad, C mine, C other) 
 }
 
 // The gradients of the union, the intersection's sides and the hull's sides of a pair. Clamps pass them at the bound.
-template <class C> struct AreaGradients {
+// Unless ENCLOSED, they are of I / U alone.
+template <class C, bool ENCLOSED = true> struct AreaGradients {
     C united, width, height, hull_width, hull_height;
 
     __device__ AreaGradients(C grad, const Box<C>& a, const Box<C>& b, C eps) {
@@ -75,14 +78,15 @@ template <class C> struct AreaGradients {
         C raw_hull = of.hull_width * of.hull_height;
         C union_area = maximum(of.raw_union, eps), hull_area = maximum(raw_hull, eps);
         C over_union = grad / union_area, over_hull = grad / hull_area;
+        if constexpr (!ENCLOSED) over_hull = 0;
         // Do not use over_union here: for boxes that lie apart it may overflow although its factor is 0.
         united = of.raw_union >= eps ? over_hull - grad * (of.intersection / union_area) / union_area : C(0);
         C hull = raw_hull >= eps ? over_hull * ((hull_area - union_area) / hull_area) - over_hull : C(0);
         C intersection = over_union - united;
         width = of.width >= C(0) ? intersection * maximum(of.height, C(0)) : C(0);
         height = of.height >= C(0) ? intersection * maximum(of.width, C(0)) : C(0);
-        hull_width = hull * of.hull_height;
-        hull_height = hull * of.hull_width;
+        hull_width = ENCLOSED ? hull * of.hull_height : C(0);
+        hull_height = ENCLOSED ? hull * of.hull_width : C(0);
     }
 
     // The gradient of one box of the pair.

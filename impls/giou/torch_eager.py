@@ -13,8 +13,8 @@ def clamped(x: torch.Tensor, least: float) -> torch.Tensor:
     return torch.where(x >= least, x, x.detach().clamp(min=least))
 
 
-def pairwise_giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
-    """`giou` without the checks, in the dtype of the boxes: two ``[..., 4]`` to ``[...]``."""
+def pairwise_giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float, enclosed: bool = True) -> torch.Tensor:
+    """`giou` without the checks, in the dtype of the boxes: two ``[..., 4]`` to ``[...]``; I / U unless `enclosed`."""
     left1, top1, right1, bottom1 = boxes1.unbind(-1)
     left2, top2, right2, bottom2 = boxes2.unbind(-1)
 
@@ -24,6 +24,8 @@ def pairwise_giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tor
     area1 = (right1 - left1) * (bottom1 - top1)
     area2 = (right2 - left2) * (bottom2 - top2)
     union = clamped(area1 + area2 - intersection, eps)
+    if not enclosed:
+        return intersection / union
 
     hull_width = torch.maximum(right1, right2) - torch.minimum(left1, left2)
     hull_height = torch.maximum(bottom1, bottom2) - torch.minimum(top1, top2)

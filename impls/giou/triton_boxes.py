@@ -59,12 +59,15 @@ def intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
 
 
 @triton.jit
-def giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
-    """The GIoU of each pair."""
+def giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, ENCLOSED: tl.constexpr = True):
+    """The GIoU of each pair, or I / U alone unless ENCLOSED."""
     _, _, intersection, union, hull_width, hull_height = intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2)
     union = maximum(union, eps)
     hull = maximum(hull_width * hull_height, eps)
-    return intersection / union - (hull - union) / hull
+    score = intersection / union
+    if ENCLOSED:
+        score -= (hull - union) / hull
+    return score
 
 
 @triton.jit
@@ -94,8 +97,11 @@ def grad_of_box(
 
 
 @triton.jit
-def grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
-    """The gradients of union, intersection sides and hull sides, from the score's. Clamps pass them at the bound."""
+def grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, ENCLOSED: tl.constexpr = True):
+    """The gradients of union, intersection sides and hull sides, from the score's. Clamps pass them at the bound.
+
+    Unless ENCLOSED, the score is I / U alone.
+    """
     width, height, intersection, raw_union, hull_width, hull_height = intersection_union_hull(
         ax1, ay1, ax2, ay2, bx1, by1, bx2, by2
     )
@@ -104,13 +110,18 @@ def grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps):
     hull = maximum(raw_hull, eps)
     grad_intersection = grad / union
     over_hull = grad / hull
+    if not ENCLOSED:
+        over_hull = tl.zeros_like(grad)
     # Do not use grad_intersection here: for boxes that lie apart it may overflow although its factor is 0.
     grad_union = tl.where(raw_union >= eps, over_hull - grad * (intersection / union) / union, 0.0)
     grad_hull = tl.where(raw_hull >= eps, over_hull * ((hull - union) / hull) - over_hull, 0.0)
     grad_intersection -= grad_union
     grad_width = tl.where(width >= 0.0, grad_intersection * maximum(height, 0.0), 0.0)
     grad_height = tl.where(height >= 0.0, grad_intersection * maximum(width, 0.0), 0.0)
-    return grad_union, grad_width, grad_height, grad_hull * hull_height, grad_hull * hull_width
+    grad_hull_width, grad_hull_height = grad_hull * hull_height, grad_hull * hull_width
+    if not ENCLOSED:
+        grad_hull_width, grad_hull_height = tl.zeros_like(grad), tl.zeros_like(grad)
+    return grad_union, grad_width, grad_height, grad_hull_width, grad_hull_height
 
 
 def packed(boxes: torch.Tensor) -> bool:

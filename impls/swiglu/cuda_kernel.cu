@@ -1,8 +1,5 @@
 #include "elementwise.cuh"
 
-__device__ inline float power_of_e(float x) { return __expf(x); }
-__device__ inline double power_of_e(double x) { return exp(x); }
-
 // sigmoid(x), and sigmoid(-x) as `rest`, each to all its digits.
 template <class C> __device__ C sigmoid(C x, C& rest) {
     const C power = power_of_e(-fabs(x)), larger = C(1) / (C(1) + power);

@@ -6,12 +6,11 @@ import torch
 
 from fourfold.backends.cuda.launch import CudaKernel
 
+from ..elementwise import BLOCK, WIDTHS, aligned, blocks
 from .arguments import check_swiglu
 from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-BLOCK, VECTORS = 256, 2  # threads of a block, and vectors of each as in elementwise.cuh
-WIDTHS = {True: "{W}", False: "1"}  # whether all tensors begin at multiples of 16 bytes
 FORWARD = CudaKernel.for_each_dtype(SOURCE, "swiglu_forward_kernel<{T}, {}>", WIDTHS)
 BACKWARD = CudaKernel.for_each_dtype(SOURCE, "swiglu_backward_kernel<{T}, {}>", WIDTHS)
 KERNELS = (*FORWARD.values(), *BACKWARD.values())
@@ -19,9 +18,7 @@ KERNELS = (*FORWARD.values(), *BACKWARD.values())
 
 def _launch(tensors: tuple[torch.Tensor, ...], needs: tuple[bool, ...]) -> None:
     x, kernels = tensors[0], BACKWARD if needs else FORWARD
-    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
-    per_block = BLOCK * VECTORS * (16 // x.element_size() if aligned else 1)
-    kernels[x.dtype, aligned].launch(-(-x.numel() // per_block), BLOCK, *tensors, x.numel(), *needs)
+    kernels[x.dtype, aligned(*tensors)].launch(blocks(*tensors), BLOCK, *tensors, x.numel(), *needs)
 
 
 swiglu_operator = register("cuda", _launch)

@@ -1,0 +1,1 @@
+"""The operation ``giou_matrix`` on every backend."""

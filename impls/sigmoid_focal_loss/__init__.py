@@ -1,0 +1,1 @@
+"""The operation ``sigmoid_focal_loss`` on every backend."""

@@ -1,0 +1,54 @@
+"""sigmoid_focal_loss in CUDA C++: one pass forward, with a sum for each block where they are reduced, one backward."""
+
+from pathlib import Path
+
+import torch
+
+from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
+
+from ..elementwise import BLOCK, WIDTHS, aligned, blocks
+from .arguments import check_sigmoid_focal_loss
+from .operators import register
+
+SOURCE = Path(__file__).parent / "cuda_kernel.cu"
+REDUCED = 512
+FORWARD = CudaKernel.for_each_dtype(SOURCE, "sigmoid_focal_loss_forward_kernel<{T}, {}>", WIDTHS)
+BACKWARD = CudaKernel.for_each_dtype(SOURCE, "sigmoid_focal_loss_backward_kernel<{T}, {}>", WIDTHS)
+REDUCE = {
+    dtype: CudaKernel(SOURCE, f"sigmoid_focal_loss_reduce_kernel<{'double' if T == 'double' else 'float'}, {T}>")
+    for dtype, T in CPP_TYPES.items()
+}
+KERNELS = (*FORWARD.values(), *BACKWARD.values(), *REDUCE.values())
+
+
+def _forward(
+    results: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, alpha: float, gamma: float, summed: bool
+) -> None:
+    tensors = (logits, targets) if summed else (logits, targets, results)
+    written = (None, results) if summed else (results, None)
+    arguments = (logits, targets, *written, logits.numel(), alpha, gamma)
+    FORWARD[logits.dtype, aligned(*tensors)].launch(blocks(*tensors), BLOCK, *arguments)
+
+
+def _reduce(output: torch.Tensor, sums: torch.Tensor, divisor: int) -> None:
+    REDUCE[output.dtype].launch(1, REDUCED, sums, output, sums.numel(), divisor)
+
+
+def _backward(
+    grad_logits: torch.Tensor, grad_output: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, *scalars: float
+) -> None:
+    each = grad_output.shape == logits.shape
+    tensors = (logits, targets, grad_logits, *((grad_output,) if each else ()))
+    arguments = (grad_output, logits, targets, grad_logits, logits.numel(), *scalars, each)
+    BACKWARD[logits.dtype, aligned(*tensors)].launch(blocks(*tensors), BLOCK, *arguments)
+
+
+sigmoid_focal_loss_operator = register("cuda", blocks, _forward, _reduce, _backward)
+
+
+def sigmoid_focal_loss(
+    logits: torch.Tensor, targets: torch.Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
+) -> torch.Tensor:
+    """The focal loss of a sigmoid: see `fourfold.impls.sigmoid_focal_loss.torch_eager.sigmoid_focal_loss`."""
+    check_sigmoid_focal_loss(logits, targets, alpha, gamma, reduction)
+    return sigmoid_focal_loss_operator(logits, targets, alpha, gamma, reduction)
