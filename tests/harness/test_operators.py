@@ -91,6 +91,20 @@ def test_schema_of_backward_follows_from_that_of_forward() -> None:
     )
 
 
+def test_a_gradient_may_have_the_shape_of_the_cotangent_alone() -> None:
+    doubled = operators.Operator(
+        schema="doubled(Tensor x, Tensor? scale) -> Tensor output",
+        fake=lambda x, scale: torch.empty_like(x),
+        saves=("scale",),
+        gradients={"x": "grad_output"},
+    )
+    assert doubled._backward_schema() == "(Tensor grad_output, Tensor? scale) -> Tensor"
+    call = doubled.register("cpu", lambda x, scale: 2 * x, lambda grad_output, scale: 2 * grad_output)
+    x = numbers(1, 2, 3, grad=True)
+    traced = torch.compile(lambda x: call(x, None).sum(), fullgraph=True, backend="aot_eager")
+    assert torch.autograd.grad(traced(x), x)[0].tolist() == [2, 2, 2]
+
+
 def test_what_is_saved_must_name_tensors_first() -> None:
     wrong = operators.Operator(
         schema="wrong_order(Tensor x, float scale) -> Tensor output", fake=torch.empty_like, saves=("scale", "x")
@@ -187,7 +201,7 @@ def test_a_cotangent_of_zeros_that_has_no_memory_gives_zeros(dispatched: list[st
 
 
 @pytest.mark.parametrize("backend", KERNELS)
-@pytest.mark.parametrize("operation", ["softmax", "layer_norm", "rms_norm", "cross_entropy", "matmul", "giou"])
+@pytest.mark.parametrize("operation", ["softmax", "layer_norm", "rms_norm", "cross_entropy", "rope", "matmul", "giou"])
 def test_a_gradient_of_a_gradient_raises(operation: str, backend: str) -> None:
     x = torch.arange(16.0).reshape(4, 4).requires_grad_()
     given = {
@@ -195,6 +209,7 @@ def test_a_gradient_of_a_gradient_raises(operation: str, backend: str) -> None:
         "layer_norm": (x, x[0], x[1]),
         "rms_norm": (x, x[0]),
         "cross_entropy": (x, torch.arange(4)),
+        "rope": (x[None], x.detach()[:, :2], x.detach()[:, 2:]),
     }
     inputs = given.get(operation, (x, x.detach().flip(0)))
     output = backends.load(operation, backend)(*inputs)
