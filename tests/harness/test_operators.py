@@ -201,7 +201,9 @@ def test_a_cotangent_of_zeros_that_has_no_memory_gives_zeros(dispatched: list[st
 
 
 @pytest.mark.parametrize("backend", KERNELS)
-@pytest.mark.parametrize("operation", ["softmax", "layer_norm", "rms_norm", "cross_entropy", "rope", "matmul", "giou"])
+@pytest.mark.parametrize(
+    "operation", ["softmax", "layer_norm", "rms_norm", "cross_entropy", "rope", "cumsum", "matmul", "giou"]
+)
 def test_a_gradient_of_a_gradient_raises(operation: str, backend: str) -> None:
     x = torch.arange(16.0).reshape(4, 4).requires_grad_()
     given = {
@@ -210,6 +212,7 @@ def test_a_gradient_of_a_gradient_raises(operation: str, backend: str) -> None:
         "rms_norm": (x, x[0]),
         "cross_entropy": (x, torch.arange(4)),
         "rope": (x[None], x.detach()[:, :2], x.detach()[:, 2:]),
+        "cumsum": (x,),
     }
     inputs = given.get(operation, (x, x.detach().flip(0)))
     output = backends.load(operation, backend)(*inputs)
