@@ -1,5 +1,4 @@
 #include "rows.cuh"
-#include "shifted.cuh"
 
 // What the threads of a row before this one have, and in `total` what all of them have. Rows of several warps have a
 // block each, and alternate between `turn` 0 and 1: see sum_over_row.
@@ -38,6 +37,7 @@ __global__ void cumsum_kernel(
     using C = Compute<T>;
     constexpr int WIDTH = IN_16_BYTES<T>;
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    const auto in_vectors = [](const T* at) { return reinterpret_cast<unsigned long long>(at) % 16 == 0; };
     const auto end_of = [&](long long k) -> long long {
         if (!offsets) return k * n;
         k *= offset_stride;
@@ -62,7 +62,7 @@ __global__ void cumsum_kernel(
             const long long at = first + threadIdx.x * WIDTH, low = reverse ? end - at - WIDTH : begin + at;
             const bool whole = at + WIDTH <= end - begin;
             Vector<T, WIDTH> in, out;
-            if (whole && stride == 1 && elements_before(from + low) == 0) in = Vector<T, WIDTH>::load(from + low);
+            if (whole && stride == 1 && in_vectors(from + low)) in = Vector<T, WIDTH>::load(from + low);
             else
 #pragma unroll
                 for (int k = 0; k < WIDTH; k++)
@@ -80,7 +80,7 @@ __global__ void cumsum_kernel(
             }
 #pragma unroll
             for (int k = 0; k < WIDTH; k++) out.at[k] = T(reverse ? term[WIDTH - 1 - k] : term[k]);
-            if (whole && elements_before(to + low) == 0) out.store(to + low);
+            if (whole && in_vectors(to + low)) out.store(to + low);
             else
 #pragma unroll
                 for (int k = 0; k < WIDTH; k++)

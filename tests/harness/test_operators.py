@@ -1,5 +1,6 @@
 """An operator bypasses torch's dispatcher only if nothing observes the dispatch."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -219,3 +220,41 @@ def test_a_gradient_of_a_gradient_raises(operation: str, backend: str) -> None:
     (gradient,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match=f"{operation}_{backend}_backward.* has no derivative"):
         torch.autograd.grad(gradient.sum(), x)
+
+
+# ---- what only a GPU is given by a caller, as on the CPU it raises
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize(
+    ("n", "offsets"),
+    [
+        (5, [1, 3, 5]),
+        (5, [-1, 2, 5]),
+        (5, [0, 2, 4]),
+        (5, [0, 3, 6]),
+        (5, [0, 4, 3, 5]),
+        (3, [0, 10**9, -(10**9), 3]),
+        (5000, [0, 3, 4999]),
+        (1100, [*range(1090), 7, 1100]),
+    ],
+)
+def test_sums_of_segments_that_do_not_fit_are_nan(n: int, offsets: list[int], backend: str) -> None:
+    backends.load("cumsum", backend)
+    operator = getattr(torch.ops.fourfold, f"cumsum_{backend}")
+    for kind, exclusive, reverse in itertools.product((torch.int32, torch.int64), (False, True), (False, True)):
+        assert operator(torch.ones(7, n), torch.tensor(offsets, dtype=kind), exclusive, reverse).isnan().all()
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dim", [64, 19])
+def test_tokens_at_positions_that_there_are_not_are_nan_and_no_other(dim: int, interleaved: bool, backend: str) -> None:
+    x, table = torch.ones(2, 3, 5, dim), torch.ones(4, 8)
+    positions = torch.tensor([[0, 4, 3], [-1, 2, 2**40]])
+    function = backends.load("rope", backend)
+    found = getattr(torch.ops.fourfold, f"rope_{backend}")(x, table, table, positions, interleaved)
+    right = function(x, table, table, positions.clamp(0, 3), interleaved)
+    outside = (positions < 0) | (positions > 3)
+    assert found[outside].isnan().all()
+    assert torch.equal(found[~outside], right[~outside])
