@@ -61,8 +61,8 @@ class Operator:
         fake: takes the arguments, and gives empty results of the right shape, strides, dtype and device.
         saves: the arguments and results that backward takes after the cotangent, tensors before others.
         saves_if: for a saved tensor, a function of the arguments: backward takes None in its place where it is false.
-        gradients: the arguments that have a gradient, each with the saved tensor of its shape and dtype; unless given,
-            every tensor argument, with itself.
+        gradients: the arguments that have a gradient, each with the saved tensor of its shape and dtype, or with
+            "grad_output", where the cotangent has these; unless given, every tensor argument, with itself.
         backward: where no kernel has to be launched for them, ``(ctx, grad_output)`` to a gradient for each argument,
             from what ``ctx.saved_tensors`` are.
         repeats: whether calls may be repeated as `fourfold.backends.known_calls` says: what they launch depends only on
@@ -135,7 +135,8 @@ class Operator:
         return f"({', '.join(['Tensor grad_output', *saved, *needs])}) -> ({', '.join(['Tensor'] * len(needs))})"
 
     def _fake_backward(self, grad_output: torch.Tensor, *rest: Any) -> Any:
-        likes = [rest[self.saves.index(like)] for like in self._with_gradient.values()]
+        known = {"grad_output": grad_output, **dict(zip(self.saves, rest))}
+        likes = [known[like] for like in self._with_gradient.values()]
         found = empty_gradients(likes, rest[len(self.saves) :] or [True])
         return found[0] if len(found) == 1 else found
 

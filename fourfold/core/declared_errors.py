@@ -49,6 +49,7 @@ class TensorArgument:
     axes: tuple[str, ...] | None
     integers: tuple[int, ...] | None = None
     says: str | None = None
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ def tensor(axes: str | None, says: str | None = None) -> TensorArgument:
     return TensorArgument(None if axes is None else notation.parse(axes), says=says)
 
 
-def integers(axes: str, *values: int) -> TensorArgument:
-    """An int64 tensor, and the values that it has in a call of tensors whose axes are `SIZES` long."""
-    return TensorArgument(notation.parse(axes), values)
+def integers(axes: str, *values: int, optional: bool = False) -> TensorArgument:
+    """An int64 tensor, or None if it is optional, and its values in a call of tensors whose axes are `SIZES` long."""
+    return TensorArgument(notation.parse(axes), values, optional=optional)
 
 
 def positive(good: float) -> Parameter:
@@ -94,9 +95,15 @@ def one_of(*choices: str) -> Parameter:
 
 
 class Arguments:
-    """The arguments of an operation, by name, in order: of two tensors that do not fit the later one is to be named."""
+    """The arguments of an operation, by name, in order: of two tensors that do not fit the later one is to be named.
 
-    def __init__(self, **arguments: TensorArgument | Parameter) -> None:
+    Args:
+        sizes: of axes that may not have just any size beside the others, in place of one of `SIZES`.
+        arguments: by name.
+    """
+
+    def __init__(self, sizes: Mapping[str, int] | None = None, /, **arguments: TensorArgument | Parameter) -> None:
+        self._sizes = sizes or {}
         self._tensors = {name: a for name, a in arguments.items() if isinstance(a, TensorArgument)}
         self._parameters = {name: a for name, a in arguments.items() if isinstance(a, Parameter)}
 
@@ -144,10 +151,11 @@ class Arguments:
         )
 
     def _no_tensors(self) -> Iterator[DeclaredError]:
-        for name in self._tensors:
+        for name, tensor in self._tensors.items():
             given = self.good[name]
             for what, value in {"number": 1.0, "list": given.tolist(), "array": given.numpy(), "none": None}.items():
-                yield self.wrong(f"{name}_is_{what}", TypeError, name, {name: value})
+                if value is not None or not tensor.optional:
+                    yield self.wrong(f"{name}_is_{what}", TypeError, name, {name: value})
 
     def _other_dtypes(self) -> Iterator[DeclaredError]:
         floating = [name for name, tensor in self._tensors.items() if tensor.integers is None]
@@ -196,7 +204,7 @@ class Arguments:
     @cached_property
     def _shapes(self) -> dict[str, Shape]:
         """Of the tensors of a good call."""
-        sizes: dict[str, int] = {}
+        sizes = dict(self._sizes)
         for tensor in self._tensors.values():
             for name in notation.names(tensor.axes or ()):
                 sizes.setdefault(name, SIZES[len(sizes)])

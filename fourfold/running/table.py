@@ -95,7 +95,7 @@ class Matrix:
         backends.sort(key=(*BACKENDS, CANDIDATE).index)
         for operation in sorted(unique(cell.operation for cell in self.tallies)):
             dtypes = [name for name in DTYPES if any(Cell(operation, b, name) in self.tallies for b in backends)]
-            yield f"{operation:<18}" + "".join(f"{name:<16}" for name in dtypes).rstrip()
+            yield f"{operation:<17} " + "".join(f"{name:<16}" for name in dtypes).rstrip()
             for backend in backends:
                 cells = [self.tallies.get(Cell(operation, backend, name)) for name in dtypes]
                 if any(cells):

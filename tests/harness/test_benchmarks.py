@@ -213,20 +213,26 @@ def check(operation: str, workload: Workload, function: Callable[..., torch.Tens
     return worst_error(call.results, expected, workload, FLOAT32)
 
 
-def modest(operation: Operation) -> Callable[[DType], Case]:
-    """Return the smallest example with a batch axis, finite numbers and 3 elements along each axis, if there is any."""
+def modest(operation: Operation, wanted: tuple[str, ...] = ()) -> Callable[[DType], Case]:
+    """Return the smallest example with a batch axis, finite numbers and 3 elements along each axis, if there is any.
+
+    Of the inputs that may be absent it has those that are wanted, and no other.
+    """
 
     def elements(name: str) -> int:
         return sum(array.size for array in made[name].inputs.values())
 
     def serves(case: Case) -> bool:
         arrays = case.inputs.values()
-        samples = all(case[name].ndim > axes for name, axes in operation.batched.items())
+        batched = {name: axes for name, axes in operation.batched.items() if name in case.inputs}
+        samples = optional & {*case.inputs} == optional & {*wanted}
+        samples = samples and all(case[name].ndim > axes for name, axes in batched.items())
         finite = samples and all(np.isfinite(array.astype(np.float64)).all() for array in arrays)
         numbers = min(array.size for array in arrays if not np.issubdtype(array.dtype, np.integer))
         return finite and not case.layouts and numbers >= 15 and all(min(a.shape, default=0) >= 3 for a in arrays)
 
     made = {name: make(FLOAT32) for name, make in operation.examples.items()}
+    optional = {name for case in made.values() for name in operation.axes if name not in case.inputs}
     return operation.examples[min([name for name, case in made.items() if serves(case)] or made, key=elements)]
 
 
@@ -234,7 +240,7 @@ def repeated_ways(operation: Operation) -> dict[str, Tiled]:
     """Return the `Tiled` of each of the operation's ways to repeat a case, for a modest case."""
     ways = {(make.names, make.across): make for make in operation.workloads["cuda"].values() if isinstance(make, Tiled)}
     return {
-        "_".join((*names, *(f"across_{name}" for name in across))): Tiled(modest(operation), 8, names, across)
+        "_".join((*names, *(f"across_{name}" for name in across))): Tiled(modest(operation, names), 8, names, across)
         for names, across in ways
     }
 

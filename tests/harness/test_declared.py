@@ -541,7 +541,7 @@ def test_the_axes_of_every_record_are_known(name: str) -> None:
     record = operations()[name]
     for make in record.examples.values():
         case = make(FLOAT32)
-        assert record.axes.keys() == case.inputs.keys()
+        assert record.axes.keys() >= case.inputs.keys() >= {*record.differentiable}
         sizes = sizes_of(record, case)
         if name in ("softmax", "layer_norm"):
             assert sizes == {"cols": case["x"].shape[-1]}

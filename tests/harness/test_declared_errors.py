@@ -55,6 +55,14 @@ def test_errors_are_told_apart_by_their_names(name: str) -> None:
     assert len(set(names)) == len(names)
 
 
+def test_an_optional_tensor_may_be_none_and_an_axis_may_have_a_size_of_its_own() -> None:
+    given = Arguments({"cols": 20}, x=tensor("rows cols"), at=integers("rows", 1, optional=True))
+    assert given.good["x"].shape == (3, 20)
+    names = {error.name for error in given.errors}
+    assert {"x_is_none", "at_is_number"} <= names
+    assert "at_is_none" not in names
+
+
 # ---- each kind of error: the check finds a sum that accepts one kind of bad input
 
 

@@ -1,5 +1,6 @@
 """An operator bypasses torch's dispatcher only if nothing observes the dispatch."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -89,6 +90,20 @@ def test_schema_of_backward_follows_from_that_of_forward() -> None:
         "(Tensor grad_output, Tensor a, Tensor b, Tensor? output, str activation, float negative_slope,"
         " bool needs_a, bool needs_b) -> (Tensor, Tensor)"
     )
+
+
+def test_a_gradient_may_have_the_shape_of_the_cotangent_alone() -> None:
+    doubled = operators.Operator(
+        schema="doubled(Tensor x, Tensor? scale) -> Tensor output",
+        fake=lambda x, scale: torch.empty_like(x),
+        saves=("scale",),
+        gradients={"x": "grad_output"},
+    )
+    assert doubled._backward_schema() == "(Tensor grad_output, Tensor? scale) -> Tensor"
+    call = doubled.register("cpu", lambda x, scale: 2 * x, lambda grad_output, scale: 2 * grad_output)
+    x = numbers(1, 2, 3, grad=True)
+    traced = torch.compile(lambda x: call(x, None).sum(), fullgraph=True, backend="aot_eager")
+    assert torch.autograd.grad(traced(x), x)[0].tolist() == [2, 2, 2]
 
 
 def test_what_is_saved_must_name_tensors_first() -> None:
@@ -187,7 +202,9 @@ def test_a_cotangent_of_zeros_that_has_no_memory_gives_zeros(dispatched: list[st
 
 
 @pytest.mark.parametrize("backend", KERNELS)
-@pytest.mark.parametrize("operation", ["softmax", "layer_norm", "rms_norm", "cross_entropy", "matmul", "giou"])
+@pytest.mark.parametrize(
+    "operation", ["softmax", "layer_norm", "rms_norm", "cross_entropy", "rope", "cumsum", "matmul", "giou"]
+)
 def test_a_gradient_of_a_gradient_raises(operation: str, backend: str) -> None:
     x = torch.arange(16.0).reshape(4, 4).requires_grad_()
     given = {
@@ -195,9 +212,49 @@ def test_a_gradient_of_a_gradient_raises(operation: str, backend: str) -> None:
         "layer_norm": (x, x[0], x[1]),
         "rms_norm": (x, x[0]),
         "cross_entropy": (x, torch.arange(4)),
+        "rope": (x[None], x.detach()[:, :2], x.detach()[:, 2:]),
+        "cumsum": (x,),
     }
     inputs = given.get(operation, (x, x.detach().flip(0)))
     output = backends.load(operation, backend)(*inputs)
     (gradient,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match=f"{operation}_{backend}_backward.* has no derivative"):
         torch.autograd.grad(gradient.sum(), x)
+
+
+# ---- what only a GPU is given by a caller, as on the CPU it raises
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize(
+    ("n", "offsets"),
+    [
+        (5, [1, 3, 5]),
+        (5, [-1, 2, 5]),
+        (5, [0, 2, 4]),
+        (5, [0, 3, 6]),
+        (5, [0, 4, 3, 5]),
+        (3, [0, 10**9, -(10**9), 3]),
+        (5000, [0, 3, 4999]),
+        (1100, [*range(1090), 7, 1100]),
+    ],
+)
+def test_sums_of_segments_that_do_not_fit_are_nan(n: int, offsets: list[int], backend: str) -> None:
+    backends.load("cumsum", backend)
+    operator = getattr(torch.ops.fourfold, f"cumsum_{backend}")
+    for kind, exclusive, reverse in itertools.product((torch.int32, torch.int64), (False, True), (False, True)):
+        assert operator(torch.ones(7, n), torch.tensor(offsets, dtype=kind), exclusive, reverse).isnan().all()
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dim", [64, 19])
+def test_tokens_at_positions_that_there_are_not_are_nan_and_no_other(dim: int, interleaved: bool, backend: str) -> None:
+    x, table = torch.ones(2, 3, 5, dim), torch.ones(4, 8)
+    positions = torch.tensor([[0, 4, 3], [-1, 2, 2**40]])
+    function = backends.load("rope", backend)
+    found = getattr(torch.ops.fourfold, f"rope_{backend}")(x, table, table, positions, interleaved)
+    right = function(x, table, table, positions.clamp(0, 3), interleaved)
+    outside = (positions < 0) | (positions > 3)
+    assert found[outside].isnan().all()
+    assert torch.equal(found[~outside], right[~outside])

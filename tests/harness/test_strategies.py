@@ -258,7 +258,7 @@ def test_every_layout_appears_for_every_tensor(name: str) -> None:
     tensors = {tensor for case in cases for tensor in case.layouts}
     assert tensors >= set(OPERATIONS[name].differentiable)
     for tensor in tensors:
-        assert {case.layouts[tensor] for case in cases} == set(LAYOUTS)
+        assert {case.layouts[tensor] for case in cases if tensor in case.layouts} == set(LAYOUTS)
     assert often([set(case.layouts.values()) == {"contiguous"} for case in cases], 1 / 4)
     assert often([set(case.layouts.values()) != {"contiguous"} for case in cases], 1 / 4)
 

@@ -1,0 +1,1 @@
+"""The operation ``cumsum`` on every backend."""

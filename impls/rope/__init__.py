@@ -1,0 +1,1 @@
+"""The operation ``rope`` on every backend."""

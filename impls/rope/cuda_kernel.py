@@ -1,0 +1,48 @@
+"""rope in CUDA C++."""
+
+from pathlib import Path
+
+import torch
+
+from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.launch import cdiv, next_power_of_2
+
+from .arguments import check_rope
+from .operators import Turn, register
+
+SOURCE = Path(__file__).parent / "cuda_kernel.cu"
+BLOCK = 256
+MOST_TOKENS = 64  # of a block, which is what a GPU allows along z
+# By whether all lies in whole vectors of 16 bytes, and whether pairs are neighbours.
+OPTIONS = {(True, True): "{W}, true", (True, False): "{W}, false", (False, True): "1, true", (False, False): "1, false"}
+KERNELS_BY = CudaKernel.for_each_dtype(SOURCE, "rope_kernel<{T}, {}>", OPTIONS)
+KERNELS = tuple(KERNELS_BY.values())
+
+
+def _launch(turn: Turn) -> None:
+    tokens, _, _, heads, dim, half, _ = turn.sizes
+    *rows, step, cos_row, cos_step, sin_row, sin_step, _ = turn.strides
+    x, cos, sin, _, output = turn.tensors
+    width = 16 // x.element_size()
+    vectors = step == cos_step == sin_step == 1 and not any(n % width for n in (dim, half, *rows, cos_row, sin_row))
+    vectors = vectors and not any(tensor.data_ptr() % 16 for tensor in (x, cos, sin, output))
+    across = min(next_power_of_2(cdiv(dim - half, width if vectors else 1)), BLOCK)
+    down = min(next_power_of_2(heads), BLOCK // across)
+    deep = min(BLOCK // (across * down), MOST_TOKENS)
+    kernel = KERNELS_BY[x.dtype, (vectors, turn.interleaved)]
+    kernel.launch(cdiv(tokens, deep), (across, down, deep), *turn.tensors, *turn.sizes, *turn.strides, turn.back)
+
+
+rope_operator = register("cuda", _launch)
+
+
+def rope(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    interleaved: bool = False,
+) -> torch.Tensor:
+    """Rotary position embedding: see `fourfold.impls.rope.torch_eager.rope`."""
+    check_rope(x, cos, sin, positions, interleaved)
+    return rope_operator(x, cos, sin, positions, interleaved)
