@@ -44,7 +44,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     shape = draw(rows_and_cols(elements))
     inputs, rng = {"x": draw(arrays(dtype, shape, ROW_KINDS))}, draw(GENERATORS)
     if draw(st.booleans()):
-        most = min(max(shape[-1], 2), elements // 2, 300)
+        most = min(max(shape[-1], 2), elements // 2, 30)
         offsets = cut(rng, shape[-1], int(rng.integers(1, most + 1)))
         inputs["offsets"] = offsets.astype(draw(st.sampled_from((np.int64, np.int32))))
     layouts = draw(layouts_for(*inputs, "grad_output"))
@@ -97,15 +97,14 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     **row_examples(rows),
     # One past a tile of each kernel, and several tiles with a tail: what one tile hands on to the next.
     **each_way("several_tiles", 2, 2 * 2048 + 5),
-    **each_way("ones", 3, 700, kind="constant"),
+    "alike": rows(3, 700, kind="constant"),
     **each_way("segments", 3, 40, ends=(0, 0, 7, 8, 8, 33, 40, 40)),
-    **each_way("segments_of_several_tiles", 1, 9005, ends=(0, 3, 4100, 4100, 9000, 9005)),
+    **each_way("segments_of_several_tiles", 1, 4205, ends=(0, 3, 2100, 2100, 4200, 4205)),
     "no_segments_and_no_columns": rows(3, 0, ends=(0,)),
     "empty_segments_alone": rows(3, 0, ends=(0, 0, 0), index=np.int32),
     "one_segment": rows(2, 33, ends=(0, 33), index=np.int32),
-    # More segments than programs take at once, and than are checked at once.
+    # More segments than programs take at once.
     "many_segments": rows(2, 75, ends=segments_of(30, 3)),
-    "more_segments_than_are_checked_at_once": rows(1, 1100, ends=tuple(range(1101)), reverse=True),
     "offsets_strided": rows(5, 40, ends=(0, 7, 7, 33, 40), offsets="sliced_columns"),
     # A sum of bfloat16 in bfloat16 stops growing at 256, one of float16 in float16 at 2048.
     "a_long_row_of_ones": example(np.ones((1, 5000))),
