@@ -156,13 +156,16 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 ARGUMENTS = Arguments(boxes_a=tensor("n 4"), boxes_b=tensor("m 4"), mode=one_of(*MODES), eps=positive(1e-5))
 ORDINARY = ("overlapping", "disjoint_along_both", "nested")
 workloads: Mapping[str, Mapping[str, Make]] = {
-    "cpu": {"small": whole(random_case(100, 300, kinds=ORDINARY))},
+    "cpu": {
+        "small": whole(random_case(100, 300, kinds=ORDINARY)),
+        "ragged": whole(random_case(33, 1037, kinds=ORDINARY)),
+    },
     "cuda": {
         "small": whole(random_case(300, 900, kinds=ORDINARY)),
         "large": tiled(random_case(128, 1000, kinds=ORDINARY), 512, "boxes_a"),
         "iou": tiled(random_case(128, 1000, "iou", ORDINARY), 512, "boxes_a"),
         # Anchors with the objects of an image.
-        "few_columns": tiled(random_case(1024, 37, kinds=ORDINARY), 128, "boxes_a"),
+        "ragged": tiled(random_case(1024, 37, kinds=ORDINARY), 128, "boxes_a"),
     },
 }
 
