@@ -58,13 +58,13 @@ def cumsum_kernel(
     x_at = row_offsets(rows, inner, outer_stride, inner_stride)[:, None]
     output_at = rows.to(tl.int64)[:, None] * n
     count = segments
-    nothing = tl.zeros((), COMPUTE)
     valid = num_rows > 0
     if GIVEN:
         # With invalid offsets, tiles take the place of segments, and their sums begin with NaN.
         valid = do_not_rise(offsets_ptr, offset_stride, segments, n, CHECKED) == 0
         count = tl.where(valid, segments, tl.cdiv(n, BLOCK_COLS))
-        nothing = tl.where(valid, 0.0, float("nan")).to(COMPUTE)
+    # Triton 3.6 does not compile a loop that adds up sums from a constant on, and never reads the last one.
+    nothing = tl.where(valid, 0.0, float("nan")).to(COMPUTE)
     for segment in range(tl.program_id(1), count, tl.num_programs(1)):
         begin = tl.cast(segment, tl.int64) * BLOCK_COLS
         end = tl.cast(n, tl.int64)

@@ -1,10 +1,13 @@
 #include "rows.cuh"
 
-// The sum over the threads of a row. Short rows share a warp: a power of two of lanes each.
-template <class C> __device__ C row_sum(C value, int turn) {
-    if (blockDim.x >= 32) return sum_over_row(Sums<C>{value, C(0)}, turn).first;
+// The sum over the threads of a row. Short rows may share a warp: a power of two of lanes each.
+template <bool SHORT, class C> __device__ C row_sum(C value, int turn) {
+    if constexpr (!SHORT) return sum_over_row(Sums<C>{value, C(0)}, turn).first;
     for (int lanes = blockDim.x / 2; lanes; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
     return value;
+}
+template <class C> __device__ C row_sum(C value, int turn) {
+    return blockDim.x > 32 ? row_sum<false>(value, turn) : row_sum<true>(value, turn);
 }
 
 // Vectors of a row that a thread keeps in registers forward.
@@ -76,7 +79,30 @@ template <class C, int NUMBERS, bool SHARED> struct ColumnSums {
 // Threads of a block of several rows, each of which has a power of two of lanes of one warp.
 constexpr int TOGETHER = 256;
 
-template <class T, int VECTORS, bool SHARED>
+// How backward walks through rows: a block has one at a time, or several short ones, or a long one, whose sums lie in
+// shared memory.
+enum Rows { ONE, SEVERAL, LONG };
+
+// A vector of a row, as its numbers where registers are left for them.
+template <class T, int WIDTH, bool AS_NUMBERS> struct Kept {
+    Vector<T, AS_NUMBERS ? 1 : WIDTH> vector;
+    Compute<T> numbers[AS_NUMBERS ? WIDTH : 1];
+
+    __device__ void keep(const Vector<T, WIDTH>& from) {
+        if constexpr (AS_NUMBERS) from.unpack(numbers);
+        else vector = from;
+    }
+    __device__ void unpack(Compute<T> (&to)[WIDTH]) const {
+        if constexpr (AS_NUMBERS) {
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) to[j] = numbers[j];
+        } else {
+            vector.unpack(to);
+        }
+    }
+};
+
+template <class T, int VECTORS, Rows ROWS>
 __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
     const T* __restrict__ grad_output,       // [outer, inner, cols], vectors aligned to 16 bytes
     const T* __restrict__ x,                 // [outer, inner, cols], vectors aligned to 16 bytes
@@ -93,10 +119,11 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
     constexpr bool AHEAD = VECTORS <= 4;
     const int step = blockDim.x * WIDTH, first = threadIdx.x * WIDTH, end = cols;
     const long long rows_apart = gridDim.x * (long long)blockDim.y;
-    ColumnSums<C, VECTORS * WIDTH, SHARED> sums;
+    ColumnSums<C, VECTORS * WIDTH, ROWS == LONG> sums;
 #pragma unroll
     for (int i = 0; i < VECTORS * WIDTH; i++) sums.at(i) = 0;
-    Vector<T, WIDTH> next_x[VECTORS], next_grad[VECTORS], this_x[VECTORS], this_grad[VECTORS];
+    Vector<T, WIDTH> next_x[VECTORS], next_grad[VECTORS];
+    Kept<T, WIDTH, ROWS == ONE> this_x[VECTORS], this_grad[VECTORS];
     auto load = [&](long long row) {
         if (row >= num_rows) return;
         const T* x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
@@ -113,14 +140,16 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
     int turn = 0;
     // The rows of a warp begin their turns together, as they share its sums. One past the end has no columns.
     for (long long begin = row - threadIdx.y; begin < num_rows; begin += rows_apart, row += rows_apart, turn ^= 1) {
-        const int own_end = row < num_rows ? end : 0;
-        const C rstd = row < num_rows ? rstd_of[row] : C(0);
+        const bool there = ROWS != SEVERAL || row < num_rows;
+        const int own_end = there ? end : 0;
+        const C rstd = there ? rstd_of[row] : C(0);
         C product = 0;
         if (!AHEAD) load(row);
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            this_x[k] = next_x[k];
-            this_grad[k] = next_grad[k];
+            if (ROWS == ONE && first + k * step >= end) continue;
+            this_x[k].keep(next_x[k]);
+            this_grad[k].keep(next_grad[k]);
         }
         if (AHEAD) load(row + rows_apart);
 #pragma unroll
@@ -138,7 +167,7 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
             }
         }
         if (!grad_x) continue;
-        product = row_sum(product, turn) / C(cols);
+        product = row_sum<ROWS == SEVERAL>(product, turn) / C(cols);
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (first + k * step >= own_end) continue;
@@ -154,15 +183,13 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
     }
     if (!partial) return;
     partial += blockIdx.x * cols;
-    if (blockDim.x > 32) {
+    if constexpr (ROWS != SEVERAL) {
 #pragma unroll
         for (int i = 0; i < VECTORS * WIDTH; i++) {
             const int column = first + i / WIDTH * step + i % WIDTH;
             if (column < end) partial[column] = sums.at(i);
         }
-        return;
-    }
-    if constexpr (!SHARED) {
+    } else {
         // The sums of the rows of a warp are added up, and then those of the warps.
         __shared__ C of_warps[TOGETHER / 32][32 * VECTORS * WIDTH];
         const int thread = threadIdx.y * blockDim.x + threadIdx.x;

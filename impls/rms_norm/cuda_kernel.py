@@ -21,10 +21,10 @@ BLOCKS = 8
 # Vectors of 16 bytes of a row that a thread holds backward, by the bytes of a number: so many as leave registers to
 # compute with, and with the sums of its columns in shared memory.
 HELD, HELD_LONG = {2: 2, 4: 4, 8: 4}, {2: 4, 4: 8, 8: 8}
-# Threads of a multiprocessor that have registers for them. A block that waited for another's end would come too late.
-RESIDENT = {2: 768, 4: 512, 8: 512}
+# Threads of a multiprocessor backward: with one row a block, and with several, which must all have registers at once.
+OF_ONE, OF_SEVERAL = 1024, {2: 768, 4: 512, 8: 512}
 
-FORWARD, FORWARD_STRIDED, BACKWARD, BACKWARD_LONG, PRODUCTS, COLUMNS, SUMS = (
+FORWARD, FORWARD_STRIDED, ONE, SEVERAL, LONG, PRODUCTS, COLUMNS, SUMS = (
     {
         dtype: CudaKernel(
             SOURCE,
@@ -37,17 +37,16 @@ FORWARD, FORWARD_STRIDED, BACKWARD, BACKWARD_LONG, PRODUCTS, COLUMNS, SUMS = (
     for name in (
         "forward_kernel<{T}, {W}>",
         "forward_kernel<{T}, 1>",
-        "backward_kernel<{T}, {H}, false>",
-        "backward_kernel<{T}, {L}, true>",
+        "backward_kernel<{T}, {H}, ONE>",
+        "backward_kernel<{T}, {H}, SEVERAL>",
+        "backward_kernel<{T}, {L}, LONG>",
         "backward_products_kernel<{T}>",
         "backward_columns_kernel<{T}>",
         "sum_partials_kernel<{T}>",
     )
 )
 KERNELS = tuple(
-    kernel
-    for by in (FORWARD, FORWARD_STRIDED, BACKWARD, BACKWARD_LONG, PRODUCTS, COLUMNS, SUMS)
-    for kernel in by.values()
+    kernel for by in (FORWARD, FORWARD_STRIDED, ONE, SEVERAL, LONG, PRODUCTS, COLUMNS, SUMS) for kernel in by.values()
 )
 
 
@@ -119,14 +118,17 @@ def launch_backward(
     each = vectors * (16 // dtype.itemsize) or 4
     threads, together = threads_of_row(cols, each)
     if vectors:
-        blocks = max((MOST_THREADS if in_shared else RESIDENT[dtype.itemsize]) // (threads * together), 1)
+        kernel, resident = (LONG, MOST_THREADS) if in_shared else (ONE, OF_ONE)
+        if together > 1:
+            kernel, resident = SEVERAL, OF_SEVERAL[dtype.itemsize]
+        blocks = max(resident // (threads * together), 1)
         partials = min(cdiv(num_rows, together), multiprocessors(x.device) * blocks)
     else:
         column_blocks = cdiv(cols, COLUMN_THREADS)
         partials = min(cdiv(num_rows, 4), max(1, multiprocessors(x.device) * BLOCKS // column_blocks))
     partial = None if grad_weight is None else rstd.new_empty((partials, cols))
     if vectors:
-        (BACKWARD_LONG if in_shared else BACKWARD)[dtype].launch(
+        kernel[dtype].launch(
             partials,
             (threads, together),
             *inputs,
