@@ -95,6 +95,11 @@ def has_lost_device(error: BaseException) -> bool:
     return any(_LOST_CONTEXT.search(str(cause)) for cause in chain(error))
 
 
+def is_of_the_interpreter(error: BaseException) -> bool:
+    """Whether Triton's interpreter says that it lacks something, such as inline assembly. A GPU may have it."""
+    return any("not supported in interpreter mode" in str(cause) for cause in chain(error))
+
+
 def is_fault(error: BaseException) -> bool:
     """Whether an exception reports a fault, or wraps one that does."""
     return any(isinstance(cause, Fault) for cause in chain(error))

@@ -33,7 +33,8 @@ from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE, Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
-from fourfold.core.refusals import Refusals
+from fourfold.core.refusals import Refusals, is_of_the_interpreter
+from fourfold.core.refusals import reason as told_by
 from fourfold.core.tampering import Tampered, random_state_kept
 from fourfold.running.calling import as_operation
 from fourfold.running.candidate_session import Unanswered
@@ -204,6 +205,8 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
             warnings += trial.silently_wrong_outside_of_the_claims(seed)
             warnings += trial.silently_wrong_on_another_stream(seed)
     shortcomings = list(_shortcomings(outcomes, trial.claims))
+    if not trial.refusals and not shortcomings:
+        shortcomings += dict.fromkeys(o.reason or "" for o in outcomes if o.outcome == REFUSED)
     if left and not failed:
         names = dict.fromkeys(check.name for check, _ in left)
         shortcomings.insert(0, f"{len(left)} checks were not made within {plan.seconds:g} s: {listed(names)}")
@@ -430,8 +433,11 @@ class Trial:
         except Unsupported as reason:
             told = {"outcome": REFUSED if isinstance(reason, Refused) else UNSUPPORTED, "reason": str(reason)}
         except Exception as error:
-            told = {"outcome": FAILED, "failure": self._finding(error, last[0])}
-            search.grade = STORAGE if isinstance(error, Imprecise) else WRONG
+            if is_of_the_interpreter(error):
+                told = {"outcome": REFUSED, "reason": f"not seen, as Triton interprets it here: {told_by(error)}"}
+            else:
+                told = {"outcome": FAILED, "failure": self._finding(error, last[0])}
+                search.grade = STORAGE if isinstance(error, Imprecise) else WRONG
         if changes := watched.changes():
             tampered = Tampered(f"the candidate changed what judges it: {listed(changes)}")
             told = {"outcome": FAILED, "failure": self._finding(tampered, last[0])}

@@ -390,6 +390,44 @@ def test_undefined_lanes_are_zero_where_that_is_claimed(are_zero: bool, tmp_path
     assert verdict.passed == are_zero, str(verdict)
 
 
+ASSEMBLY = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    asm = "add.f32 $0, $1, $1;"
+    y = tl.inline_asm_elementwise(asm, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(out_ptr + at, y, mask=at < n)
+
+def twice(x):
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if out.numel():
+        kernel[(triton.cdiv(out.numel(), 64),)](x, out, out.numel(), BLOCK=64)
+    return out
+"""
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_what_the_interpreter_lacks_is_no_fault_of_the_kernel(untrusted: bool, tmp_path: Path) -> None:
+    @fourfold.operation(x=fourfold.tensor("... cols"))
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+    (tmp_path / "twice.py").write_text(ASSEMBLY)
+    claims = Claims(gradients=False)
+    given: Any = f"{tmp_path / 'twice.py'}:twice" if untrusted else load(tmp_path / "twice.py", ASSEMBLY).twice
+    verdict = fourfold.verify(given, twice, claims=claims, refusals=False, untrusted=untrusted, only=["forward"], **ONE)
+    assert not verdict.passed
+    assert not verdict.failures, str(verdict)
+    assert verdict.kind == "refused"
+    assert "as Triton interprets it here" in str(verdict)
+
+
 BY_NAME = """
 import torch
 import triton
