@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fourfold.performance import gate, machine, static
+from fourfold.performance.drift import Drift, drifts
 from fourfold.performance.gate import Change
 from fourfold.performance.measurement import Measurement
 from fourfold.performance.peers import Function
@@ -38,6 +39,11 @@ class Record:
     def medians(self) -> dict[str, float]:
         """The baseline's median seconds, by benchmark."""
         return {one["fullname"]: one["stats"]["median"] for one in self.baseline["benchmarks"]}
+
+    def runs(self, today: Mapping[str, float]) -> list[Mapping[str, float]]:
+        """The medians of all runs, oldest first; today's, which may be kept already, are the last."""
+        runs = [{one["fullname"]: one["stats"]["median"] for one in run["benchmarks"]} for run in self.history]
+        return [*(run for run in runs if any(run.get(name) != median for name, median in today.items())), today]
 
     def spread(self, name: str) -> float:
         """Estimate the standard deviation of a run's log median from the history of one benchmark."""
@@ -74,6 +80,7 @@ class Gated:
         static: the resources of which kernels need more than before.
         changed: the properties of the machine that changed, above all versions: now and then.
         confirmed: whether suspects were measured again.
+        drifts: what becomes slower little by little.
     """
 
     changes: Sequence[Change]
@@ -85,6 +92,7 @@ class Gated:
     static: Sequence[str]
     changed: Mapping[str, tuple[str, str]]
     confirmed: bool
+    drifts: Sequence[Drift] = ()
 
     @classmethod
     def of(cls, run: TimedRun, record: Record, again: Remeasuring | None) -> Gated:
@@ -118,6 +126,7 @@ class Gated:
             static=worse,
             changed=machine.differences(record.machine, was),
             confirmed=again is not None,
+            drifts=drifts(record.runs(run.medians), {name: run.least_differences[name] for name in own}),
         )
 
     @property
@@ -142,6 +151,7 @@ class Gated:
             yield "the others may have changed; --perf-gate measures them again:"
         for change in sorted(rest, key=lambda change: -change.ratio):
             yield str(change)
+        yield from map(str, self.drifts)
         for change in self.slower:
             yield (
                 f"{self.kernels[change.name]} is slower: {change.ratio - 1:+.1%} of its time, {change.low - 1:+.1%}"

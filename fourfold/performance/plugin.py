@@ -196,7 +196,7 @@ class Performance:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def compare(self, session: pytest.Session) -> None:
-        """Compare the run with the baseline; with --perf-gate, fail the run if a benchmark is slower."""
+        """Compare the run with the baseline; with --perf-gate, fail the run if a benchmark is slower or drifts."""
         gating = self.config.getoption("perf_gate")
         if self.record is None:
             if gating and not session.exitstatus:
@@ -206,7 +206,7 @@ class Performance:
         seconds = self.config.getoption("perf_gate_seconds")
         again = Remeasuring(seconds, self.record_directories(), terminal.write_line) if gating else None
         self.gated = Gated.of(self.run, self.record, again)
-        if gating and self.gated.slower and not session.exitstatus:
+        if gating and (self.gated.slower or self.gated.drifts) and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

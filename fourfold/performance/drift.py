@@ -1,0 +1,128 @@
+"""Drift: a benchmark that becomes slower little by little, over many runs, by steps that are too small for the gate.
+
+Mann and Kendall's test asks whether the medians of the last runs rise. It counts the pairs of runs of which the later
+is the slower, and knows the distribution of that count where all orders are equally likely. Sen's slope, the median of
+the slopes of all pairs, says by how much. Neither assumes a distribution of the noise, or is moved by single runs that
+are far off.
+
+A rise that one step between two runs explains better than a slope is no drift: the gate has judged it.
+
+Source: H. B. Mann, Nonparametric Tests Against Trend, 1945; P. K. Sen, Estimates of the Regression Coefficient Based on
+Kendall's Tau, 1968.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fourfold.performance.gate import short_name
+
+# How many of the last runs are looked at. What happened before a drift began must not hide it, so each is tried, and
+# all runs up to the most.
+FEWEST, MOST = 8, 20
+WINDOWS = (FEWEST, 12, 16, MOST)
+# The probability of one or more false alarms, over all benchmarks and windows together.
+LEVEL = 0.01
+# The runs that a slope has at least: fewer are a step.
+SLOPE_RUNS = 4
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A benchmark that has become slower over many runs.
+
+    Attributes:
+        name: the benchmark's full name.
+        runs: the number of runs, up to today's.
+        ratio: today's time over that of the first of these runs, by Sen's slope.
+        low, high: its 95% interval.
+        p: the probability of so many rises, or more, without a trend.
+    """
+
+    name: str
+    runs: int
+    ratio: float
+    low: float
+    high: float
+    p: float
+
+    def __str__(self) -> str:
+        return (
+            f"drifts    {self.ratio - 1:+7.1%} ({self.low - 1:+6.1%} to {self.high - 1:+6.1%}) over {self.runs} runs, "
+            f"{self.ratio ** (1 / (self.runs - 1)) - 1:+.2%} each: {short_name(self.name)}"
+        )
+
+
+def drifts(runs: Sequence[Mapping[str, float]], least: Mapping[str, float]) -> list[Drift]:
+    """The benchmarks that drift, by Holm's procedure at `LEVEL`, the strongest first.
+
+    Args:
+        runs: median seconds by benchmark of each run, oldest first; today's is the last.
+        least: the smallest log ratio that is told, by the benchmark that is looked at.
+    """
+    found = {}
+    for name in least:
+        medians = [run[name] for run in runs if name in run][-MOST:]
+        if len(medians) >= FEWEST:
+            windows = {*(window for window in WINDOWS if window <= len(medians)), len(medians)}
+            tried = [trend(name, medians[-window:]) for window in windows]
+            found[name] = min(tried, key=lambda drift: drift.p)
+    in_order = sorted(found.values(), key=lambda drift: drift.p)
+    confirmed = []
+    for place, drift in enumerate(in_order):
+        if drift.p * (len(WINDOWS) + 1) * (len(in_order) - place) > LEVEL:
+            break
+        medians = [run[drift.name] for run in runs if drift.name in run][-drift.runs :]
+        if math.log(drift.ratio) >= least[drift.name] and not _is_step(np.log(medians)):
+            confirmed.append(drift)
+    return sorted(confirmed, key=lambda drift: -drift.ratio)
+
+
+def trend(name: str, medians: Sequence[float]) -> Drift:
+    """The rise of a benchmark's medians, in order of their runs."""
+    logs = np.log(medians)
+    count = len(logs)
+    first, second = np.triu_indices(count, 1)
+    differences = logs[second] - logs[first]
+    slopes = np.sort(differences / (second - first))
+    rises = int((differences > 0).sum())
+    # The order statistics of the slopes between which Sen's slope lies with 95%.
+    reach = 1.96 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    low, high = (round((len(slopes) + sign * reach) / 2) for sign in (-1, 1))
+    slope, lowest, highest = (
+        float(each) for each in (np.median(slopes), slopes[max(low, 0)], slopes[min(high, len(slopes) - 1)])
+    )
+    ratio, least, most = (math.exp(each * (count - 1)) for each in (slope, lowest, highest))
+    return Drift(name, count, ratio, least, most, rise_probability(count, rises))
+
+
+def rise_probability(count: int, rises: int) -> float:
+    """The probability that at least `rises` of all pairs of `count` numbers rise, if every order is equally likely."""
+    return float(sum(_orders_with_rises(count)[rises:])) / math.factorial(count)
+
+
+@functools.cache
+def _orders_with_rises(count: int) -> tuple[int, ...]:
+    """The number of orders of `count` numbers that have 0, 1, 2, ... rising pairs: Mahonian numbers."""
+    orders = [1]
+    for length in range(2, count + 1):
+        # The last number of an order rises over 0 to length - 1 of the others.
+        orders = [sum(orders[max(0, k - length + 1) : k + 1]) for k in range(len(orders) + length - 1)]
+    return tuple(orders)
+
+
+def _is_step(logs: np.ndarray) -> bool:
+    """Whether two levels fit the medians better than one level with a slope after it, from any run on."""
+    at, count = np.arange(len(logs)), len(logs)
+    steps = [
+        np.abs(logs[:place] - np.median(logs[:place])).sum() + np.abs(logs[place:] - np.median(logs[place:])).sum()
+        for place in range(1, count)
+    ]
+    slopes = []
+    for begin in range(count - SLOPE_RUNS):
+        model = np.stack([np.ones(count), np.clip(at - begin, 0, None)], axis=1)
+        slopes.append(np.abs(logs - model @ np.linalg.lstsq(model, logs, rcond=None)[0]).sum())
+    return bool(min(steps) <= min(slopes))
