@@ -63,19 +63,18 @@ def drifts(runs: Sequence[Mapping[str, float]], least: Mapping[str, float]) -> l
         runs: median seconds by benchmark of each run, oldest first; today's is the last.
         least: the smallest log ratio that is told, by the benchmark that is looked at.
     """
-    found = {}
+    found = list[tuple[Drift, list[float]]]()
     for name in least:
         medians = [run[name] for run in runs if name in run][-MOST:]
         if len(medians) >= FEWEST:
             windows = {*(window for window in WINDOWS if window <= len(medians)), len(medians)}
             tried = [trend(name, medians[-window:]) for window in windows]
-            found[name] = min(tried, key=lambda drift: drift.p)
-    in_order = sorted(found.values(), key=lambda drift: drift.p)
+            drift = min(tried, key=lambda drift: drift.p)
+            found.append((drift, medians[-drift.runs :]))
     confirmed = []
-    for place, drift in enumerate(in_order):
-        if drift.p * (len(WINDOWS) + 1) * (len(in_order) - place) > LEVEL:
+    for place, (drift, medians) in enumerate(sorted(found, key=lambda each: each[0].p)):
+        if drift.p * (len(WINDOWS) + 1) * (len(found) - place) > LEVEL:
             break
-        medians = [run[drift.name] for run in runs if drift.name in run][-drift.runs :]
         if math.log(drift.ratio) >= least[drift.name] and not _is_step(np.log(medians)):
             confirmed.append(drift)
     return sorted(confirmed, key=lambda drift: -drift.ratio)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,25 @@ class Record:
     @property
     def medians(self) -> dict[str, float]:
         """The baseline's median seconds, by benchmark."""
-        return {one["fullname"]: one["stats"]["median"] for one in self.baseline["benchmarks"]}
+        return _medians(self.baseline)
+
+    @cached_property
+    def former(self) -> list[dict[str, float]]:
+        """The same of every earlier run, oldest first."""
+        return list(map(_medians, self.history))
 
     def runs(self, today: Mapping[str, float]) -> list[Mapping[str, float]]:
         """The medians of all runs, oldest first; today's, which may be kept already, are the last."""
-        runs = [{one["fullname"]: one["stats"]["median"] for one in run["benchmarks"]} for run in self.history]
-        return [*(run for run in runs if any(run.get(name) != median for name, median in today.items())), today]
+        kept = (run for run in self.former if any(run.get(name) != median for name, median in today.items()))
+        return [*kept, today]
 
     def spread(self, name: str) -> float:
         """Estimate the standard deviation of a run's log median from the history of one benchmark."""
-        runs = ({one["fullname"]: one for one in run["benchmarks"]} for run in self.history)
-        return gate.run_spread([run[name]["stats"]["median"] for run in runs if name in run])
+        return gate.run_spread([run[name] for run in self.former if name in run])
+
+
+def _medians(run: Mapping[str, Any]) -> dict[str, float]:
+    return {one["fullname"]: one["stats"]["median"] for one in run["benchmarks"]}
 
 
 @dataclass(frozen=True)

@@ -89,15 +89,11 @@ def _quack_rms_norm(quack: Any) -> Function:
 
 def _quack_cross_entropy(quack: Any) -> Function:
     def cross_entropy(
-        logits: torch.Tensor,
-        target: torch.Tensor,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: str = "mean",
+        logits: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0, **parameters: Any
     ) -> torch.Tensor:
         if label_smoothing:
             raise NotImplementedError("quack's cross entropy has no label smoothing")
-        return quack.cross_entropy.cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
+        return quack.cross_entropy.cross_entropy(logits, target, **parameters)
 
     return cross_entropy
 

@@ -479,8 +479,7 @@ class Trial:
 
     def silently_wrong_outside_of_the_claims(self, seed: int) -> list[str]:
         """A warning if a case outside of the claims gives a wrong result, and no exception."""
-        claims, record = self.claims, self.unrestricted
-        dtype = next(name for name in ("float32", *DTYPES) if name in (claims.dtypes or DTYPES))
+        claims, record, dtype = self.claims, self.unrestricted, self._probed
         subject = replace(self.subject(dtype), operation=record, claims=Claims(accuracy=claims.accuracy))
 
         def is_outside(case: Case) -> bool:
@@ -494,29 +493,35 @@ class Trial:
             return []
         search = Search(examples=OUTSIDE, elements=256, seed=seed, refusals=Refusals())
         probe = together(replace(subject, operation=replace(record, cases=outside, examples={})))
-        with contextlib.suppress(Exception):
-            try:
-                with held():
-                    forward_agrees(probe, search)
-            except Failure as failure:
-                found = counterexample("\n".join(map(str, getattr(failure, "__notes__", []))))
-                if found:
-                    return [f"outside of its claims it gives a wrong result, and no error: {found}"]
-        return []
+        failure = _failure_of(forward_agrees, probe, search)
+        found = counterexample("\n".join(map(str, getattr(failure, "__notes__", []))))
+        return [f"outside of its claims it gives a wrong result, and no error: {found}"] if found else []
 
     def silently_wrong_on_another_stream(self, seed: int) -> list[str]:
         """A warning if only the default stream is claimed, and a call on another one gives a wrong result."""
         if self.claims.streams or self.device != "cuda":
             return []
-        dtype = next(name for name in ("float32", *DTYPES) if name in (self.claims.dtypes or DTYPES))
-        subject = replace(self.subject(dtype), claims=replace(self.claims, streams=True))
-        with contextlib.suppress(Exception):
-            try:
-                with held():
-                    late_inputs_are_waited_for(together(subject), Search(examples=1, elements=256, seed=seed))
-            except Failure:
-                return ["on any but the default stream it reads its inputs too early, and gives a wrong result"]
-        return []
+        subject = replace(self.subject(self._probed), claims=replace(self.claims, streams=True))
+        search = Search(examples=1, elements=256, seed=seed)
+        if _failure_of(late_inputs_are_waited_for, together(subject), search) is None:
+            return []
+        return ["on any but the default stream it reads its inputs too early, and gives a wrong result"]
+
+    @property
+    def _probed(self) -> str:
+        """The dtype in which what lies outside of the claims is tried."""
+        return next(name for name in ("float32", *DTYPES) if name in (self.claims.dtypes or DTYPES))
+
+
+def _failure_of(check: Callable[[Subject, Search], None], subject: Subject, search: Search) -> Failure | None:
+    """How a subject fails a check; None if it passes, or says no by an exception."""
+    with contextlib.suppress(Exception):
+        try:
+            with held():
+                check(subject, search)
+        except Failure as failure:
+            return failure
+    return None
 
 
 def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
