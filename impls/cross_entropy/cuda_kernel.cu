@@ -1,4 +1,5 @@
 #include "rows.cuh"
+#include "shifted.cuh"
 
 // The number of an int64 or an int32 tensor at a place.
 __device__ inline long long index_at(const void* indices, bool wide, long long at) {
@@ -26,7 +27,22 @@ template <class C> __device__ C taken_off(C largest) { return largest == C(-INFI
 // Vectors of a row that a thread loads before it uses the first.
 constexpr int IN_FLIGHT = 4;
 
-template <class T, int WIDTH>
+// Loads the vectors of a row that begin at `start + k * step`. With SHIFTED, the row may begin and end anywhere; columns
+// that it does not have become `absent`, and all lanes of a warp must call it.
+template <bool SHIFTED, class T, int WIDTH>
+__device__ void load_columns(
+    Vector<T, WIDTH> (&to)[IN_FLIGHT], const T* row, long long start, long long step, long long end, long long stride,
+    float absent) {
+    if constexpr (SHIFTED) {
+        load_shifted(to, row, end, [&](int k) { return int((start + k * step) / WIDTH); }, absent);
+    } else {
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++)
+            if (start + k * step < end) to[k] = take<WIDTH>(row, start + k * step, stride);
+    }
+}
+
+template <class T, int WIDTH, bool SHIFTED = false>
 __global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
     const T* __restrict__ logits,         // [rows, classes], strided
     const void* __restrict__ target_ptr,  // [rows], strided
@@ -45,12 +61,11 @@ __global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
     const long long step = blockDim.x * WIDTH, end = counted ? classes : 0;
     const bool smoothed = label_smoothing > 0;
     C largest = C(-INFINITY), total = 0, distance = 0, seen = 0;
-    for (long long start = threadIdx.x * WIDTH; start < end; start += IN_FLIGHT * step) {
+    const int together = SHIFTED ? threadIdx.x % 32 * WIDTH : 0;  // a warp goes on until all of its lanes are done
+    for (long long start = threadIdx.x * WIDTH; start - together < end; start += IN_FLIGHT * step) {
         Vector<T, WIDTH> xs[IN_FLIGHT];
         C most = largest;
-#pragma unroll
-        for (int k = 0; k < IN_FLIGHT; k++)
-            if (start + k * step < end) xs[k] = take<WIDTH>(logits, start + k * step, class_stride);
+        load_columns<SHIFTED>(xs, logits, start, step, end, class_stride, -INFINITY);
 #pragma unroll
         for (int k = 0; k < IN_FLIGHT; k++)
             if (start + k * step < end)
@@ -62,14 +77,15 @@ __global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
         if (smoothed && largest != C(-INFINITY)) distance -= (reference - largest) * seen;
 #pragma unroll
         for (int k = 0; k < IN_FLIGHT; k++) {
-            if (start + k * step >= end) continue;
+            const long long left = end - (start + k * step);
+            if (left <= 0) continue;
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
                 const C apart = C(xs[k].at[j]) - reference;
                 total += exp(apart);
-                if (smoothed) distance += apart;
+                if (smoothed && (!SHIFTED || j < left)) distance += apart;
             }
-            seen += WIDTH;
+            seen += SHIFTED && left < WIDTH ? int(left) : WIDTH;
         }
         largest = most;
     }
@@ -111,7 +127,7 @@ __global__ void __launch_bounds__(512) cross_entropy_reduce_kernel(
     *output = T(scale ? sums.first / sums.second : sums.first);
 }
 
-template <class T, int WIDTH>
+template <class T, int WIDTH, bool SHIFTED = false>
 __global__ void __launch_bounds__(256) cross_entropy_backward_kernel(
     const T* __restrict__ grad_output,          // [rows], strided, or a scalar with stride 0
     const T* __restrict__ logits,               // [rows, classes], strided
@@ -131,16 +147,14 @@ __global__ void __launch_bounds__(256) cross_entropy_backward_kernel(
     const bool counted = target != ignore_index;
     logits += row * row_stride;
     Vector<T, WIDTH> xs[IN_FLIGHT];
-#pragma unroll
-    for (int k = 0; k < IN_FLIGHT; k++)
-        if (counted && start + k * step < classes) xs[k] = take<WIDTH>(logits, start + k * step, class_stride);
+    load_columns<SHIFTED>(xs, logits, start, step, counted ? classes : 0, class_stride, 0);
     const C largest = statistics[row], reciprocal = statistics[num_rows + row];
     const C grad = C(grad_output[row * grad_stride]) * (scale ? *scale : C(1));
     const C share = C(label_smoothing) / C(classes), at_target = C(1 - label_smoothing);
 #pragma unroll
     for (int k = 0; k < IN_FLIGHT; k++) {
         const long long column = start + k * step;
-        if (column >= classes) continue;
+        if (column - (SHIFTED ? threadIdx.x % 32 * WIDTH : 0) >= classes) continue;
 #pragma unroll
         for (int j = 0; j < WIDTH; j++) {
             C slope = 0;
@@ -150,6 +164,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward_kernel(
             }
             xs[k].at[j] = T(slope);
         }
-        xs[k].store_streaming(grad_logits + row * classes + column);
+        if constexpr (SHIFTED) store_shifted(grad_logits + row * classes, classes, int(column / WIDTH), xs[k]);
+        else xs[k].store_streaming(grad_logits + row * classes + column);
     }
 }

@@ -1,6 +1,7 @@
 """cross_entropy in CUDA C++: forward reads the logits once, backward once more."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -15,12 +16,31 @@ WARP = 32
 # Threads of a row forward and backward, at most, and vectors that each loads at once.
 MOST_THREADS, MOST_THREADS_BACKWARD = 512, 256
 IN_FLIGHT = 4
+# Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
+EXCHANGED_BYTES = 33 * 16
+
+
+class Access(NamedTuple):
+    """How a kernel reads rows.
+
+    Attributes:
+        vectors: whether columns are adjacent, so that 16 bytes are moved at once, else single elements.
+        shifted: whether a row may begin or end between two multiples of 16 bytes.
+    """
+
+    vectors: bool
+    shifted: bool = False
+
 
 FORWARD, BACKWARD = (
     {
-        (dtype, width): CudaKernel(SOURCE, f"cross_entropy_{name}_kernel<{cpp}, {width}>")
+        (dtype, access): CudaKernel(
+            SOURCE,
+            f"cross_entropy_{name}_kernel<{cpp}, {16 // dtype.itemsize if access.vectors else 1}"
+            f"{', true' if access.shifted else ''}>",
+        )
         for dtype, cpp in CPP_TYPES.items()
-        for width in (1, 16 // dtype.itemsize)
+        for access in (Access(False), Access(True), Access(True, shifted=True))
     }
     for name in ("forward", "backward")
 )
@@ -28,19 +48,25 @@ REDUCE = {dtype: CudaKernel(SOURCE, f"cross_entropy_reduce_kernel<{cpp}>") for d
 KERNELS = (*FORWARD.values(), *BACKWARD.values(), *REDUCE.values())
 
 
-def width_of(logits: torch.Tensor) -> int:
-    """Elements of a vector: 16 bytes' worth if each row lies in whole ones, else 1."""
+def access_of(logits: torch.Tensor) -> Access:
+    """How the rows of logits are read."""
     rows, classes = logits.shape
     size = logits.element_size()
     steps = (logits.data_ptr(), classes * size, logits.stride(0) * size if rows > 1 else 0)
-    adjacent = logits.stride(1) == 1 or classes == 1
-    return 16 // size if adjacent and not any(step % 16 for step in steps) else 1
+    shifted = any(step % 16 for step in steps)
+    # The number of a vector that is shifted is an int.
+    vectors = (logits.stride(1) == 1 or classes == 1) and not (shifted and classes >= 2**31)
+    return Access(vectors, vectors and shifted)
 
 
-def block_of(classes: int, width: int, most: int) -> tuple[int, int]:
-    """Threads of a row, a multiple of a warp, and rows of a block."""
-    threads = min(cdiv(classes, width * IN_FLIGHT * WARP) * WARP, most)
-    return threads, 4 if threads == WARP else 1
+def plan(logits: torch.Tensor, most: int) -> tuple[Access, tuple[int, int], int, int]:
+    """How rows are read, threads of a row and rows of a block, the classes that a block loads at once, bytes shared."""
+    access = access_of(logits)
+    width = 16 // logits.element_size() if access.vectors else 1
+    threads = min(cdiv(logits.shape[1], width * IN_FLIGHT * WARP) * WARP, most)
+    together = 4 if threads == WARP else 1
+    shared = threads // WARP * together * EXCHANGED_BYTES if access.shifted else 0
+    return access, (threads, together), threads * width * IN_FLIGHT, shared
 
 
 def launch_forward(
@@ -52,10 +78,9 @@ def launch_forward(
     label_smoothing: float,
 ) -> None:
     """Write losses, of the dtype of logits or of statistics, and statistics. There must be rows."""
-    (rows, classes), width = logits.shape, width_of(logits)
-    block = block_of(classes, width, MOST_THREADS)
-    rounded = losses.dtype == logits.dtype
-    FORWARD[logits.dtype, width].launch(
+    (rows, classes), rounded = logits.shape, losses.dtype == logits.dtype
+    access, block, _, shared = plan(logits, MOST_THREADS)
+    FORWARD[logits.dtype, access].launch(
         cdiv(rows, block[1]),
         block,
         logits,
@@ -70,6 +95,7 @@ def launch_forward(
         target.dtype == torch.int64,
         ignore_index,
         label_smoothing,
+        shared_bytes=shared,
     )
 
 
@@ -92,12 +118,12 @@ def launch_backward(
     label_smoothing: float,
 ) -> None:
     """Write the gradient of logits. There must be rows."""
-    (rows, classes), width = logits.shape, width_of(logits)
-    threads, together = block_of(classes, width, MOST_THREADS_BACKWARD)
-    pieces = cdiv(classes, threads * width * IN_FLIGHT)
-    BACKWARD[logits.dtype, width].launch(
-        cdiv(rows, together) * pieces,
-        (threads, together),
+    rows, classes = logits.shape
+    access, block, columns, shared = plan(logits, MOST_THREADS_BACKWARD)
+    pieces = cdiv(classes, columns)
+    BACKWARD[logits.dtype, access].launch(
+        cdiv(rows, block[1]) * pieces,
+        block,
         grad_output,
         logits,
         target,
@@ -113,6 +139,7 @@ def launch_backward(
         target.dtype == torch.int64,
         ignore_index,
         label_smoothing,
+        shared_bytes=shared,
     )
 
 

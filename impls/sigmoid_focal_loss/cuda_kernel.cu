@@ -1,6 +1,10 @@
 #include "elementwise.cuh"
 #include "rows.cuh"
 
+// a / b within 2 ulp, for b of 2^-120 to 2^120: without the branches that the division of all numbers has.
+__device__ inline float ratio(float a, float b) { return __fdividef(a, b); }
+__device__ inline double ratio(double a, double b) { return a / b; }
+
 // What a loss and its slope are made of. `mistake` is (u + e (1 - u)) for e = exp(-|x|) and the share u of the target
 // that the logit speaks against, or 0 where u is 0. `weight` is w q^gamma.
 template <class C> struct Terms {
@@ -16,8 +20,10 @@ template <class C> struct Terms {
         if (alpha >= C(0)) weight *= alpha * t + (C(1) - alpha) * (C(1) - t);
     }
     __device__ C slope(C x, C t, C gamma) const {
-        const C larger = C(1) / (C(1) + power), smaller = power * larger;
-        const C share = mistake == C(0) ? larger : smaller / mistake;
+        const C larger = ratio(C(1), C(1) + power), smaller = power * larger;
+        // A mistake is at most 2. Where it is tiny, smaller is so too; enlarge both.
+        const C enlarged = mistake < C(0x1p-100f) ? C(0x1p100f) : C(1);
+        const C share = mistake == C(0) ? larger : ratio(smaller * enlarged, mistake * enlarged);
         const C of_entropy = (C(1) - t) * (x >= C(0) ? larger : smaller) - t * (x >= C(0) ? smaller : larger);
         return weight * (of_entropy + gamma * ((C(1) - C(2) * t) * (entropy * share)));
     }
