@@ -24,7 +24,7 @@ def load(operation: str, backend: str) -> Callable[..., Any]:
     """
     if backend not in MODULES:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-    return getattr(module(operation, backend), operation)
+    return getattr(module(operation, backend), operation.partition(".")[0])
 
 
 def module(operation: str, backend: str) -> ModuleType:
@@ -33,6 +33,7 @@ def module(operation: str, backend: str) -> ModuleType:
     Raises:
         ModuleNotFoundError: the operation has no such implementation.
     """
+    operation = operation.partition(".")[0]
     return importlib.import_module(f"{registry.implementations(operation)}.{MODULES[backend]}")
 
 

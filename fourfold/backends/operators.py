@@ -29,6 +29,7 @@ _TAKEN: dict[str, tuple[type, ...]] = {
     "Tensor?": (*_TENSOR, type(None)),
     "float": (float,),
     "int": (int,),
+    "SymInt": (int,),
     "bool": (bool,),
     "str": (str,),
 }

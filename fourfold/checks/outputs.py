@@ -7,15 +7,18 @@ for all outputs together.
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from fourfold.checks.escapes import held
-from fourfold.checks.search import Search, Subject
+from fourfold.checks.results import describe
+from fourfold.checks.search import Failure, Search, Subject
 from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Operation
-from fourfold.core.outputs import alone, in_a_row
+from fourfold.core.operation import Operation, gradients_of
+from fourfold.core.outputs import alone, in_a_row, outputs_of
 from fourfold.core.refusals import OutOfTime
 from fourfold.core.tampering import random_state_kept
 
@@ -27,15 +30,49 @@ def of_one(run: Run, name: str) -> Run:
 
     @functools.wraps(run)
     def checked(subject: Subject, search: Search) -> None:
-        names = tuple(subject.operation.outputs)
-        implementation = _kept(alone, subject.implementation, names, names.index(name))
-        subject = replace(subject, operation=subject.operation.outputs[name], implementation=implementation)
-        if subject.differentiable and subject.operation.differentiable:
-            has = requires_gradient(implementation, subject.operation, subject.dtype, subject.device)
-            subject = replace(subject, differentiable=has)
-        run(subject, search)
+        run(of_output(subject, name), search)
 
     return checked
+
+
+def of_output(subject: Subject, name: str) -> Subject:
+    """A subject that has several outputs as one that has this output alone."""
+    names = tuple(subject.operation.outputs)
+    implementation = _kept(alone, subject.implementation, names, names.index(name))
+    subject = replace(subject, operation=subject.operation.outputs[name], implementation=implementation)
+    if subject.differentiable and subject.operation.differentiable:
+        has = requires_gradient(implementation, subject.operation, subject.dtype, subject.device)
+        subject = replace(subject, differentiable=has)
+    return subject
+
+
+def outputs_fit(subject: Subject, search: Search) -> None:
+    """The outputs and gradients of one call fit one another: the record says what is not admissible of them together.
+
+    What each must be for itself is another check's.
+    """
+    operation, names, dtype = subject.operation, tuple(subject.operation.outputs), subject.dtype
+    admissible = operation.admissible
+    assert admissible is not None
+
+    def body(case: Case) -> None:
+        tensors = case.tensors(dtype, subject.device)
+        wanted = operation.differentiable_in(case) if subject.differentiable else ()
+        for name in wanted:
+            tensors[name].requires_grad_()
+        found = dict(zip(names, outputs_of(subject.call(**tensors, **case.parameters), names)))
+        results = {name: output.detach() for name, output in found.items()}
+        if wanted:
+            joined = in_a_row(lambda: tuple(found.values()), names, operation.joined, dtype.torch)()
+            cotangent = case.tensor("grad_output", dtype, subject.device)
+            gradients = gradients_of(joined, [tensors[name] for name in wanted], cotangent)
+            results |= {f"gradient of {name}": gradient for name, gradient in zip(wanted, gradients)}
+        problem = admissible(case, dtype.arrays(results))
+        if problem is not None:
+            raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}")
+        search.saw(*(Agreement(0.0, result.numel(), 0) for result in results.values()))
+
+    search.cases(subject, "outputs together", body)
 
 
 def of_all(run: Run) -> Run:
@@ -48,14 +85,20 @@ def of_all(run: Run) -> Run:
     return checked
 
 
+def joined(function: Callable[..., Any], operation: Operation) -> Callable[..., torch.Tensor]:
+    """An implementation of an operation as one that returns its outputs in a row; of one output, itself."""
+    names = tuple(operation.outputs)
+    return in_a_row(function, names, operation.joined) if names else function
+
+
 def together(subject: Subject) -> Subject:
     """The subject with its outputs in a row; a subject that has one output as it is."""
     outputs = subject.operation.outputs
     if not outputs:
         return subject
-    names = tuple(outputs)
-    joined = subject.operation.joined
-    implementation = _kept(in_a_row, subject.implementation, names, joined, subject.dtype.torch)
+    implementation = _kept(
+        in_a_row, subject.implementation, tuple(outputs), subject.operation.joined, subject.dtype.torch
+    )
     return replace(subject, implementation=implementation)
 
 

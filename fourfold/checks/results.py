@@ -96,7 +96,7 @@ def _free_at_nan(gradient: Bounded, given: np.ndarray) -> Bounded:
     undefined = np.isnan(given.astype(np.float64))
     if not undefined.any():
         return gradient
-    return Bounded(gradient.value, np.where(undefined, np.inf, gradient.error), gradient.arithmetic)
+    return gradient.within(np.where(undefined, np.inf, gradient.error))
 
 
 def expected_results(subject: Subject, case: Case) -> dict[str, Bounded]:

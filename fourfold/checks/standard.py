@@ -52,6 +52,8 @@ from fourfold.core.operation import Operation
 FORWARD = "forward"
 # Between the name of a check and that of an output, where there are several.
 OF = " of output "
+# In place of an output's name: all of them in a row.
+ALL = "all outputs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +174,14 @@ CONFIGURATION = Check(
 # Made where it is asked for: a candidate may leave to torch what it likes.
 # The operators that are called depend on shapes and layouts more than on values: a few cases show them.
 FALLBACK = Check(name="fallback", run=fallback.nothing_is_left_to_torch, dtypes=("bfloat16", "float32"), examples=10)
+# Of several outputs of one call, and in one dtype: what must be the same of all was chosen before any is rounded.
+TOGETHER = Check(
+    name="outputs together",
+    run=outputs.outputs_fit,
+    dtypes=("float16", "float32"),
+    all_nightly=True,
+    concerns=lambda operation: operation.admissible is not None,
+)
 # Arguments are checked before anything that depends on the dtype. This check is the last one: on a GPU a kernel that
 # does not notice bad input may leave the device unusable.
 BAD_INPUT = Check(name="bad input", run=bad_input.declared_errors_are_raised, dtypes=("float32",))
@@ -183,7 +193,7 @@ def named(name: str) -> Check:
     Raises:
         ValueError: there is none.
     """
-    known = {check.name: check for check in (*STANDARD, LAW, CONFIGURATION, BAD_INPUT)}
+    known = {check.name: check for check in (*STANDARD, LAW, CONFIGURATION, TOGETHER, BAD_INPUT)}
     if name not in known:
         raise ValueError(f"there is no check {name!r}: there are {', '.join(known)}")
     return known[name]
@@ -192,7 +202,8 @@ def named(name: str) -> Check:
 def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
     """The checks that concern an operation on a device, and what an implementation claims.
 
-    Of several outputs each has its own, named "forward of output y", and there is one of all gradients together.
+    Of several outputs each has its own, named "forward of output y", and there is one of all gradients together. Where
+    the record says what outputs have to do with one another, a check of that follows.
     """
     if operation.outputs:
         return list(_of_outputs(operation, device, claims))
@@ -219,15 +230,31 @@ def fallback_of(operation: Operation) -> Check:
 
 
 def _of_outputs(operation: Operation, device: str, claims: Claims) -> Iterator[Check]:
-    first = next(iter(operation.outputs))
     for name, of in operation.outputs.items():
         for check in checks_of(of, device, claims):
             if check is not BAD_INPUT:
                 yield replace(check, name=f"{check.name}{OF}{name}", run=outputs.of_one(check.run, name))
-    if claims.gradients and sum(bool(of.differentiable) for of in operation.outputs.values()) > 1:
-        yield replace(BACKWARD, name=f"{BACKWARD.name} of all outputs", run=outputs.of_all(BACKWARD.run))
+    if claims.gradients and ALL in outputs_for(BACKWARD, operation):
+        yield replace(BACKWARD, name=f"{BACKWARD.name} of {ALL}", run=outputs.of_all(BACKWARD.run))
+    if TOGETHER.concerns(operation):
+        yield TOGETHER
+    (first,) = outputs_for(BAD_INPUT, operation)
     if operation.outputs[first].errors:
         yield replace(BAD_INPUT, run=outputs.of_one(BAD_INPUT.run, first))
+
+
+def outputs_for(check: Check | None, operation: Operation) -> list[str]:
+    """The outputs that a check, or a test of something else, is made of one by one, by name.
+
+    "" stands for the one output that there is, or for what all together are. Bad input is given once.
+    """
+    if not operation.outputs or check is TOGETHER:
+        return [""]
+    if check is BAD_INPUT:
+        return list(operation.outputs)[:1]
+    gradients = check is not None and check.gradients
+    found = [name for name, of in operation.outputs.items() if of.differentiable or not gradients]
+    return [*found, ALL] if check is BACKWARD and len(found) > 1 else found
 
 
 def parts_of(name: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fourfold.core.dtypes import DType
-from fourfold.core.running_error import Bounded
+from fourfold.core.running_error import Bounded, OneOf
 
 
 class Disagreement(AssertionError):
@@ -22,13 +22,18 @@ class Agreement:
 
 
 def expectation(reference: Bounded, dtype: DType) -> Bounded:
-    """Add the rounding of the result to the output dtype to the bound of a reference, which is a result of the call."""
+    """Add the rounding of the result to the output dtype to the bound of a reference, which is a result of the call.
+
+    What is chosen among given numbers is not rounded.
+    """
+    if isinstance(reference, OneOf):
+        return reference
     value = reference.value
     with np.errstate(all="ignore"):
         error = reference.settled
     magnitude = np.where(np.isfinite(value), abs(value) + error, 0)
     rounding = np.where(np.isfinite(value), dtype.spacing_roundoff(magnitude), 0)
-    return Bounded(value, error + rounding, reference.arithmetic)
+    return reference.within(error + rounding)
 
 
 def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "output") -> Agreement:
@@ -36,7 +41,8 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
 
     Where NaN is expected only NaN passes, and where an infinity is expected only the same infinity. A finite value
     must lie within the bound. If the bound reaches numbers that round to infinity in the dtype, the infinity of that
-    sign passes too. Where the bound is infinite the element is unspecified, and any value passes.
+    sign passes too. Where the bound is infinite the element is unspecified, and any value passes. Of several results
+    that are right, see `OneOf`, the one counts that is nearest.
 
     Args:
         actual: values of the tested dtype, held in its wide type.
@@ -49,7 +55,7 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
     """
     if actual.shape != expected.shape:
         raise Disagreement(f"{what} has shape {list(actual.shape)}, expected {list(expected.shape)}")
-    value, bound = expected.value, expected.error
+    value, bound = expected.nearest(actual), expected.error
     with np.errstate(all="ignore"):
         error = np.where(actual == value, 0.0, abs(actual - value))
         ratio = np.where(error == 0, 0.0, error / bound)

@@ -87,12 +87,15 @@ def returned(dtype: DType, declared: str | None) -> DType:
 
     Args:
         dtype: the tested dtype.
-        declared: the name of a dtype; "compute" for float64 of float64 and float32 of all others; None for `dtype`.
+        declared: the name of a dtype, floating-point, "int32" or "int64"; "compute" for float64 of float64 and float32
+            of all others; None for `dtype`.
     """
     if declared is None:
         return dtype
     if declared == COMPUTE:
         return dtype if dtype.arithmetic.storage is None else DTYPES["float32"]
+    if declared in INTEGERS:
+        return INTEGERS[declared]
     return dtype if declared == dtype.name else DTYPES[declared]
 
 
@@ -159,3 +162,15 @@ DTYPES = {
         _dtype("float64", np.float64, np.longdouble, np.float64),
     )
 }
+
+
+def _integers(name: str) -> DType:
+    """Integers as results: they are compared to the last digit, in a type that holds those below 2^53 exactly."""
+    numpy = np.dtype(name)
+    largest = float(np.iinfo(numpy).max)
+    arithmetic = DTYPES["float64"].arithmetic
+    return DType(name, numpy, getattr(torch, name), np.float64, 0.0, largest, 0.0, 0.0, arithmetic)
+
+
+# The dtypes of results that are no floating-point numbers: no operation is tested for them.
+INTEGERS = {name: _integers(name) for name in ("int32", "int64")}

@@ -79,7 +79,7 @@ class Cost:
 
 
 def no_integers(case: Case) -> dict[str, np.ndarray]:
-    """No input has other integers that are known to be valid."""
+    """No input has other integers, or numbers that are not scaled, that are known to be valid."""
     return {}
 
 
@@ -152,10 +152,16 @@ class Operation:
             numbers far from those of `cases`.
         other_integers: of a case, other values of the inputs that hold integers, by name: of the same shape and dtype,
             and valid beside the other inputs. Unless given, integers stay as they are.
+        other_numbers: of a case, other values of its floating-point inputs, by name: of the same shape and dtype, and
+            with another result. Unless given, they are scaled.
         returns: the dtype of the output: the name of one, "compute" for float64 of float64 inputs and float32 of all
-            others, None for the dtype that is tested. Cotangents have it too.
+            others, "int64" or "int32", None for the dtype that is tested. Cotangents have it too, where there are any.
         outputs: where there are several, an operation for each of them, by name, in the order in which they are
-            returned. This record is then that of all those that have gradients, `joined`, in a row.
+            returned. This record is then that of all those that have gradients, `joined`, in a row; of one such
+            output as it is.
+        admissible: where there are several outputs, what is not admissible about those of one call together, and the
+            gradients under the case's cotangent, beside what each must be for itself: a function of the case and of
+            the results by name, "gradient of x" among them, that returns it in words; None where nothing is.
         sized: cases of chosen sizes, of which large ones are made: see `fourfold.strategies.large_cases`. Unless given,
             there are none.
         reduction: "mean over batch" or "sum over batch", where batch is one of `axes`, or several with commas between
@@ -180,8 +186,10 @@ class Operation:
     ordinary: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     other_integers: Callable[[Case], Mapping[str, np.ndarray]] = no_integers
+    other_numbers: Callable[[Case], Mapping[str, np.ndarray]] = no_integers
     returns: str | None = None
     outputs: Mapping[str, "Operation"] = field(default_factory=dict)
+    admissible: Callable[[Case, Mapping[str, np.ndarray]], str | None] | None = None
 
     @property
     def joined(self) -> tuple[int, ...]:
@@ -211,6 +219,7 @@ class Operation:
             floating = is_floating(array)
             inputs[name] = scaled(array, factor) if floating else array
             factor = factor / 2 if floating else factor
+        inputs |= self.other_numbers(case)
         return replace(case, inputs=inputs, grad_output=scaled(case.grad_output, -0.5))
 
     def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:

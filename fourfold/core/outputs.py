@@ -52,7 +52,8 @@ def in_a_row(
 ) -> Callable[..., torch.Tensor]:
     """A function that returns the elements of outputs of another function one after another, along one axis.
 
-    So one cotangent, whose elements are random, has a part for each of the outputs.
+    So one cotangent, whose elements are random, has a part for each of the outputs. One output alone is returned as it
+    is.
 
     Args:
         function: returns a tuple of tensors.
@@ -64,6 +65,8 @@ def in_a_row(
     @functools.wraps(function)
     def row(*arguments: Any, **named: Any) -> torch.Tensor:
         found = outputs_of(function(*arguments, **named), names)
+        if len(places) == 1:
+            return found[places[0]]
         joined = torch.cat([found[place].reshape(-1) for place in places])
         return joined if dtype is None else joined.to(dtype)
 

@@ -349,6 +349,14 @@ class Bounded(FollowsNumPy):
         """
         return self.error if self._settled is None else np.minimum(self.error, self._settled())
 
+    def nearest(self, actual: np.ndarray) -> np.ndarray:
+        """Of the values that are right, those that `actual` comes nearest to, of this shape: here there is one."""
+        return self.value
+
+    def within(self, error: np.ndarray) -> "Bounded":
+        """The same result with another bound."""
+        return Bounded(self.value, error, self.arithmetic)
+
     @classmethod
     def exact(cls, value: np.ndarray, arithmetic: Arithmetic) -> Self:
         """An input: given, hence free of error."""
@@ -414,6 +422,34 @@ class Bounded(FollowsNumPy):
     prod = as_method(np.prod)
     std = as_method(np.std)
     var = as_method(np.var)
+
+
+class OneOf(Bounded):
+    """A result that is chosen, as the largest numbers or their places are: nothing is rounded, several may be right.
+
+    Args:
+        value: one of the results that are right, which messages name.
+        nearest: of what was returned, of the same shape, the result that is right and comes nearest to it. Unless
+            given, `value` alone is right.
+    """
+
+    __slots__ = ("_nearest",)
+
+    def __init__(
+        self, value: np.ndarray, arithmetic: Arithmetic, nearest: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> None:
+        super().__init__(value, np.zeros(value.shape), arithmetic)
+        self._nearest = nearest
+
+    def nearest(self, actual: np.ndarray) -> np.ndarray:
+        """The result that is right and comes nearest to `actual`."""
+        return self.value if self._nearest is None else self._nearest(actual)
+
+    def within(self, error: np.ndarray) -> "OneOf":
+        """The same results with a bound."""
+        other = OneOf(self.value, self.arithmetic, self._nearest)
+        other.error = error
+        return other
 
 
 def stored(a: Any) -> Any:

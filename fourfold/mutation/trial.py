@@ -33,6 +33,7 @@ from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.laws import law_holds
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.offsets import offsets_may_pass_32_bits
+from fourfold.checks.outputs import of_output, together
 from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.checks.search import Failure, Search, Subject, Unsuitable
 from fourfold.checks.single_gradients import single_gradients_agree
@@ -128,6 +129,7 @@ class Step:
         cases: the cases, by name.
         configuration: the configuration to force, for a kernel that is tuned.
         quick: whether `--quick` runs it. The quick steps reject most mutants, usually at the first case.
+        output: of several outputs the one that it is about; "" for those that have gradients.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Step:
     cases: Mapping[str, Case]
     configuration: str | None = None
     quick: bool = False
+    output: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}"
@@ -244,6 +247,9 @@ class Trials:
         yield from each("memory", memory_is_respected, first, quick=True)
         yield from each("forward", forward_agrees, others, quick=True)
         yield from each("backward", backward_agrees, others, quick=True)
+        for place, output in enumerate(self.operation.outputs):
+            for dtype in self.dtypes if place not in self.operation.joined else ():
+                yield Step(f"forward of {output}", forward_agrees, dtype, drawn[dtype], quick=True, output=output)
         half = DTYPES["float16"]
         apart = {**self.operation.examples_for_offsets(half), **_drawn(small(half, 512), 8)}
         yield Step("offsets", offsets_may_pass_32_bits, "float16", apart, quick=True)
@@ -386,7 +392,7 @@ class Trials:
         if say is not None and self.backend != "cuda":
             given.cases = functools.partial(_each, this.cases, traced)  # type: ignore[method-assign]
         with force:
-            this.check(subject, given)
+            this.check(of_output(subject, this.output) if this.output else together(subject), given)
 
     def _compiling_only(self, names: frozenset[str]) -> contextlib.AbstractContextManager[None]:
         """In this context, compile a C++ kernel with only the named ones: the first steps reject most mutants."""

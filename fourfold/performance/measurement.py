@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fourfold.checks.outputs import joined
 from fourfold.compat import pytest_benchmark_internals
 from fourfold.core.comparison import Disagreement
 from fourfold.core.dtypes import DTYPES
@@ -146,7 +147,7 @@ class Bench:
             self._functions = key, {}
         functions = self._functions[1]
         if measurement.contender not in functions:
-            functions[measurement.contender] = measurement.function()
+            functions[measurement.contender] = joined(measurement.function(), measurement.operation)
         return functions[measurement.contender]
 
     def unsupported(self, measurement: Measurement) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fourfold.checks.standard import ALL, OF
 from fourfold.running.cells import Cell
 
 # Its name among what a test's report carries besides pytest's own.
@@ -29,13 +30,14 @@ class Identity:
     def of_item(cls, item: pytest.Item) -> "Identity | None":
         """What an item is for; None where no cell is among its parameters."""
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        cell, law, configuration = (parameters.get(name) for name in ("cell", "law", "configuration"))
+        cell, law, configuration, output = (parameters.get(n) for n in ("cell", "law", "configuration", "output"))
         if not isinstance(cell, Cell):
             return None
         test = getattr(item, "originalname", item.name).removeprefix("test_")
         file = item.path.stem.removeprefix("test_")
         named = configuration.name if configuration else law.__name__ if law else test
-        return cls(cell, f"{file}: {named}".replace("_", " "))
+        of = f" of {output}" if output == ALL else f"{OF}{output}" if output else ""
+        return cls(cell, f"{file}: {named}".replace("_", " ") + of)
 
     @classmethod
     def of_report(cls, report: Any) -> "Identity | None":

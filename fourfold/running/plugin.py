@@ -17,13 +17,14 @@ import torch
 
 from fourfold.backends.tuning import Configuration
 from fourfold.checks.escapes import hear_ctrl_c, held
+from fourfold.checks.outputs import of_output, together
 from fourfold.checks.search import Search, Subject, Unsupported
-from fourfold.checks.standard import Check, named
+from fourfold.checks.standard import ALL, Check, named, outputs_for
 from fourfold.compat import xdist_internals
 from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE
 from fourfold.core.executed import recorder
-from fourfold.core.operation import Law
+from fourfold.core.operation import Law, Operation
 from fourfold.core.refusals import Refusals
 from fourfold.core.tampering import Tampered, random_state_kept
 from fourfold.running import isolation
@@ -123,7 +124,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    only = "only(backends=, dtypes=, devices=, kernels=, batched=): the cells that a test is about"
+    only = "only(backends=, dtypes=, devices=, kernels=, batched=, whole=): the cells that a test is about"
     check = "check(name): the check that a test makes, whose dtypes, devices and number of examples it takes"
     decisive = "decisive: a candidate that has failed here is known to be wrong, and looked at briefly by other checks"
     for marker in (only, check, decisive):
@@ -223,13 +224,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if check:
         cells = looked_at(cells, check, hypothesis.settings.get_current_profile_name() == NIGHTLY)
     if "law" in metafunc.fixturenames:
-        pairs = [(cell, law) for cell in cells for law in selection.operations[cell.operation].laws]
-        metafunc.parametrize("cell,law", pairs, ids=[f"{cell}-{law.__name__}" for cell, law in pairs])
+        triples = [
+            (cell, law, output)
+            for cell in cells
+            for output in outputs_for(check, selection.operations[cell.operation])
+            for law in record_of(selection.operations[cell.operation], output).laws
+        ]
+        named_by = [f"{_of(cell, output)}-{law.__name__}" for cell, law, output in triples]
+        metafunc.parametrize("cell,law,output", triples, ids=named_by)
     elif "configuration" in metafunc.fixturenames:
         choices = [(cell, configuration) for cell in cells for configuration in selection.configurations(cell)]
         metafunc.parametrize("cell,configuration", choices, ids=[f"{cell}-{one.name}" for cell, one in choices])
+    elif "output" in metafunc.fixturenames and not only.get("whole"):
+        pairs = [(cell, name) for cell in cells for name in outputs_for(check, selection.operations[cell.operation])]
+        metafunc.parametrize("cell,output", pairs, ids=[_of(cell, output) for cell, output in pairs])
     else:
         metafunc.parametrize("cell", cells, ids=str)
+
+
+def record_of(operation: Operation, output: str) -> Operation:
+    """The record of one of the outputs; of all of them without a name of one."""
+    return operation.outputs.get(output, operation)
+
+
+def _of(cell: Cell, output: str) -> str:
+    return f"{cell}-{output.replace(' ', '_')}" if output else str(cell)
 
 
 def check_of(test: pytest.Item) -> Check | None:
@@ -309,6 +328,12 @@ def cell() -> Cell:
 
 
 @pytest.fixture
+def output() -> str:
+    """The name of the output that a test is for, where there are several: see `outputs_for`."""
+    return ""
+
+
+@pytest.fixture
 def law() -> Law:
     """The law that a test is for."""
     raise NotImplementedError("pytest_generate_tests gives it")
@@ -328,7 +353,9 @@ def note(pytestconfig: pytest.Config) -> Callable[[Case], None]:
 
 
 @pytest.fixture
-def subject(request: pytest.FixtureRequest, cell: Cell, device: str, note: Callable[[Case], None]) -> Subject:
+def subject(
+    request: pytest.FixtureRequest, cell: Cell, output: str, device: str, note: Callable[[Case], None]
+) -> Subject:
     """The implementation that a test is for; skips, saying why, where it cannot run here."""
     selection = request.config.stash[SELECTION]
     if reason := selection.unsupported(cell, device):
@@ -339,6 +366,8 @@ def subject(request: pytest.FixtureRequest, cell: Cell, device: str, note: Calla
         elsewhere = function if isinstance(function, UntrustedFunction) else None
         request.config.stash[LINES].watch(*selection.source(cell), device, elsewhere)
     made = selection.subject(cell, device, note)
+    if output:
+        made = together(made) if output == ALL else of_output(made, output)
     request.config.stash[BLACK_BOX].case("")  # which was to find out what it can do
     if cell.backend == CANDIDATE and WATCH in request.config.stash:
         request.config.stash[WATCH].hold_subject(made)

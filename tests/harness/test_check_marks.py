@@ -66,13 +66,22 @@ def test_each_check_of_the_table_has_one_test_in_the_operations_folder() -> None
         for name in re.findall(r'^@pytest\.mark\.check\("([^"]+)"\)$', path.read_text(), re.MULTILINE)
     )
     assert marks == Counter(
-        check.name for check in (*standard.STANDARD, standard.LAW, standard.CONFIGURATION, standard.BAD_INPUT)
+        check.name
+        for check in (
+            *standard.STANDARD,
+            standard.LAW,
+            standard.CONFIGURATION,
+            standard.TOGETHER,
+            standard.BAD_INPUT,
+        )
     )
 
 
 def test_a_check_that_there_is_not_is_named_beside_those_that_there_are() -> None:
     assert named("saved tensors").examples == 3
-    with pytest.raises(ValueError, match=r"no check 'sorcery': there are forward, .*, law, configuration, bad"):
+    with pytest.raises(
+        ValueError, match=r"no check 'sorcery': there are forward, .*, law, configuration, outputs together, bad"
+    ):
         named("sorcery")
 
 

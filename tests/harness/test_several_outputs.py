@@ -10,9 +10,13 @@ import torch
 
 import fourfold
 from fourfold import operation, result, tensor, verify
+from fourfold.checks import standard
+from fourfold.checks.catalogue import operations
 from fourfold.checks.standard import checks_of
+from fourfold.core.case import Case
 from fourfold.core.claims import NO_CLAIMS, Claims
-from fourfold.core.dtypes import DTYPES, returned
+from fourfold.core.comparison import Disagreement, compare, expectation
+from fourfold.core.dtypes import DTYPES, INTEGERS, returned
 from fourfold.core.operation import reference, reference_gradients
 from fourfold.core.running_error import Bounded
 from fourfold.core.torch_running_error import backward_of
@@ -238,6 +242,94 @@ def test_a_suite_has_the_checks_of_each_output() -> None:
     assert {"test_forward_of_output_y", "test_backward_of_all_outputs", "test_bad_input"} <= set(vars(suite))
     names = [check.name for check in checks_of(add_rms_norm, "cpu", NO_CLAIMS)]
     assert len(names) == len(set(names))
+
+
+# ---- what is chosen, and records by hand
+
+
+TOPK = operations()["topk"]
+ROW = Case({"x": np.float32([[3, 5, 5, 1, 5]])}, np.float32([[2, -4, 7]]), {"k": 3, "largest": True})
+
+
+@pytest.mark.parametrize("places", [[1, 2, 4], [4, 1, 2]])
+def test_any_of_equal_numbers_may_be_chosen(places: list[int]) -> None:
+    expected = expectation(reference(TOPK.outputs["indices"], ROW, DTYPES["float32"]), INTEGERS["int64"])
+    assert compare(np.float64([places]), expected, INTEGERS["int64"]).worst == 0
+    gradient = expectation(reference_gradients(TOPK, ROW, DTYPES["float32"])["x"], DTYPES["float32"])
+    given = np.zeros((1, 5))
+    given[0, places] = ROW.grad_output
+    assert compare(given, gradient, DTYPES["float32"]).worst == 0
+
+
+@pytest.mark.parametrize(
+    "places", [[1, 2, 2], [1, 1, 1], [1, 2, 0], [1, 2, 5], [1, 2, -1], [1, 2, 3.5], [1, 2, np.nan]]
+)
+def test_a_place_that_comes_twice_or_holds_another_number_is_wrong(places: list[float]) -> None:
+    expected = expectation(reference(TOPK.outputs["indices"], ROW, DTYPES["float32"]), INTEGERS["int64"])
+    with pytest.raises(Disagreement, match=r"output\[0, [12]\] is .* expected [24]\.0 within 0"):
+        compare(np.float64([places]), expected, INTEGERS["int64"])
+
+
+@pytest.mark.parametrize("given", [[0, 2, -4, 0, 0], [0, 2, 2, 0, 7], [2, 0, -4, 0, 7], [0, 5, 0, 0, 0]])
+def test_a_gradient_that_is_no_cotangent_each_is_wrong(given: list[float]) -> None:
+    gradient = expectation(reference_gradients(TOPK, ROW, DTYPES["float32"])["x"], DTYPES["float32"])
+    with pytest.raises(Disagreement):
+        compare(np.float64([given]), gradient, DTYPES["float32"])
+
+
+def test_what_is_chosen_is_not_rounded() -> None:
+    """The number next to a power of two, on its near side, is within half a step of rounding."""
+    dtype = DTYPES["float16"]
+    case = Case({"x": np.float16([2, 1])}, np.float16([3]), {"k": 1})
+    with pytest.raises(Disagreement):
+        compare(np.float64([2 - 2**-10]), expectation(reference(TOPK, case, dtype), dtype), dtype)
+
+
+def test_a_record_by_hand_has_the_checks_of_each_output_and_of_all_together() -> None:
+    names = [check.name for check in checks_of(TOPK, "cpu", NO_CLAIMS)]
+    assert {"forward of output values", "backward of output values", "forward of output indices"} <= {*names}
+    assert {"outputs together", "bad input", "law: fewer are the first of more of output values"} <= {*names}
+    assert "backward of output indices" not in names
+    assert len(names) == len({*names})
+
+
+@pytest.mark.parametrize(
+    ("check", "outputs"),
+    [
+        (standard.BAD_INPUT, ["values"]),
+        (standard.BACKWARD, ["values"]),
+        (standard.TOGETHER, [""]),
+        (standard.LAW, ["values", "indices"]),
+        (None, ["values", "indices"]),
+    ],
+)
+def test_tests_of_operations_are_made_of_the_outputs_that_a_check_is_about(check: Any, outputs: list[str]) -> None:
+    assert standard.outputs_for(check, TOPK) == outputs
+    assert standard.outputs_for(check, operations()["softmax"]) == [""]
+
+
+def test_gradients_of_several_outputs_are_looked_at_together_too() -> None:
+    assert standard.outputs_for(standard.BACKWARD, add_rms_norm) == ["y", "total", standard.ALL]
+
+
+def last_ones(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of equal numbers the last ones, which is as right as any others."""
+    if not isinstance(k, int) or not 0 <= k <= x.shape[-1]:
+        raise ValueError("k must be between 0 and the last axis of x")
+    values, indices = x.flip(-1).sort(dim=-1, descending=largest, stable=True)
+    return values[..., :k].contiguous(), (x.shape[-1] - 1 - indices[..., :k]).contiguous()
+
+
+def test_a_right_choice_passes_and_one_that_changes_in_backward_does_not() -> None:
+    verdict = verify(last_ones, "topk", dtypes=["float32"], examples=5, seed=1, device="cpu")
+    assert verdict.passed, verdict
+
+    def told_others(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        return last_ones(x, k, largest)[0], torch.topk(x, k, largest=largest)[1]
+
+    verdict = verify(told_others, "topk", dtypes=["float32"], examples=5, seed=1, device="cpu")
+    assert failed(verdict) == {"outputs together"}
+    assert "the gradient of x is not the cotangent at the indices" in str(verdict)
 
 
 @pytest.mark.parametrize(

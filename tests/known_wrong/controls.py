@@ -21,6 +21,7 @@ from . import (
     planted_rms_norm,
     planted_softmax,
     planted_softmax_kernels,
+    planted_topk,
     planted_triton,
     planted_vector_add,
 )
@@ -29,7 +30,7 @@ from .steps import Implementation, giou, loss, one_term_after_another
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """A correct implementation and the dtypes that it supports."""
+    """A correct implementation of an operation, or of "operation.output", and the dtypes that it supports."""
 
     name: str
     operation: str
@@ -175,5 +176,10 @@ CONTROLS = (
             ("giou_loss_ragged", planted_giou_losses.ragged_in_triton, planted_giou_losses.ragged_in_cuda),
         )
         for name, make in (("small_triton", in_triton), ("small_cuda", in_cuda))
+    ),
+    *(
+        Control(name=name, operation=f"topk.{output}", make=make, dtypes=("float32",), examples=10, elements=3000)
+        for output in ("values", "indices")
+        for name, make in (("small_triton", planted_topk.in_triton), ("small_cuda", planted_topk.in_cuda))
     ),
 )

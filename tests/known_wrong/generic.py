@@ -11,6 +11,7 @@ from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.outputs import joined
 from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.core.operation import Operation
 
@@ -114,7 +115,7 @@ def errors_dropped(right: Implementation) -> Implementation:
 
 def faults_of(operation: Operation) -> tuple[Fault, ...]:
     """Return the generic faults of an operation, each with the check that must reject it."""
-    name, right = operation.differentiable[0], backends.load(operation.name, "torch")
+    name, right = operation.differentiable[0], joined(backends.load(operation.name, "torch"), operation)
 
     def of(fault: str, make: Callable[[], Implementation], check: Check, says: str) -> Fault:
         return Fault(

@@ -86,6 +86,7 @@ class Fault:
             results that are rounded once or summed exactly, "comparisons" for cases past what the code compares at run
             time. Empty if none.
         record: the operation's record, where it is declared and has no place among the known ones.
+        output: of several outputs the one that the check looks at; "" for what all of them are together.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Fault:
     sized: bool = False
     seen_by: str = ""
     record: Operation | None = None
+    output: str = ""
 
 
 # Patterns of the messages for a wrong output, for a wrong gradient, and for a result with missing elements.

@@ -36,6 +36,7 @@ from fourfold.core.case import Case
 from fourfold.core.comparison import Disagreement, compare, expectation
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation, Result, evaluate_tensors, reference
+from fourfold.core.outputs import alone
 from fourfold.core.running_error import Bounded
 from fourfold.strategies.constants import constants_of
 from fourfold.strategies.large_cases import LargeCases
@@ -81,11 +82,16 @@ def subject(
     device: str,
     dtype: str = "float32",
     documented_ties: bool = False,
+    output: str = "",
     **changes: object,
 ) -> Subject:
     """Return an implementation as a candidate under test. The other operations that laws use are right."""
+    record = OPERATIONS[operation] if isinstance(operation, str) else operation
+    if output:
+        names = tuple(record.outputs)
+        record, implementation = record.outputs[output], alone(implementation, names, names.index(output))
     return Subject(
-        operation=dataclasses.replace(OPERATIONS[operation] if isinstance(operation, str) else operation, **changes),
+        operation=dataclasses.replace(record, **changes),
         backend="candidate",
         dtype=DTYPES[dtype] if documented_ties else DTYPES[dtype].with_free_ties,
         device=device,
@@ -138,7 +144,7 @@ def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> No
         raises, says = InterpreterError, "OutOfBounds"
     changes = {"examples": fault.examples} if fault.examples else {}
     record = fault.record or fault.operation
-    given = subject(record, fault.make(), device, fault.dtype, fault.documented_ties, **changes)
+    given = subject(record, fault.make(), device, fault.dtype, fault.documented_ties, fault.output, **changes)
     if fault.sized or fault.seen_by:
         given = with_large_cases(given)
     with (
@@ -191,7 +197,8 @@ def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
     case = make(DTYPES[fault.dtype])
     search = Search(examples=1)
     record = fault.record or fault.operation
-    fault.check(subject(record, fault.make(), device, fault.dtype, examples={}, cases=lambda *_: st.just(case)), search)
+    changes = {"examples": {}, "cases": lambda *_: st.just(case), "output": fault.output}
+    fault.check(subject(record, fault.make(), device, fault.dtype, **changes), search)
     assert search.substantial
 
 
@@ -215,13 +222,17 @@ def test_any_derivative_at_a_clamps_limit_is_right_for_a_candidate(fault: Fault,
     ],
 )
 def test_control_passes(control: Control, dtype: str, check: Check, device: str) -> None:
+    operation, _, output = control.operation.partition(".")
+    record = OPERATIONS[operation].outputs[output] if output else OPERATIONS[operation]
+    if check is backward_agrees and not record.differentiable:
+        return
     examples = {
         name: make
-        for name, make in OPERATIONS[control.operation].examples.items()
+        for name, make in record.examples.items()
         if control.elements is None or sum(a.size for a in make(DTYPES[dtype]).inputs.values()) <= control.elements
     }
     search = Search(examples=control.examples, elements=control.elements or Search.elements)
-    check(subject(control.operation, control.make(), device, dtype, examples=examples), search)
+    check(subject(operation, control.make(), device, dtype, output=output, examples=examples), search)
     assert search.ran >= control.examples + len(examples)
 
 

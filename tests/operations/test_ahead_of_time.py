@@ -95,7 +95,7 @@ def test_triton_kernels_compile_for_every_architecture(cell: Cell, compiler: Com
         assert all(kernel["shared_bytes"] <= MOST_SHARED_BYTES[capability] for kernel in compiled)
 
 
-@pytest.mark.only(backends=["cuda"])
+@pytest.mark.only(backends=["cuda"], whole=True)
 def test_cuda_kernels_compile_for_every_architecture(subject: Subject, cell: Cell) -> None:
     kernels = [k for k in backends.module(cell.operation, "cuda").KERNELS if is_for(k, cell.dtype)]
     assert kernels, f"{cell.operation} has no CUDA kernel for {cell.dtype}"

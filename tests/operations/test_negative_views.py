@@ -32,7 +32,8 @@ def test_tensors_with_the_negative_bit_are_read_as_their_values(
         if gradients:
             expected |= reference_gradients(operation, case, dtype)
         for name, result in {"output": output, **found}.items():
-            search.saw(compare(dtype.array(result.resolve_neg()), expectation(expected[name], dtype), dtype, name))
+            kind = subject.dtype_of(name)
+            search.saw(compare(dtype.array(result.resolve_neg()), expectation(expected[name], kind), kind, name))
 
     search.examples = min(search.examples, 3)
     search.for_all(f"negative views {subject} {gradients}", operation.smooth(dtype), body)

@@ -9,7 +9,8 @@ from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
 
-OPERATIONS = operations()
+# Of several outputs each by itself.
+OPERATIONS = {of.name: of for operation in operations().values() for of in (operation.outputs.values() or [operation])}
 # Enough cases that some have the same shape, because another case's result serves as an impostor. They are small,
 # because even simple cases must reject impostors.
 GENERATED, ELEMENTS = 30, 64

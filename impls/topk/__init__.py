@@ -1,0 +1,1 @@
+"""The operation ``topk`` on every backend."""
