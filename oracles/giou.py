@@ -99,7 +99,13 @@ def gradients(
     grad_output: Array, boxes1: Array, boxes2: Array, eps: float, enclosed: bool = True
 ) -> tuple[Array, Array]:
     """The gradients of ``sum(grad_output * score(...))`` for both boxes of each pair."""
-    width, height, intersection, raw_union, hull_width, hull_height, raw_hull = intersection_union_hull(boxes1, boxes2)
+    of_areas = gradients_of_areas(grad_output, intersection_union_hull(boxes1, boxes2), eps, enclosed)
+    return of_box(boxes1, boxes2, *of_areas), of_box(boxes2, boxes1, *of_areas)
+
+
+def gradients_of_areas(grad_output: Array, areas: tuple[Array, ...], eps: float, enclosed: bool) -> tuple[Array, ...]:
+    """The gradients of the union, of the intersection's sides and of the hull's, from `intersection_union_hull`."""
+    width, height, intersection, raw_union, hull_width, hull_height, raw_hull = areas
     union = np.maximum(raw_union, eps)
 
     grad_intersection = grad_output / union
@@ -116,20 +122,29 @@ def gradients(
 
     grad_width = through_clamp(grad_intersection * np.maximum(height, 0.0), width, 0.0)
     grad_height = through_clamp(grad_intersection * np.maximum(width, 0.0), height, 0.0)
+    return grad_union, grad_width, grad_height, grad_hull_width, grad_hull_height
 
-    def of_box(box: Array, other: Array) -> Array:
-        box_width = box[..., 2] - box[..., 0]
-        box_height = box[..., 3] - box[..., 1]
-        by_width, by_height = grad_union * box_height, grad_union * box_width
-        # x1 and y1 enter the intersection by a maximum and the hull by a minimum, x2 and y2 the other way round.
-        x1 = -by_width - through_maximum(grad_width, box[..., 0], other[..., 0])
-        x1 = x1 - through_minimum(grad_hull_width, box[..., 0], other[..., 0])
-        y1 = -by_height - through_maximum(grad_height, box[..., 1], other[..., 1])
-        y1 = y1 - through_minimum(grad_hull_height, box[..., 1], other[..., 1])
-        x2 = by_width + through_minimum(grad_width, box[..., 2], other[..., 2])
-        x2 = x2 + through_maximum(grad_hull_width, box[..., 2], other[..., 2])
-        y2 = by_height + through_minimum(grad_height, box[..., 3], other[..., 3])
-        y2 = y2 + through_maximum(grad_hull_height, box[..., 3], other[..., 3])
-        return np.stack([x1, y1, x2, y2], axis=-1)
 
-    return of_box(boxes1, boxes2), of_box(boxes2, boxes1)
+def of_box(
+    box: Array,
+    other: Array,
+    grad_union: Array,
+    grad_width: Array,
+    grad_height: Array,
+    grad_hull_width: Array,
+    grad_hull_height: Array,
+) -> Array:
+    """The gradient of one box of each pair, from those of the union and of the sides of intersection and hull."""
+    box_width = box[..., 2] - box[..., 0]
+    box_height = box[..., 3] - box[..., 1]
+    by_width, by_height = grad_union * box_height, grad_union * box_width
+    # x1 and y1 enter the intersection by a maximum and the hull by a minimum, x2 and y2 the other way round.
+    x1 = -by_width - through_maximum(grad_width, box[..., 0], other[..., 0])
+    x1 = x1 - through_minimum(grad_hull_width, box[..., 0], other[..., 0])
+    y1 = -by_height - through_maximum(grad_height, box[..., 1], other[..., 1])
+    y1 = y1 - through_minimum(grad_hull_height, box[..., 1], other[..., 1])
+    x2 = by_width + through_minimum(grad_width, box[..., 2], other[..., 2])
+    x2 = x2 + through_maximum(grad_hull_width, box[..., 2], other[..., 2])
+    y2 = by_height + through_minimum(grad_height, box[..., 3], other[..., 3])
+    y2 = y2 + through_maximum(grad_hull_height, box[..., 3], other[..., 3])
+    return np.stack([x1, y1, x2, y2], axis=-1)

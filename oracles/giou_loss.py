@@ -1,5 +1,6 @@
 """Mean GIoU loss over the valid rows of a padded batch: the reference."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,27 @@ def forward(pred: Array, target: Array, eps: float = 1e-5) -> Array:
     Returns:
         A scalar. The values of `pred` in padding rows have no influence, not even NaN.
     """
-    valid = target[..., 3] > 0
-    rows = 1.0 - giou.forward(pred[valid], target[valid], eps)
-    return np.sum(rows) / max(int(np.count_nonzero(valid)), 1)
+    return mean(giou.score, pred, target, eps)
 
 
 def backward(grad_output: Array, pred: Array, target: Array, eps: float = 1e-5) -> tuple[Array, Array]:
     """Gradients of ``grad_output * forward(pred, target, eps)`` for pred and target; exactly 0 in padding rows."""
+    return gradients(giou.gradients, grad_output, pred, target, eps)
+
+
+def mean(score: Callable[..., Array], pred: Array, target: Array, *how: Any) -> Array:
+    """The mean of ``1 - score(pred, target, *how)`` over the valid rows."""
+    valid = target[..., 3] > 0
+    rows = 1.0 - score(pred[valid], target[valid], *how)
+    return np.sum(rows) / max(int(np.count_nonzero(valid)), 1)
+
+
+def gradients(
+    of_pairs: Callable[..., tuple[Array, Array]], grad_output: Array, pred: Array, target: Array, *how: Any
+) -> tuple[Array, Array]:
+    """The gradients of `mean`, from those of a score's pairs."""
     valid = target[..., 3] > 0
     row = np.broadcast_to(-grad_output / max(int(np.count_nonzero(valid)), 1), (int(np.count_nonzero(valid)),))
     grad_pred, grad_target = np.zeros_like(pred), np.zeros_like(target)
-    grad_pred[valid], grad_target[valid] = giou.backward(row, pred[valid], target[valid], eps)
+    grad_pred[valid], grad_target[valid] = of_pairs(row, pred[valid], target[valid], *how)
     return grad_pred, grad_target

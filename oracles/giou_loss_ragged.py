@@ -1,5 +1,6 @@
 """Mean GIoU loss over a ragged batch, in which all target boxes are concatenated: the reference."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,17 +29,34 @@ def forward(pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5) 
     Returns:
         A scalar.
     """
-    sample, place = rows_of(offsets)
-    rows = 1.0 - giou.forward(pred[sample, place], target, eps)
-    return np.sum(rows) / max(len(sample), 1)
+    return mean(giou.score, pred, target, offsets, eps)
 
 
 def backward(
     grad_output: Array, pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5
 ) -> tuple[Array, Array]:
     """Gradients of ``grad_output * forward(...)`` for pred and target; 0 for the boxes of pred without a target."""
+    return gradients(giou.gradients, grad_output, pred, target, offsets, eps)
+
+
+def mean(score: Callable[..., Array], pred: Array, target: Array, offsets: np.ndarray, *how: Any) -> Array:
+    """The mean of ``1 - score(pred[i, j], target[offsets[i] + j], *how)`` over every target box."""
+    sample, place = rows_of(offsets)
+    rows = 1.0 - score(pred[sample, place], target, *how)
+    return np.sum(rows) / max(len(sample), 1)
+
+
+def gradients(
+    of_pairs: Callable[..., tuple[Array, Array]],
+    grad_output: Array,
+    pred: Array,
+    target: Array,
+    offsets: np.ndarray,
+    *how: Any,
+) -> tuple[Array, Array]:
+    """The gradients of `mean`, from those of a score's pairs."""
     sample, place = rows_of(offsets)
     row = np.broadcast_to(-grad_output / max(len(sample), 1), (len(sample),))
     grad_pred = np.zeros_like(pred)
-    grad_pred[sample, place], grad_target = giou.backward(row, pred[sample, place], target, eps)
+    grad_pred[sample, place], grad_target = of_pairs(row, pred[sample, place], target, *how)
     return grad_pred, grad_target

@@ -28,6 +28,7 @@ __all__ = [
     "explicit_pairs",
     "layouts_for",
     "pairs",
+    "pairs_of_one_aspect",
     "pairs_without_ties",
     "sizes",
     "sprinkle_special_values",
@@ -197,3 +198,15 @@ def pairs_without_ties(rng: np.random.Generator, count: int, dtype: DType) -> tu
     x1, x2, y1, y2 = edges[:, :2, 0], edges[:, :2, 1], edges[:, 2:, 0], edges[:, 2:, 1]
     boxes = np.stack([x1, y1, x2, y2], axis=-1).astype(dtype.numpy)
     return boxes[:, 0], boxes[:, 1]
+
+
+def pairs_of_one_aspect(rng: np.random.Generator, count: int, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+    """`count` pairs of upright boxes without ties whose sides have one ratio; some overlap."""
+    size, corner = rng.uniform(1, 2, (count, 2)), rng.uniform(0, 2, (count, 2))
+    ratio = rng.uniform(0.5, 0.7, (count, 1))
+    # The smaller box begins inside and ends inside, begins inside and ends past the larger one, or begins past it.
+    begin = corner + size * (rng.choice([0.1, 0.7, 1.1], (count, 2)) + rng.uniform(0, 0.1, (count, 2)))
+    larger, smaller = np.concatenate([corner, corner + size], -1), np.concatenate([begin, begin + ratio * size], -1)
+    swap = rng.random((count, 1)) < 0.5
+    first, second = np.where(swap, smaller, larger), np.where(swap, larger, smaller)
+    return first.astype(dtype.numpy), second.astype(dtype.numpy)

@@ -1,6 +1,7 @@
 """The record of giou_loss: mean GIoU loss over the valid rows of a padded batch."""
 
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from fourfold.core.case import Case
 from fourfold.core.declared_errors import Arguments, positive, tensor
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.core.operation import Cost, Evaluate, Law, Operation, Relation, Sized
 from fourfold.core.relations import equals_exactly
 from fourfold.core.running_error_arrays import total
 from fourfold.core.workloads import Make, tiled, whole
@@ -68,10 +69,10 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 
 @st.composite
-def smooth(draw: st.DrawFn, dtype: DType) -> Case:
+def smooth(draw: st.DrawFn, dtype: DType, pairs_of: Callable[..., tuple] = pairs_without_ties) -> Case:
     """A batch of two, three rows each, some of them padding, without ties."""
     rng = draw(GENERATORS)
-    pred, target = (boxes.reshape(2, 3, 4) for boxes in pairs_without_ties(rng, 6, dtype))
+    pred, target = (boxes.reshape(2, 3, 4) for boxes in pairs_of(rng, 6, dtype))
     padding = np.arange(3) >= rng.integers(0, 4, 2)[:, None]
     target[padding] = -1  # not 0, past which a row becomes valid
     return Case({"pred": pred, "target": target}, cotangent(rng, (), dtype), {"eps": 1e-5})
@@ -223,11 +224,16 @@ def equals_one_minus_the_mean_giou(evaluate: Evaluate, case: Case, dtype: DType)
 ARGUMENTS = Arguments(pred=tensor("batch max_boxes 4"), target=tensor("batch max_boxes 4"), eps=positive(1e-5))
 
 
-def cost(case: Case) -> tuple[Cost, Cost]:
-    """Forward reads all of target and pred's valid rows. Backward reads the valid rows, and writes both gradients."""
-    rows, valid, itemsize = case["target"].size // 4, int(valid_rows(case).sum()), case["target"].dtype.itemsize
-    forward = Cost(4 * (rows + valid) * itemsize, 33 * valid)
-    return forward, Cost(4 * (2 * valid + 2 * rows) * itemsize, 95 * valid)
+def cost_of(flops: int, flops_of_backward: int) -> Callable[[Case], tuple[Cost, Cost]]:
+    """The cost of a call whose valid rows take so many operations each, forward and backward."""
+
+    def cost(case: Case) -> tuple[Cost, Cost]:
+        """Forward reads target and pred's valid rows. Backward reads the valid rows, and writes both gradients."""
+        rows, valid, itemsize = case["target"].size // 4, int(valid_rows(case).sum()), case["target"].dtype.itemsize
+        forward = Cost(4 * (rows + valid) * itemsize, flops * valid)
+        return forward, Cost(4 * (2 * valid + 2 * rows) * itemsize, flops_of_backward * valid)
+
+    return cost
 
 
 def full_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
@@ -252,28 +258,49 @@ workloads: Mapping[str, Mapping[str, Make]] = {
     },
 }
 
-operation = Operation(
-    name="giou_loss",
-    forward=oracle.forward,
-    backward=oracle.backward,
-    differentiable=("pred", "target"),
-    cases=cases,
-    examples=examples,
-    smooth=smooth,
-    # No input is batched: the number of valid rows in all samples is part of the loss and of each gradient.
-    batched={},
-    laws=(
-        padding_rows_get_no_gradient,
-        padding_rows_add_nothing,
-        the_order_of_samples_does_not_matter,
-        equals_one_minus_the_mean_giou,
-    ),
-    errors=ARGUMENTS.errors,
-    cost=cost,
-    workloads=workloads,
-    axes=ARGUMENTS.axes,
-    ranges=ARGUMENTS.ranges,
-    sized=Sized({"batch": 2, "max_boxes": 2}, lambda sizes: full_batch(sizes["batch"], sizes["max_boxes"])),
-    reduction="mean over batch",
+
+def record(name: str, oracle: ModuleType, *laws: Law, flops: tuple[int, int], source: str, **changes: Any) -> Operation:
+    """The record of the mean of one measure's losses over the valid rows, whatever the measure.
+
+    Args:
+        name: the operation's.
+        oracle: its module.
+        laws: that this measure has beside those of padding.
+        flops: operations of a valid row, forward and backward.
+        source: where the measure is defined.
+        changes: fields that are not those of giou_loss.
+    """
+    fields: dict[str, Any] = {"examples": examples, "smooth": smooth, **changes}
+    return Operation(
+        name=name,
+        forward=oracle.forward,
+        backward=oracle.backward,
+        differentiable=("pred", "target"),
+        cases=cases,
+        # No input is batched: the number of valid rows in all samples is part of the loss and of each gradient.
+        batched={},
+        laws=(
+            padding_rows_get_no_gradient,
+            padding_rows_add_nothing,
+            the_order_of_samples_does_not_matter,
+            *laws,
+        ),
+        errors=ARGUMENTS.errors,
+        cost=cost_of(*flops),
+        workloads=workloads,
+        axes=ARGUMENTS.axes,
+        ranges=ARGUMENTS.ranges,
+        sized=Sized({"batch": 2, "max_boxes": 2}, lambda sizes: full_batch(sizes["batch"], sizes["max_boxes"])),
+        reduction="mean over batch",
+        source=source,
+        **fields,
+    )
+
+
+operation = record(
+    "giou_loss",
+    oracle,
+    equals_one_minus_the_mean_giou,
+    flops=(33, 95),
     source="Accelerating AI/ML Model Training with Custom Operators, 2024: the padded loss, with Rezatofighi's clamp",
 )

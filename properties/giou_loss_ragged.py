@@ -1,6 +1,8 @@
 """The record of giou_loss_ragged: mean GIoU loss over a batch whose target boxes are concatenated."""
 
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,12 +12,13 @@ from hypothesis import strategies as st
 from fourfold.core.case import Case
 from fourfold.core.declared_errors import Arguments, DeclaredError, integers, positive, tensor
 from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.core.operation import Cost, Evaluate, Law, Operation, Relation, Sized
 from fourfold.core.relations import equals_exactly
 from fourfold.core.workloads import Make, tiled, whole
 from fourfold.strategies.arguments import reversed_offsets
 from fourfold.strategies.arrays import GENERATORS
 
+from . import giou_loss
 from .boxes import (
     PAIRS,
     batches,
@@ -63,10 +66,10 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 
 @st.composite
-def smooth(draw: st.DrawFn, dtype: DType) -> Case:
+def smooth(draw: st.DrawFn, dtype: DType, pairs_of: Callable[..., tuple] = pairs_without_ties) -> Case:
     """A batch of two, up to three boxes each, without ties."""
     rng = draw(GENERATORS)
-    pred, target = (boxes.reshape(2, 3, 4) for boxes in pairs_without_ties(rng, 6, dtype))
+    pred, target = (boxes.reshape(2, 3, 4) for boxes in pairs_of(rng, 6, dtype))
     return Case(ragged(pred, target, rng.integers(0, 4, 2)), cotangent(rng, (), dtype), {"eps": 1e-5})
 
 
@@ -156,18 +159,23 @@ def empty_samples_add_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> I
     yield Relation(here.gradients["target"], there.gradients["target"])
 
 
-def equals_the_padded_loss(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Where every target box has a positive y2, padding the batch gives the same loss and gradients."""
-    if not (case["target"][:, 3].astype(np.float64) > 0).all():
-        return
-    sample, place = oracle.rows_of(case["offsets"])
-    target = np.zeros(case["pred"].shape, dtype=dtype.numpy)
-    target[sample, place] = case["target"]
-    padded = Case({"pred": case["pred"], "target": target}, case.grad_output, {"eps": case.parameters["eps"]})
-    here, there = evaluate(case), evaluate(padded, operation="giou_loss")
-    yield Relation(here.output, there.output)
-    yield Relation(here.gradients["pred"], there.gradients["pred"])
-    yield Relation(here.gradients["target"], there.gradients["target"][sample, place])
+def equals(padded_loss: str) -> Law:
+    """The law that says which operation gives the same for the padded batch."""
+
+    def equals_the_padded_loss(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+        """Where every target box has a positive y2, padding the batch gives the same loss and gradients."""
+        if not (case["target"][:, 3].astype(np.float64) > 0).all():
+            return
+        sample, place = oracle.rows_of(case["offsets"])
+        target = np.zeros(case["pred"].shape, dtype=dtype.numpy)
+        target[sample, place] = case["target"]
+        padded = Case({"pred": case["pred"], "target": target}, case.grad_output, {"eps": case.parameters["eps"]})
+        here, there = evaluate(case), evaluate(padded, operation=padded_loss)
+        yield Relation(here.output, there.output)
+        yield Relation(here.gradients["pred"], there.gradients["pred"])
+        yield Relation(here.gradients["target"], there.gradients["target"][sample, place])
+
+    return equals_the_padded_loss
 
 
 def samples_in_reverse(case: Case) -> dict[str, np.ndarray]:
@@ -197,11 +205,16 @@ errors = (
 )
 
 
-def cost(case: Case) -> tuple[Cost, Cost]:
-    """Forward reads the boxes that count and the offsets. Backward reads them again, and writes both gradients."""
-    total, itemsize = case["target"].shape[0], case["target"].dtype.itemsize
-    forward = Cost(8 * total * itemsize + case["offsets"].nbytes, 33 * total)
-    return forward, Cost(forward.bytes + (case["pred"].size + 4 * total) * itemsize, 95 * total)
+def cost_of(flops: int, flops_of_backward: int) -> Callable[[Case], tuple[Cost, Cost]]:
+    """The cost of a call whose target boxes take so many operations each, forward and backward."""
+
+    def cost(case: Case) -> tuple[Cost, Cost]:
+        """Forward reads the boxes that count and the offsets. Backward reads them again, and writes both gradients."""
+        total, itemsize = case["target"].shape[0], case["target"].dtype.itemsize
+        forward = Cost(8 * total * itemsize + case["offsets"].nbytes, flops * total)
+        return forward, Cost(forward.bytes + (case["pred"].size + 4 * total) * itemsize, flops_of_backward * total)
+
+    return cost
 
 
 def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
@@ -231,24 +244,43 @@ workloads: Mapping[str, Mapping[str, Make]] = {
     },
 }
 
-operation = Operation(
-    name="giou_loss_ragged",
-    forward=oracle.forward,
-    backward=oracle.backward,
-    differentiable=("pred", "target"),
-    cases=cases,
-    examples=examples,
-    smooth=smooth,
-    # No input is batched, as in giou_loss: the mean depends on all samples.
-    batched={},
-    laws=(boxes_without_target_get_no_gradient, empty_samples_add_nothing, equals_the_padded_loss),
-    errors=errors,
-    cost=cost,
-    workloads=workloads,
-    axes=ARGUMENTS.axes,
-    ranges=ARGUMENTS.ranges,
-    other_integers=samples_in_reverse,
-    sized=Sized({"batch": 2, "max_boxes": 2}, lambda sizes: uneven_batch(sizes["batch"], sizes["max_boxes"])),
-    reduction="mean over batch, total",
+
+def record(padded: Operation, oracle: ModuleType, *, flops: tuple[int, int], source: str, **changes: Any) -> Operation:
+    """The record of the mean of one measure's losses over ragged boxes, whatever the measure.
+
+    Args:
+        padded: the record of the loss over padded boxes.
+        oracle: this operation's module.
+        flops: operations of a target box, forward and backward.
+        source: where the measure is defined.
+        changes: fields that are not those of giou_loss_ragged.
+    """
+    fields: dict[str, Any] = {"examples": examples, "smooth": smooth, **changes}
+    return Operation(
+        name=f"{padded.name}_ragged",
+        forward=oracle.forward,
+        backward=oracle.backward,
+        differentiable=("pred", "target"),
+        cases=cases,
+        # No input is batched, as in giou_loss: the mean depends on all samples.
+        batched={},
+        laws=(boxes_without_target_get_no_gradient, empty_samples_add_nothing, equals(padded.name)),
+        errors=errors,
+        cost=cost_of(*flops),
+        workloads=workloads,
+        axes=ARGUMENTS.axes,
+        ranges=ARGUMENTS.ranges,
+        other_integers=samples_in_reverse,
+        sized=Sized({"batch": 2, "max_boxes": 2}, lambda sizes: uneven_batch(sizes["batch"], sizes["max_boxes"])),
+        reduction="mean over batch, total",
+        source=source,
+        **fields,
+    )
+
+
+operation = record(
+    giou_loss.operation,
+    oracle,
+    flops=(33, 95),
     source="Accelerating AI/ML Model Training with Custom Operators, 2024: the ragged loss, with Rezatofighi's clamp",
 )

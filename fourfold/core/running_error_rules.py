@@ -32,8 +32,8 @@ DIVISION = 4.0
 # The maximum of a softmax must be subtracted before that product: afterwards the error grows with the inputs' offset.
 EXPONENTIAL = 4.0
 EXPONENT = 2.35
-# Those of CUDA's logf, log2f, log1pf and expm1f; of exp2f, sinf, cosf and tanhf; and of powf, in single precision. In
-# double precision they are no larger.
+# Those of CUDA's logf, log2f, log1pf and expm1f; of exp2f, sinf, cosf, tanhf and atanf; and of powf, in single
+# precision. In double precision they are no larger.
 WITHIN_1_ULP, WITHIN_2_ULP, POWER = units(1), units(2), units(4)
 # In units of roundoff: above 1 an ulp is two of them.
 TWO_ULP_OF_1 = 4.0
@@ -316,6 +316,17 @@ def tanh(a: Bounded) -> Bounded:
     value, nearest = np.tanh(a.value), np.tanh(abs(a.value) - a.error)
     inherited = np.tanh(a.error) * (1 - abs(value) * nearest)
     return saturated(rounded(value, inherited, (a,), WITHIN_2_ULP), inherited)
+
+
+@rule_for(np.arctan)
+def arctan(a: Bounded) -> Bounded:
+    """The angle of a slope, within 2 ulp.
+
+    ``atan(x) - atan(x - e) = atan2(e, 1 + x (x - e))``, most on the side of 0, where it is steepest.
+    """
+    size = abs(a.value)
+    inherited = np.where(a.error == 0, 0.0, np.arctan2(a.error, 1 + size * (size - a.error)))
+    return rounded(np.arctan(a.value), inherited, (a,), WITHIN_2_ULP)
 
 
 def wave(function: np.ufunc, slope: np.ufunc) -> Callable[[Bounded], Bounded]:

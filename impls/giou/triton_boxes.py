@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -122,6 +123,83 @@ def grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, ENCLOSED: t
     if not ENCLOSED:
         grad_hull_width, grad_hull_height = tl.zeros_like(grad), tl.zeros_like(grad)
     return grad_union, grad_width, grad_height, grad_hull_width, grad_hull_height
+
+
+@triton.jit
+def centres_apart(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
+    """From the centre of each second box to that of the first. Differences of corners keep the most digits."""
+    return 0.5 * ((ax1 - bx1) + (ax2 - bx2)), 0.5 * ((ay1 - by1) + (ay2 - by2))
+
+
+@triton.jit
+def angle_of(x1, y1, x2, y2, eps):
+    """atan(width / height), with the height clamped."""
+    return libdevice.atan((x2 - x1) / maximum(y2 - y1, eps))
+
+
+@triton.jit
+def weight_of(angle, iou, eps):
+    """v and alpha, for a difference of angles."""
+    v = angle * angle * 0.4052847345693511  # 4 / pi^2
+    return v, v / maximum(1.0 - iou + v, eps)
+
+
+@triton.jit
+def score_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE: tl.constexpr):
+    """The score of each pair by a measure: "giou", "diou" or "ciou"."""
+    score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE == "giou")
+    if MEASURE != "giou":
+        iou = score
+        _, _, _, _, hull_width, hull_height = intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2)
+        x, y = centres_apart(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2)
+        score = iou - (x * x + y * y) / maximum(hull_width * hull_width + hull_height * hull_height, eps)
+        if MEASURE == "ciou":
+            angle = angle_of(ax1, ay1, ax2, ay2, eps) - angle_of(bx1, by1, bx2, by2, eps)
+            v, alpha = weight_of(angle, iou, eps)
+            score -= alpha * v
+    return score
+
+
+@triton.jit
+def grad_of_pair(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE: tl.constexpr):
+    """Of each pair, what `grad_of` takes: the gradients of the areas, of the centres' distance and of the angle."""
+    union, width, height, hull_width, hull_height = grad_of_areas(
+        grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE == "giou"
+    )
+    distance, turn = tl.zeros_like(grad), tl.zeros_like(grad)
+    if MEASURE != "giou":
+        _, _, _, _, side, other_side = intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2)
+        x, y = centres_apart(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2)
+        raw_diagonal = side * side + other_side * other_side
+        diagonal = maximum(raw_diagonal, eps)
+        of_diagonal = tl.where(raw_diagonal >= eps, grad * ((x * x + y * y) / diagonal) / diagonal, 0.0)
+        hull_width, hull_height = of_diagonal * (2.0 * side), of_diagonal * (2.0 * other_side)
+        distance = -grad / diagonal
+    if MEASURE == "ciou":
+        angle = angle_of(ax1, ay1, ax2, ay2, eps) - angle_of(bx1, by1, bx2, by2, eps)
+        _, alpha = weight_of(angle, giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, False), eps)
+        turn = -grad * alpha * (angle * 0.8105694691387022)  # 8 / pi^2
+    return union, width, height, hull_width, hull_height, distance, turn
+
+
+@triton.jit
+def grad_of(x1, y1, x2, y2, ox1, oy1, ox2, oy2, eps, of_pair, MEASURE: tl.constexpr, FIRST: tl.constexpr):
+    """The gradient of one box (x1, y1, x2, y2) of each pair, which is the FIRST of `grad_of_pair` or the second."""
+    union, width, height, hull_width, hull_height, distance, turn = of_pair
+    gx1, gy1, gx2, gy2 = grad_of_box(x1, y1, x2, y2, ox1, oy1, ox2, oy2, union, width, height, hull_width, hull_height)
+    if MEASURE != "giou":
+        x, y = centres_apart(x1, y1, x2, y2, ox1, oy1, ox2, oy2)
+        x, y = distance * x, distance * y
+        gx1, gy1, gx2, gy2 = gx1 + x, gy1 + y, gx2 + x, gy2 + y
+    if MEASURE == "ciou":
+        box_width, raw_height = x2 - x1, y2 - y1
+        box_height = maximum(raw_height, eps)
+        square = box_width * box_width + box_height * box_height
+        turn = turn if FIRST else -turn
+        by_width = turn * (box_height / square)
+        by_height = tl.where(raw_height >= eps, -turn * (box_width / square), 0.0)
+        gx1, gy1, gx2, gy2 = gx1 - by_width, gy1 - by_height, gx2 + by_width, gy2 + by_height
+    return gx1, gy1, gx2, gy2
 
 
 def packed(boxes: torch.Tensor) -> bool:

@@ -1,9 +1,9 @@
-#include "giou/boxes.cuh"
+#include "giou/measures.cuh"
 #include "giou_loss/mean.cuh"
 
 constexpr int SAVED_HEADER = 2;
 
-template <class T, bool PACKED>
+template <class T, bool PACKED, Measure MEASURE = GIOU>
 __global__ void __launch_bounds__(BLOCK, 4) giou_loss_forward_kernel(
     const T* __restrict__ pred,    // [batch, max_boxes, 4], strided
     const T* __restrict__ target,  // [batch, max_boxes, 4], strided
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(BLOCK, 4) giou_loss_forward_kernel(
         if (lane < ROWS<T> && first - lane + 32 * lane < num_rows) saved[SAVED_HEADER + strip * ROWS<T> + lane] = word;
 #pragma unroll
         for (int k = 0; k < ROWS<T>; k++) {
-            if (valid[k]) sum += C(1) - giou_of(converted<C>(a[k]), converted<C>(b[k]), least);
+            if (valid[k]) sum += C(1) - score_of<MEASURE>(converted<C>(a[k]), converted<C>(b[k]), least);
             count += valid[k];
         }
     }
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(BLOCK, 4) giou_loss_forward_kernel(
     }
 }
 
-template <class T, bool PACKED>
+template <class T, bool PACKED, Measure MEASURE = GIOU>
 __global__ void __launch_bounds__(BLOCK, 3) giou_loss_backward_kernel(
     const T* __restrict__ grad_output,   // []
     const T* __restrict__ pred,          // [batch, max_boxes, 4], strided
@@ -91,9 +91,9 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_backward_kernel(
         Box<C> of_pred = {}, of_target = {};
         if (valid[k]) {
             const Box<C> a = converted<C>(raw1[k]), b = converted<C>(raw2[k]);
-            const AreaGradients<C> gradients(grad, a, b, C(eps));
-            of_pred = gradients.of_box(a, b);
-            of_target = gradients.of_box(b, a);
+            const PairGradients<C, MEASURE> gradients(grad, a, b, C(eps));
+            of_pred = gradients.of_first();
+            of_target = gradients.of_second();
         }
         if (grad_pred) grad_pred[row] = converted<T>(of_pred);
         if (grad_target) grad_target[row] = converted<T>(of_target);

@@ -1,6 +1,9 @@
 """giou_loss in CUDA C++: one launch forward, one launch backward."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,18 +14,19 @@ from fourfold.backends.operators import empty_gradients
 
 from ..giou.arguments import check_giou_loss
 from ..giou.cuda_boxes import BLOCK, PACKED, addressing, blocks_of_pairs, packed
-from .operators import GIOU_LOSS, num_saved
+from .operators import num_saved, operator_of
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # As many blocks as fit at once. The last one to finish sums the partial results of all.
 BLOCKS_PER_MULTIPROCESSOR = 4
 # By dtype, and whether the boxes are packed.
-FORWARD = CudaKernel.for_each_dtype(SOURCE, "giou_loss_forward_kernel<{T}, {}>", {False: "0", True: "1"})
-BACKWARD = CudaKernel.for_each_dtype(SOURCE, "giou_loss_backward_kernel<{T}, {}>", {False: "0", True: "1"})
-KERNELS = (*FORWARD.values(), *BACKWARD.values())
+Kernels = dict[tuple[torch.dtype, Any], CudaKernel]
+NAME, PACKINGS = "giou_loss_{}_kernel<{{T}}, {{}}{}>", {False: "0", True: "1"}
 
 
-def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward(
+    kernels: Kernels, pred: torch.Tensor, target: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     dtype, device, num_rows = pred.dtype, pred.device, pred.shape[0] * pred.shape[1]
     loss = torch.empty((), dtype=dtype, device=device)
     saved = torch.empty(num_saved(num_rows), dtype=torch.int32, device=device)
@@ -30,7 +34,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torc
         return loss.zero_(), saved.zero_()
     blocks = min(cdiv(num_rows, BLOCK), resident(device, BLOCKS_PER_MULTIPROCESSOR))
     vectors = packed(pred, target)
-    FORWARD[dtype, vectors].launch(
+    kernels[dtype, vectors].launch(
         blocks,
         BLOCK,
         pred,
@@ -47,6 +51,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torc
 
 
 def _backward(
+    kernels: Kernels,
     grad_output: torch.Tensor,
     pred: torch.Tensor,
     target: torch.Tensor,
@@ -60,7 +65,7 @@ def _backward(
     if num_rows == 0:
         return grad_pred, grad_target
     vectors = packed(pred, target)
-    BACKWARD[pred.dtype, vectors].launch(
+    kernels[pred.dtype, vectors].launch(
         blocks_of_pairs(num_rows, pred.dtype),
         BLOCK,
         grad_output,
@@ -76,7 +81,17 @@ def _backward(
     return grad_pred, grad_target
 
 
-giou_loss_operator = GIOU_LOSS.register("cuda", _forward, _backward)
+def register(measure: str) -> tuple[Callable[..., Any], tuple[CudaKernel, ...]]:
+    """Register the loss by a measure of a pair, "giou", "diou" or "ciou"; return it and its kernels."""
+    option = "" if measure == "giou" else f", {measure.upper()}"
+    forward, backward = (
+        CudaKernel.for_each_dtype(SOURCE, NAME.format(which, option), PACKINGS) for which in ("forward", "backward")
+    )
+    launches = functools.partial(_forward, forward), functools.partial(_backward, backward)
+    return operator_of(measure).register("cuda", *launches), (*forward.values(), *backward.values())
+
+
+giou_loss_operator, KERNELS = register("giou")
 
 
 def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The operators of giou_loss, which Triton and CUDA C++ share except for the launches."""
+"""The operators of the padded losses, which Triton and CUDA C++ share except for the launches."""
 
 from typing import Any
 
@@ -21,9 +21,11 @@ def _fake(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torch.T
     return pred.new_empty(()), torch.empty(saved, dtype=torch.int32, device=pred.device)
 
 
-GIOU_LOSS = Operator(
-    schema="giou_loss(Tensor pred, Tensor target, float eps) -> (Tensor loss, Tensor saved)",
-    fake=_fake,
-    saves=("pred", "target", "saved", "eps"),
-    repeats=True,
-)
+def operator_of(measure: str) -> Operator:
+    """The operator of the mean loss by a measure of a pair: "giou", "diou" or "ciou"."""
+    return Operator(
+        schema=f"{measure}_loss(Tensor pred, Tensor target, float eps) -> (Tensor loss, Tensor saved)",
+        fake=_fake,
+        saves=("pred", "target", "saved", "eps"),
+        repeats=True,
+    )

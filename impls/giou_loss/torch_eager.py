@@ -1,6 +1,6 @@
 """giou_loss in torch operations, and the articles' first three versions of a loss over a varying number of boxes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -32,14 +32,19 @@ def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> to
     return padded_loss(in_compute_dtype(pred), in_compute_dtype(target), eps).to(pred.dtype)
 
 
-def padded_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+def padded_loss(
+    pred: torch.Tensor,
+    target: torch.Tensor,
+    eps: float = 1e-5,
+    pairwise: Callable[..., torch.Tensor] = pairwise_giou,
+) -> torch.Tensor:
     """The third version: all rows at once, with the padding masked. Two ``[batch, max_boxes, 4]`` to a scalar."""
     valid = target[..., 3] > 0
     # Replace padding before the arithmetic. Masking it afterwards would be too late: the gradient of a masked NaN is
     # NaN.
     pred = torch.where(valid[..., None], pred, 0)
     target = torch.where(valid[..., None], target, 0)
-    loss = torch.where(valid, 1 - pairwise_giou(pred, target, eps), 0)
+    loss = torch.where(valid, 1 - pairwise(pred, target, eps), 0)
     return loss.sum() / valid.sum().clamp(min=1)
 
 

@@ -1,5 +1,9 @@
 """giou_loss in Triton: one launch forward, one launch backward."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -10,16 +14,9 @@ from fourfold.backends.operators import empty_gradients
 from fourfold.backends.triton import launch as triton_launch
 
 from ..giou.arguments import check_giou_loss
-from ..giou.triton_boxes import (
-    giou_of,
-    grad_of_areas,
-    grad_of_box,
-    load_boxes,
-    packed,
-    store_boxes,
-)
+from ..giou.triton_boxes import grad_of, grad_of_pair, load_boxes, packed, score_of, store_boxes
 from ..triton_rows import row_offsets
-from .operators import GIOU_LOSS, num_saved
+from .operators import num_saved, operator_of
 
 BLOCK_ROWS = 512
 # Enough programs per multiprocessor to keep the memory busy, few enough that the last one sums the partial results
@@ -54,6 +51,7 @@ def giou_loss_forward_kernel(
     target_box_stride,
     target_coordinate_stride,
     eps: tl.float64,  # else Triton rounds it to float32
+    MEASURE: tl.constexpr,
     PACKED_PRED: tl.constexpr,
     PACKED_TARGET: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -77,7 +75,7 @@ def giou_loss_forward_kernel(
         valid = mask & (by2 > 0)
         pred_at = rows if PACKED_PRED else row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
         ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, valid, COMPUTE, PACKED_PRED)
-        score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
+        score = score_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE)
         sums += tl.where(valid, 1.0 - score, 0.0)
         counts += valid.to(tl.int32)
 
@@ -119,6 +117,7 @@ def giou_loss_backward_kernel(
     target_box_stride,
     target_coordinate_stride,
     eps: tl.float64,  # else Triton rounds it to float32
+    MEASURE: tl.constexpr,
     NEEDS_PRED: tl.constexpr,
     NEEDS_TARGET: tl.constexpr,
     PACKED_PRED: tl.constexpr,
@@ -142,26 +141,22 @@ def giou_loss_backward_kernel(
         target_ptr, rows, target_at, target_coordinate_stride, valid, COMPUTE, PACKED_TARGET
     )
     grads = tl.zeros((BLOCK_ROWS,), COMPUTE) + grad
-    union, width, height, hull_width, hull_height = grad_of_areas(grads, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
+    of_pair = grad_of_pair(grads, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE)
     if NEEDS_PRED:
-        x1, y1, x2, y2 = grad_of_box(
-            ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, union, width, height, hull_width, hull_height
-        )
+        x1, y1, x2, y2 = grad_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, of_pair, MEASURE, True)
         zero = tl.zeros((BLOCK_ROWS,), COMPUTE)
         x1, y1 = tl.where(valid, x1, zero), tl.where(valid, y1, zero)
         x2, y2 = tl.where(valid, x2, zero), tl.where(valid, y2, zero)
         store_boxes(grad_pred_ptr, rows, x1, y1, x2, y2, mask)
     if NEEDS_TARGET:
-        x1, y1, x2, y2 = grad_of_box(
-            bx1, by1, bx2, by2, ax1, ay1, ax2, ay2, union, width, height, hull_width, hull_height
-        )
+        x1, y1, x2, y2 = grad_of(bx1, by1, bx2, by2, ax1, ay1, ax2, ay2, eps, of_pair, MEASURE, False)
         zero = tl.zeros((BLOCK_ROWS,), COMPUTE)
         x1, y1 = tl.where(valid, x1, zero), tl.where(valid, y1, zero)
         x2, y2 = tl.where(valid, x2, zero), tl.where(valid, y2, zero)
         store_boxes(grad_target_ptr, rows, x1, y1, x2, y2, mask)
 
 
-def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward(measure: str, pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     device, num_rows = pred.device, pred.shape[0] * pred.shape[1]
     loss = torch.empty((), dtype=pred.dtype, device=device)
     saved = torch.empty(num_saved(num_rows), dtype=torch.int32, device=device)
@@ -180,6 +175,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torc
             workspace.counter(device),
         ),
         (num_rows, pred.shape[1], *pred.stride(), *target.stride(), eps),
+        MEASURE=measure,
         PACKED_PRED=packed(pred),
         PACKED_TARGET=packed(target),
         COMPUTE=triton_launch.COMPUTE[pred.dtype],
@@ -191,6 +187,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torc
 
 
 def _backward(
+    measure: str,
     grad_output: torch.Tensor,
     pred: torch.Tensor,
     target: torch.Tensor,
@@ -208,6 +205,7 @@ def _backward(
         (cdiv(num_rows, BLOCK_ROWS),),
         (grad_output, pred, target, saved, grad_pred, grad_target),
         (num_rows, pred.shape[1], *pred.stride(), *target.stride(), eps),
+        MEASURE=measure,
         NEEDS_PRED=needs_pred,
         NEEDS_TARGET=needs_target,
         PACKED_PRED=packed(pred),
@@ -219,7 +217,13 @@ def _backward(
     return grad_pred, grad_target
 
 
-giou_loss_operator = GIOU_LOSS.register("triton", _forward, _backward)
+def register(measure: str) -> Callable[..., Any]:
+    """Register the loss by a measure of a pair: "giou", "diou" or "ciou"."""
+    launches = functools.partial(_forward, measure), functools.partial(_backward, measure)
+    return operator_of(measure).register("triton", *launches)
+
+
+giou_loss_operator = register("giou")
 
 
 def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:

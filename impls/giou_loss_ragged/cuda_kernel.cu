@@ -1,6 +1,6 @@
 #include <math_constants.h>
 
-#include "giou/boxes.cuh"
+#include "giou/measures.cuh"
 #include "giou_loss/mean.cuh"
 
 struct Offsets {
@@ -27,7 +27,7 @@ struct Offsets {
     }
 };
 
-template <class T, bool PACKED>
+template <class T, bool PACKED, Measure MEASURE = GIOU>
 __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
     const T* __restrict__ pred,    // [batch, max_boxes, 4], strided
     const T* __restrict__ target,  // [total, 4], strided
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
         }
 #pragma unroll
         for (int k = 0; k < ROWS<T>; k++) {
-            if (first + 32 * k + lane < end) sum += C(1) - giou_of(converted<C>(a[k]), converted<C>(b[k]), least);
+            if (first + 32 * k + lane < end) sum += C(1) - score_of<MEASURE>(converted<C>(a[k]), converted<C>(b[k]), least);
         }
     }
     // Invalid offsets make the loss NaN.
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
     if (grid_sum(all, partials, counter)) *loss = T(C(all.sum / (double)total));
 }
 
-template <class T, bool PACKED>
+template <class T, bool PACKED, Measure MEASURE = GIOU>
 __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_backward_kernel(
     const T* __restrict__ grad_output,  // []
     const T* __restrict__ pred,         // [batch, max_boxes, 4], strided
@@ -147,9 +147,9 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_backward_kernel(
         if (box < last && box >= 0 && box < total) {
             const Box<C> a = converted<C>(preds.load(own * pred_batch_stride + column * pred_box_stride));
             const Box<C> b = converted<C>(targets[box]);
-            const AreaGradients<C> gradients(grad, a, b, least);
-            of_pred = gradients.of_box(a, b);
-            if (grad_target) grad_target[box] = converted<T>(gradients.of_box(b, a));
+            const PairGradients<C, MEASURE> gradients(grad, a, b, least);
+            of_pred = gradients.of_first();
+            if (grad_target) grad_target[box] = converted<T>(gradients.of_second());
         }
         if (grad_pred) grad_pred[row] = converted<T>(of_pred);
     }

@@ -1,6 +1,9 @@
 """giou_loss_ragged in CUDA C++: reads only the boxes that exist."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,7 +14,7 @@ from fourfold.backends.operators import empty_gradients
 
 from ..giou.arguments import check_giou_loss_ragged
 from ..giou.cuda_boxes import BLOCK, packed
-from .operators import GIOU_LOSS_RAGGED
+from .operators import operator_of
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # As many blocks as fit at once. The last one to finish sums the partial results of all.
@@ -19,18 +22,19 @@ BLOCKS_PER_MULTIPROCESSOR = 3
 # The most rows that a lane takes in turn in backward, if not all rows fit at once.
 MOST_ROUNDS = 8
 # By dtype, and whether the boxes are packed.
-FORWARD = CudaKernel.for_each_dtype(SOURCE, "giou_loss_ragged_forward_kernel<{T}, {}>", {False: "0", True: "1"})
-BACKWARD = CudaKernel.for_each_dtype(SOURCE, "giou_loss_ragged_backward_kernel<{T}, {}>", {False: "0", True: "1"})
-KERNELS = (*FORWARD.values(), *BACKWARD.values())
+Kernels = dict[tuple[torch.dtype, Any], CudaKernel]
+NAME, PACKINGS = "giou_loss_ragged_{}_kernel<{{T}}, {{}}{}>", {False: "0", True: "1"}
 
 
-def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float) -> torch.Tensor:
+def _forward(
+    kernels: Kernels, pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float
+) -> torch.Tensor:
     dtype, device, total, (batch, max_boxes, _) = pred.dtype, pred.device, target.shape[0], pred.shape
     loss = torch.empty((), dtype=dtype, device=device)
     if total == 0:
         return loss.zero_()
     blocks = min(cdiv(max(total, batch), BLOCK), resident(device, BLOCKS_PER_MULTIPROCESSOR))
-    FORWARD[dtype, packed(pred, target)].launch(
+    kernels[dtype, packed(pred, target)].launch(
         blocks,
         BLOCK,
         pred,
@@ -53,6 +57,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, ep
 
 
 def _backward(
+    kernels: Kernels,
     grad_output: torch.Tensor,
     pred: torch.Tensor,
     target: torch.Tensor,
@@ -67,7 +72,7 @@ def _backward(
         return grad_pred.zero_(), grad_target
     num_rows, at_once = batch * max_boxes, BLOCK * resident(pred.device, BLOCKS_PER_MULTIPROCESSOR)
     rounds = min(cdiv(num_rows, at_once), MOST_ROUNDS)
-    BACKWARD[pred.dtype, packed(pred, target)].launch(
+    kernels[pred.dtype, packed(pred, target)].launch(
         cdiv(num_rows, BLOCK * rounds),
         BLOCK,
         grad_output,
@@ -91,7 +96,17 @@ def _backward(
     return grad_pred, grad_target
 
 
-giou_loss_ragged_operator = GIOU_LOSS_RAGGED.register("cuda", _forward, _backward)
+def register(measure: str) -> tuple[Callable[..., Any], tuple[CudaKernel, ...]]:
+    """Register the loss by a measure of a pair, "giou", "diou" or "ciou"; return it and its kernels."""
+    option = "" if measure == "giou" else f", {measure.upper()}"
+    forward, backward = (
+        CudaKernel.for_each_dtype(SOURCE, NAME.format(which, option), PACKINGS) for which in ("forward", "backward")
+    )
+    launches = functools.partial(_forward, forward), functools.partial(_backward, backward)
+    return operator_of(measure).register("cuda", *launches), (*forward.values(), *backward.values())
+
+
+giou_loss_ragged_operator, KERNELS = register("giou")
 
 
 def giou_loss_ragged(

@@ -1,5 +1,7 @@
 """giou_loss_ragged in torch operations, without a loop over samples and without waiting for the device."""
 
+from collections.abc import Callable
+
 import torch
 
 from ..giou.arguments import check_giou_loss_ragged
@@ -28,6 +30,17 @@ def giou_loss_ragged(
         ValueError: shapes or devices do not fit, offsets on the CPU are invalid, or eps is not positive and finite.
     """
     check_giou_loss_ragged(pred, target, offsets, eps)
+    return ragged_loss(pred, target, offsets, eps)
+
+
+def ragged_loss(
+    pred: torch.Tensor,
+    target: torch.Tensor,
+    offsets: torch.Tensor,
+    eps: float,
+    pairwise: Callable[..., torch.Tensor] = pairwise_giou,
+) -> torch.Tensor:
+    """The mean of ``1 - pairwise(boxes, target, eps)``, for arguments that are checked."""
     total, max_boxes = target.shape[0], pred.shape[1]
     if total == 0:
         # A zero that depends on the inputs, so that backward gives zeros.
@@ -37,5 +50,5 @@ def giou_loss_ragged(
     row = torch.arange(total, device=target.device)
     sample = (torch.searchsorted(offsets.contiguous(), row.to(offsets.dtype), right=True) - 1).clamp(0, len(pred) - 1)
     boxes = pred[sample, (row - offsets[sample]).clamp(0, max_boxes - 1)]
-    loss = 1 - pairwise_giou(in_compute_dtype(boxes), in_compute_dtype(target), eps)
+    loss = 1 - pairwise(in_compute_dtype(boxes), in_compute_dtype(target), eps)
     return (torch.where(fits, loss, torch.nan).sum() / total).to(pred.dtype)

@@ -1,5 +1,9 @@
 """giou_loss_ragged in Triton: reads only the boxes that exist."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -10,16 +14,9 @@ from fourfold.backends.operators import empty_gradients
 from fourfold.backends.triton import launch as triton_launch
 
 from ..giou.arguments import check_giou_loss_ragged
-from ..giou.triton_boxes import (
-    giou_of,
-    grad_of_areas,
-    grad_of_box,
-    load_boxes,
-    packed,
-    store_boxes,
-)
+from ..giou.triton_boxes import grad_of, grad_of_pair, load_boxes, packed, score_of, store_boxes
 from ..triton_rows import row_offsets
-from .operators import GIOU_LOSS_RAGGED
+from .operators import operator_of
 
 # Backward: BLOCK_ROWS is the number of rows of pred that a program of one warp takes at a time. Most rows have no
 # target box, and the fewer are taken at a time, the more often none has. CHUNKS is how often it does so, if all
@@ -82,6 +79,7 @@ def giou_loss_ragged_forward_kernel(
     target_coordinate_stride,
     offsets_stride,
     eps: tl.float64,  # else Triton rounds it to float32
+    MEASURE: tl.constexpr,
     PACKED_PRED: tl.constexpr,
     PACKED_TARGET: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -119,7 +117,7 @@ def giou_loss_ragged_forward_kernel(
         ax1, ay1, ax2, ay2 = load_boxes(
             pred_ptr, pred_rows, pred_at, pred_coordinate_stride, mask, COMPUTE, PACKED_PRED
         )
-        score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps)
+        score = score_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE)
         sums += tl.where(mask, 1.0 - score, 0.0)
 
     # Invalid offsets turn the loss into NaN.
@@ -163,6 +161,7 @@ def giou_loss_ragged_backward_kernel(
     target_coordinate_stride,
     offsets_stride,
     eps: tl.float64,  # else Triton rounds it to float32
+    MEASURE: tl.constexpr,
     NEEDS_PRED: tl.constexpr,
     NEEDS_TARGET: tl.constexpr,
     PACKED_PRED: tl.constexpr,
@@ -203,24 +202,18 @@ def giou_loss_ragged_backward_kernel(
                 bx1, by1, bx2, by2 = load_boxes(
                     target_ptr, rows, box * target_stride, target_coordinate_stride, valid, COMPUTE, False
                 )
-                union, width, height, hull_width, hull_height = grad_of_areas(
-                    zero + grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps
-                )
+                of_pair = grad_of_pair(zero + grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE)
                 if NEEDS_PRED:
-                    x1, y1, x2, y2 = grad_of_box(
-                        ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, union, width, height, hull_width, hull_height
-                    )
+                    x1, y1, x2, y2 = grad_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, of_pair, MEASURE, True)
                     x1, y1 = tl.where(valid, x1, zero), tl.where(valid, y1, zero)
                     x2, y2 = tl.where(valid, x2, zero), tl.where(valid, y2, zero)
                     store_boxes(grad_pred_ptr, rows, x1, y1, x2, y2, mask)
                 if NEEDS_TARGET:
-                    x1, y1, x2, y2 = grad_of_box(
-                        bx1, by1, bx2, by2, ax1, ay1, ax2, ay2, union, width, height, hull_width, hull_height
-                    )
+                    x1, y1, x2, y2 = grad_of(bx1, by1, bx2, by2, ax1, ay1, ax2, ay2, eps, of_pair, MEASURE, False)
                     store_boxes(grad_target_ptr, box, x1, y1, x2, y2, valid)
 
 
-def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float) -> torch.Tensor:
+def _forward(measure: str, pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float) -> torch.Tensor:
     device, total, (batch, max_boxes, _) = pred.device, target.shape[0], pred.shape
     loss = torch.empty((), dtype=pred.dtype, device=device)
     if total == 0:
@@ -247,6 +240,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, ep
             offsets.stride(0),
             eps,
         ),
+        MEASURE=measure,
         PACKED_PRED=packed(pred),
         PACKED_TARGET=packed(target),
         COMPUTE=triton_launch.COMPUTE[pred.dtype],
@@ -258,6 +252,7 @@ def _forward(pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, ep
 
 
 def _backward(
+    measure: str,
     grad_output: torch.Tensor,
     pred: torch.Tensor,
     target: torch.Tensor,
@@ -277,6 +272,7 @@ def _backward(
         (cdiv(num_rows, chunks * BLOCK_ROWS),),
         (grad_output, pred, target, offsets, grad_pred, grad_target),
         (num_rows, pred.shape[1], total, *pred.stride(), *target.stride(), offsets.stride(0), eps),
+        MEASURE=measure,
         NEEDS_PRED=needs_pred,
         NEEDS_TARGET=needs_target,
         PACKED_PRED=packed(pred),
@@ -289,7 +285,13 @@ def _backward(
     return grad_pred, grad_target
 
 
-giou_loss_ragged_operator = GIOU_LOSS_RAGGED.register("triton", _forward, _backward)
+def register(measure: str) -> Callable[..., Any]:
+    """Register the loss by a measure of a pair: "giou", "diou" or "ciou"."""
+    launches = functools.partial(_forward, measure), functools.partial(_backward, measure)
+    return operator_of(measure).register("triton", *launches)
+
+
+giou_loss_ragged_operator = register("giou")
 
 
 def giou_loss_ragged(

@@ -1,5 +1,6 @@
 """The oracles agree with finite differences, torch's autograd of independent formulas, laws and values by hand."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,8 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from fourfold.oracles import giou, giou_loss, giou_loss_ragged
-from fourfold.properties.boxes import explicit_pairs
+from fourfold.oracles import ciou_loss, ciou_loss_ragged, diou, diou_loss, giou, giou_loss, giou_loss_ragged
+from fourfold.properties.boxes import explicit_pairs, pairs_without_ties
 from hypothesis import strategies as st
 
 from fourfold.checks.catalogue import operations
@@ -391,6 +392,55 @@ def test_ragged_loss_is_the_mean_over_all_targets_by_hand() -> None:
     assert grad_target[1].astype(float).tolist() == pytest.approx(
         [-by_hand[2], -by_hand[3], -by_hand[0], -by_hand[1]], rel=8 * FLOAT64.roundoff
     )
+
+
+def test_losses_by_the_centres_distance_are_those_computed_by_hand() -> None:
+    pred = np.array([[UNIT, UNIT], [UNIT, UNIT]], dtype=np.longdouble)
+    target = np.array([[(2, 2, 3, 3), (1, 0, 3, 1)], [(0, 0, 2, 1), PADDING]], dtype=np.longdouble)
+    # Of I / U the scores are 0, 0 and 1/2. Of the angles atan(w / h) those of the second and third target are atan(2).
+    of_distance = np.array([8 / 18, 2.25 / 10, 0.25 / 5]) + np.array([1, 1, 1 / 2])
+    v = 4 / np.pi**2 * (np.arctan(2) - np.pi / 4) ** 2
+    of_aspect = np.array([0, v * v / (1 + v), v * v / (1 / 2 + v)])
+    near = functools.partial(pytest.approx, rel=8 * FLOAT64.roundoff)
+    assert float(diou_loss.forward(pred, target)) == near(of_distance.mean())
+    assert float(ciou_loss.forward(pred, target)) == near((of_distance + of_aspect).mean())
+    taken = target[[0, 0, 1], [0, 1, 0]]
+    assert float(ciou_loss_ragged.forward(pred, taken, np.array([0, 2, 3]))) == near((of_distance + of_aspect).mean())
+    # Of d^2 / c^2 = 8 / 18 at x1 = 0 of UNIT: d^2 falls by 2 dx = 4 times 1/2, and c^2 by 2 * 3.
+    (of_pred, of_target) = diou_loss.backward(np.longdouble(3), pred, target)
+    assert float(of_pred[0, 0, 0]) == near(-2 / 18 + 8 * 6 / 18**2)
+    assert float(of_target[0, 0, 2]) == near(2 / 18 - 8 * 6 / 18**2)
+
+
+def test_degenerate_boxes_have_an_aspect() -> None:
+    point, line = np.full((1, 4), 3.0), np.array([[0.0, 1.0, 4.0, 1.0]])
+    assert diou.score(point, point, 1e-5, aspect=True) == 0
+    assert diou.score(line, line, 1e-5, aspect=True) == 0
+    # A height of 0 counts as eps, and nothing is divided by 0.
+    upright = diou.sides(line, 0.25)
+    assert [float(side[0]) for side in upright] == [4, 0.25, 0]
+    for gradient in diou.gradients(np.ones(1), point, line, 1e-5, aspect=True):
+        assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("aspect", [False, True])
+def test_gradient_of_a_pair_is_the_slope_with_alpha_as_a_constant(aspect: bool) -> None:
+    a, b = (boxes.astype(np.longdouble) for boxes in pairs_without_ties(np.random.default_rng(3), 200, FLOAT64))
+    areas = giou.intersection_union_hull(a, b)
+    alpha = diou.aspects(a, b, areas[2] / areas[3], 1e-5)[2]
+    analytic = diou.gradients(np.ones(200, np.longdouble), a, b, 1e-5, aspect)
+    for which, gradient in enumerate(analytic):
+        for coordinate in range(4):
+            ends = []
+            for side in (STEP, -STEP):
+                moved = [a.copy(), b.copy()]
+                moved[which][:, coordinate] += side
+                ends.append(diou.score(*moved, 1e-5, aspect, alpha))
+            slope = (ends[0] - ends[1]) / (2 * STEP)
+            assert abs(slope - gradient[:, coordinate]).max() < 1e-10
+    if aspect:
+        # Where sides have other ratios, alpha is no constant of the score: its slope is another one.
+        assert np.median(alpha) > 1e-3
 
 
 def test_a_target_below_zero_counts_in_the_ragged_loss_only() -> None:

@@ -64,6 +64,7 @@ ELEMENTARY: dict[str, tuple[Callable[[Any], Any], Draw, float]] = {
     "exp2": (np.exp2, magnitudes(1e-10, 120, signed=True), WITHIN_2_ULP),
     "expm1": (np.expm1, magnitudes(1e-30, 80, signed=True), WITHIN_1_ULP),
     "tanh": (np.tanh, magnitudes(1e-30, 30, signed=True), WITHIN_2_ULP),
+    "arctan": (np.arctan, magnitudes(1e-30, 1e30, signed=True), WITHIN_2_ULP),
     "sin": (np.sin, magnitudes(1e-30, 1e5, signed=True), WITHIN_2_ULP),
     "cos": (np.cos, magnitudes(1e-30, 1e5, signed=True), WITHIN_2_ULP),
     "sqrt": (np.sqrt, magnitudes(1e-37, 1e35), 1),

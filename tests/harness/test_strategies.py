@@ -33,6 +33,8 @@ from fourfold.strategies.special_values import cases_with_special_values, not_fi
 
 OPERATIONS = operations()
 LOSSES = ("giou_loss", "giou_loss_ragged")
+# They have the cases of these.
+BY_DISTANCE = ("diou_loss", "ciou_loss", "diou_loss_ragged", "ciou_loss_ragged")
 BOXED = ("giou", *LOSSES)
 FLOAT32 = DTYPES["float32"]
 DRAWS = 300
@@ -400,7 +402,7 @@ def test_rows_in_turn_have_each_value_that_is_not_finite_at_each_place(dtype: st
         assert same(of_kind.diagonal(), value).all()
 
 
-@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in LOSSES])
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in (*LOSSES, *BY_DISTANCE)])
 def test_cotangents_come_strided_and_with_strides_of_zero(name: str) -> None:
     strides = []
     for case in many_small_cases(name):
@@ -578,12 +580,12 @@ def test_pairs_without_ties_have_none(dtype: str) -> None:
     assert often((~both).tolist(), 1 / 8)
 
 
-@pytest.mark.parametrize("name", BOXED)
+@pytest.mark.parametrize("name", [*BOXED, "ciou_loss", "ciou_loss_ragged"])
 def test_smooth_cases_are_without_ties(name: str) -> None:
     for case in collect(OPERATIONS[name].smooth(DTYPES["float64"]), 50):
         if name == "giou":
             a, b = case["boxes1"], case["boxes2"]
-        elif name == "giou_loss":
+        elif name.endswith("_loss"):
             valid = case["target"][..., 3] > 0
             a, b = case["pred"][valid], case["target"][valid]
         else:

@@ -1,5 +1,6 @@
 """Controls: implementations that are right in unusual ways, which the checks must accept."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from fourfold.impls.giou_loss.torch_eager import concatenated_loss, looped_loss
 from . import (
     planted_cross_entropy,
     planted_cuda,
+    planted_diou_losses,
     planted_giou_losses,
     planted_hopper,
     planted_layer_norm,
@@ -162,6 +164,10 @@ CONTROLS = (
         name="torchs_own", operation="cross_entropy", make=lambda: torchs_cross_entropy, dtypes=("float32", "float64")
     ),
     Control(name="hopper", operation="matmul", make=planted_hopper.matmul, dtypes=("float16",), examples=10),
+    *(
+        Control(name="as_torchvision", operation=name, make=functools.partial(planted_diou_losses.as_torchvision, name))
+        for name in planted_diou_losses.RECORDS
+    ),
     # The small planted kernels without their mistakes.
     *(
         Control(name=name, operation=operation, make=make, dtypes=("float32",), examples=4, elements=300)
@@ -174,6 +180,14 @@ CONTROLS = (
             ("matmul", planted_matmul_kernels.in_triton, planted_matmul_kernels.in_cuda),
             ("giou_loss", planted_giou_losses.padded_in_triton, planted_giou_losses.padded_in_cuda),
             ("giou_loss_ragged", planted_giou_losses.ragged_in_triton, planted_giou_losses.ragged_in_cuda),
+            *(
+                (
+                    name,
+                    functools.partial(planted_diou_losses.in_triton, name),
+                    functools.partial(planted_diou_losses.in_cuda, name),
+                )
+                for name in planted_diou_losses.RECORDS
+            ),
         )
         for name, make in (("small_triton", in_triton), ("small_cuda", in_cuda))
     ),

@@ -771,7 +771,7 @@ def _faults() -> list[Fault]:
          changed(loss, "giou_loss_ragged", scatter_rows=rows_packed), ragged_row),
         (giou_loss_ragged.empty_samples_add_nothing, "giou_loss_ragged",
          changed(loss, "giou_loss_ragged", rows=rows_of_samples_that_have_any), "no_boxes"),
-        (giou_loss_ragged.equals_the_padded_loss, "giou_loss_ragged",
+        (giou_loss_ragged.operation.laws[-1], "giou_loss_ragged",
          changed(loss, "giou_loss_ragged", count=all_slots), "all_full_int32"),
     ):  # fmt: skip
         add("law", operation, law(which), make, f"{which.__name__}: left side", right_on=right_on)

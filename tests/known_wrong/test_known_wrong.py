@@ -20,6 +20,7 @@ from fourfold.properties.giou import never_above_intersection_over_union
 from hypothesis import strategies as st
 from triton import InterpreterError, TritonError
 
+from fourfold import backends
 from fourfold.backends.cuda import compile as cuda_compile
 from fourfold.backends.cuda import launch as cuda_launch
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
@@ -96,7 +97,7 @@ def subject(
         dtype=DTYPES[dtype] if documented_ties else DTYPES[dtype].with_free_ties,
         device=device,
         implementation=implementation,
-        sibling=lambda name: (OPERATIONS[name], RIGHT[name]()),
+        sibling=lambda name: (OPERATIONS[name], RIGHT[name]() if name in RIGHT else backends.load(name, "torch")),
     )
 
 

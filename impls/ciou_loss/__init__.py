@@ -1,0 +1,1 @@
+"""The operation ``ciou_loss`` on every backend."""

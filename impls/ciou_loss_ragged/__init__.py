@@ -1,0 +1,1 @@
+"""The operation ``ciou_loss_ragged`` on every backend."""

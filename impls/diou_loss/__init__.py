@@ -1,0 +1,1 @@
+"""The operation ``diou_loss`` on every backend."""

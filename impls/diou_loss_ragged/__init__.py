@@ -1,0 +1,1 @@
+"""The operation ``diou_loss_ragged`` on every backend."""

@@ -1,0 +1,31 @@
+"""Mean CIoU loss over a ragged batch: the reference."""
+
+from typing import Any
+
+import numpy as np
+
+from . import diou, giou_loss_ragged
+
+Array = Any
+
+
+def forward(pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5) -> Array:
+    """Mean of ``1 - CIoU`` of ``pred[i, j]`` and ``target[offsets[i] + j]``; 0 where there is none: see `diou.score`.
+
+    Args:
+        pred: ``[batch, max_boxes, 4]``.
+        target: ``[total, 4]``.
+        offsets: ``[batch + 1]`` integers, as in giou_loss_ragged.
+        eps: least value of what is divided by.
+
+    Returns:
+        A scalar.
+    """
+    return giou_loss_ragged.mean(diou.score, pred, target, offsets, eps, True)
+
+
+def backward(
+    grad_output: Array, pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5
+) -> tuple[Array, Array]:
+    """Gradients of ``grad_output * forward(...)``, alpha as a constant; 0 for boxes of pred without a target."""
+    return giou_loss_ragged.gradients(diou.gradients, grad_output, pred, target, offsets, eps, True)
