@@ -169,8 +169,11 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # More than one program or block orders, and more than a warp.
     "many_wanted": rows(2, 700, k=300),
     "many_wanted_from_the_smallest": rows(2, 700, k=300, largest=False),
-    # A row of several tiles, whose equal numbers lie in all of them.
-    "a_long_row": rows(1, 8192 + 5, k=40, kind="whole"),
+    # A row of several tiles, whose largest number lies in the last one, and those equal to the k-th in both.
+    "a_long_row": example(np.where(np.arange(8197) == 8196, 40, np.arange(8197) // 300)[None], 95),
+    "a_long_row_from_the_smallest": example(
+        -np.where(np.arange(8197) == 8196, 40, np.arange(8197) // 300)[None], 95, False
+    ),
     # A row that is padded with 0, or with -infinity, has nothing below these.
     "below_zero": example(lambda rng, dtype: -1 - abs(values(rng, (3, 21), dtype, "normal")), 20),
     "above_zero_from_the_smallest": example(lambda rng, dtype: 1 + abs(rng.normal(0, 2, (3, 21))), 20, largest=False),

@@ -35,7 +35,7 @@ def keys_of(x, LARGEST: tl.constexpr, BITS: tl.constexpr, KEY: tl.constexpr):
 @triton.jit
 def keys_at(ptr, at, n, stride, LARGEST: tl.constexpr, BITS: tl.constexpr, KEY: tl.constexpr):
     """Return the keys at some places of a row; of no meaning past its end."""
-    return keys_of(tl.load(ptr + at * stride, mask=at < n, other=0.0), LARGEST, BITS, KEY)
+    return keys_of(tl.load(ptr + at * stride, mask=at < n), LARGEST, BITS, KEY)
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
