@@ -221,6 +221,9 @@ def _forward(output: torch.Tensor, rstd: torch.Tensor, x: torch.Tensor, weight: 
     num_rows, cols = rstd.shape[0], x.shape[-1]
     inner, (rows,) = as_rows(x)
     by = plan(cols, x.dtype, HELD_BYTES)
+    if cols * x.element_size() % 16:
+        # Such rows are moved in single elements. More threads have more of them on their way.
+        by = by._replace(num_warps=max(by.num_warps, 4))
     triton_launch.launch(
         rms_norm_forward_kernel,
         (cdiv(num_rows, by.block_rows),),
