@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fourfold import backends
 from fourfold.checks.catalogue import operations
+from fourfold.checks.outputs import joined
 from fourfold.core.case import Case
 from fourfold.core.comparison import Disagreement
 from fourfold.core.dtypes import DTYPES, DType
@@ -256,7 +257,8 @@ def test_a_repeated_workload_has_the_results_of_its_part(way: str, direction: st
     operation, make = REPEATED[way]
     workload = make(FLOAT32)
     assert sum(a.size for a in workload.case.inputs.values()) > 2 * sum(a.size for a in workload.part.inputs.values())
-    assert check(operation, workload, backends.load(operation, "torch"), direction) <= 1
+    function = joined(backends.load(operation, "torch"), operations()[operation])
+    assert check(operation, workload, function, direction) <= 1
 
 
 def test_products_are_repeated_along_both_axes_and_losses_along_samples() -> None:
@@ -293,8 +295,10 @@ def test_tensors_of_a_call_go_with_it(operation: str, backend: str, direction: s
     gc.collect()
     gc.disable()
     try:
-        record, function = operations()[operation], backends.load(operation, backend)
-        call = Call(function, record, small(modest(record)), FLOAT32, "cpu", direction)
+        record = operations()[operation]
+        call = Call(
+            joined(backends.load(operation, backend), record), record, small(modest(record)), FLOAT32, "cpu", direction
+        )
         call.run(2)
         held = [StorageWeakRef(t.untyped_storage()) for t in (*call.tensors.values(), *call.results.values())]
         del call
