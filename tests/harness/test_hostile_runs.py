@@ -32,7 +32,7 @@ TOGETHER: tuple[dict[str, tuple[str, str, str]], ...] = (
         "vector_add": ("replaces_methods:of_the_search", "tampered", CHANGED + ".*Search.cases"),
         "softmax": ("replaces_methods:of_one_search", "tampered", CHANGED + ".*the search's one"),
         "layer_norm": ("replaces_methods:of_a_dtype", "tampered", CHANGED + ".*spacing_roundoff"),
-        "matmul": ("replaces_methods:of_the_record", "tampered", CHANGED + r".*operations\['matmul'\].forward"),
+        "matmul": ("replaces_methods:of_the_record", "tampered", CHANGED + r".*operations\['\w+'\].forward"),
         "giou_loss": ("replaces_methods:of_the_arithmetic", "tampered", CHANGED + ".*roundoff"),
         "giou": ("replaces_methods:of_the_code", "tampered", CHANGED + ".*core.comparison.compare"),
     },
