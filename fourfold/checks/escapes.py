@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -13,6 +14,8 @@ from fourfold.core.refusals import Escape, escape_of
 __all__ = ["Escape", "hear_ctrl_c", "held"]
 
 _ctrl_c = threading.Event()
+# Seconds within which several interrupts are one: a shell's `timeout` sends two, to a process and to its group.
+ONE_INTERRUPT = 1.0
 
 
 @contextlib.contextmanager
@@ -37,11 +40,19 @@ def held(*but: type[BaseException]) -> Iterator[None]:
 
 
 def hear_ctrl_c() -> None:
-    """From here on a KeyboardInterrupt of the user's is told from one that a kernel raises."""
+    """From here on a KeyboardInterrupt of the user's is told from one that a kernel raises.
+
+    A second one at once is passed over: it would interrupt what ends the run, whose results would be lost.
+    """
+    first = -ONE_INTERRUPT
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal first
         _ctrl_c.set()
-        raise KeyboardInterrupt
+        now = time.monotonic()
+        if now - first >= ONE_INTERRUPT:
+            first = now
+            raise KeyboardInterrupt
 
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -418,6 +418,10 @@ def is_interrupted(x, y):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(100)
 
+def is_interrupted_twice(x, y):
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    is_interrupted(x, y)
+
 def spin():
     while True:
         time.sleep(0.01)
@@ -447,11 +451,14 @@ def test_orders_to_end_fail_the_check_and_end_nothing(tmp_path: Path) -> None:
     assert ended.verdict["counts"]["unsupported"] == 0
 
 
-def test_ctrl_c_ends_the_run_in_the_midst_of_a_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["is_interrupted", "is_interrupted_twice"])
+def test_ctrl_c_ends_the_run_in_the_midst_of_a_call(name: str, tmp_path: Path) -> None:
     ends = written(tmp_path / "ends.py", ENDS)
-    ended = run(ROOT, FORWARD, f"--candidate=vector_add={ends}:is_interrupted", *QUICK)
+    ended = run(ROOT, FORWARD, f"--candidate=vector_add={ends}:{name}", *QUICK)
     assert ended.code == pytest.ExitCode.INTERRUPTED
     assert "takes over" not in ended.output
+    assert "Traceback" not in ended.output
+    assert "KeyboardInterrupt !!!" in ended.output
 
 
 @pytest.mark.parametrize("raised", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), BaseException("other")])
