@@ -13,11 +13,10 @@ import multiprocessing
 import os
 import pathlib
 import random
-import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -26,22 +25,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-import fourfold
-from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.checks.catalogue import operations
 from fourfold.core.dtypes import DTYPES
 from fourfold.mutation import known
-from fourfold.mutation.cuda_mutants import cuda_functions, cuda_mutants
 from fourfold.mutation.mutant import Mutant
-from fourfold.mutation.trial import Kernels, Outcome, Trials, Unmutated
-from fourfold.mutation.triton_mutants import triton_functions, triton_mutants
+from fourfold.mutation.sources import MAKERS, mutants_of_files, reached, sources
+from fourfold.mutation.trial import Outcome, Trials, Unmutated
 from fourfold.running.cells import CANDIDATE, Candidate
 
-EQUIVALENT = pathlib.Path(fourfold.__file__).parents[1] / "tests" / "known_wrong" / "equivalent_mutants.toml"
 DTYPE_ORDER = ("float32", "float16", "float64", "bfloat16")
-MAKERS = {"triton": triton_mutants, "cuda": cuda_mutants}
-FUNCTIONS = {"triton": triton_functions, "cuda": cuda_functions}
-OF_BACKENDS = {"triton": (".py",), "cuda": SUFFIXES}
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -62,52 +54,12 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="mutants tried at a time")
     parser.add_argument("--quick", action="store_true", help="only the checks that reject most; then --again the rest")
     parser.add_argument("--report", type=pathlib.Path, help="where to write everything, as JSON")
-    parser.add_argument("--known", type=pathlib.Path, default=EQUIVALENT, help="the list of equivalent mutants")
+    parser.add_argument("--known", type=pathlib.Path, default=known.EQUIVALENT, help="the list of equivalent mutants")
     parser.add_argument("--list", action="store_true", help="print the mutants and try none")
     options = parser.parse_args(given)
     if bool(options.op) == bool(options.candidate):
         parser.error("either --op or --candidate")
     return options
-
-
-def sources(operation: str, backend: str) -> dict[str, str]:
-    """Return the texts of an operation's kernel files and of the shared files that it uses, by path.
-
-    A shared file lies beside the operations' folders. An operation uses it if one of its own files names it.
-    """
-    suffixes = OF_BACKENDS[backend]
-    folder = Kernels.of(operation).folder
-    own = {path: path.read_text() for path in sorted((folder / operation).iterdir()) if path.suffix in suffixes}
-    shared = {path: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in suffixes}
-    used = {path: text for path, text in shared.items() if any(path.stem in other for other in own.values())}
-    return {
-        str(path.relative_to(folder)): text
-        for path, text in {**own, **used}.items()
-        if backend == "cuda" or "@triton.jit" in text
-    }
-
-
-def reached(operation: str, backend: str, texts: dict[str, str]) -> set[tuple[str, str]]:
-    """Return (file, name) of each function of an operation's own files, and of each shared function that they reach.
-
-    A shared function is reached if the operation's files, or a reached function, name it.
-    """
-    own = {file for file in texts if pathlib.PurePath(file).parts[0] == operation}
-    words = {word for file in own for word in re.findall(r"\w+", texts[file])}
-    found: set[tuple[str, str]] = set()
-    rest = [(file, *function) for file, text in texts.items() for function in FUNCTIONS[backend](text)]
-    while True:
-        # A method also needs the name of its struct. An operator is used without its name.
-        new = [
-            (file, name, struct, body)
-            for file, name, struct, body in rest
-            if file in own or ((name in words or not name.isidentifier()) and (not struct or struct in words))
-        ]
-        if not new:
-            return found
-        found |= {(file, name) for file, name, _, _ in new}
-        words |= {word for *_, body in new for word in re.findall(r"\w+", body)}
-        rest = [function for function in rest if function not in new]
 
 
 def mutants_of(options: argparse.Namespace, candidate: Candidate | None) -> tuple[list[Mutant], dict[str, str]]:
@@ -119,11 +71,6 @@ def mutants_of(options: argparse.Namespace, candidate: Candidate | None) -> tupl
     of_operation = reached(options.op, options.backend, texts)
     every = mutants_of_files(texts, options.backend)
     return [mutant for mutant in every if (mutant.file, mutant.function) in of_operation], texts
-
-
-def mutants_of_files(texts: Mapping[str, str], backend: str) -> list[Mutant]:
-    """Return all mutants of some files, including those of functions that only other operations use."""
-    return [mutant for file, text in texts.items() for mutant in MAKERS[backend](file, text)]
 
 
 def chosen(options: argparse.Namespace, mutants: list[Mutant]) -> list[Mutant]:

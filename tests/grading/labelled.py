@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.mutation import known
-from fourfold.mutation.__main__ import EQUIVALENT, mutants_of_files, reached, sources
+from fourfold.mutation.sources import mutants_of_files, reached, sources
 
 ROOT = Path(__file__).parents[2]
 IMPLS = ROOT / "impls"
@@ -78,7 +78,7 @@ def _right() -> Iterator[Labelled]:
 
 def _mutants(language: str, chance: random.Random) -> Iterator[Labelled]:
     """Half of the mutants that the checks are known to reject."""
-    entries = known.read(EQUIVALENT)
+    entries = known.read(known.EQUIVALENT)
     for operation in OPERATIONS:
         if language == "cuda" and operation not in IN_CUDA:
             continue

@@ -1,7 +1,9 @@
 """Import rules: oracles and kernels do not import each other, the harness imports neither, its layers are ordered."""
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,7 +37,11 @@ MODULES: Mapping[str, Path] = {
 def imports(path: Path) -> Iterator[str]:
     """Yield every module that a file names, in an import at any depth or in a string that looks like its name."""
     name = module_name(path)
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    yield from named(path, name if path.name == "__init__.py" else name.rpartition(".")[0])
+
+
+def named(path: Path, package: str) -> Iterator[str]:
+    """Yield every module that a file of a package names."""
     tree = ast.parse(path.read_text(encoding="utf-8"), path.name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -115,3 +121,31 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
             del left[name]
     circles = {name: sorted(names & left.keys()) for name, names in left.items()}
     assert not circles
+
+
+# A command that sets variables for its own process, so that nobody may import it.
+COMMAND = "fourfold.mutation.__main__"
+SURROUNDINGS = """
+import importlib, os, sys
+
+before = dict(os.environ)
+for name in sys.stdin.read().split():
+    importlib.import_module(name)
+print(*{name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)})
+"""
+
+
+def test_an_import_changes_no_variable_of_the_environment() -> None:
+    """Triton reads from a variable whether it interprets: one that an import sets changes every kernel of a run."""
+    imported = sorted(MODULES.keys() - {COMMAND})
+    known = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "3"}
+    command = [sys.executable, "-c", SURROUNDINGS]
+    done = subprocess.run(command, input="\n".join(imported), capture_output=True, text=True, cwd=ROOT, env=known)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_nobody_imports_a_command_that_sets_variables() -> None:
+    tests = set((ROOT / "tests").rglob("*.py")) - {Path(__file__)}
+    assert not [path for path in tests if COMMAND in set(named(path, "tests"))]
+    assert not {name for name, names in IMPORTS.items() if COMMAND in names}

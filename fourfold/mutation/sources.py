@@ -1,0 +1,60 @@
+"""The files of an operation's kernels, which of their functions it uses, and their mutants."""
+
+import pathlib
+import re
+from collections.abc import Mapping
+
+from fourfold.backends.cuda.declarations import SUFFIXES
+from fourfold.mutation.cuda_mutants import cuda_functions, cuda_mutants
+from fourfold.mutation.mutant import Mutant
+from fourfold.mutation.trial import Kernels
+from fourfold.mutation.triton_mutants import triton_functions, triton_mutants
+
+MAKERS = {"triton": triton_mutants, "cuda": cuda_mutants}
+FUNCTIONS = {"triton": triton_functions, "cuda": cuda_functions}
+OF_BACKENDS = {"triton": (".py",), "cuda": SUFFIXES}
+
+
+def sources(operation: str, backend: str) -> dict[str, str]:
+    """Return the texts of an operation's kernel files and of the shared files that it uses, by path.
+
+    A shared file lies beside the operations' folders. An operation uses it if one of its own files names it.
+    """
+    suffixes = OF_BACKENDS[backend]
+    folder = Kernels.of(operation).folder
+    own = {path: path.read_text() for path in sorted((folder / operation).iterdir()) if path.suffix in suffixes}
+    shared = {path: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in suffixes}
+    used = {path: text for path, text in shared.items() if any(path.stem in other for other in own.values())}
+    return {
+        str(path.relative_to(folder)): text
+        for path, text in {**own, **used}.items()
+        if backend == "cuda" or "@triton.jit" in text
+    }
+
+
+def reached(operation: str, backend: str, texts: dict[str, str]) -> set[tuple[str, str]]:
+    """Return (file, name) of each function of an operation's own files, and of each shared function that they reach.
+
+    A shared function is reached if the operation's files, or a reached function, name it.
+    """
+    own = {file for file in texts if pathlib.PurePath(file).parts[0] == operation}
+    words = {word for file in own for word in re.findall(r"\w+", texts[file])}
+    found: set[tuple[str, str]] = set()
+    rest = [(file, *function) for file, text in texts.items() for function in FUNCTIONS[backend](text)]
+    while True:
+        # A method also needs the name of its struct. An operator is used without its name.
+        new = [
+            (file, name, struct, body)
+            for file, name, struct, body in rest
+            if file in own or ((name in words or not name.isidentifier()) and (not struct or struct in words))
+        ]
+        if not new:
+            return found
+        found |= {(file, name) for file, name, _, _ in new}
+        words |= {word for *_, body in new for word in re.findall(r"\w+", body)}
+        rest = [function for function in rest if function not in new]
+
+
+def mutants_of_files(texts: Mapping[str, str], backend: str) -> list[Mutant]:
+    """Return all mutants of some files, including those of functions that only other operations use."""
+    return [mutant for file, text in texts.items() for mutant in MAKERS[backend](file, text)]
