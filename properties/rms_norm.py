@@ -34,12 +34,35 @@ from .norms import (
 EPS = (1e-6, 1e-12, 1e-3, 0.25)
 
 
+def rows_of_others_with_infinities(x: Any) -> np.ndarray | bool:
+    """In which rows somebody else's kernel may give anything, ``[..., 1]``: those with an infinity.
+
+    Ours divide by the infinite root, so that a finite entry gives 0. torch's own gives NaN throughout on a GPU.
+    """
+    if not isinstance(x, Bounded) or x.arithmetic.documented_ties:
+        return False
+    return np.isinf(x.value).any(-1, keepdims=True)
+
+
+def forward(x: Any, weight: Any, eps: float = EPS[0]) -> Any:
+    """The oracle's output. Of somebody else's kernel it is unspecified in a row with an infinity."""
+    output = oracle.forward(x, weight, eps)
+    infinite = rows_of_others_with_infinities(x)
+    return unspecified_where(output, infinite) if np.any(infinite) else output
+
+
 def backward(grad_output: Any, x: Any, weight: Any, eps: float = EPS[0]) -> tuple[Any, Any]:
-    """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow."""
+    """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow.
+
+    Where `forward` leaves a row open, so are the row's gradient of x and the whole gradient of weight, a sum over rows.
+    """
     grad_x, grad_weight = oracle.backward(grad_output, x, weight, eps)
     if isinstance(grad_x, Bounded):
         _, root = oracle.normalized(x, eps)
-        grad_x = unspecified_where(grad_x, steps_overflow(grad_output, x, weight, root))
+        infinite = rows_of_others_with_infinities(x)
+        grad_x = unspecified_where(grad_x, steps_overflow(grad_output, x, weight, root) | infinite)
+        if np.any(infinite):
+            grad_weight = unspecified_where(grad_weight, np.bool_(True))
     return grad_x, grad_weight
 
 
@@ -159,7 +182,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
 
 operation = Operation(
     name="rms_norm",
-    forward=oracle.forward,
+    forward=forward,
     backward=backward,
     differentiable=("x", "weight"),
     cases=cases,

@@ -31,7 +31,7 @@ class Workload:
     def expected(self, name: str, reference: Bounded, dtype: DType) -> Bounded:
         """The part's result of that name, with the bound of the case's result."""
         error = reference.error * self.sums.get(name, 1.0)
-        return expectation(Bounded(reference.value, error, reference.arithmetic), dtype)
+        return expectation(reference.within(error), dtype)
 
     def tensor(self, name: str, dtype: DType, device: str) -> torch.Tensor:
         """A new tensor of an input of the case, or "grad_output". The values are sent to the device only once."""

@@ -214,6 +214,29 @@ def check(operation: str, workload: Workload, function: Callable[..., torch.Tens
     return worst_error(call.results, expected, workload, FLOAT32)
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_of_several_right_results_each_may_be_timed(direction: str) -> None:
+    """Which of equal numbers topk takes is open, and so is where their gradient goes."""
+
+    def last_of_ties(x: torch.Tensor, k: int, largest: bool = True) -> torch.Tensor:
+        order = x.flip(-1).argsort(dim=-1, descending=largest, stable=True)[..., :k]
+        return x.gather(-1, x.shape[-1] - 1 - order)
+
+    rng = np.random.default_rng(3)
+    x = rng.integers(0, 4, (4, 30)).astype(np.float32)
+    case = Case({"x": x}, rng.normal(size=(4, 8)).astype(np.float32), {"k": 8, "largest": True})
+    record = operations()["topk"].outputs["values"]
+    ties = tiled(lambda _: case, 4, "x")(FLOAT32)
+    call = Call(last_of_ties, record, ties, FLOAT32, "cpu", direction)
+    call.run(1)
+    expected = References().of(record, "", ties, FLOAT32)
+    assert worst_error(call.results, expected, ties, FLOAT32) == 0
+    for result in call.results.values():
+        result.detach()[0, :2] += 1
+    with pytest.raises(Disagreement, match=r"\[0, [01]\] is"):
+        worst_error(call.results, expected, ties, FLOAT32)
+
+
 def modest(operation: Operation, wanted: tuple[str, ...] = ()) -> Callable[[DType], Case]:
     """Return the smallest example with a batch axis, finite numbers and 3 elements along each axis, if there is any.
 

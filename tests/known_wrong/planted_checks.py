@@ -278,7 +278,7 @@ def _faults() -> list[Fault]:
         "forward_on_a_stream_of_its_own",
         lambda: softmax(forward=on_a_stream_of_its_own(right)),
         late,
-        "on a stream whose inputs come late: output",
+        r"on a stream whose inputs come late \(a kernel must be launched on torch's current stream\): output",
         right_on=None,
         only_on_gpu=True,
     )
@@ -286,7 +286,7 @@ def _faults() -> list[Fault]:
         "backward_on_a_stream_of_its_own",
         lambda: softmax(backward=on_a_stream_of_its_own(gradient)),
         late,
-        "on a stream whose inputs come late: gradient of x",
+        r"on a stream whose inputs come late \(a kernel must be launched on torch's current stream\): gradient of x",
         right_on=None,
         only_on_gpu=True,
     )
