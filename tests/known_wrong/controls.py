@@ -113,6 +113,12 @@ def torchs_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) ->
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
+def rms_norm_without_infinities(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """NaN throughout in a row with an infinity, as torch's own gives on a GPU."""
+    known = torch.where(x.isinf().any(-1, keepdim=True), torch.nan, x)
+    return torchs_rms_norm(known, weight, eps)
+
+
 def torchs_cross_entropy(logits: torch.Tensor, target: torch.Tensor, **parameters: Any) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits, target.long(), **parameters)
 
@@ -160,6 +166,7 @@ CONTROLS = (
     # It scales before it subtracts.
     Control(name="torchs_own", operation="layer_norm", make=lambda: torchs_layer_norm, dtypes=("float32", "float64")),
     Control(name="torchs_own", operation="rms_norm", make=lambda: torchs_rms_norm, dtypes=("float32", "float64")),
+    Control(name="not_of_infinities", operation="rms_norm", make=lambda: rms_norm_without_infinities),
     Control(
         name="torchs_own", operation="cross_entropy", make=lambda: torchs_cross_entropy, dtypes=("float32", "float64")
     ),
