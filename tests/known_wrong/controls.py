@@ -119,6 +119,29 @@ def rms_norm_without_infinities(x: torch.Tensor, weight: torch.Tensor, eps: floa
     return torchs_rms_norm(known, weight, eps)
 
 
+class RmsNormOfSums(torch.autograd.Function):
+    """rms_norm whose gradient divides by the number of columns at last, as torch's own does on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        normal = x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
+        ctx.save_for_backward(x, weight, normal)
+        ctx.eps = eps
+        return normal * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight, normal = ctx.saved_tensors
+        root = ((x * x).mean(-1, keepdim=True) + ctx.eps).sqrt()
+        scaled, cols = grad * weight, x.shape[-1]
+        grad_x = (cols * scaled - normal * (scaled * normal).sum(-1, keepdim=True)) * (1 / root / max(cols, 1))
+        return grad_x, (grad * normal).sum_to_size(weight.shape), None
+
+
+def rms_norm_of_sums(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return RmsNormOfSums.apply(x, weight, eps)
+
+
 def torchs_cross_entropy(logits: torch.Tensor, target: torch.Tensor, **parameters: Any) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits, target.long(), **parameters)
 
@@ -166,6 +189,7 @@ CONTROLS = (
     # It scales before it subtracts.
     Control(name="torchs_own", operation="layer_norm", make=lambda: torchs_layer_norm, dtypes=("float32", "float64")),
     Control(name="torchs_own", operation="rms_norm", make=lambda: torchs_rms_norm, dtypes=("float32", "float64")),
+    Control(name="of_sums", operation="rms_norm", make=lambda: rms_norm_of_sums, dtypes=("float32", "float64")),
     Control(name="not_of_infinities", operation="rms_norm", make=lambda: rms_norm_without_infinities),
     Control(
         name="torchs_own", operation="cross_entropy", make=lambda: torchs_cross_entropy, dtypes=("float32", "float64")
