@@ -37,9 +37,10 @@ def steps_overflow(grad_output: Any, x: Bounded, weight: Any, deviation: Bounded
     There the order of the steps, any of which is right, decides between a number, an infinity and NaN.
     """
     with np.errstate(all="ignore"):
-        # The largest steps are torch's: sums of products of three, divided by the third power of the deviation; and on
-        # a GPU each product of two times the number of columns.
-        products = abs((grad_output * weight).value)
+        # The largest steps are torch's: sums of products of three, divided by the third power of the deviation. On a
+        # GPU it multiplies the weight by the number of columns first, also where the cotangent is below 1, or 0.
+        weights, cotangents = (getattr(array, "value", array) for array in (weight, grad_output))
+        products = abs(weights) * np.maximum(abs(cotangents), 1)
         terms = products.shape[-1] * np.max(products, axis=-1, keepdims=True, initial=0)
         furthest = np.max(abs(x.value), axis=-1, keepdims=True, initial=1)
         return terms * furthest / np.minimum(deviation.value, 1) ** 3 >= x.arithmetic.largest

@@ -219,12 +219,14 @@ def of_normalized(
         return result
     with np.errstate(all="ignore"):
         size = np.ones(1) if weight is None else abs(weight.value)
-        # Steps may have numbers that are larger than these by some 2^6 times.
-        factor = 64 * np.maximum(inverse.value, 1) ** 3
+        # Steps may have numbers that are larger than these by some 2^6 times, or, divided by their number at last, by
+        # that number: the weight too.
+        count = math.prod(grad.shape[axis] for axis in along)
+        factor = max(64, count) * np.maximum(inverse.value, 1) ** 3
         terms = np.sum(abs(grad.value) * np.maximum(size, 1), axis=along, keepdims=True)
         reach = factor * terms * np.max(furthest, axis=along, keepdims=True, initial=1)
-        # The weight may be multiplied by 1 / deviation first.
-        reach = np.fmax(reach, size * np.maximum(inverse.value, 1))
+        # The weight may be multiplied by 1 / deviation first, or by the number of columns.
+        reach = np.fmax(reach, count * size * np.maximum(inverse.value, 1))
         if weight is not None:
             terms = np.sum(abs(grad.value), axis=along, keepdims=True)
             most = np.max(abs(normal.value), axis=along, keepdims=True, initial=1)

@@ -134,7 +134,7 @@ class RmsNormOfSums(torch.autograd.Function):
         x, weight, normal = ctx.saved_tensors
         root = ((x * x).mean(-1, keepdim=True) + ctx.eps).sqrt()
         scaled, cols = grad * weight, x.shape[-1]
-        grad_x = (cols * scaled - normal * (scaled * normal).sum(-1, keepdim=True)) * (1 / root / max(cols, 1))
+        grad_x = (cols * weight * grad - normal * (scaled * normal).sum(-1, keepdim=True)) * (1 / root / max(cols, 1))
         return grad_x, (grad * normal).sum_to_size(weight.shape), None
 
 
