@@ -34,13 +34,13 @@ from .norms import (
 EPS = (1e-6, 1e-12, 1e-3, 0.25)
 
 
-def rows_of_others_with_infinities(x: Any) -> np.ndarray | bool:
+def rows_of_others_with_infinities(x: Any) -> np.ndarray:
     """In which rows somebody else's kernel may give anything, ``[..., 1]``: those with an infinity.
 
     Ours divide by the infinite root, so that a finite entry gives 0. torch's own gives NaN throughout on a GPU.
     """
     if not isinstance(x, Bounded) or x.arithmetic.documented_ties:
-        return False
+        return np.zeros(1, dtype=bool)
     return np.isinf(x.value).any(-1, keepdims=True)
 
 
@@ -62,7 +62,7 @@ def backward(grad_output: Any, x: Any, weight: Any, eps: float = EPS[0]) -> tupl
         infinite = rows_of_others_with_infinities(x)
         grad_x = unspecified_where(grad_x, steps_overflow(grad_output, x, weight, root) | infinite)
         if np.any(infinite):
-            grad_weight = unspecified_where(grad_weight, np.bool_(True))
+            grad_weight = unspecified_where(grad_weight, np.ones(1, dtype=bool))
     return grad_x, grad_weight
 
 
