@@ -174,6 +174,11 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "a_long_row_from_the_smallest": example(
         -np.where(np.arange(8197) == 8196, 40, np.arange(8197) // 300)[None], 95, False
     ),
+    # Of other numbers few are collected; of equal ones too many.
+    "a_long_row_of_other_numbers": rows(1, 8300, k=70),
+    "more_alike_than_are_collected": rows(2, 1500, k=70, kind="constant"),
+    "more_alike_than_are_collected_from_the_smallest": rows(2, 1500, k=70, kind="constant", largest=False),
+    "more_wanted_than_a_block_sorts": rows(2, 1300, k=600),
     # A row that is padded with 0, or with -infinity, has nothing below these.
     "below_zero": example(lambda rng, dtype: -1 - abs(values(rng, (3, 21), dtype, "normal")), 20),
     "above_zero_from_the_smallest": example(lambda rng, dtype: 1 + abs(rng.normal(0, 2, (3, 21))), 20, largest=False),

@@ -17,6 +17,16 @@ template <class T> __device__ Key<T> key_of(T x, bool largest) {
     return largest ? key : every - key;
 }
 
+// The number of a key.
+template <class T> __device__ T number_of(Key<T> key, bool largest) {
+    const Key<T> sign = Key<T>(1) << (8 * sizeof(T) - 1), every = sign | (sign - 1);
+    if (!largest) key = every - key;
+    const typename KeyOf<sizeof(T)>::bits bits = key & sign ? key ^ sign : every - key;
+    T number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
 // What the threads of the block before this one have, and in `total` what all of them have.
 template <class C> __device__ C count_before(C own, C& total) {
     __shared__ C parts[32];
@@ -39,19 +49,37 @@ template <class C> __device__ C count_before(C own, C& total) {
     return before;
 }
 
-template <class T>
-__global__ void topk_select_kernel(
-    const T* __restrict__ x,         // [outer, inner, n], strided
-    long long* __restrict__ chosen,  // [rows, k]
-    long long n, long long inner, long long outer_stride, long long inner_stride, long long stride, long long k,
-    bool largest) {
-    // One block owns one row, and writes which places are chosen, in rising order. The key of the k-th is found eight
-    // bits at a time, by how many keys begin like it and go on with each byte; each thread adds up a share of the bytes.
+// Calls `with` with each number of a row and its place, by whichever thread. Between the ends of a row without gaps,
+// 16 bytes are loaded at a time.
+template <class T, class With>
+__device__ void each_of_row(const T* from, long long n, long long stride, const With& with) {
+    constexpr int WIDTH = IN_16_BYTES<T>;
+    const long long to_16_bytes = (WIDTH - reinterpret_cast<size_t>(from) / sizeof(T) % WIDTH) % WIDTH;
+    const long long head = stride == 1 ? min(n, to_16_bytes) : n;
+    const long long whole = (n - head) / WIDTH;
+#pragma unroll 4
+    for (long long vector = threadIdx.x; vector < whole; vector += blockDim.x) {
+        const long long first = head + vector * WIDTH;
+        Compute<T> xs[WIDTH];
+        Vector<T, WIDTH>::load(from + first).unpack(xs);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) with(xs[j], first + j);
+    }
+    for (long long end = threadIdx.x; end < n - whole * WIDTH; end += blockDim.x) {
+        const long long at = end < head ? end : end + whole * WIDTH;
+        with(Compute<T>(from[at * stride]), at);
+    }
+}
+
+// Calls `take` with the place in the result, in rising order, the place in the row and the key of each of the k chosen.
+// The key of the k-th is found eight bits at a time, by how many keys begin like it and go on with each byte; each
+// thread adds up a share of the bytes.
+template <class T, class Take>
+__device__ void select_exactly(
+    const T* from, long long n, long long stride, long long k, bool largest, const Take& take) {
     __shared__ unsigned long long counts[256];
     __shared__ int next;
     __shared__ long long beyond;
-    const T* const from = x + row_offset(blockIdx.x, inner, outer_stride, inner_stride);
-    long long* const to = chosen + blockIdx.x * k;
     Key<T> limit = 0, known = 0;
     long long left = k, total;  // of the keys that begin like the limit
     for (int shift = 8 * sizeof(T) - 8; shift >= 0; shift -= 8) {
@@ -62,11 +90,12 @@ __global__ void topk_select_kernel(
             if ((key & known) == limit) atomicAdd(&counts[key >> shift & 255], 1ull);
         }
         __syncthreads();
-        const int share = 256 / blockDim.x, last = 255 - share * threadIdx.x;
+        const int share = max(256 / (int)blockDim.x, 1), last = 255 - share * (int)threadIdx.x;
+        const int lowest = max(last - share + 1, 0);
         long long own = 0;
-        for (int byte = last; byte > last - share; byte--) own += counts[byte];
+        for (int byte = last; byte >= lowest; byte--) own += counts[byte];
         long long above = count_before(own, total);
-        for (int byte = last; byte > last - share; above += counts[byte--])
+        for (int byte = last; byte >= lowest; above += counts[byte--])
             if (above < left && left <= above + (long long)counts[byte]) {
                 next = byte;
                 beyond = above;
@@ -87,36 +116,128 @@ __global__ void topk_select_kernel(
         equal += total;
         const long long place = placed + count_before<long long>(taken, total);
         placed += total;
-        if (taken) to[place] = at;
+        if (taken) take(place, at, key);
     }
+}
+
+template <class T>
+__global__ void topk_few_kernel(
+    const T* __restrict__ x,         // [outer, inner, n], strided; n < 2^32
+    T* __restrict__ values,          // [rows, k]; at most 512, and at least as many threads
+    long long* __restrict__ indices, // [rows, k]
+    long long n, long long inner, long long outer_stride, long long inner_stride, long long stride, long long k,
+    bool largest) {
+    // One block owns one row. Each thread finds the first of the numbers that fall to it. Whatever comes before the k-th
+    // of these is among the k wanted or few others: they are collected and put in order.
+    constexpr int MOST = 1024;
+    __shared__ Key<T> keys[MOST];
+    __shared__ unsigned places[MOST];
+    __shared__ int found;
+    using C = Compute<T>;
+    const T* const from = x + row_offset(blockIdx.x, inner, outer_stride, inner_stride);
+    const C sign = largest ? C(1) : C(-1);
+    C first = C(-INFINITY);
+    each_of_row(from, n, stride, [&](C number, long long) { first = fmax(first, sign * number); });
+    const Key<T> own = key_of(T(sign * first), largest), none = key_of(T(sign * C(-INFINITY)), largest);
+    Key<T> limit = 0;
+    for (int bit = 8 * sizeof(T) - 1, reached = 0; bit >= 0 && reached != k; bit--) {
+        const Key<T> higher = limit | Key<T>(1) << bit;
+        const int count = __syncthreads_count(own >= higher);
+        if (count >= k) {
+            limit = higher;
+            reached = count;
+        }
+    }
+    // Threads without a number, or with NaN alone, reach no limit above this.
+    if (limit <= none) limit = 0;
+    if (threadIdx.x == 0) found = 0;
+    __syncthreads();
+    const C least = limit ? sign * C(number_of<T>(limit, largest)) : C(-INFINITY);
+    each_of_row(from, n, stride, [&](C number, long long at) {
+        if (sign * number < least) return;
+        const int place = atomicAdd(&found, 1);
+        if (place >= MOST) return;
+        keys[place] = key_of(T(number), largest);
+        places[place] = at;
+    });
+    __syncthreads();
+    int count = found;
+    if (count > MOST) {
+        select_exactly(from, n, stride, k, largest, [&](long long place, long long at, Key<T> key) {
+            keys[place] = key;
+            places[place] = at;
+        });
+        count = k;
+    }
+    int padded = 2;
+    while (padded < count) padded *= 2;
+    for (int place = count + threadIdx.x; place < padded; place += blockDim.x) {
+        keys[place] = 0;
+        places[place] = ~0u;
+    }
+    __syncthreads();
+    // A bitonic sort. Of gaps up to 32 the pairs of a warp are its own 64 neighbours.
+    for (int run = 2; run <= padded; run *= 2)
+        for (int gap = run / 2; gap; gap /= 2) {
+            for (int pair = threadIdx.x; pair < padded / 2; pair += blockDim.x) {
+                const int low = 2 * pair - (pair & (gap - 1)), high = low + gap;
+                const Key<T> one = keys[low], other = keys[high];
+                const unsigned here = places[low], there = places[high];
+                const bool in_order = one > other || (one == other && here < there);
+                if (in_order == bool(low & run)) {
+                    keys[low] = other;
+                    keys[high] = one;
+                    places[low] = there;
+                    places[high] = here;
+                }
+            }
+            if (gap > 32 || (gap == 1 && run > 32)) __syncthreads();
+            else __syncwarp();
+        }
+    __syncthreads();
+    for (long long place = threadIdx.x; place < k; place += blockDim.x) {
+        const long long at = places[place];
+        values[blockIdx.x * k + place] = from[at * stride];
+        indices[blockIdx.x * k + place] = at;
+    }
+}
+
+template <class T>
+__global__ void topk_select_kernel(
+    const T* __restrict__ x,         // [outer, inner, n], strided
+    long long* __restrict__ chosen,  // [rows, k]
+    long long n, long long inner, long long outer_stride, long long inner_stride, long long stride, long long k,
+    bool largest) {
+    // One block owns one row, and writes which places are chosen, in rising order.
+    long long* const to = chosen + blockIdx.x * k;
+    select_exactly(
+        x + row_offset(blockIdx.x, inner, outer_stride, inner_stride), n, stride, k, largest,
+        [&](long long place, long long at, Key<T>) { to[place] = at; });
 }
 
 template <class T>
 __global__ void topk_order_kernel(
     const T* __restrict__ x,               // [outer, inner, n], strided
-    const long long* __restrict__ chosen,  // [rows, count], or null: all n places of a row
+    const long long* __restrict__ chosen,  // [rows, k]
     T* __restrict__ values,                // [rows, k]
     long long* __restrict__ indices,       // [rows, k]
-    long long elements, long long count, long long inner, long long outer_stride, long long inner_stride,
-    long long stride, long long k, bool largest) {
+    long long elements, long long inner, long long outer_stride, long long inner_stride, long long stride, long long k,
+    bool largest) {
     // One thread owns one of the chosen places. Before it come those of larger keys in its row, and equal ones that were
     // chosen before.
     const long long element = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     if (element >= elements) return;
-    const long long row = element / count, own = element - row * count;
+    const long long row = element / k, own = element - row * k;
     const T* const from = x + row_offset(row, inner, outer_stride, inner_stride);
-    const auto place = [&](long long j) { return chosen ? chosen[row * count + j] : j; };
-    const T value = from[place(own) * stride];
+    const T value = from[chosen[element] * stride];
     const Key<T> key = key_of(value, largest);
     long long before = 0;
-    for (long long j = 0; j < count; j++) {
-        const Key<T> other = key_of(from[place(j) * stride], largest);
+    for (long long j = 0; j < k; j++) {
+        const Key<T> other = key_of(from[chosen[row * k + j] * stride], largest);
         before += other > key || (other == key && j < own);
     }
-    if (before < k) {
-        values[row * k + before] = value;
-        indices[row * k + before] = place(own);
-    }
+    values[row * k + before] = value;
+    indices[row * k + before] = chosen[element];
 }
 
 template <class T>

@@ -1,4 +1,7 @@
-"""topk in CUDA C++: in each row the key of the k-th is found byte by byte; what is chosen is ordered by counting."""
+"""topk in CUDA C++: a block collects the few numbers of its row that may be among the k wanted, and sorts them.
+
+Where many are wanted, the key of the k-th is found byte by byte, and what is chosen is ordered by counting.
+"""
 
 from pathlib import Path
 
@@ -12,33 +15,30 @@ from .arguments import check_topk
 from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-BLOCK, WARP = 256, 32
-SHORT = 64  # columns of a row that is ordered as a whole
-SELECT, ORDER, BACKWARD = (
+BLOCK, WARP, MOST_THREADS = 256, 32, 1024
+MOST_SORTED = 512  # of a row, by the block that chose them
+MOST_PLACES = 2**32 - 1  # of a row that such a block chooses from
+FEW, SELECT, ORDER, BACKWARD = (
     {dtype: CudaKernel(SOURCE, f"topk_{name}_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
-    for name in ("select", "order", "backward")
+    for name in ("few", "select", "order", "backward")
 )
-KERNELS = (*SELECT.values(), *ORDER.values(), *BACKWARD.values())
+KERNELS = (*FEW.values(), *SELECT.values(), *ORDER.values(), *BACKWARD.values())
 
 
 def _launch(
-    values: torch.Tensor,
-    indices: torch.Tensor,
-    chosen: torch.Tensor,
-    rows: Rows,
-    sizes: tuple[int, int, int],
-    largest: bool,
+    values: torch.Tensor, indices: torch.Tensor, rows: Rows, sizes: tuple[int, int, int], largest: bool
 ) -> None:
-    (num_rows, n, inner), k = sizes, values.shape[-1]
+    (num_rows, n, inner), k, dtype = sizes, values.shape[-1], values.dtype
     scalars = (inner, *rows[1:], k, largest)
-    if n > SHORT:
-        threads = min(max(next_power_of_2(n) // 8, WARP), BLOCK)
-        SELECT[values.dtype].launch(num_rows, threads, rows.tensor, chosen, n, *scalars)
-    places, count = (chosen, k) if n > SHORT else (None, n)
-    elements = num_rows * count
-    ORDER[values.dtype].launch(
-        cdiv(elements, BLOCK), BLOCK, rows.tensor, places, values, indices, elements, count, *scalars
-    )
+    if k <= MOST_SORTED and n < MOST_PLACES:
+        # About 16 numbers fall to a thread, and to twice as many threads as are wanted.
+        threads = min(max(next_power_of_2(cdiv(n, 16)), next_power_of_2(2 * k), WARP), MOST_THREADS)
+        FEW[dtype].launch(num_rows, threads, rows.tensor, values, indices, n, *scalars)
+        return
+    chosen = torch.empty_like(indices)
+    SELECT[dtype].launch(num_rows, BLOCK, rows.tensor, chosen, n, *scalars)
+    elements = num_rows * k
+    ORDER[dtype].launch(cdiv(elements, BLOCK), BLOCK, rows.tensor, chosen, values, indices, elements, *scalars)
 
 
 def _launch_backward(grad_x: torch.Tensor, grad_values: torch.Tensor, indices: torch.Tensor) -> None:

@@ -20,9 +20,9 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
 
     Args:
         backend: part of the operators' names.
-        launch: ``(values, indices, chosen, rows, sizes, largest)`` writes values and indices; chosen, alike to
-            indices, is for its own use. `rows` is x as `fourfold.backends.strides.Rows`, and sizes are the number of
-            rows, their length n, and that of the axis inner. Nothing is empty.
+        launch: ``(values, indices, rows, sizes, largest)`` writes values and indices. `rows` is x as
+            `fourfold.backends.strides.Rows`, and sizes are the number of rows, their length n, and that of the axis
+            inner. Nothing is empty.
         launch_backward: ``(grad_x, grad_values, indices)`` writes the cotangents to their places in grad_x, which is 0.
             All are without gaps, and none is empty.
     """
@@ -31,7 +31,7 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
         values, indices = empty(x, k)
         if values.numel():
             n, (inner, (rows,)) = x.shape[-1], as_rows(x)
-            launch(values, indices, torch.empty_like(indices), rows, (x.numel() // n, n, inner), largest)
+            launch(values, indices, rows, (x.numel() // n, n, inner), largest)
         return values, indices
 
     def backward(grad_values: torch.Tensor, indices: torch.Tensor, n: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""topk in Triton: in a row the key of the k-th is found two bits at a time; what is chosen is ordered by counting."""
+"""topk in Triton: of each row the few numbers that may be among the k wanted are collected, and ordered by counting."""
 
 import torch
 import triton
@@ -14,9 +14,12 @@ from .operators import register
 
 SHORT = 64  # columns of a row that is ordered as a whole
 MOST_COLS = 8192  # of a tile; a row of one tile lies in registers
-ORDERED, COMPARED = 32, 64  # of what is chosen in a row: what a program orders, and compares that with at a time
+MOST_EXACT = 1024  # of a tile of a row that holds too many equal numbers
+LEAST_GROUPS, LEAST_CHOSEN = 256, 64  # of a row
+ORDERED = COMPARED = 64  # of what is chosen in a row: what a program orders, and compares that with at a time
 SCATTERED = 1024
 BITS = {2: tl.uint16, 4: tl.uint32, 8: tl.uint64}  # by the bytes of a number
+KEYS = {2: torch.uint32, 4: torch.uint32, 8: torch.uint64}
 
 
 @triton.jit
@@ -35,13 +38,72 @@ def keys_of(x, LARGEST: tl.constexpr, BITS: tl.constexpr, KEY: tl.constexpr):
 @triton.jit
 def keys_at(ptr, at, n, stride, LARGEST: tl.constexpr, BITS: tl.constexpr, KEY: tl.constexpr):
     """Return the keys at some places of a row; of no meaning past its end."""
-    return keys_of(tl.load(ptr + at * stride, mask=at < n), LARGEST, BITS, KEY)
+    return keys_of(tl.load(ptr + at.to(tl.int64) * stride, mask=at < n), LARGEST, BITS, KEY)
+
+
+@triton.jit
+def kth_largest(keys, k, KEY: tl.constexpr, BITS: tl.constexpr):
+    """Return the largest key that k of the keys reach."""
+    digits, limit = tl.arange(0, 16).to(KEY), tl.zeros((1,), KEY)
+    for step in range(BITS.primitive_bitwidth // 4):
+        shift = tl.cast(BITS.primitive_bitwidth - 4 - 4 * step, KEY)
+        reach = keys[None, :] >= (limit + (digits << shift))[:, None]
+        reached = tl.sum(reach.to(tl.int32), axis=1)
+        limit += tl.cast(tl.sum((reached >= k).to(tl.int32), axis=0) - 1, KEY) << shift
+    return limit
+
+
+@triton.jit
+def select_exactly(
+    ptr,
+    keys_ptr,
+    chosen_ptr,
+    n,
+    stride,
+    k,
+    LARGEST: tl.constexpr,
+    BITS: tl.constexpr,
+    KEY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write which k places are chosen, in rising order. The key of the k-th is found two bits at a time."""
+    columns = tl.arange(0, BLOCK).to(tl.int64)
+    digits, limit = tl.arange(0, 4).to(KEY), tl.zeros((1,), KEY)
+    for step in range(BITS.primitive_bitwidth // 2):
+        shift = tl.cast(BITS.primitive_bitwidth - 2 - 2 * step, KEY)
+        reached = tl.zeros((4,), tl.int64)
+        for tile in range(tl.cdiv(n, BLOCK)):
+            at = tile * BLOCK + columns
+            keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
+            reach = (keys[None, :] >= (limit + (digits << shift))[:, None]) & (at < n)[None, :]
+            reached += tl.sum(reach.to(tl.int32), axis=1)
+        limit += tl.cast(tl.sum((reached >= k).to(tl.int32), axis=0) - 1, KEY) << shift
+    above = tl.zeros((), tl.int64)
+    for tile in range(tl.cdiv(n, BLOCK)):
+        at = tile * BLOCK + columns
+        keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
+        above += tl.sum(((keys > limit) & (at < n)).to(tl.int32), axis=0)
+    # Of the places whose key is that of the k-th, the first ones fill what is left.
+    equal, placed = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
+    for tile in range(tl.cdiv(n, BLOCK)):
+        at = tile * BLOCK + columns
+        keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
+        ties = ((keys == limit) & (at < n)).to(tl.int32)
+        taken = (ties > 0) & (equal + tl.cumsum(ties, axis=0) <= k - above)
+        taken |= (keys > limit) & (at < n)
+        places = placed + tl.cumsum(taken.to(tl.int32), axis=0) - 1
+        tl.store(chosen_ptr + places, at, mask=taken)
+        tl.store(keys_ptr + places, keys, mask=taken)
+        equal += tl.sum(ties, axis=0)
+        placed += tl.sum(taken.to(tl.int32), axis=0)
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def topk_select_kernel(
     x_ptr,  # [outer, inner, n], strided
-    chosen_ptr,  # [rows, k]
+    keys_ptr,  # [rows, MOST]
+    chosen_ptr,  # [rows, MOST]
+    counts_ptr,  # [rows]
     num_rows,
     n,
     inner,
@@ -53,51 +115,64 @@ def topk_select_kernel(
     BITS: tl.constexpr,
     KEY: tl.constexpr,
     INDEX: tl.constexpr,
-    BLOCK: tl.constexpr,
+    MOST: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MEMBERS: tl.constexpr,
     ONE_TILE: tl.constexpr,
+    SMALL_TILE: tl.constexpr,
 ):
-    # One program owns one row, and writes which places are chosen, in rising order.
+    # One program owns one row. Whatever comes before the k-th of its groups' largest keys is among the k wanted or few
+    # others, which are at most MOST but in rows of many equal numbers.
     row = tl.program_id(0).to(INDEX)
     ptr = x_ptr + row_offsets(row, inner, outer_stride, inner_stride)
-    columns = tl.arange(0, BLOCK).to(tl.int64)
+    begin = row.to(tl.int64) * MOST
+    columns = tl.arange(0, MEMBERS)[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
+    columns = columns.to(tl.int32 if ONE_TILE else tl.int64)
+    first = tl.zeros((GROUPS,), KEY)
     keys = keys_at(ptr, columns, n, stride, LARGEST, BITS, KEY)
-    digits = tl.arange(0, 4).to(KEY)
-    limit = tl.zeros((1,), KEY)  # the largest key that k keys reach, from its first bits on
-    for step in range(BITS.primitive_bitwidth // 2):
-        shift = tl.cast(BITS.primitive_bitwidth - 2 - 2 * step, KEY)
-        reached = tl.zeros((4,), tl.int64)
-        for tile in range(tl.cdiv(n, BLOCK)):
-            at = tile * BLOCK + columns
-            if not ONE_TILE:
-                keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
-            reach = (keys[None, :] >= (limit + (digits << shift))[:, None]) & (at < n)[None, :]
-            reached += tl.sum(reach.to(tl.int32), axis=1)
-        limit += tl.cast(tl.sum((reached >= k).to(tl.int32), axis=0) - 1, KEY) << shift
-    above = tl.zeros((), tl.int64)
-    for tile in range(tl.cdiv(n, BLOCK)):
-        at = tile * BLOCK + columns
+    for tile in range(tl.cdiv(n, GROUPS * MEMBERS)):
+        at = columns if ONE_TILE else tile * (GROUPS * MEMBERS) + columns
         if not ONE_TILE:
             keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
-        above += tl.sum(((keys > limit) & (at < n)).to(tl.int32), axis=0)
-    # Of the places whose key is that of the k-th, the first ones fill what is left.
-    equal, placed = tl.zeros((), tl.int64), tl.cast(row, tl.int64) * k
-    for tile in range(tl.cdiv(n, BLOCK)):
-        at = tile * BLOCK + columns
+        first = tl.maximum(first, tl.max(tl.where(at < n, keys, tl.zeros_like(keys)), axis=0))
+    limit = kth_largest(first, k, KEY, BITS)
+    tl.store(counts_ptr + row, 0)
+    tl.debug_barrier()
+    for tile in range(tl.cdiv(n, GROUPS * MEMBERS)):
+        at = columns if ONE_TILE else tile * (GROUPS * MEMBERS) + columns
         if not ONE_TILE:
             keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
-        ties = ((keys == limit) & (at < n)).to(tl.int32)
-        taken = (ties > 0) & (equal + tl.cumsum(ties, axis=0) <= k - above)
-        taken |= (keys > limit) & (at < n)
-        places = placed + tl.cumsum(taken.to(tl.int32), axis=0) - 1
-        tl.store(chosen_ptr + places, at.to(chosen_ptr.dtype.element_ty), mask=taken)
-        equal += tl.sum(ties, axis=0)
-        placed += tl.sum(taken.to(tl.int32), axis=0)
+        taken = (keys >= limit) & (at < n)
+        # In whichever order: what is chosen is put in order later.
+        places = tl.atomic_add(counts_ptr + row + tl.zeros_like(at), 1, mask=taken, sem="relaxed", scope="cta")
+        taken &= places < MOST
+        tl.store(chosen_ptr + begin + places, at, mask=taken)
+        tl.store(keys_ptr + begin + places, keys, mask=taken)
+    tl.debug_barrier()
+    if tl.load(counts_ptr + row) > MOST:
+        select_exactly(ptr, keys_ptr + begin, chosen_ptr + begin, n, stride, k, LARGEST, BITS, KEY, SMALL_TILE)
+        tl.debug_barrier()
+        tl.store(counts_ptr + row, tl.cast(k, tl.int32))
+
+
+@triton.jit
+def come_before(theirs, others, keys, at, exist, PACKED: tl.constexpr):
+    """Return which keys at which other places come before each of the keys at their places, [keys, others]."""
+    if PACKED:
+        # Of both one number, and one comparison. Places are below 2^31.
+        theirs = (theirs.to(tl.int64) << 31) + (0x7FFFFFFF - others)
+        theirs = tl.where(exist, theirs, tl.full((), -1, tl.int64))
+        return theirs[None, :] > ((keys.to(tl.int64) << 31) + (0x7FFFFFFF - at))[:, None]
+    ahead = (theirs[None, :] == keys[:, None]) & (others[None, :] < at[:, None])
+    return (ahead | (theirs[None, :] > keys[:, None])) & exist[None, :]
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def topk_order_kernel(
     x_ptr,  # [outer, inner, n], strided
-    chosen_ptr,  # [rows, count]; of no meaning where all n places of a row are
+    keys_ptr,  # [rows, MOST]; of no meaning where all n places of a row are chosen
+    chosen_ptr,  # [rows, MOST]; the same
+    counts_ptr,  # [rows]; the same
     values_ptr,  # [rows, k]
     indices_ptr,  # [rows, k]
     num_rows,
@@ -112,31 +187,36 @@ def topk_order_kernel(
     KEY: tl.constexpr,
     INDEX: tl.constexpr,
     ALL: tl.constexpr,
+    MOST: tl.constexpr,
+    PACKED: tl.constexpr,
     ORDERED: tl.constexpr,
     COMPARED: tl.constexpr,
 ):
-    # One program owns ORDERED of the chosen places of a row. Before each come those of larger keys, and equal ones that
-    # were chosen before.
-    count = n if ALL else k
-    row = tl.program_id(0).to(INDEX) // tl.cdiv(count, ORDERED)
+    # One program owns ORDERED of the chosen places of a row. Before each come those of larger keys, and of equal keys
+    # those that are earlier in the row.
+    row = tl.program_id(0).to(INDEX) // tl.cdiv(MOST, ORDERED)
+    count = n if ALL else tl.load(counts_ptr + row)
     ptr = x_ptr + row_offsets(row, inner, outer_stride, inner_stride)
-    begin = row.to(tl.int64) * k
-    first = (tl.program_id(0).to(tl.int64) - row.to(tl.int64) * tl.cdiv(count, ORDERED)) * ORDERED
+    begin = row.to(tl.int64) * MOST
+    to = row.to(tl.int64) * k
+    first = (tl.program_id(0).to(tl.int64) - row.to(tl.int64) * tl.cdiv(MOST, ORDERED)) * ORDERED
     own = first + tl.arange(0, ORDERED)
-    at = own if ALL else tl.load(chosen_ptr + begin + own, mask=own < k, other=0)
-    values = tl.load(ptr + at * stride, mask=own < count, other=0.0)
+    at = own if ALL else tl.load(chosen_ptr + begin + own, mask=own < count, other=0)
+    values = tl.load(ptr + at.to(tl.int64) * stride, mask=own < count, other=0.0)
     keys = keys_of(values, LARGEST, BITS, KEY)
-    before = tl.zeros((ORDERED,), tl.int64)
-    for tile in range(tl.cdiv(count, COMPARED)):
-        other = tile * COMPARED + tl.arange(0, COMPARED).to(tl.int64)
-        others = other if ALL else tl.load(chosen_ptr + begin + other, mask=other < k, other=0)
-        theirs = keys_at(ptr, others, n, stride, LARGEST, BITS, KEY)
-        ahead = (theirs[None, :] == keys[:, None]) & (other[None, :] < own[:, None])
-        ahead |= theirs[None, :] > keys[:, None]
-        before += tl.sum((ahead & (other < count)[None, :]).to(tl.int32), axis=1)
+    before = tl.zeros((ORDERED,), tl.int32)
+    for tile in range(tl.where(first < count, tl.cdiv(count, COMPARED), 0)):
+        other = tile * COMPARED + tl.arange(0, COMPARED)
+        if ALL:
+            others = other.to(tl.int64)
+            theirs = keys_at(ptr, others, n, stride, LARGEST, BITS, KEY)
+        else:
+            others = tl.load(chosen_ptr + begin + other, mask=other < count, other=0)
+            theirs = tl.load(keys_ptr + begin + other, mask=other < count, other=0)
+        before += tl.sum(come_before(theirs, others, keys, at, other < count, PACKED).to(tl.int32), axis=1)
     mask = (own < count) & (before < k)
-    tl.store(values_ptr + begin + before, values, mask=mask)
-    tl.store(indices_ptr + begin + before, at, mask=mask)
+    tl.store(values_ptr + to + before, values, mask=mask)
+    tl.store(indices_ptr + to + before, at, mask=mask)
 
 
 @triton.jit
@@ -157,29 +237,49 @@ def topk_backward_kernel(
 
 
 def _launch(
-    values: torch.Tensor,
-    indices: torch.Tensor,
-    chosen: torch.Tensor,
-    rows: Rows,
-    sizes: tuple[int, int, int],
-    largest: bool,
+    values: torch.Tensor, indices: torch.Tensor, rows: Rows, sizes: tuple[int, int, int], largest: bool
 ) -> None:
     (num_rows, n, _), k = sizes, values.shape[-1]
-    programs = num_rows * cdiv(k if n > SHORT else n, ORDERED)
-    block, itemsize = min(next_power_of_2(n), MOST_COLS), values.element_size()
+    itemsize, short = values.element_size(), n <= SHORT
+    most = SHORT if short else max(2 * next_power_of_2(k), LEAST_CHOSEN)
+    programs = num_rows * cdiv(most, ORDERED)
     common = {
         "LARGEST": largest,
         "BITS": BITS[itemsize],
         "KEY": tl.uint64 if itemsize == 8 else tl.uint32,
         "INDEX": triton_launch.index_type(programs),
+        "MOST": most,
     }
     scalars = (*sizes, *rows[1:], k)
-    if n > SHORT:
-        tile = {"BLOCK": block, "ONE_TILE": n <= block, "num_warps": min(max(block // 512, 1), 16)}
-        triton_launch.launch(topk_select_kernel, (num_rows,), (rows.tensor, chosen), scalars, **common, **tile)
-    tensors, tiles = (rows.tensor, chosen, values, indices), {"ORDERED": ORDERED, "COMPARED": COMPARED}
+    # Of a row that is ordered as a whole nothing is chosen.
+    keys, chosen, counts, place = indices, indices, indices, torch.int32 if n < 2**31 else torch.int64
+    if not short:
+        keys, chosen = (indices.new_empty((num_rows, most), dtype=dtype) for dtype in (KEYS[itemsize], place))
+        counts = indices.new_empty(num_rows, dtype=torch.int32)
+        block = min(next_power_of_2(n), MOST_COLS)
+        groups = min(max(next_power_of_2(2 * k), LEAST_GROUPS), block)
+        tile = {"GROUPS": groups, "MEMBERS": block // groups, "SMALL_TILE": min(block, MOST_EXACT)}
+        triton_launch.launch(
+            topk_select_kernel,
+            (num_rows,),
+            (rows.tensor, keys, chosen, counts),
+            scalars,
+            ONE_TILE=n <= block,
+            **common,
+            **tile,
+            num_warps=min(max(block // 512, 1), 16),
+        )
     triton_launch.launch(
-        topk_order_kernel, (programs,), tensors, scalars, ALL=n <= SHORT, **common, **tiles, num_warps=2
+        topk_order_kernel,
+        (programs,),
+        (rows.tensor, keys, chosen, counts, values, indices),
+        scalars,
+        ALL=short,
+        PACKED=itemsize < 8 and place == torch.int32,
+        ORDERED=ORDERED,
+        COMPARED=COMPARED,
+        **common,
+        num_warps=2,
     )
 
 

@@ -24,7 +24,7 @@ from fourfold.running.verdict import counterexample
 ROOT = Path(__file__).parents[2]
 CANDIDATES = Path(__file__).parent / "candidates"
 # A time limit that a right candidate meets even on a busy machine. A hanging candidate takes it twice.
-SECONDS = 8
+SECONDS = 12  # a right kernel beside four other processes needs up to 9
 
 
 def verify(
@@ -139,9 +139,9 @@ def test_what_a_candidate_claims_is_not_refused(tmp_path: Path) -> None:
 ILL = {
     "vector_add": ("crash", r"died of: Segmentation fault"),
     "softmax": ("leave", r"ended without a word: it called exit"),
-    "layer_norm": ("loop", r"Timeout \(?>8.0s"),
-    "giou": ("hang", r"had to be ended: it did not come back within 0:00:16"),
-    "matmul": ("wait_for_itself", r"Timeout \(?>8.0s"),
+    "layer_norm": ("loop", rf"Timeout \(?>{SECONDS}.0s"),
+    "giou": ("hang", rf"had to be ended: it did not come back within 0:00:{2 * SECONDS}"),
+    "matmul": ("wait_for_itself", rf"Timeout \(?>{SECONDS}.0s"),
     "giou_loss": ("spin", r"the launch has not ended within its time limit|had to be ended|Timeout"),
     "giou_loss_ragged": ("write_far_away", r"OutOfBounds.*ill\.cu:|lost the device"),
 }
