@@ -15,8 +15,8 @@ from .operators import register
 SHORT = 64  # columns of a row that is ordered as a whole
 MOST_COLS = 8192  # of a tile; a row of one tile lies in registers
 MOST_EXACT = 1024  # of a tile of a row that holds too many equal numbers
-LEAST_GROUPS, LEAST_CHOSEN = 256, 64  # of a row
-ORDERED = COMPARED = 64  # of what is chosen in a row: what a program orders, and compares that with at a time
+LEAST_GROUPS = LEAST_CHOSEN = 64  # of a row
+ORDERED = COMPARED = 32  # of what is chosen in a row: what a program orders, and compares that with at a time
 SCATTERED = 1024
 BITS = {2: tl.uint16, 4: tl.uint32, 8: tl.uint64}  # by the bytes of a number
 KEYS = {2: torch.uint32, 4: torch.uint32, 8: torch.uint64}
@@ -267,7 +267,7 @@ def _launch(
             ONE_TILE=n <= block,
             **common,
             **tile,
-            num_warps=min(max(block // 512, 1), 16),
+            num_warps=2 if block < MOST_COLS else 4,
         )
     triton_launch.launch(
         topk_order_kernel,
@@ -279,7 +279,7 @@ def _launch(
         ORDERED=ORDERED,
         COMPARED=COMPARED,
         **common,
-        num_warps=2,
+        num_warps=1,
     )
 
 
