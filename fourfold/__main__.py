@@ -20,11 +20,13 @@ DESCRIPTION = {
     "tour": "verify two kernels that come with this package, a right one and a wrong one, and say what to do next",
     "verify": "put a kernel of yours through every check of a known operation",
     "grade": "judge thousands of kernels, none of them trusted, on one machine or on many",
+    "accuracy": "measure the rounding errors of kernels beside those of torch and of other libraries",
+    "resources": "compile kernels without a GPU, and compare what they need with another revision",
     "sanitize": "run a script with Triton kernels on the CPU, and report memory errors and races",
     "mutate": "make small mistakes in kernels, one at a time, and see whether the checks reject each",
 }
-USAGE = "fourfold {tour,verify,grade,sanitize,mutate} ...\n\n" + "\n".join(
-    f"  {name:8} {what}" for name, what in DESCRIPTION.items()
+USAGE = "fourfold {tour,verify,grade,accuracy,resources,sanitize,mutate} ...\n\n" + "\n".join(
+    f"  {name:9} {what}" for name, what in DESCRIPTION.items()
 )
 
 
@@ -104,6 +106,16 @@ def grade(arguments: Sequence[str]) -> int:
     return importlib.import_module("fourfold.grading.command").command(arguments)
 
 
+def accuracy(arguments: Sequence[str]) -> int:
+    """``fourfold accuracy ...``: see `fourfold.performance.accuracy`."""
+    return importlib.import_module("fourfold.performance.accuracy_command").command(arguments)
+
+
+def resources(arguments: Sequence[str]) -> int:
+    """``fourfold resources ...``: see `fourfold.performance.resources`."""
+    return importlib.import_module("fourfold.performance.resources").command(arguments)
+
+
 class Verification:
     """A run of the checks on one function of the example, under way.
 
@@ -175,7 +187,14 @@ def main() -> int:
     command, *arguments = sys.argv[1:] or ["--help"]
     if command == "tour" and not arguments:
         return tour()
-    commands = {"verify": verify, "grade": grade, "sanitize": sanitize.command, "mutate": mutate}
+    commands = {
+        "verify": verify,
+        "grade": grade,
+        "accuracy": accuracy,
+        "resources": resources,
+        "sanitize": sanitize.command,
+        "mutate": mutate,
+    }
     if command in commands:
         return commands[command](arguments)
     print(USAGE)

@@ -24,6 +24,13 @@ def load_tile(ptr, rows, columns, num_rows, cols, inner, outer_stride, inner_str
 
 
 @triton.jit
+def load_whole_rows(ptr, rows, columns, num_rows, cols):
+    """Load some rows and columns of a contiguous tensor ``[rows, cols]``, with 0 outside of it."""
+    at = rows.to(tl.int64)[:, None] * cols + columns[None, :]
+    return tl.load(ptr + at, mask=(rows < num_rows)[:, None] & (columns < cols)[None, :], other=0.0)
+
+
+@triton.jit
 def store_tile(ptr, rows, columns, num_rows, cols, values):
     """Store some rows and columns of a contiguous tensor ``[rows, cols]``."""
     at = rows.to(tl.int64)[:, None] * cols + columns[None, :]

@@ -178,6 +178,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "rows_longer_than_registers_along_two_axes": rows(
         2, 2, 8200, x="transposed", grad_output="transposed", weight="sliced_columns", bias="sliced_columns"
     ),
+    "odd_rows_of_shifted_vectors": rows(20, 1027),
+    "odd_rows_of_many_shifted_vectors": rows(2, 4099),
     # More rows than programs that run at a time, along two axes that no single stride spans.
     "more_rows_than_programs_along_two_axes": rows(4, 3, 2049, x="transposed", grad_output="transposed"),
     "rows_longer_than_shared_memory": rows(2, 2, 33000, x="transposed", grad_output="transposed"),
@@ -307,9 +309,12 @@ workloads: Mapping[str, Mapping[str, Make]] = {
     "cuda": {
         "small": whole(rows(128, 256)),
         "large": tiled(rows(256, 4096), 128, "x"),
+        "shortest_rows": tiled(rows(256, 256), 512, "x"),
         "short_rows": tiled(rows(256, 1024), 128, "x"),
         "long_rows": tiled(rows(16, 16384), 1024, "x"),
         "ragged": tiled(rows(33, 1001), 256, "x"),
+        # Rows that begin between two multiples of 16 bytes.
+        "misaligned": tiled(rows(32, 4099), 1024, "x"),
     },
 }
 

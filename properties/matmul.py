@@ -331,6 +331,11 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         "article": tiled(random_example(64, 4096, 64, "leaky_relu"), 64, "a", across=("b",)),
         "large": tiled(random_example(64, 8192, 64, "leaky_relu"), 128, "a", across=("b",)),
         "ragged": tiled(random_example(65, 1001, 1003, "leaky_relu"), 16, "a"),
+        # Rows that begin between two multiples of 16 bytes; few tiles of the result; few rows.
+        "misaligned": tiled(random_example(33, 4093, 2049, "leaky_relu"), 128, "a"),
+        "few_tiles": tiled(random_example(64, 1024, 64, "leaky_relu"), 16, "a", across=("b",)),
+        "wide": tiled(random_example(64, 4096, 512, "leaky_relu"), 8, "a", across=("b",)),
+        "few_rows": tiled(random_example(16, 8192, 64, "leaky_relu"), 128, across=("b",)),
     },
 }
 

@@ -137,6 +137,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # Whole vectors, more than the registers of a block hold; and rows of which vectors are held in part.
     "rows_longer_than_registers": rows(3, 8200),
     "rows_of_whole_vectors_held_by_many_threads": rows(5, 2056),
+    # Rows that begin between two multiples of 16 bytes, and are longer than those that are read in single columns. Each
+    # block has several.
+    "odd_rows_of_shifted_vectors": rows(45, 1027),
     # More rows than programs that run at a time, along two axes that no single stride spans.
     "more_rows_than_programs_along_two_axes": rows(4, 3, 2049, x="transposed", grad_output="transposed"),
     "rows_longer_than_registers_along_two_axes": rows(

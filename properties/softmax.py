@@ -304,7 +304,11 @@ workloads: Mapping[str, Mapping[str, Make]] = {
     "cuda": {
         "small": whole(random_rows(128, 256)),
         "large": tiled(random_rows(32, 4096), 1024, "x"),
+        "short_rows": tiled(random_rows(256, 256), 512, "x"),
         "long_rows": tiled(random_rows(16, 65536), 256, "x"),
+        "longest_rows": tiled(random_rows(2, 262144), 256, "x"),
+        # Rows that begin between two multiples of 16 bytes.
+        "misaligned": tiled(random_rows(8, 50257), 256, "x"),
         "ragged": tiled(random_rows(33, 1001), 256, "x"),
     },
 }

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fourfold.backends import launch_records
 from fourfold.compat import torch_internals
 
 # Kinds of calls that an operator keeps. Then it forgets them all.
@@ -24,7 +25,8 @@ ALIGNMENT = 16
 Launch = Callable[[Sequence[int], int], None]
 
 _thread = threading.local()
-_MAKE = frozenset(
+# Operators that allocate, and launch nothing.
+MAKE = frozenset(
     (
         torch.ops.aten.empty.memory_format,
         torch.ops.aten.empty_like.default,
@@ -84,7 +86,7 @@ class Recorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator of torch. The call can be repeated if it makes an unwritten tensor or a view."""
         result = operator(*args, **(kwargs or {}))
-        if operator in _MAKE:
+        if operator in MAKE:
             self._made.append(result)
         elif not torch_internals.is_view(operator):
             self._repeatable = False
@@ -152,6 +154,8 @@ def known_again(
         given = arguments[first]
         device = -1 if given is None else given.get_device()
         if device < 0 or device != torch.cuda.current_device() or not usable():
+            return implementation(*arguments)
+        if launch_records.current is not None:  # what is known again does not pass by the functions that record
             return implementation(*arguments)
         parts = list(arguments)
         for place in tensors:

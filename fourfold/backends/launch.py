@@ -63,6 +63,17 @@ def check_shared_bytes(name: str, shared_bytes: int) -> None:
 
 
 @functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether it is a GPU of compute capability 9.0, for which alone some kernels are: with wgmma and TMA."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def is_hopper_or_emulated(device: torch.device) -> bool:
+    """Whether kernels for Hopper run on a device, the CPU's emulation among them."""
+    return device.type == "cpu" or is_hopper(device)
+
+
+@functools.cache
 def multiprocessors(device: torch.device) -> int:
     """The number of streaming multiprocessors: 3 on the CPU, so that loops over tiles and block reductions run."""
     if device.type == "cpu":

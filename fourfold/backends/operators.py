@@ -28,10 +28,12 @@ _TAKEN: dict[str, tuple[type, ...]] = {
     "Tensor": _TENSOR,
     "Tensor?": (*_TENSOR, type(None)),
     "float": (float,),
+    "float?": (float, type(None)),
     "int": (int,),
     "SymInt": (int,),
     "bool": (bool,),
     "str": (str,),
+    "ScalarType": (torch.dtype,),
 }
 
 
@@ -222,6 +224,12 @@ def define(
         implementation = known_calls.known_again(implementation, tensors, tuning.nothing_forced)
     _launches[operator] = _Launch(implementation, frozenset(itertools.product(*kinds)), tensors)
     return operator
+
+
+def implementation(operator: Any) -> Callable[..., Any] | None:
+    """What an operator that `define` has registered runs; None of another operator."""
+    launch = _launches.get(operator)
+    return None if launch is None else launch.implementation
 
 
 def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..., None]) -> Callable[..., Any]:

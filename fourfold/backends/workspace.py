@@ -5,7 +5,7 @@ import threading
 
 import torch
 
-from fourfold.backends import known_calls
+from fourfold.backends import known_calls, launch_records
 from fourfold.compat import torch_internals
 
 _COUNTERS = 1 << 14  # per device; one for each stream, and one for each call captured in a CUDA graph
@@ -27,6 +27,8 @@ def counter(device: torch.device) -> torch.Tensor:
     found = _of_gpu(device)
     if (recorder := known_calls.recorder()) is not None:
         recorder.provide(found, functools.partial(_of_gpu, device))
+    if (record := launch_records.current) is not None:
+        record.describe(found, "counter")  # where it lies depends on the calls before this one
     return found
 
 

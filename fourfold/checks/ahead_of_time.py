@@ -1,11 +1,11 @@
-"""Compile the Triton kernels that an operation's named examples launch, without a GPU.
+"""Compile an operation's kernels without a GPU: the Triton kernels that its named examples launch.
 
     python -m fourfold.checks.ahead_of_time giou float32 80 90 100
 
 prints, as JSON, the resources of each kernel on each architecture: registers, spills, shared memory and instructions.
-``--compile-only`` after the architectures prints shared memory alone, in half the time. ``--kernels FOLDER`` at the end
-takes the kernels from ``FOLDER/impls`` in place of the library's. Without other arguments the program reads lines of
-arguments from its input and answers each with a line.
+``--compile-only`` after the architectures prints shared memory alone, in half the time. ``--cuda`` there compiles the
+CUDA C++ kernels. ``--kernels FOLDER`` at the end takes the kernels from ``FOLDER/impls`` in place of the library's.
+Without other arguments the program reads lines of arguments from its input and answers each with a line.
 """
 
 import dataclasses
@@ -19,13 +19,15 @@ import torch
 
 import fourfold
 from fourfold import backends
-from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
+from fourfold.backends.cuda.compile import compile_ahead_of_time
+from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel, architecture
 from fourfold.checks.catalogue import operations
+from fourfold.checks.outputs import joined
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import evaluate_tensors
 
-COMPILE_ONLY = "--compile-only"
+COMPILE_ONLY, CUDA, KERNELS = "--compile-only", "--cuda", "--kernels"
 # The command line that runs this module.
 COMMAND = (sys.executable, "-W", "ignore", "-m", "fourfold.checks.ahead_of_time")
 
@@ -66,16 +68,32 @@ def is_for(kernel: CudaKernel, dtype: str) -> bool:
     return (named or [CPP_TYPES[torch.float32]])[0] == CPP_TYPES[getattr(torch, dtype)]
 
 
-def answer(operation_name: str, dtype_name: str, *capabilities: str) -> str:
+def cuda_kernels(operation: str, dtype: str, capability: int) -> list[dict[str, Any]]:
+    """Compile the CUDA C++ kernels of an operation for a dtype; return their resources.
+
+    Raises:
+        CudaError: one does not compile.
+    """
+    kernels = [kernel for kernel in backends.module(operation, "cuda").KERNELS if is_for(kernel, dtype)]
+    found: list[dict[str, Any]] = []
+    for source in dict.fromkeys(kernel.source for kernel in kernels):
+        names = [kernel.name for kernel in kernels if kernel.source == source]
+        found += map(needs, compile_ahead_of_time(source, names, architecture(*divmod(capability, 10))).values())
+    return found
+
+
+def answer(operation_name: str, dtype_name: str, *words: str) -> str:
     """Compile the kernels; return their resources as JSON."""
-    disassembled = capabilities[-1:] != (COMPILE_ONLY,)
-    if not disassembled:
-        capabilities = capabilities[:-1]
+    capabilities = [word for word in words if word.isdecimal()]
+    if CUDA in words:
+        found = (cuda_kernels(operation_name, dtype_name, int(capability)) for capability in capabilities)
+        return json.dumps([kernel for kernels in found for kernel in kernels])
+    disassembled = COMPILE_ONLY not in words
     # Imported here, because it imports Triton, which an import of this module must not do.
     from fourfold.backends.triton import compile as triton_compile
 
     operation, dtype = operations()[operation_name], DTYPES[dtype_name]
-    implementation = backends.load(operation_name, "triton")
+    implementation = joined(backends.load(operation_name, "triton"), operation)  # else nothing has a gradient
     examples = [make(dtype) for make in operation.examples.values()]
     resources: list[Any] = []
     for capability in map(int, capabilities):
@@ -94,8 +112,8 @@ def answer(operation_name: str, dtype_name: str, *capabilities: str) -> str:
 
 def main(*arguments: str) -> None:
     """Print the answer to the arguments, or to each line of the input."""
-    if "--kernels" in arguments:
-        at = arguments.index("--kernels")
+    if KERNELS in arguments:
+        at = arguments.index(KERNELS)
         fourfold.__path__.insert(0, arguments[at + 1])
         arguments = arguments[:at]
     for words in [arguments] if arguments else map(str.split, sys.stdin):

@@ -5,6 +5,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 import torch
 
 from fourfold.checks.grades import graded
@@ -97,15 +98,22 @@ class _Evaluation:
         expected = {OUTPUT: reference(record, case, dtype)}
         if gradients:
             expected |= reference_gradients(record, case, dtype)
-        for name, result in {OUTPUT: output, **found}.items():
-            if result.shape != expected[name].shape:
-                shapes = f"shape {list(result.shape)}, expected {list(expected[name].shape)}"
+        arrays = subject.dtype.arrays({OUTPUT: output, **found})
+        for name, array in arrays.items():
+            of = expected[name]
+            if array.ndim != len(of.shape) or (array.shape != of.shape and not of.any_length):
+                shapes = f"shape {list(array.shape)}, expected {list(of.shape)}"
                 raise Failure(f"{subject}: {self.law.__name__}: {name} has {shapes}")
         dtypes = {OUTPUT: record.result_dtype(dtype)}
         return {
-            name: Bounded(array, expectation(expected[name], dtypes.get(name, dtype)).error, dtype.arithmetic)
-            for name, array in subject.dtype.arrays({OUTPUT: output, **found}).items()
+            name: Bounded(array, _bound(expected[name], array, dtypes.get(name, dtype)), dtype.arithmetic)
+            for name, array in arrays.items()
         }
+
+
+def _bound(expected: Bounded, array: np.ndarray, dtype: DType) -> np.ndarray:
+    """The bound of each element of a result: of one that may have any length they are chosen, and none is rounded."""
+    return np.zeros(array.shape) if expected.any_length else expectation(expected, dtype).error
 
 
 def _law_holds(law: Law, subject: Subject, search: Search) -> None:

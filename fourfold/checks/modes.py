@@ -11,7 +11,7 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, describe, expected_results, named_results
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import UNCLAIMED, Failure, Search, Subject, Unsupported
 from fourfold.core.case import Case, is_floating
 from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
 from fourfold.core.dtypes import DTYPES, differing
@@ -97,7 +97,12 @@ def autocast_changes_precision_alone(subject: Subject, search: Search) -> None:
 
     torch runs its products of matrices in that dtype then, from inputs that it casts, and some functions in float32.
     The output may have either dtype. The backward pass runs outside of autocast, as torch's documentation asks.
+
+    Raises:
+        Unsupported: the implementation does not claim to be called so.
     """
+    if not subject.claims.autocast:
+        raise Unsupported(f"{UNCLAIMED} calls under autocast")
 
     def body(case: Case) -> None:
         tensors = case.tensors(subject.dtype, subject.device)

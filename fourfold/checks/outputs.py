@@ -39,7 +39,10 @@ def of_output(subject: Subject, name: str) -> Subject:
     """A subject that has several outputs as one that has this output alone."""
     names = tuple(subject.operation.outputs)
     implementation = _kept(alone, subject.implementation, names, names.index(name))
-    subject = replace(subject, operation=subject.operation.outputs[name], implementation=implementation)
+    of = subject.operation.outputs[name]
+    # Its large cases too have a cotangent of this output alone.
+    large = None if subject.large is None else replace(subject.large, operation=of)
+    subject = replace(subject, operation=of, implementation=implementation, large=large)
     if subject.differentiable and subject.operation.differentiable:
         has = requires_gradient(implementation, subject.operation, subject.dtype, subject.device)
         subject = replace(subject, differentiable=has)

@@ -27,7 +27,10 @@ _EMPTY = inspect.Parameter.empty
 
 
 def defaults_of(operation: Operation) -> dict[str, Any]:
-    """The parameters that an operation's definition has a default for, or, of a record by hand, its torch function."""
+    """The parameters that an operation's definition has a default for, or, of a record by hand, its torch function.
+
+    An input that may be None is no parameter: cases leave it out as they are.
+    """
     definition = getattr(operation, "definition", None)
     if definition is None:
         try:
@@ -37,6 +40,7 @@ def defaults_of(operation: Operation) -> dict[str, Any]:
     parameters = inspect.signature(definition).parameters
     declaration = getattr(operation, "declaration", None)
     passed = parameters if declaration is None else declaration.parameters
+    passed = [name for name in passed if name not in operation.axes]
     return {name: parameters[name].default for name in passed if parameters[name].default is not _EMPTY}
 
 

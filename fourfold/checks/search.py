@@ -55,6 +55,10 @@ class Failure(AssertionError):
     """An implementation failed a check."""
 
 
+class Vacuous(Failure):
+    """No example of a search could have failed, as where all bounds are infinite."""
+
+
 class Unsupported(Exception):
     """A check does not apply to an implementation; the message says why."""
 
@@ -408,14 +412,14 @@ class Search:
 
         Raises:
             Refused: the implementation refused every case, or every one that could have failed.
-            Failure: no example could have failed, or no result had more than one element although the output of a named
-                example has.
+            Vacuous: no example could have failed.
+            Failure: no result had more than one element although the output of a named example has.
         """
         if self.refusals is not None and self.refusals.total and not self.substantial:
             raise Refused(self.refusals)
         seen = f"{subject}: {check} ran {self.ran} examples, and"
         if not self.substantial:
-            raise Failure(f"{seen} none of them could have failed")
+            raise Vacuous(f"{seen} none of them could have failed: no bound says anything")
         examples = subject.operation.examples.values()
         if self.largest <= 1 and any(make(subject.dtype).grad_output.size > 1 for make in examples):
             raise Failure(f"{seen} no result had more than one element, as those of {subject.operation.name} may")

@@ -139,7 +139,12 @@ def _square_cases(subject: Subject) -> Iterator[Case]:
 
 def _of_one_shape(subject: Subject, case: Case) -> list[tuple[str, str]]:
     free = [n for n, array in case.inputs.items() if is_floating(array) and n not in subject.operation.ordinary]
-    return [(a, b) for a, b in itertools.combinations(free, 2) if case[a].shape == case[b].shape and case[a].ndim]
+    pairs = itertools.combinations(free, 2)
+    return [(a, b) for a, b in pairs if _alike(case[a], case[b]) and case[a].ndim]
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def _of_two(subject: Subject, case: Case, first: str, second: str) -> Iterator[Arrangement]:

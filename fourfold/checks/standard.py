@@ -85,6 +85,10 @@ class Check:
     examples: int | None = None
     concerns: Callable[[Operation], bool] = lambda operation: True
 
+    def applies_to(self, operation: Operation) -> bool:
+        """Whether it concerns an operation; one of gradients says nothing of what has none."""
+        return self.concerns(operation) and bool(operation.differentiable or not self.gradients)
+
     def of(self, dtypes: Sequence[str]) -> list[str]:
         """Which of the claimed dtypes it looks at."""
         if self.only is not None:
@@ -215,8 +219,8 @@ def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
         check
         for check in (*STANDARD, *of_laws, BAD_INPUT)
         if device in check.devices
-        and check.concerns(operation)
-        and ((claims.gradients and operation.differentiable) or not check.gradients)
+        and check.applies_to(operation)
+        and (claims.gradients or not check.gradients)
         and (operation.batched or not check.batched)
         and (check is not BAD_INPUT or operation.errors)
     ]

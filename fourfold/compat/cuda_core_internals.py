@@ -9,7 +9,7 @@ from fourfold.compat import uses
     "cuda.core.TensorMapDescriptorOptions().swizzle.SWIZZLE_128B",
     "cuda.core.TensorMapDescriptorOptions().l2_promotion.L2_256B",
 )
-def swizzled_options(box: tuple[int, int]) -> Any:
+def swizzled_options(box: tuple[int, ...]) -> Any:
     """The options of a tensor map whose boxes are swizzled by 128 bytes, and fetched by 256 bytes into the L2 cache.
 
     The enumerations' classes have no public name: they are had of an option's default.

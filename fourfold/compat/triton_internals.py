@@ -147,6 +147,33 @@ def code_of(compiled: Any) -> Code:
     return Code(compiled.hash, compiled.metadata.name, compiled.asm["cubin"], compiled.asm["ptx"])
 
 
+class Shape(NamedTuple):
+    """How a compiled kernel is launched, whatever the grid.
+
+    Attributes:
+        threads: of a program.
+        shared_bytes: of dynamic shared memory.
+        blocks_per_program: those of a cluster.
+        options: of the driver, that the kernel was compiled with.
+        arch: the architecture, such as "sm_90".
+    """
+
+    threads: int
+    shared_bytes: int
+    blocks_per_program: int
+    options: tuple[str, ...]
+    arch: str
+
+
+@uses("triton.compiler.CompiledKernel().metadata")
+def shape_of(compiled: Any) -> Shape:
+    """How what a launch has compiled is launched."""
+    told = compiled.metadata
+    options = [name for name in ("launch_cooperative_grid", "launch_pdl") if getattr(told, name, False)]
+    threads = told.num_warps * told.target.warp_size
+    return Shape(threads, told.shared, getattr(told, "num_ctas", 1), tuple(options), f"sm_{told.target.arch}")
+
+
 @uses("triton._C.libtriton.nvidia.cublas.CublasLt")
 def replace_cublas(replacement: type) -> None:
     """Let a class take the place of Triton's own calls of cuBLAS for good: they need the library, and a GPU."""

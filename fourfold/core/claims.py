@@ -40,6 +40,7 @@ class Claims:
             it undefined; the compiler for NVIDIA gives zeros.
         streams: False where it launches on the default stream, whatever torch's current stream is, as ``<<<grid,
             block>>>`` does without a stream.
+        autocast: False where it is not called under `torch.autocast`.
 
     Raises:
         ValueError: a claim has a value that it cannot have. The message names it.
@@ -58,6 +59,7 @@ class Claims:
     accuracy: str = EXACT
     undefined_lanes_are_zero: bool = False
     streams: bool = True
+    autocast: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.dtypes, str) or (unknown := [name for name in self.dtypes if name not in DTYPES]):

@@ -42,7 +42,7 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
     Where NaN is expected only NaN passes, and where an infinity is expected only the same infinity. A finite value
     must lie within the bound. If the bound reaches numbers that round to infinity in the dtype, the infinity of that
     sign passes too. Where the bound is infinite the element is unspecified, and any value passes. Of several results
-    that are right, see `OneOf`, the one counts that is nearest.
+    that are right, see `OneOf`, the one counts that is nearest, which may decide the length too.
 
     Args:
         actual: values of the tested dtype, held in its wide type.
@@ -53,8 +53,10 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
     Raises:
         Disagreement: naming the worst element.
     """
+    expected = expected.beside(actual)
     if actual.shape != expected.shape:
-        raise Disagreement(f"{what} has shape {list(actual.shape)}, expected {list(expected.shape)}")
+        shapes = f"shape {list(actual.shape)}, expected {list(expected.shape)}"
+        raise Disagreement(f"{what} has {shapes}{_first_difference(actual, expected.value)}")
     value, bound = expected.nearest(actual), expected.error
     with np.errstate(all="ignore"):
         error = np.where(actual == value, 0.0, abs(actual - value))
@@ -82,3 +84,13 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
             f" (error over bound {agreement.worst:.3g}; {wrong} of {ratio.size} elements are wrong)"
         )
     return agreement
+
+
+def _first_difference(actual: np.ndarray, expected: np.ndarray) -> str:
+    """Where two rows of different lengths begin to differ, in words; nothing of other arrays."""
+    if actual.ndim != 1 or expected.ndim != 1:
+        return ""
+    both = min(len(actual), len(expected))
+    at = next(iter(np.flatnonzero(actual[:both] != expected[:both])), both)
+    found, wanted = ([*map(str, each[at : at + 1]), "the end"][0] for each in (actual, expected))
+    return f": at [{at}] is {found}, expected {wanted}"

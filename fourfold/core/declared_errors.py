@@ -20,11 +20,13 @@ from fourfold.core import axes as notation
 from fourfold.core.axes import Shape
 
 # Sizes of named axes, in the order of their names, and what "..." stands for: no two alike, and none that broadcasts.
-SIZES = (2, 3, 5, 7, 11, 13)
+SIZES = (2, 3, 5, 7, 11, 13, 17)
 LEADING = (8, 9)
 NOT_FLOATING = (torch.int64, torch.uint8, torch.bool, torch.complex64)
 # How the name of a tensor's place in another memory ends.
 ON_ANOTHER_DEVICE = "_on_another_device"
+# For a tensor of one dtype: those of the same size, and those to which it might be converted.
+NOT_THE_ONLY = (torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, *NOT_FLOATING)
 NOT_INTEGERS = (torch.float32, torch.float64, torch.bool, torch.complex64)
 
 
@@ -50,6 +52,7 @@ class TensorArgument:
     integers: tuple[int, ...] | None = None
     says: str | None = None
     optional: bool = False
+    dtype: torch.dtype | None = None  # the only one that is taken; None: the floating-point dtype of the others
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,16 @@ class Parameter:
     range: tuple[float, float] | None = None  # any number between the two is taken
 
 
-def tensor(axes: str | None, says: str | None = None) -> TensorArgument:
+def tensor(axes: str | None, says: str | None = None, dtype: torch.dtype | None = None) -> TensorArgument:
     """A floating-point tensor.
 
     Args:
         axes: ``"... cols"``: see `fourfold.core.axes`. None where nothing is known of them.
         says: what a message must have that names the argument, where its name is a word of English.
+        dtype: the only dtype that is taken, as float8_e4m3fn of a quantised matrix or float32 of its scales. Unless
+            given, each that is tested, which such tensors share.
     """
-    return TensorArgument(None if axes is None else notation.parse(axes), says=says)
+    return TensorArgument(None if axes is None else notation.parse(axes), says=says, dtype=dtype)
 
 
 def integers(axes: str, *values: int, optional: bool = False) -> TensorArgument:
@@ -153,14 +158,16 @@ class Arguments:
     def _no_tensors(self) -> Iterator[DeclaredError]:
         for name, tensor in self._tensors.items():
             given = self.good[name]
-            for what, value in {"number": 1.0, "list": given.tolist(), "array": given.numpy(), "none": None}.items():
+            array = given.float().numpy() if given.dtype.itemsize == 1 else given.numpy()
+            for what, value in {"number": 1.0, "list": given.tolist(), "array": array, "none": None}.items():
                 if value is not None or not tensor.optional:
                     yield self.wrong(f"{name}_is_{what}", TypeError, name, {name: value})
 
     def _other_dtypes(self) -> Iterator[DeclaredError]:
-        floating = [name for name, tensor in self._tensors.items() if tensor.integers is None]
+        floating = [name for name, tensor in self._tensors.items() if tensor.integers is None and not tensor.dtype]
         for name, tensor in self._tensors.items():
-            others = NOT_FLOATING if tensor.integers is None else NOT_INTEGERS
+            others: tuple[torch.dtype, ...] = NOT_FLOATING if tensor.integers is None else NOT_INTEGERS
+            others = NOT_THE_ONLY if tensor.dtype else others
             for dtype in (other for other in others if other != self.good[name].dtype):
                 yield self._of_dtypes(f"{name}_of_{_short(dtype)}", name, {name: dtype})
         if len(floating) > 1:
@@ -223,7 +230,11 @@ class Arguments:
 
     def _tensor(self, name: str, shape: Shape) -> torch.Tensor:
         values = self._tensors[name].integers
-        return torch.ones(shape) if values is None else torch.from_numpy(np.resize(np.array(values, np.int64), shape))
+        return (
+            torch.ones(shape, dtype=self._tensors[name].dtype)
+            if values is None
+            else torch.from_numpy(np.resize(np.array(values, np.int64), shape))
+        )
 
 
 class ArgumentsOf(Arguments):

@@ -57,7 +57,7 @@ class DType:
         """Return a tensor's exact values as an array of the wide type."""
         (tensor,) = on_host(tensor)
         tensor = tensor.contiguous()
-        if tensor.dtype == torch.bfloat16:
+        if tensor.dtype not in _OF_NUMPY:
             tensor = tensor.float()
         return tensor.numpy().astype(self.wide)
 
@@ -66,11 +66,12 @@ class DType:
         return dict(zip(tensors, map(self.array, on_host(*tensors.values()))))
 
     def tensor(self, array: np.ndarray, device: str) -> torch.Tensor:
-        """Copy an array of this dtype, or of integers, to a contiguous tensor on a device."""
+        """Copy an array of this dtype, of integers or of `dtype_of` to a contiguous tensor on a device."""
         array = np.array(array, order="C")
         # The array may be freed before the device has its data: `to` stages pageable memory before it returns.
-        if array.dtype == ml_dtypes.bfloat16:
-            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device, non_blocking=True)
+        if array.dtype.name in ("bfloat16", *QUANTISED):  # a type of ml_dtypes, which torch takes as bits
+            as_bits = torch.from_numpy(array.view(f"u{array.dtype.itemsize}"))
+            return as_bits.view(getattr(torch, array.dtype.name)).to(device, non_blocking=True)
         return torch.from_numpy(array).to(device, non_blocking=True)
 
     def spacing_roundoff(self, magnitude: np.ndarray) -> np.ndarray:
@@ -97,6 +98,10 @@ def returned(dtype: DType, declared: str | None) -> DType:
     if declared in INTEGERS:
         return INTEGERS[declared]
     return dtype if declared == dtype.name else DTYPES[declared]
+
+
+# The floating-point dtypes that torch converts to NumPy's.
+_OF_NUMPY = frozenset((torch.float16, torch.float32, torch.float64))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -162,6 +167,23 @@ DTYPES = {
         _dtype("float64", np.float64, np.longdouble, np.float64),
     )
 }
+
+
+# The dtypes of inputs that hold quantised numbers, whatever dtype is tested: no operation is tested for them.
+# float8_e4m3fn has no infinity: its largest number is 448, and what is rounded to more becomes NaN.
+QUANTISED = {
+    dtype.name: dtype
+    for dtype in (
+        _dtype("float8_e4m3fn", ml_dtypes.float8_e4m3fn, np.float64, np.float32),
+        _dtype("float8_e5m2", ml_dtypes.float8_e5m2, np.float64, np.float32),
+    )
+}
+
+
+def dtype_of(dtype: np.dtype) -> DType:
+    """The dtype of an array of floating-point numbers, which need not be the one that is tested."""
+    name = dtype.name
+    return DTYPES[name] if name in DTYPES else QUANTISED[name]
 
 
 def _integers(name: str) -> DType:

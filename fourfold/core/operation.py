@@ -156,6 +156,10 @@ class Operation:
             with another result. Unless given, they are scaled.
         returns: the dtype of the output: the name of one, "compute" for float64 of float64 inputs and float32 of all
             others, "int64" or "int32", None for the dtype that is tested. Cotangents have it too, where there are any.
+        length_varies: whether the length of the output depends on the numbers of the inputs, as the number of boxes
+            that are kept does. `forward` then returns a `OneOf` of any length. There is no gradient; a case's cotangent
+            has the length of the oracle's result for the inputs as `cases` made them. A CUDA graph cannot hold such a
+            call.
         outputs: where there are several, an operation for each of them, by name, in the order in which they are
             returned. This record is then that of all those that have gradients, `joined`, in a row; of one such
             output as it is.
@@ -188,6 +192,7 @@ class Operation:
     other_integers: Callable[[Case], Mapping[str, np.ndarray]] = no_integers
     other_numbers: Callable[[Case], Mapping[str, np.ndarray]] = no_integers
     returns: str | None = None
+    length_varies: bool = False
     outputs: Mapping[str, "Operation"] = field(default_factory=dict)
     admissible: Callable[[Case, Mapping[str, np.ndarray]], str | None] | None = None
 

@@ -50,7 +50,7 @@ def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Cal
 def in_a_row(
     function: Callable[..., Any], names: Sequence[str], places: Sequence[int], dtype: torch.dtype | None = None
 ) -> Callable[..., torch.Tensor]:
-    """A function that returns the elements of outputs of another function one after another, along one axis.
+    """A function that returns outputs of another function one after another, as `row_of` joins them.
 
     So one cotangent, whose elements are random, has a part for each of the outputs. One output alone is returned as it
     is.
@@ -65,9 +65,41 @@ def in_a_row(
     @functools.wraps(function)
     def row(*arguments: Any, **named: Any) -> torch.Tensor:
         found = outputs_of(function(*arguments, **named), names)
-        if len(places) == 1:
-            return found[places[0]]
-        joined = torch.cat([found[place].reshape(-1) for place in places])
-        return joined if dtype is None else joined.to(dtype)
+        return row_of([found[place] for place in places], dtype)
 
     return row
+
+
+def row_of(outputs: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Outputs one after another; one output alone as it is.
+
+    Those of one shape lie side by side along the last axis, so that a row of the result has a row of each. All others
+    are joined element by element, along one axis.
+
+    Args:
+        outputs: one at least.
+        dtype: that of the result; unless given, what torch promotes the outputs to.
+    """
+    if len(outputs) == 1:
+        return outputs[0]
+    if side_by_side([output.shape for output in outputs]):
+        joined = torch.cat([*outputs], dim=-1)
+    else:
+        joined = torch.cat([output.reshape(-1) for output in outputs])
+    return joined if dtype is None else joined.to(dtype)
+
+
+def side_by_side(shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether outputs of these shapes are joined along their last axis: all have one shape, of an axis at least."""
+    return bool(shapes[0]) and all(shape == shapes[0] for shape in shapes)
+
+
+def parts_of(row: torch.Tensor, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What `row_of` these outputs would join to `row`, such as the cotangent of each: contiguous, in their dtypes."""
+    if len(outputs) == 1:
+        return [row]
+    if side_by_side([output.shape for output in outputs]):
+        parts = row.split([output.shape[-1] for output in outputs], -1)
+    else:
+        parts = row.split([output.numel() for output in outputs])
+    return [part.reshape(output.shape).to(output.dtype).contiguous() for part, output in zip(parts, outputs)]

@@ -43,6 +43,10 @@ class NoRule(TypeError):
     """NumPy was asked for something of which no rule says how the error goes through it."""
 
 
+class HangsOnRounding(ValueError):
+    """A definition chooses by what rounding may change, as by the order of numbers: no bound covers what follows."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """How the error goes through a NumPy function, and which of the function's arguments that covers.
@@ -353,6 +357,15 @@ class Bounded(FollowsNumPy):
         """Of the values that are right, those that `actual` comes nearest to, of this shape: here there is one."""
         return self.value
 
+    @property
+    def any_length(self) -> bool:
+        """Whether results of other lengths may be right too."""
+        return False
+
+    def beside(self, actual: np.ndarray) -> "Bounded":
+        """What is expected where `actual` was returned: this, unless its length is decided by what was chosen."""
+        return self
+
     def within(self, error: np.ndarray) -> "Bounded":
         """The same result with another bound."""
         return Bounded(self.value, error, self.arithmetic)
@@ -431,23 +444,38 @@ class OneOf(Bounded):
         value: one of the results that are right, which messages name.
         nearest: of what was returned, of the same shape, the result that is right and comes nearest to it. Unless
             given, `value` alone is right.
+        any_length: whether results that are right may differ in their length, as where it is chosen how many boxes are
+            kept. `nearest` then takes what was returned in any shape, and gives a result of its own length.
     """
 
-    __slots__ = ("_nearest",)
+    __slots__ = ("_any_length", "_nearest")
 
     def __init__(
-        self, value: np.ndarray, arithmetic: Arithmetic, nearest: Callable[[np.ndarray], np.ndarray] | None = None
+        self,
+        value: np.ndarray,
+        arithmetic: Arithmetic,
+        nearest: Callable[[np.ndarray], np.ndarray] | None = None,
+        any_length: bool = False,
     ) -> None:
         super().__init__(value, np.zeros(value.shape), arithmetic)
-        self._nearest = nearest
+        self._nearest, self._any_length = nearest, any_length
 
     def nearest(self, actual: np.ndarray) -> np.ndarray:
         """The result that is right and comes nearest to `actual`."""
         return self.value if self._nearest is None else self._nearest(actual)
 
+    @property
+    def any_length(self) -> bool:
+        """Whether results of other lengths may be right too."""
+        return self._any_length
+
+    def beside(self, actual: np.ndarray) -> Bounded:
+        """Where results differ in their length, the one that comes nearest to `actual`, which has one length."""
+        return OneOf(self.nearest(actual), self.arithmetic) if self._any_length else self
+
     def within(self, error: np.ndarray) -> "OneOf":
         """The same results with a bound."""
-        other = OneOf(self.value, self.arithmetic, self._nearest)
+        other = OneOf(self.value, self.arithmetic, self._nearest, self._any_length)
         other.error = error
         return other
 
@@ -506,7 +534,7 @@ def rounded_step(rule: Rule, result: Any) -> Any:
 def certain(compared: Comparison) -> np.ndarray:
     """The outcome of a comparison that decides which elements are looked at; it must not hang on rounding."""
     if compared.uncertain.any():
-        raise ValueError("a comparison depends on rounding errors: only numpy.where can admit both of its outcomes")
+        raise HangsOnRounding("a comparison depends on rounding errors: only numpy.where can admit both outcomes")
     return compared.outcome
 
 

@@ -18,6 +18,7 @@ from fourfold.core.running_error import (
     Arithmetic,
     Bounded,
     Comparison,
+    HangsOnRounding,
     NoRule,
     Rule,
     Terms,
@@ -237,7 +238,7 @@ def position(find: Callable[..., Any]) -> Callable[..., Any]:
         rivals = (rows != rows.moved(lambda part: np.take_along_axis(part, index, along))).uncertain
         np.put_along_axis(rivals, index, False, along)
         if (rivals | np.isinf(rows.error)).any():
-            raise ValueError(f"numpy.{find.__name__} depends on rounding errors")
+            raise HangsOnRounding(f"numpy.{find.__name__} depends on rounding errors")
         return find(a.value, axis=axis, keepdims=keepdims)
 
     return rule

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.core.running_error import Bounded, Comparison, NoRule, certain, lift
+from fourfold.core.running_error import Bounded, Comparison, HangsOnRounding, NoRule, certain, lift
 from fourfold.core.running_error_arrays import SEQUENTIAL_TERMS
 from fourfold.core.running_error_rules import ROUNDED_ONCE, divide, rounded
 from fourfold.core.torch_running_error_rules import aten, lifted, scaled
@@ -189,7 +189,7 @@ def whole_numbers(payload: Payload) -> Array:
         return certain(payload).astype(np.int64)
     low, high = np.trunc(payload.value - payload.error), np.trunc(payload.value + payload.error)
     if ((low != high) & ~payload.terms.exact(payload.arithmetic)).any():
-        raise ValueError("a cast to integers depends on rounding errors")
+        raise HangsOnRounding("a cast to integers depends on rounding errors")
     return np.trunc(payload.value).astype(np.int64)
 
 

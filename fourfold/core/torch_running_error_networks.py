@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -580,9 +581,24 @@ def pooled_windows(
         raise NoRule("max pooling with ceil_mode has no running-error rule")
     axes = len(kernel)
     padding, dilation = (list(x) * (axes // len(x)) for x in (padding, dilation))
-    around = pad(a.reshape(-1, 1, *a.shape[-axes:]), [p for p in reversed(padding) for _ in range(2)], fill)
+    images = math.prod(a.shape[:-axes])
+    around = pad(a.reshape(images, 1, *a.shape[-axes:]), [p for p in reversed(padding) for _ in range(2)], fill)
     under = windows(around, kernel, stride or kernel, dilation)
-    return under.reshape(*a.shape[:-axes], *under.shape[2 : 2 + axes], -1)
+    return under.reshape(*a.shape[:-axes], *under.shape[2 : 2 + axes], math.prod(kernel))
+
+
+@dataclass(frozen=True, eq=False)
+class WindowPlaces(Places):
+    """Where in its window each number was found. The elements of a window lie along the last axis of `source`."""
+
+    def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A view of the places: the same ones without an axis of one element, as pooling along one axis asks for."""
+        if str(func).split(".")[1] != "squeeze":
+            return super().viewed(func, args, kwargs)
+        index = func(torch.from_numpy(self.index), *args[1:], **kwargs)
+        source = self.source.reshape(*index.shape, self.source.shape[-1])
+        places = WindowPlaces(index.numpy(), source, self.values.reshape(*index.shape), index.ndim)
+        return BoundedTensor.of(Memory(places), places, torch.int64)
 
 
 @whole("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
@@ -593,7 +609,7 @@ def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
     stride, padding, dilation, ceil = given + defaults[len(given) :]
     under = pooled_windows(lifted(evaluation.given(a)), kernel, stride, padding, dilation, ceil, -np.inf)
     values = amax(under, -1)
-    places = Places(np.argmax(under.value, axis=-1), under, values, under.ndim - 1)
+    places = WindowPlaces(np.argmax(under.value, axis=-1), under, values, under.ndim - 1)
     return evaluation.made(values, a.dtype), BoundedTensor.of(Memory(places), places, torch.int64)
 
 
@@ -604,6 +620,6 @@ def max_pool_backward(evaluation: Evaluation, func: Any, args: tuple, kwargs: di
     spread = index.payload.spread(lifted(evaluation.given(grad)), evaluation.free_ties)
     numbers = Bounded.exact(np.arange(a.numel(), dtype=np.float64).reshape(a.shape), evaluation.dtype.arithmetic)
     places = pooled_windows(numbers, kernel, stride, padding, dilation, ceil, -1.0).value.astype(np.int64)
-    inside = places >= 0
+    inside, spread = places >= 0, spread.reshape(*places.shape)
     empty = Bounded.exact(np.zeros(tuple(a.shape), spread.dtype), spread.arithmetic)
     return evaluation.made(added_at(empty, places[inside], spread[inside]), grad.dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.core.running_error import Bounded, Comparison
+from fourfold.core.running_error import Bounded, Comparison, HangsOnRounding
 from fourfold.core.torch_running_error_moves import move, scatter_add
 from fourfold.core.torch_running_error_rules import axes, compared, lifted
 from fourfold.core.torch_running_error_tensors import (
@@ -187,7 +187,7 @@ class RunningPlaces(Places):
     def certain(self) -> Array:
         """The indices; they must not hang on rounding."""
         if any(near.any() for near in self.rivals(with_ties=False)):
-            raise ValueError("the order of numbers depends on rounding errors, and so do their indices")
+            raise HangsOnRounding("the order of numbers depends on rounding errors, and so do their indices")
         return self.index
 
     def spread(self, grad: Bounded, with_ties: bool) -> Bounded:

@@ -15,7 +15,7 @@ import torch
 
 from fourfold.compat.torch_internals import decompositions, dispatch_mode, wrapper_tensor
 from fourfold.core.dtypes import DType
-from fourfold.core.running_error import Arithmetic, Bounded, Comparison, NoRule, certain, lift, stored
+from fourfold.core.running_error import Arithmetic, Bounded, Comparison, HangsOnRounding, NoRule, certain, lift, stored
 
 Array = np.ndarray
 
@@ -89,7 +89,7 @@ class Places:
         group, count = self.groups(with_ties=False)
         picked = np.take_along_axis(group, self.rows(self.index), 1)
         if (np.bincount(group.reshape(-1), minlength=count)[picked] > 1).any():
-            raise ValueError("the order of numbers depends on rounding errors, and so do their indices")
+            raise HangsOnRounding("the order of numbers depends on rounding errors, and so do their indices")
         return self.index
 
     def spread(self, grad: Bounded, with_ties: bool) -> Bounded:
@@ -436,9 +436,12 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         return result
 
     def compared(self, result: Comparison, dtype: torch.dtype) -> torch.Tensor:
-        """A comparison as a tensor of bool, or of ones and zeros: a plain one where it is certain."""
+        """A comparison as a tensor of bool, or of ones and zeros: a plain one where it is certain.
+
+        The backward pass of a clamp writes one comparison into another, and either may be uncertain.
+        """
         matters = result.uncertain.any() or (isinstance(result, Tied) and result.ties.any())
-        if not matters and dtype == torch.bool:
+        if not matters and dtype == torch.bool and not self.backward:
             return torch.from_numpy(np.array(result.outcome))
         part = result.moved(lambda array: np.array(array, order="C"))
         return BoundedTensor.of(Memory(part), part, dtype)

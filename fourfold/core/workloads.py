@@ -61,12 +61,13 @@ class Tiled:
 
     The cotangent of each repetition is the case's cotangent times a factor. The factors sum to 1, so that a gradient
     that sums over the repetitions equals the case's own. A result that is a mean over all rows equals the case's, and
-    each repetition gets its share of the gradient. An input named "offsets" is continued over the repetitions.
+    each repetition gets its share of the gradient. An input named "offsets", or "..._offsets", is continued over the
+    repetitions.
 
     Attributes:
         make: the case, for a dtype.
         times: a power of 2, at least 4.
-        names: the inputs to be repeated along their first axis, as is the result.
+        names: the inputs to be repeated along their first axis, as is the result then.
         across: those to be repeated along their last, as is the result then. All others are the same everywhere.
     """
 
@@ -80,22 +81,24 @@ class Tiled:
         part, factors = self.make(dtype), self._factors()
         inputs = dict(part.inputs)
         for name in self.names:
-            inputs[name] = self._repeated(inputs[name], 0)
+            inputs[name] = self._repeated(part.inputs[name], 0)
         for name in self.across:
             inputs[name] = self._repeated(inputs[name], -1)
-        if "offsets" in inputs:
-            counts = np.tile(np.diff(inputs["offsets"]), self.times)
-            inputs["offsets"] = np.concatenate([[0], np.cumsum(counts)]).astype(inputs["offsets"].dtype)
+        for name in inputs:
+            if name == "offsets" or name.endswith("_offsets"):
+                counts = np.tile(np.diff(part.inputs[name]), self.times)
+                inputs[name] = np.concatenate([[0], np.cumsum(counts)]).astype(part.inputs[name].dtype)
         if part.grad_output.ndim == 0:
             share = (part.grad_output / np.array(self.times, dtype=dtype.numpy)).astype(part.grad_output.dtype)
             return Workload(case=replace(part, inputs=inputs), part=replace(part, grad_output=share))
-        grad_output = self._weighted(part.grad_output, 0)
+        grad_output = self._weighted(part.grad_output, 0) if self.names else part.grad_output
         if self.across:
             grad_output = self._weighted(grad_output, -1)
         case = replace(part, inputs=inputs, grad_output=grad_output.astype(part.grad_output.dtype))
         # Each repetition's sum has the part's error; together they have the sum of these.
-        total, names, across = float(abs(factors).sum()), self.names, self.across
-        sums = {n: (1 if n in names else total) * (1 if n in across or not across else total) for n in inputs}
+        total = float(abs(factors).sum())
+        axes = [repeated for repeated in (self.names, self.across) if repeated]
+        sums = {name: total ** sum(name not in repeated for repeated in axes) for name in inputs}
         return Workload(case=case, part=part, sums=sums)
 
     def _factors(self) -> np.ndarray:

@@ -30,8 +30,8 @@ from fourfold.running.cuda_candidates import CudaCandidate
 from fourfold.running.cuda_launches import Launch
 from fourfold.running.findings import (
     FAILED,
-    IMPRECISE,
     INVALID,
+    MAY_BE_WRONG,
     RIGHT,
     TAMPERED,
     WRONG,
@@ -180,7 +180,7 @@ def _checked(
     )
     for plan in (replace(brief, brief=True), brief) if settings.device == "cuda" else (brief,):
         verdict = verified(trial, plan)
-        if settings.first_failure and verdict.kind not in (RIGHT, IMPRECISE) and _failures(verdict):
+        if settings.first_failure and verdict.kind not in (RIGHT, *MAY_BE_WRONG) and _failures(verdict):
             return SMOKE, verdict
     whole = Plan(
         dtypes=dtypes,

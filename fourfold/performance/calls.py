@@ -9,14 +9,24 @@ from typing import Any, Protocol
 import torch
 
 from fourfold.core.comparison import Disagreement, compare
-from fourfold.core.dtypes import DTYPES, DType
+from fourfold.core.dtypes import DTYPES, DType, returned
 from fourfold.core.operation import Cost, Operation, reference, reference_gradients
+from fourfold.core.outputs import outputs_of, parts_of, row_of
 from fourfold.core.running_error import Bounded
 from fourfold.core.workloads import Workload
 from fourfold.performance.timing import GRAPH_CALLS, Runnable
 
 DIRECTIONS = ("forward", "backward", "both")
+
+
+def directions_of(operation: Operation) -> tuple[str, ...]:
+    """Those of `DIRECTIONS` that an operation has: forward alone where nothing has a gradient."""
+    return DIRECTIONS if operation.differentiable else DIRECTIONS[:1]
+
+
 Results = Mapping[str, torch.Tensor]
+# A result as it is returned: one tensor, or each of several outputs.
+Parts = tuple[torch.Tensor, ...]
 
 
 class Checkable(Runnable, Protocol):
@@ -29,12 +39,17 @@ class Checkable(Runnable, Protocol):
     def results(self) -> Results:
         """The results of the last call, by name."""
 
+    @property
+    def one(self) -> "Call":
+        """A call that may be made outside of what is timed."""
+
 
 class Call:
     """Calls of an implementation on tensors that this object owns.
 
     Args:
-        implementation: takes the operation's arguments.
+        implementation: takes the operation's arguments. Of several outputs it is about those that have gradients, each
+            under its part of the cotangent. They are joined where results are read, which is not timed.
         operation: the operation; it says which inputs have gradients.
         workload: gives the inputs, the parameters and the grad_output.
         dtype: the dtype of the tensors.
@@ -45,7 +60,7 @@ class Call:
 
     def __init__(
         self,
-        implementation: Callable[..., torch.Tensor],
+        implementation: Callable[..., Any],
         operation: Operation,
         workload: Workload,
         dtype: DType,
@@ -59,8 +74,11 @@ class Call:
         self.tensors = {name: workload.tensor(name, dtype, device) for name in workload.case.inputs}
         self._parameters = workload.case.parameters
         self._grad_output = workload.tensor("grad_output", dtype, device)
-        self._output: torch.Tensor | None = None
-        self._last: dict[str, torch.Tensor] = {}
+        self._outputs, self._joined = tuple(operation.outputs), operation.joined
+        # The parts of the cotangent are known when the outputs' shapes are.
+        self._cotangents: list[torch.Tensor] | None = None
+        self._output: Parts = ()
+        self._last: dict[str, Parts] = {}
         if direction != "forward":
             for name in self._names:
                 self.tensors[name].requires_grad_()
@@ -68,21 +86,27 @@ class Call:
             self._output = self._call()
         self._direction = direction
 
-    def _call(self) -> torch.Tensor:
-        return self._implementation(**self.tensors, **self._parameters)
+    def _call(self) -> Parts:
+        result = self._implementation(**self.tensors, **self._parameters)
+        if not self._outputs or isinstance(result, torch.Tensor):
+            return (result,)
+        found = outputs_of(result, self._outputs)
+        return tuple([found[place] for place in self._joined])
 
-    def _forward(self) -> dict[str, torch.Tensor]:
+    def _forward(self) -> dict[str, Parts]:
         return {"output": self._call()}
 
-    def _gradients(self, output: torch.Tensor, again: bool) -> dict[str, torch.Tensor]:
+    def _gradients(self, output: Parts, again: bool) -> dict[str, Parts]:
+        if self._cotangents is None:
+            self._cotangents = parts_of(self._grad_output, output)
         inputs = [self.tensors[name] for name in self._names]
-        return dict(zip(self._names, torch.autograd.grad(output, inputs, self._grad_output, retain_graph=again)))
+        found = torch.autograd.grad(output, inputs, self._cotangents, retain_graph=again)
+        return {name: (gradient,) for name, gradient in zip(self._names, found)}
 
-    def _backward(self) -> dict[str, torch.Tensor]:
-        assert self._output is not None
+    def _backward(self) -> dict[str, Parts]:
         return self._gradients(self._output, again=True)
 
-    def _both(self) -> dict[str, torch.Tensor]:
+    def _both(self) -> dict[str, Parts]:
         output = self._call()
         return {"output": output, **self._gradients(output, again=False)}
 
@@ -94,18 +118,36 @@ class Call:
             self._last = once()
 
     def poison(self) -> None:
-        """Overwrite the results with NaN, except those that share memory with the inputs."""
-        lent = [*self.tensors.values(), self._grad_output, *([self._output] if self._output is not None else [])]
+        """Overwrite the results with NaN, integers with -1, except those that share memory with the inputs."""
+        lent = [*self.tensors.values(), self._grad_output, *(self._cotangents or ()), *self._output]
         shared = {tensor.untyped_storage().data_ptr() for tensor in lent}
-        for result in self._last.values():
+        for result in (part for parts in self._last.values() for part in parts):
             if result.untyped_storage().data_ptr() not in shared:
-                result.detach().fill_(torch.nan)
+                result.detach().fill_(torch.nan if result.is_floating_point() else -1)
         self._last = {}
+
+    @property
+    def parts(self) -> dict[str, Parts]:
+        """The results of the last call, by name, before outputs are joined."""
+        return self._last
 
     @property
     def results(self) -> Results:
         """The results of the last call, by name."""
-        return self._last
+        return {name: row_of(parts) for name, parts in self._last.items()}
+
+    @property
+    def one(self) -> "Call":
+        """This call."""
+        return self
+
+    @property
+    def given(self) -> dict[str, torch.Tensor]:
+        """The tensors that a call is given: inputs, cotangent and, of a backward pass alone, the output."""
+        found = {**self.tensors, "grad_output": self._grad_output}
+        for name, parts in {"grad_output": self._cotangents or (), "output": self._output}.items():
+            found |= {f"{name} {place}" if len(parts) > 1 else name: part for place, part in enumerate(parts)}
+        return found
 
     @property
     def bytes(self) -> int:
@@ -139,7 +181,7 @@ class Replay:
             with torch.cuda.graph(self._graph, stream=stream):
                 for call in self._calls:
                     call.run(1)
-        self._captured = [dict(call.results) for call in self._calls]
+        self._captured = [dict(call.parts) for call in self._calls]
 
     @property
     def calls_per_run(self) -> int:
@@ -160,7 +202,12 @@ class Replay:
     @property
     def results(self) -> Results:
         """The results of the last captured call, by name."""
-        return self._captured[-1]
+        return {name: row_of(parts) for name, parts in self._captured[-1].items()}
+
+    @property
+    def one(self) -> Call:
+        """One of the calls in the graph."""
+        return self._calls[0]
 
 
 @contextlib.contextmanager
@@ -206,8 +253,17 @@ class References:
         return found
 
 
-def worst_error(results: Results, expected: Mapping[str, Bounded], workload: Workload, dtype: DType) -> float:
+def worst_error(
+    results: Results, expected: Mapping[str, Bounded], workload: Workload, dtype: DType, returns: str | None = None
+) -> float:
     """Return the largest error as a multiple of its bound.
+
+    Args:
+        results: those of a call of the workload's case.
+        expected: the oracle's, of its part.
+        workload: the case and its part.
+        dtype: that of the inputs.
+        returns: that of the output, as `Operation.returns` says, where it holds integers.
 
     Raises:
         Disagreement: the error exceeds its bound, a dtype is wrong, or there is no result.
@@ -216,11 +272,13 @@ def worst_error(results: Results, expected: Mapping[str, Bounded], workload: Wor
         raise Disagreement("there is no result")
     worst = 0.0
     for name, result in results.items():
-        # A cotangent has the dtype of the output.
-        kept = DTYPES[workload.part.grad_output.dtype.name] if name == "output" else dtype
+        kept = dtype
+        if name == "output":  # a cotangent has its dtype, unless it holds integers and has no gradient
+            kept = returned(dtype, returns) if returns else DTYPES[workload.part.grad_output.dtype.name]
         if result.dtype != kept.torch:
             raise Disagreement(f"{name} has dtype {result.dtype}, expected {kept.torch}")
-        beginning = result[tuple(map(slice, expected[name].shape))]
+        is_whole = workload.part is workload.case
+        beginning = result if is_whole else result[tuple(map(slice, expected[name].shape))]
         within = workload.expected(name, expected[name], kept)
         worst = max(worst, compare(dtype.array(beginning), within, kept, name).worst)
     return worst

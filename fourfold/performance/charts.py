@@ -1,5 +1,6 @@
 """SVG charts with colours from the page's CSS: lines and points on logarithmic axes, and sparklines."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,9 @@ from html import escape
 
 WIDTH, HEIGHT = 360, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 22, 36
-LEAST_GAP = 40  # pixels between the labels of an axis
+LEAST_GAP, LEAST_HEIGHT = 40, 18  # pixels between the middles of labels, side by side and one above the other
+# What a tick may be in its decade, the roundest first.
+STEPS = (1, 5, 2, 3, 7, 1.5, 4, 2.5, 6, 8, 9, 1.2, 1.8, 3.5)
 PREFIXES = {-9: "n", -6: "µ", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
 
 
@@ -39,14 +42,21 @@ class Axis:
         """Return the position of a value on the axis, from 0 to 1."""
         return (math.log10(value) - self.low) / (self.high - self.low)
 
-    def ticks(self, pixels: float) -> list[float]:
-        """Return round numbers, no more than fit in `pixels`."""
-        decades = range(math.floor(self.low), math.ceil(self.high) + 1)
-        for steps in ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9), (1, 2, 5), (1, 3), (1,)):
-            found = [s * 10.0**d for d in decades for s in steps if self.low <= math.log10(s * 10.0**d) <= self.high]
-            if len(found) * LEAST_GAP <= pixels:
-                return found
-        return found[:: math.ceil(len(found) * LEAST_GAP / pixels)]
+    def ticks(self, pixels: float, gap: float) -> list[float]:
+        """Return round numbers that are at least `gap` of the axis's `pixels` apart, in ascending order.
+
+        Each kind of number, such as 2, 20 and 200, is there in every decade or in none.
+        """
+        of_a_decade = pixels / (self.high - self.low)
+        every = max(1, math.ceil(gap / of_a_decade))
+        found: list[float] = []
+        for step in STEPS:
+            decades = range(math.floor(self.low), math.ceil(self.high) + 1, every)
+            more = [step * 10.0**d for d in decades if self.low <= math.log10(step * 10.0**d) <= self.high]
+            together = sorted([*found, *more])
+            if all(math.log10(b / a) * of_a_decade >= gap for a, b in itertools.pairwise(together)):
+                found = together
+        return found
 
 
 def quantity(value: float, unit: str) -> str:
@@ -92,11 +102,11 @@ def chart(
         )
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
-    for tick in y_axis.ticks(HEIGHT - TOP - BOTTOM):
+    for tick in y_axis.ticks(HEIGHT - TOP - BOTTOM, LEAST_HEIGHT):
         _, y = at(Point(10**x_axis.low, tick, ""))
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text x="{LEFT - 5}" y="{y + 4}" text-anchor="end">{escape(quantity(tick, ""))}</text>')
-    for tick in x_axis.ticks(WIDTH - LEFT - RIGHT):
+    for tick in x_axis.ticks(WIDTH - LEFT - RIGHT, LEAST_GAP):
         x, _ = at(Point(tick, 10**y_axis.low, ""))
         parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
         text = escape(quantity(tick, ""))

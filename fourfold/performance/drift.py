@@ -5,6 +5,8 @@ is the slower, and knows the distribution of that count where all orders are equ
 the slopes of all pairs, says by how much. Neither assumes a distribution of the noise, or is moved by single runs that
 are far off.
 
+Where a benchmark's compiled code has been the same all the time, a rise is the machine's: no such time is looked at.
+
 A rise that one step between two runs explains better than a slope is no drift: the gate has judged it.
 
 Source: H. B. Mann, Nonparametric Tests Against Trend, 1945; P. K. Sen, Estimates of the Regression Coefficient Based on
@@ -15,6 +17,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -56,19 +59,27 @@ class Drift:
         )
 
 
-def drifts(runs: Sequence[Mapping[str, float]], least: Mapping[str, float]) -> list[Drift]:
+def drifts(
+    runs: Sequence[Mapping[str, float]],
+    least: Mapping[str, float],
+    unchanged: Mapping[str, int] = MappingProxyType({}),
+) -> list[Drift]:
     """The benchmarks that drift, by Holm's procedure at `LEVEL`, the strongest first.
 
     Args:
         runs: median seconds by benchmark of each run, oldest first; today's is the last.
         least: the smallest log ratio that is told, by the benchmark that is looked at.
+        unchanged: for a benchmark, how many of its last runs are known to have had the same compiled code. A drift is
+            told only of more runs than these.
     """
     found = list[tuple[Drift, list[float]]]()
     for name in least:
         medians = [run[name] for run in runs if name in run][-MOST:]
         if len(medians) >= FEWEST:
             windows = {*(window for window in WINDOWS if window <= len(medians)), len(medians)}
-            tried = [trend(name, medians[-window:]) for window in windows]
+            tried = [trend(name, medians[-window:]) for window in windows if window > unchanged.get(name, 0)]
+            if not tried:
+                continue
             drift = min(tried, key=lambda drift: drift.p)
             found.append((drift, medians[-drift.runs :]))
     confirmed = []
@@ -78,6 +89,16 @@ def drifts(runs: Sequence[Mapping[str, float]], least: Mapping[str, float]) -> l
         if math.log(drift.ratio) >= least[drift.name] and not _is_step(np.log(medians)):
             confirmed.append(drift)
     return sorted(confirmed, key=lambda drift: -drift.ratio)
+
+
+def unchanged_runs(keys: Sequence[str | None]) -> int:
+    """Return how many runs, from the last one back, have the same key; 0 if the last one has none."""
+    last, count = keys[-1] if keys else None, 0
+    for known in reversed(keys):
+        if last is None or known != last:
+            break
+        count += 1
+    return count
 
 
 def trend(name: str, medians: Sequence[float]) -> Drift:

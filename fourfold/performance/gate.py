@@ -1,5 +1,8 @@
 """The regression gate: decide in two stages whether a change made a benchmark slower.
 
+A benchmark that launches the same compiled code as before in the same way is the same, without a clock: only the
+others go through the stages.
+
 The first stage compares the medians of two runs. A benchmark that may have changed by at least `WORTH_FINDING` is a
 suspect. It is only a suspect, because the machine's speed also varies between runs. The second stage measures the
 suspects again, with the baseline's code and today's in turns. Only a change that it confirms counts.
@@ -37,6 +40,8 @@ TRIMMED = 0.05  # the share of the epochs that is cut off at either end
 RESAMPLES = 20_000
 FEWEST_TURNS, MOST_TURNS = 3, 40
 
+SAME_CODE = "same code"
+
 Round = Callable[[], float]
 
 
@@ -49,8 +54,9 @@ class Change:
         verdict: "faster", "same", "slower" or "ambiguous".
         ratio: today's time over the baseline's.
         low, high: the interval of the ratio. In stage 2 it has the level that corrects for all benchmarks.
-        stage: 1 if the verdict comes from the medians, 2 if the benchmark was measured again.
-        why: the reason why an ambiguous benchmark could not be measured again, or "".
+        stage: 0 if the verdict comes from the compiled code, 1 if from the medians, 2 if the benchmark was measured
+            again.
+        why: the reason why an ambiguous benchmark could not be measured again, or `SAME_CODE`, or "".
     """
 
     name: str
@@ -101,6 +107,16 @@ def screened(name: str, now: float, then: float, spread: float) -> Change:
     return Change(
         name, "same" if same else "ambiguous", math.exp(ratio), math.exp(ratio - half), math.exp(ratio + half), 1
     )
+
+
+def of_same_code(by_the_clock: Change) -> Change:
+    """Return the verdict on a benchmark that launches what it did before, given what `screened` says of its medians."""
+    return replace(by_the_clock, verdict="same", stage=0, why=SAME_CODE)
+
+
+def clock_differs(change: Change) -> bool:
+    """Whether the medians of a benchmark differ by what is worth finding, and by more than runs do by themselves."""
+    return abs(math.log(change.ratio)) >= WORTH_FINDING and (change.low > 1 or change.high < 1)
 
 
 def alternate(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fourfold.performance import gate, machine, static
-from fourfold.performance.drift import Drift, drifts
+from fourfold.performance import code_identity, gate, machine, static
+from fourfold.performance.drift import Drift, drifts, unchanged_runs
 from fourfold.performance.gate import Change
 from fourfold.performance.measurement import Measurement
 from fourfold.performance.peers import Function
@@ -46,10 +47,31 @@ class Record:
         """The same of every earlier run, oldest first."""
         return list(map(_medians, self.history))
 
+    @cached_property
+    def keys(self) -> dict[str, str | None]:
+        """The baseline's `code_identity.key`, by benchmark."""
+        return _keys(self.baseline)
+
     def runs(self, today: Mapping[str, float]) -> list[Mapping[str, float]]:
         """The medians of all runs, oldest first; today's, which may be kept already, are the last."""
-        kept = (run for run in self.former if any(run.get(name) != median for name, median in today.items()))
-        return [*kept, today]
+        return [*(self.former[place] for place in self._before(today)), today]
+
+    def unchanged(self, today: Mapping[str, float], keys: Mapping[str, str | None]) -> dict[str, int]:
+        """How many of the last runs had the code of today's, by benchmark, given the medians and keys of today's."""
+        before = self._before(today)
+        return {
+            name: unchanged_runs([*(self._former_keys[i].get(name) for i in before if name in self.former[i]), known])
+            for name, known in keys.items()
+        }
+
+    def _before(self, today: Mapping[str, float]) -> list[int]:
+        """The places of the runs in the history that are not today's."""
+        runs = enumerate(self.former)
+        return [place for place, run in runs if any(run.get(name) != median for name, median in today.items())]
+
+    @cached_property
+    def _former_keys(self) -> list[dict[str, str | None]]:
+        return list(map(_keys, self.history))
 
     def spread(self, name: str) -> float:
         """Estimate the standard deviation of a run's log median from the history of one benchmark."""
@@ -58,6 +80,13 @@ class Record:
 
 def _medians(run: Mapping[str, Any]) -> dict[str, float]:
     return {one["fullname"]: one["stats"]["median"] for one in run["benchmarks"]}
+
+
+def _keys(run: Mapping[str, Any]) -> dict[str, str | None]:
+    of = run["machine_info"].get("fourfold", {})
+    return {
+        one["fullname"]: code_identity.key(one.get("extra_info", {}).get("launched"), of) for one in run["benchmarks"]
+    }
 
 
 @dataclass(frozen=True)
@@ -90,6 +119,9 @@ class Gated:
         changed: the properties of the machine that changed, above all versions: now and then.
         confirmed: whether suspects were measured again.
         drifts: what becomes slower little by little.
+        code: of each suspect, how the code that it launches differs from the baseline's, where both are recorded.
+        machine_drifts: what becomes slower little by little, while its code is the same.
+        on_gpu: whether the benchmarks ran on a GPU, where compiled code is recorded.
     """
 
     changes: Sequence[Change]
@@ -102,6 +134,9 @@ class Gated:
     changed: Mapping[str, tuple[str, str]]
     confirmed: bool
     drifts: Sequence[Drift] = ()
+    code: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    machine_drifts: Sequence[Drift] = ()
+    on_gpu: bool = True
 
     @classmethod
     def of(cls, run: TimedRun, record: Record, again: Remeasuring | None) -> Gated:
@@ -115,16 +150,22 @@ class Gated:
         then = record.medians
         common, missing, new = gate.matched(run.medians, then)
         own = [name for name in common if name in run.timed and run.timed[name].gated]
+        launched = run.launched
+        keys = {name: code_identity.key(launched.get(name), record.machine) for name in own}
         changes = {name: gate.screened(name, run.medians[name], then[name], record.spread(name)) for name in own}
+        same = [name for name in own if keys[name] is not None and keys[name] == record.keys[name]]
+        changes |= {name: gate.of_same_code(changes[name]) for name in same}
         suspects = [name for name, change in changes.items() if change.verdict != "same"]
         if again is not None and suspects:
-            changes |= confirmed(run, record, [changes[name] for name in suspects], len(own), again)
+            changes |= confirmed(run, record, [changes[name] for name in suspects], len(own) - len(same), again)
         kernels = {name: _kernel(run.bench.implementation(run.timed[name])) for name in suspects}
         before = record.baseline.get("static", {}).get("kernels", {})
         worse = list(static.regressions(run.static["kernels"], before))
         if "error" in run.static:
             worse.append(f"what kernels need is not known: {run.static['error']}")
         was = record.baseline["machine_info"].get("fourfold", {})
+        runs, least = record.runs(run.medians), {name: run.least_differences[name] for name in own}
+        unchanged = record.unchanged(run.medians, keys)
         return cls(
             changes=list(changes.values()),
             kernels=kernels,
@@ -135,7 +176,10 @@ class Gated:
             static=worse,
             changed=machine.differences(record.machine, was),
             confirmed=again is not None,
-            drifts=drifts(record.runs(run.medians), {name: run.least_differences[name] for name in own}),
+            drifts=drifts(runs, least, unchanged),
+            code={name: lines for name in suspects if (lines := _differences(run, record, name))},
+            machine_drifts=[drift for drift in drifts(runs, least) if drift.runs <= unchanged[drift.name]],
+            on_gpu=record.machine.get("device") != "cpu",
         )
 
     @property
@@ -151,22 +195,50 @@ class Gated:
         yield from _listed("new: the baseline does not have them", self.new)
         for worse in self.static:
             yield f"by its compiled code, {worse}"
+        by_code = [change for change in self.changes if change.stage == 0]
+        if by_code:
+            yield f"{len(by_code)} of {len(self.changes)} benchmarks: the same code, and so the same without a clock"
+        yield from _clocks(by_code)
+        if not self.on_gpu:
+            yield "on the CPU no compiled code is compared: the clock alone decides"
         settled = sum(change.stage == 1 and change.verdict == "same" for change in self.changes)
         yield f"{settled} of {len(self.changes)} benchmarks: the same by their medians"
         if self.beside:
             yield f"{self.beside} of peers and ladders: recorded, and not for the gate"
-        rest = [change for change in self.changes if change.stage != 1 or change.verdict != "same"]
+        rest = [change for change in self.changes if change.stage == 2 or change.verdict != "same"]
         if rest and not self.confirmed:
             yield "the others may have changed; --perf-gate measures them again:"
         for change in sorted(rest, key=lambda change: -change.ratio):
             yield str(change)
         yield from map(str, self.drifts)
+        for drift in self.machine_drifts:
+            yield f"{drift}: its code has been the same, so this is of the machine"
+        judged = len(self.changes) - len(by_code)
         for change in self.slower:
             yield (
                 f"{self.kernels[change.name]} is slower: {change.ratio - 1:+.1%} of its time, {change.low - 1:+.1%}"
-                f" to {change.high - 1:+.1%} at {1 - gate.FAMILY_LEVEL:.0%} for all {len(self.changes)} benchmarks"
+                f" to {change.high - 1:+.1%} at {1 - gate.FAMILY_LEVEL:.0%} for all {judged} benchmarks"
                 f" together, in {change.name}"
             )
+            yield from (f"  {line}" for line in self.code.get(change.name, ()))
+
+
+def _clocks(same: Sequence[gate.Change]) -> Iterator[str]:
+    """Benchmarks of the same code whose times differ all the same, the largest difference first."""
+    differing = sorted(filter(gate.clock_differs, same), key=lambda change: -abs(math.log(change.ratio)))
+    for change in differing[:SHOWN]:
+        yield f"{change}; the difference is of the machine"
+    if len(differing) > SHOWN:
+        yield f"and {len(differing) - SHOWN} more benchmarks of the same code with another time"
+
+
+def _differences(run: TimedRun, record: Record, name: str) -> list[str]:
+    (then,) = (one.get("extra_info", {}) for one in record.baseline["benchmarks"] if one["fullname"] == name)
+    now = run.launched.get(name)
+    if now is None or "launched" not in then:
+        return []
+    former = record.baseline.get("launched_kernels", {})
+    return list(code_identity.differences(now, then["launched"], run.launched_kernels, former))
 
 
 def confirmed(

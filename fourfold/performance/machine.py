@@ -1,9 +1,13 @@
 """The machine: its description for the record, and the state of its GPU during a benchmark."""
 
+import contextlib
 import functools
 import importlib.metadata
 import platform
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -50,6 +54,26 @@ def machine(device: str, cpu: Mapping[str, Any]) -> dict[str, str]:
             "cuda": str(torch.version.cuda),
         }
     return found
+
+
+def run(root: Path) -> dict[str, str]:
+    """When a run was made, and of which commit of the repository around a folder: "-dirty" if files have changed.
+
+    Without git, or outside of a repository, there is no commit.
+    """
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    with contextlib.suppress(OSError):
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+        if done.returncode == 0:
+            return {"date": date, "commit": done.stdout.strip()}
+    return {"date": date, "commit": ""}
+
+
+def versions() -> dict[str, str]:
+    """The versions that results depend on."""
+    packages = ("torch", "triton", "numpy", "hypothesis")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
 
 
 def differences(now: Mapping[str, str], then: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.checks.outputs import joined
+from fourfold.backends.launch_records import Code
 from fourfold.compat import pytest_benchmark_internals
 from fourfold.core.comparison import Disagreement
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Cost, Operation
 from fourfold.core.workloads import Make, Workload
-from fourfold.performance import machine
-from fourfold.performance.calls import DIRECTIONS, Call, Checkable, References, Replay, cost_of, worst_error
+from fourfold.performance import code_identity, machine
+from fourfold.performance.calls import Call, Checkable, References, Replay, cost_of, directions_of, worst_error
 from fourfold.performance.ceilings import Ceilings, measured
 from fourfold.performance.gate import Round
 from fourfold.performance.peers import Function, peers
@@ -103,7 +103,7 @@ def measurements(selection: Selection, device: str, dtypes: Sequence[str], with_
             contenders += [(peer, function, None) for peer, function in peers(name).items()]
         operation = selection.operations[name]
         for workload, make in operation.workloads[device].items():
-            for direction in (*DIRECTIONS, *([HOST] if device == "cuda" else [])):
+            for direction in (*directions_of(operation), *([HOST] if device == "cuda" else [])):
                 for contender, function, cell in contenders:
                     yield Measurement(
                         operation=operation,
@@ -124,6 +124,7 @@ class Bench:
     def __init__(self, selection: Selection, device: str) -> None:
         self.selection, self.device = selection, device
         self.references = References()
+        self.codes: dict[str, Code] = {}  # what the timed calls launched, by its hash
         self._workload: tuple[Any, Workload] | None = None
         self._functions: tuple[Any, dict[str, Function]] | None = None
 
@@ -147,7 +148,7 @@ class Bench:
             self._functions = key, {}
         functions = self._functions[1]
         if measurement.contender not in functions:
-            functions[measurement.contender] = joined(measurement.function(), measurement.operation)
+            functions[measurement.contender] = measurement.function()
         return functions[measurement.contender]
 
     def unsupported(self, measurement: Measurement) -> str | None:
@@ -188,6 +189,8 @@ class Bench:
         call.run(1)
         # The time that the host needs to enqueue a call. The clock keeps the device busy for at least this long.
         clock.host_seconds = max(one_round(HostClock(), lambda: call.run(1), torch.cuda.synchronize) for _ in range(3))
+        if measurement.operation.length_varies:
+            in_graph = False  # the call waits for its result's length
         if in_graph is None:
             in_graph = min(one_round(clock, lambda: call.run(1), call.poison) for _ in range(5)) < GRAPH_SECONDS
         if not in_graph:
@@ -199,6 +202,14 @@ class Bench:
             return call, f"events, cold L2; in no graph: {str(error).splitlines()[0]}"
         clock.cold = False
         return replay, f"graph of {replay.calls_per_run} calls, rotating buffers"
+
+    def launched(self, measurement: Measurement, runnable: Checkable) -> dict[str, Any] | None:
+        """Return what a warmed-up call launches, for the record: only of Triton and CUDA C++ on a GPU's clock."""
+        own = measurement.cell is not None and measurement.cell.backend in ("triton", "cuda")
+        if not own or self.device != "cuda" or measurement.direction == HOST:
+            return None
+        record = code_identity.on_gpu(runnable.one)
+        return code_identity.described(record, self.workload(measurement), self.codes)
 
     def between_rounds(self, runnable: Checkable, clock: Clock) -> Callable[[], None]:
         """Return what to do before each round: poison the results, and wait for the GPU if the host is timed."""
@@ -252,7 +263,7 @@ class Bench:
         workload, dtype = self.workload(measurement), DTYPES[measurement.dtype]
         gradients = runnable.results.keys() != {"output"}
         expected = self.references.of(measurement.operation, measurement.workload, workload, dtype, gradients)
-        return worst_error(runnable.results, expected, workload, dtype)
+        return worst_error(runnable.results, expected, workload, dtype, measurement.operation.returns)
 
     def time(self, benchmark: Any, measurement: Measurement, least_rounds: int, most_seconds: float) -> None:
         """Time a measurement, compare the results of its last timed call with the oracle's, and fill in the record.
@@ -269,6 +280,7 @@ class Bench:
         """
         clock, workload = measurement.clock, self.workload(measurement)
         runnable, how = self.prepared(measurement, clock)
+        launched = self.launched(measurement, runnable)
         before = self.between_rounds(runnable, clock)
         states = [machine.gpu_state(self.device)]
         rounds = plan_rounds(clock, runnable, before, least_rounds, most_seconds)
@@ -293,6 +305,9 @@ class Bench:
             "gpu_after": states[1],
             "throttled": machine.throttled(states),
         }
+        if launched is not None:
+            waits = "its time includes the host's" if getattr(clock, "waits_for_host", False) else ""
+            benchmark.extra_info["launched"] = {**launched, "unknown": launched["unknown"] or waits}
         try:
             benchmark.extra_info["error_over_bound"] = self.worst_error(measurement, runnable)
         except Disagreement as disagreement:

@@ -1,9 +1,9 @@
 """Peers: other implementations of an operation, timed beside its backends.
 
 torch.compile and torch's own kernel are always there. Others are timed where they are installed, as by
-``pip install fourfold[peers]``: Liger (https://github.com/linkedin/Liger-Kernel) and quack
-(https://github.com/Dao-AILab/quack). Kernels that write over their inputs, such as Liger's cross entropy, are left out:
-a call on what an earlier one has left is another call.
+``pip install fourfold[peers]``: Liger (https://github.com/linkedin/Liger-Kernel), quack
+(https://github.com/Dao-AILab/quack) and FlagGems (https://github.com/flagos-ai/FlagGems). Kernels that write over
+their inputs, such as Liger's cross entropy, are left out: a call on what an earlier one has left is another call.
 """
 
 import importlib
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from fourfold import backends
 
-Function = Callable[..., torch.Tensor]
+Function = Callable[..., Any]  # to a tensor, or to a tuple of the outputs
 COMPILED, LIBRARY = "compile", "library"
 
 
@@ -35,6 +35,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.
     return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Call torch's own kernels, of the sum and of the norm."""
+    residual_out = x + residual
+    return F.rms_norm(residual_out, x.shape[-1:], weight, eps), residual_out
+
+
 def cross_entropy(logits: torch.Tensor, target: torch.Tensor, **parameters: Any) -> torch.Tensor:
     """Call torch's own kernels."""
     return F.cross_entropy(logits, target, **parameters)
@@ -48,12 +56,60 @@ def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_
     return F.relu(product) if activation == "relu" else F.leaky_relu(product, negative_slope)
 
 
+def scaled_matmul(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Call cuBLAS, which multiplies so on Hopper alone, in 14 bits that are promoted to float32 after each block.
+
+    It takes the scales of a column by column, and a multiple of 4 scales of each block of columns of b.
+
+    Raises:
+        NotImplementedError: torch or cuBLAS has no such product: on another device, or of these extents or dtypes.
+    """
+    if not a.is_cuda:
+        raise NotImplementedError("torch has no block-wise scales on the CPU")
+    padded = F.pad(scale_b, (0, -scale_b.shape[1] % 4)).contiguous().t()
+    try:
+        of_a, of_b = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
+        return F.scaled_mm(a, b.t(), scale_a.t().contiguous().t(), of_a, padded, of_b, output_dtype=out_dtype)
+    except (AttributeError, RuntimeError, ValueError) as error:
+        raise NotImplementedError(str(error)) from error
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_offsets: torch.Tensor | None = None,
+    k_offsets: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Call torch's own kernel, of one sequence, or of packed ones as nested tensors with keys for each head."""
+    if q_offsets is None:
+        if causal and len(q) != len(k):
+            raise NotImplementedError("torch aligns causal attention at the top left")
+        one_q, one_k, one_v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        found = F.scaled_dot_product_attention(
+            one_q, one_k, one_v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return found[0].transpose(0, 1)
+    group, k_offsets = q.shape[1] // k.shape[1], q_offsets if k_offsets is None else k_offsets
+    pairs = (q, q_offsets), *((x.repeat_interleave(group, 1), k_offsets) for x in (k, v))
+    of_q, of_k, of_v = (torch.nested.nested_tensor_from_jagged(x, offsets).transpose(1, 2) for x, offsets in pairs)
+    found = F.scaled_dot_product_attention(of_q, of_k, of_v, is_causal=causal, scale=scale)
+    return found.transpose(1, 2).values()
+
+
 LIBRARIES: Mapping[str, Function] = {
     "softmax": softmax,
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
+    "add_rms_norm": add_rms_norm,
     "cross_entropy": cross_entropy,
     "matmul": matmul,
+    "scaled_matmul": scaled_matmul,
+    "attention": attention,
 }
 
 
@@ -66,36 +122,114 @@ def _as_rows(kernel: Function) -> Function:
     return on_rows
 
 
-def _liger_softmax(ops: Any) -> Function:
-    return lambda x: ops.softmax.LigerSoftmaxFunction.apply(x)
+def _liger_softmax(module: Any) -> Function:
+    return lambda x: module.LigerSoftmaxFunction.apply(x)
 
 
-def _liger_layer_norm(ops: Any) -> Function:
-    return lambda x, weight, bias, eps=1e-5: ops.layer_norm.LigerLayerNormFunction.apply(x, weight, bias, eps)
+def _liger_layer_norm(module: Any) -> Function:
+    return lambda x, weight, bias, eps=1e-5: module.LigerLayerNormFunction.apply(x, weight, bias, eps)
 
 
-def _liger_rms_norm(ops: Any) -> Function:
+def _liger_rms_norm(module: Any) -> Function:
     # Not in place: otherwise its backward pass would write over the cotangent.
-    return lambda x, weight, eps=1e-6: ops.rms_norm.LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
+    return lambda x, weight, eps=1e-6: module.LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
 
 
-def _quack_softmax(quack: Any) -> Function:
-    return _as_rows(quack.softmax.softmax)
+def _liger_add_rms_norm(module: Any) -> Function:
+    # Its mode "gemma" rounds once, as the operation does; the offset of the weight is left out.
+    return lambda x, residual, weight, eps=1e-6: module.LigerFusedAddRMSNormFunction.apply(
+        x, residual, weight, eps, 0.0, "gemma", False
+    )
 
 
-def _quack_rms_norm(quack: Any) -> Function:
-    return _as_rows(lambda x, weight, eps=1e-6: quack.rmsnorm.rmsnorm(x, weight, eps=eps))
+def _quack_softmax(module: Any) -> Function:
+    return _as_rows(module.softmax)
 
 
-def _quack_cross_entropy(quack: Any) -> Function:
+def _quack_rms_norm(module: Any) -> Function:
+    return _as_rows(lambda x, weight, eps=1e-6: module.rmsnorm(x, weight, eps=eps))
+
+
+def _quack_cross_entropy(module: Any) -> Function:
     def cross_entropy(
         logits: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0, **parameters: Any
     ) -> torch.Tensor:
         if label_smoothing:
             raise NotImplementedError("quack's cross entropy has no label smoothing")
-        return quack.cross_entropy.cross_entropy(logits, target, **parameters)
+        return module.cross_entropy(logits, target, **parameters)
 
     return cross_entropy
+
+
+def _flaggems_softmax(module: Any) -> Function:
+    class Softmax(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            output = module.softmax(x, -1)
+            ctx.save_for_backward(output)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: torch.Tensor) -> torch.Tensor:
+            (output,) = ctx.saved_tensors
+            return module.softmax_backward(grad_output, output, -1, output.dtype)
+
+    return lambda x: Softmax.apply(x)
+
+
+def _flaggems_layer_norm(module: Any) -> Function:
+    class LayerNorm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+            output, mean, rstd = module.layer_norm(x, x.shape[-1:], weight, bias, eps)
+            ctx.save_for_backward(x, mean, rstd, weight, bias)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
+            x, mean, rstd, weight, bias = ctx.saved_tensors
+            wanted = ctx.needs_input_grad[:3]
+            return *module.layer_norm_backward(grad_output, x, x.shape[-1:], mean, rstd, weight, bias, wanted), None
+
+    return _as_rows(lambda x, weight, bias, eps=1e-5: LayerNorm.apply(x, weight, bias, eps))
+
+
+def _flaggems_rms_norm(module: Any) -> Function:
+    return lambda x, weight, eps=1e-6: module.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def _flaggems_cross_entropy(module: Any) -> Function:
+    return lambda logits, target, **parameters: module.cross_entropy_loss(logits, target, **parameters)
+
+
+def _flaggems_swiglu(module: Any) -> Function:
+    return lambda gate, up: module.silu_and_mul(gate, up)
+
+
+def _flaggems_topk(module: Any) -> Function:
+    return lambda x, k, largest=True: module.topk(x, k, -1, largest)
+
+
+def _flaggems_cumsum(module: Any) -> Function:
+    def cumsum(
+        x: torch.Tensor, offsets: torch.Tensor | None = None, exclusive: bool = False, reverse: bool = False
+    ) -> torch.Tensor:
+        if offsets is not None or exclusive or reverse:
+            raise NotImplementedError("FlagGems' cumsum has no segments, and begins with the first element")
+        return module.cumsum(x, -1)
+
+    return cumsum
+
+
+def _flaggems_matmul(module: Any) -> Function:
+    def matmul(
+        a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01
+    ) -> torch.Tensor:
+        if activation != "none":
+            raise NotImplementedError("FlagGems' mm has no activation")
+        return module.mm(a, b)
+
+    return matmul
 
 
 # By the name of a library: its package, and for each operation the module that holds the kernel and what calls it.
@@ -106,6 +240,7 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
             "softmax": ("softmax", _liger_softmax),
             "layer_norm": ("layer_norm", _liger_layer_norm),
             "rms_norm": ("rms_norm", _liger_rms_norm),
+            "add_rms_norm": ("fused_add_rms_norm", _liger_add_rms_norm),
         },
     ),
     "quack": (
@@ -114,6 +249,20 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
             "softmax": ("softmax", _quack_softmax),
             "rms_norm": ("rmsnorm", _quack_rms_norm),
             "cross_entropy": ("cross_entropy", _quack_cross_entropy),
+        },
+    ),
+    # topk, cumsum and mm have no backward pass of their own, and are timed forward.
+    "flaggems": (
+        "flag_gems",
+        {
+            "softmax": ("ops.softmax", _flaggems_softmax),
+            "layer_norm": ("ops.layernorm", _flaggems_layer_norm),
+            "rms_norm": ("ops.rms_norm", _flaggems_rms_norm),
+            "cross_entropy": ("fused.cross_entropy_loss", _flaggems_cross_entropy),
+            "swiglu": ("fused.silu_and_mul", _flaggems_swiglu),
+            "topk": ("ops.topk", _flaggems_topk),
+            "cumsum": ("ops.cumsum", _flaggems_cumsum),
+            "matmul": ("ops.mm", _flaggems_matmul),
         },
     ),
 }
@@ -127,8 +276,8 @@ def _installed(operation: str) -> dict[str, Callable[[], Function]]:
             module, made = kernels[operation]
 
             def make(package: str = package, module: str = module, made: Callable[[Any], Function] = made) -> Function:
-                importlib.import_module(f"{package}.{module}")
-                return made(importlib.import_module(package))
+                # Not as an attribute of the package, which may have a function of the module's name.
+                return made(importlib.import_module(f"{package}.{module}"))
 
             found[name] = make
     return found
@@ -152,7 +301,19 @@ def of_torchvision(operation: str) -> Function | None:
     def sigmoid_focal_loss(logits: torch.Tensor, targets: torch.Tensor, **parameters: Any) -> torch.Tensor:
         return ops.sigmoid_focal_loss(logits, targets, **parameters)
 
-    known: dict[str, Function] = {"giou": giou, "giou_matrix": giou_matrix, "sigmoid_focal_loss": sigmoid_focal_loss}
+    def nms(
+        boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, idxs: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if idxs is None:
+            return ops.nms(boxes, scores, iou_threshold)
+        return ops.batched_nms(boxes, scores, idxs, iou_threshold)
+
+    known: dict[str, Function] = {
+        "giou": giou,
+        "giou_matrix": giou_matrix,
+        "sigmoid_focal_loss": sigmoid_focal_loss,
+        "nms": nms,
+    }
     return known.get(operation)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -16,13 +17,15 @@ from fourfold.performance.beside import beside_the_best
 from fourfold.performance.gate_trial import Trial, slowdowns, trial
 from fourfold.performance.gated import Gated, Record, Remeasuring
 from fourfold.performance.measurement import Bench, Measurement, measurements, ratios
-from fourfold.performance.peers import INSTALLED
+from fourfold.performance.peers import INSTALLED, LIBRARY
+from fourfold.performance.report import cause_of
 from fourfold.performance.timed_run import TimedRun
 from fourfold.running.cells import Selection
+from fourfold.running.identity import Identity
 from fourfold.running.paths import folder_to_write
-from fourfold.running.plugin import TABLE, is_benchmark
+from fourfold.running.plugin import TABLE, examples, is_benchmark
 from fourfold.running.table import Matrix
-from fourfold.running.verdict import DEVICE, SELECTION
+from fourfold.running.verdict import DEVICE, FAILURE, SELECTION
 
 # Timed without --dtype: the dtypes in which models are trained.
 DTYPES_TIMED = {"cpu": ("float32",), "cuda": ("bfloat16", "float32")}
@@ -66,7 +69,7 @@ class Performance:
     def __init__(self, config: pytest.Config, selection: Selection, device: str, matrix: Matrix) -> None:
         self.config, self.selection, self.device, self.matrix = config, selection, device, matrix
         self.run = TimedRun(Bench(selection, device))
-        self.failures: list[dict[str, str]] = []
+        self.failures: list[dict[str, Any]] = []
         self.failed: set[str] = set()
         self.record: Record | None = None
         self.gated: Gated | None = None
@@ -113,7 +116,9 @@ class Performance:
         try:
             self.run.bench.time(benchmark, measurement, least, float(most))
         except Exception as error:
-            if measurement.contender not in INSTALLED:
+            # A library may say that it has no such kernel; whatever else it raises is an error.
+            not_there = measurement.contender == LIBRARY and isinstance(error, NotImplementedError)
+            if measurement.contender not in INSTALLED and not not_there:
                 raise
             pytest.skip(f"{measurement.contender} does not take it: {type(error).__name__}: {error}")
         self.run.timed[pytest_benchmark_internals.name_of(benchmark)] = measurement
@@ -148,6 +153,7 @@ class Performance:
             one["params"] = {name: str(value) for name, value in (one["params"] or {}).items()}
         output_json["ceilings"] = self.run.bench.ceilings.as_dict()
         output_json["static"] = self.run.static
+        output_json["launched_kernels"] = self.run.launched_kernels
         output_json["sources"] = {
             "sha256": sources.digest(self.run.sources),
             "candidates": self.run.candidates,
@@ -214,16 +220,27 @@ class Performance:
         if report.failed:
             self.failed.add(report.nodeid)
             repeat = "\n".join(text for title, text in report.sections if title == "repeat with")
-            self.failures.append({"name": report.nodeid, "text": report.longreprtext, "repeat": repeat})
+            identity = Identity.of_report(report)
+            found: Any = next((value for name, value in report.user_properties if name == FAILURE), {})
+            self.failures.append(
+                {
+                    "name": report.nodeid,
+                    "text": report.longreprtext,
+                    "repeat": repeat,
+                    "cell": vars(identity.cell) if identity else None,
+                    "cause": cause_of(found),
+                }
+            )
 
     def report(self, directory: Path) -> None:
         """Write this run's part into the report's folder, and render the page again."""
+        of_run = machine.run(self.config.rootpath)
         if self.running:
             runs = (run for path in self.recorded() if (run := report.read(path)))
             here = machine.machine(self.device, pytest_benchmark_internals.processor(self.config))
             content = report.performance(
                 self.run.benchmarks,
-                here,
+                {**of_run, **here},
                 self.run.bench.ceilings.as_dict(),
                 self.run.static,
                 [run for run in runs if not machine.incomparable(here, run["machine_info"].get("fourfold", {}))],
@@ -232,9 +249,13 @@ class Performance:
             )
             self.page = report.write(directory, "performance", content)
         else:
-            about = f"{'GPU' if self.device == 'cuda' else 'CPU'}, torch {torch.__version__}"
-            if self.device == "cuda":
-                about = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+            about = {
+                **of_run,
+                "device": torch.cuda.get_device_name() if self.device == "cuda" else "CPU",
+                "profile": hypothesis.settings.get_current_profile_name(),
+                "examples a check": str(examples(self.config)),
+                **machine.versions(),
+            }
             content = report.verification(self.matrix, self.failures, about)
             self.page = report.write(directory, "verification", content)
 

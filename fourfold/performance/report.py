@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from fourfold.core.dtypes import DTYPES
+from fourfold.performance.beside import Beside, beside_the_best
 from fourfold.performance.charts import Point, chart, quantity, sparkline
 from fourfold.performance.gate import Change, short_name
 from fourfold.running.table import Matrix
@@ -23,19 +24,43 @@ PARTS = ("verification", "performance")
 # A contender has the same colour in every chart. All others share one more colour.
 CONTENDERS = ("torch", "triton", "cuda", "candidate", "compile", "library")
 RUNS_SHOWN = 60
+# What a comparison says of its worst element.
+RESULT = re.compile(r"(gradient of \w+|output)\[[^\]]*\] is \S+ expected ")
+# A number in a message, with what else differs from case to case: its sign, and a list of numbers.
+NUMBERS = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\bnan\b|\binf\b)(?:, \d+)*")
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def verification(matrix: Matrix, failures: Sequence[Mapping[str, str]], about: str) -> dict[str, Any]:
+def cause_of(failure: Mapping[str, Any]) -> str:
+    """What a failure came from: the line that raised an exception, the result that is wrong, or else the message.
+
+    A result that is wrong in one check is wrong in others, which say so of other cases. Numbers make no difference.
+
+    Args:
+        failure: as `fourfold.running.verdict` tells it; empty where it told nothing.
+    """
+    if failure.get("cause"):
+        return str(failure["cause"])
+    (first, *_) = str(failure.get("message", "")).splitlines() or [""]
+    kind = failure.get("kind", "")
+    if wrong := RESULT.search(first):
+        return f"{kind}: {wrong[1]} is not as expected"
+    # The message begins with the cell, whose dtype is no cause.
+    said = first.partition(": ")[2] if " · " in first.partition(": ")[0] else first
+    return f"{kind}: {NUMBERS.sub('N', said)}" if said else ""
+
+
+def verification(matrix: Matrix, failures: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> dict[str, Any]:
     """Return a verification run's part of the report.
 
     Args:
         matrix: the tallies of the run.
-        failures: for each failed test its name, its message and the command that repeats it.
-        about: the device and torch's version.
+        failures: for each failed test its name, its message, the command that repeats it, its cell (None if it has
+            none) and its cause.
+        about: date, commit, device, profile and versions.
     """
     cells = [{**vars(cell), **vars(tally), "kinds": sorted(tally.kinds)} for cell, tally in matrix.tallies.items()]
-    return {"about": about, "cells": cells, "failures": list(failures)}
+    return {"about": dict(about), "cells": cells, "failures": list(failures)}
 
 
 def performance(
@@ -113,17 +138,21 @@ def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None) 
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    causes = _causes(verified["failures"]) if verified else []
     environment.filters |= {"quantity": quantity, "short": short_name, "plain": lambda text: ESCAPES.sub("", text)}
     return environment.get_template("report.html").render(
         verified=verified,
         timed=timed,
         matrix=_matrix(verified) if verified else {},
+        causes=causes,
+        causes_of=_causes_of(causes),
         dtypes=list(DTYPES),
         colours=list(CONTENDERS),
         rooflines=_rooflines(timed) if timed else [],
         sizes=_sizes(timed) if timed else {},
         histories=_histories(timed) if timed else [],
         groups=_groups(timed) if timed else {},
+        besides=_besides(timed) if timed else [],
     )
 
 
@@ -141,6 +170,29 @@ def _matrix(verified: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]
     for cell in sorted(verified["cells"], key=lambda cell: cell["operation"]):
         rows.setdefault(cell["operation"], {}).setdefault(cell["backend"], {})[cell["dtype"]] = cell
     return rows
+
+
+def _causes(failures: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The failures by operation, backend and cause, in the order in which each came first."""
+    found: dict[Any, dict[str, Any]] = {}
+    for failure in failures:
+        cell = failure["cell"]
+        # A failure of which nothing is known is alike to no other.
+        key = (cell["operation"], cell["backend"], failure["cause"]) if cell and failure["cause"] else failure["name"]
+        one = found.setdefault(key, {"number": len(found) + 1, "cause": failure["cause"], "cells": [], "failures": []})
+        one["failures"].append(failure)
+        if cell and cell not in one["cells"]:
+            one["cells"].append(cell)
+    return list(found.values())
+
+
+def _causes_of(causes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[int]]:
+    """The numbers of the causes by which each cell has failed."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for cause in causes:
+        for cell in cause["cells"]:
+            found.setdefault((cell["operation"], cell["backend"], cell["dtype"]), []).append(cause["number"])
+    return found
 
 
 def _title(one: Mapping[str, Any]) -> str:
@@ -204,6 +256,11 @@ def _histories(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
             change = one["median"] / past[-1] - 1
             found.append({"name": one["fullname"], "svg": Markup(sparkline(values)), "change": change, **one})
     return sorted(found, key=lambda row: -row["change"])
+
+
+def _besides(timed: Mapping[str, Any]) -> list[Beside]:
+    """Each kernel beside its fastest peer, the slowest first; none on the CPU, whose times say nothing of kernels."""
+    return beside_the_best(timed["benchmarks"]) if timed["machine"].get("device") == "cuda" else []
 
 
 def _groups(timed: Mapping[str, Any]) -> dict[str, dict[str, list[Mapping[str, Any]]]]:

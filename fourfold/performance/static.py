@@ -2,18 +2,20 @@
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fourfold import backends
-from fourfold.backends.cuda.compile import compile_ahead_of_time
-from fourfold.backends.cuda.launch import architecture
-from fourfold.checks.ahead_of_time import COMMAND, environment, is_for, needs
+from fourfold.checks.ahead_of_time import COMMAND, CUDA, KERNELS, cuda_kernels, environment
 from fourfold.running.cells import Cell
 
-Kernels = Mapping[str, Sequence[Mapping[str, Any]]]
+# A compiled kernel's resources, as `fourfold.backends.cuda.compile.KernelResources` has them; those of each cell.
+Kernel = Mapping[str, Any]
+Kernels = Mapping[str, Sequence[Kernel]]
 
 WARP = 32
 REGISTERS_OF_A_MULTIPROCESSOR = 65536
@@ -30,28 +32,28 @@ def capability(device: str) -> tuple[int, int]:
     return torch.cuda.get_device_capability() if device == "cuda" else (9, 0)
 
 
-def kernels_of(cell: Cell, major: int, minor: int) -> list[dict[str, Any]]:
+def kernels_of(cell: Cell, major: int, minor: int, folder: Path | None = None) -> list[dict[str, Any]]:
     """Return the registers, spills, shared memory and instructions of each of a cell's kernels.
 
+    Args:
+        cell: an operation's Triton or CUDA C++ kernels for a dtype; of other backends there are none.
+        major, minor: the compute capability.
+        folder: where `impls` is to be taken from; None for the library's own.
+
     Raises:
-        StaticError: a Triton kernel does not compile.
+        StaticError: a Triton kernel does not compile, or one of `folder`.
         CudaError: a CUDA C++ kernel does not compile.
     """
-    if cell.backend == "cuda":
-        kernels = [k for k in backends.module(cell.operation, "cuda").KERNELS if is_for(k, cell.dtype)]
-        found: list[dict[str, Any]] = []
-        for source in dict.fromkeys(kernel.source for kernel in kernels):
-            names = [kernel.name for kernel in kernels if kernel.source == source]
-            compiled = compile_ahead_of_time(source, names, architecture(major, minor))
-            found += map(needs, compiled.values())
-        return found
-    if cell.backend == "triton":
-        command = [*COMMAND, cell.operation, cell.dtype, f"{major}{minor}"]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment())
-        if done.returncode:
-            raise StaticError(f"{cell}: {done.stderr.strip().splitlines()[-1:]}")
-        return json.loads(done.stdout)
-    return []
+    if cell.backend not in ("triton", "cuda"):
+        return []
+    if cell.backend == "cuda" and folder is None:
+        return cuda_kernels(cell.operation, cell.dtype, 10 * major + minor)
+    command = [*COMMAND, cell.operation, cell.dtype, f"{major}{minor}", *([CUDA] if cell.backend == "cuda" else [])]
+    command += [KERNELS, str(folder)] if folder is not None else []
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    if done.returncode:
+        raise StaticError(f"{cell}: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout)
 
 
 def metrics(cells: Iterable[Cell], device: str) -> dict[str, list[dict[str, Any]]]:
@@ -67,34 +69,106 @@ def warps_by_registers(registers: int) -> int:
     return min(MOST_WARPS, REGISTERS_OF_A_MULTIPROCESSOR // (units * REGISTER_UNIT)) if units else MOST_WARPS
 
 
-def regressions(now: Kernels, then: Kernels) -> Iterator[str]:
-    """Describe what became worse in the cells that both sets have, and the kernels that only one set has."""
-    for cell in (name for name in now if name in then):
-        today, before = _by_name(now[cell]), _by_name(then[cell])
-        for gone in before.keys() - today.keys():
-            yield f"{cell}: {_show(gone)} is no more"
-        for new in today.keys() - before.keys():
-            yield f"{cell}: {_show(new)} is new"
-        for key in today:
-            if key in before:
-                yield from (f"{cell}: {_show(key)}: {worse}" for worse in _worse(today[key], before[key]))
+@dataclass(frozen=True)
+class Pair:
+    """A kernel of two compilations of one cell; None stands for the side that does not have it.
+
+    Attributes:
+        name: with its architecture and, of several variants, its number.
+    """
+
+    name: str
+    now: Kernel | None
+    then: Kernel | None
+
+    @property
+    def same(self) -> bool:
+        """Whether both have the same machine code."""
+        return self.now is not None and self.then is not None and self.now["code_sha256"] == self.then["code_sha256"]
+
+    @property
+    def worse(self) -> list[str]:
+        """What is worse now."""
+        return [] if self.now is None or self.then is None else list(_worse(self.now, self.then))
+
+    def __str__(self) -> str:
+        if self.now is None:
+            return f"{self.name} is no more"
+        if self.then is None:
+            return f"{self.name} is new"
+        if self.same:
+            return f"{self.name}: the same code"
+        return f"{self.name}: {_changed(self.now, self.then)}"
 
 
-def _by_name(kernels: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, int], Mapping[str, Any]]:
-    # Triton compiles one function several times for different arguments. The variants share a name; calls order them.
-    found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
-    for kernel in kernels:
-        count = sum(key[:2] == (kernel["name"], kernel["arch"]) for key in found)
-        found[kernel["name"], kernel["arch"], count] = kernel
+def paired(now: Sequence[Kernel], then: Sequence[Kernel]) -> list[Pair]:
+    """Match the kernels of a cell with those of another compilation of it.
+
+    Triton compiles one function several times, for different arguments, and all variants share a name. Those with the
+    same code belong together; the others are matched in the order in which calls have compiled them.
+    """
+    found: list[Pair] = []
+    for key in dict.fromkeys((kernel["name"], kernel["arch"]) for kernel in (*now, *then)):
+        today, before = ([kernel for kernel in side if (kernel["name"], kernel["arch"]) == key] for side in (now, then))
+        partners = _partners(today, before)
+        left = [kernel for place, kernel in enumerate(before) if place not in partners.values()]
+        sides = [(kernel, None if (p := partners.get(i)) is None else before[p]) for i, kernel in enumerate(today)]
+        for number, (one, other) in enumerate([*sides, *((None, kernel) for kernel in left)]):
+            variant = f", variant {number + 1}" if number else ""
+            found.append(Pair(f"{key[0]} for {key[1]}{variant}", one, other))
     return found
 
 
-def _show(key: tuple[str, str, int]) -> str:
-    name, arch, count = key
-    return f"{name} for {arch}" + (f", variant {count + 1}" if count else "")
+def _partners(now: Sequence[Kernel], then: Sequence[Kernel]) -> dict[int, int]:
+    """The places of variants of one kernel in `then`, by their places in `now`: of the same code, then in order."""
+    found: dict[int, int] = {}
+    free = list(range(len(then)))
+    for same in (True, False):
+        for place, kernel in enumerate(now):
+            if place in found:
+                continue
+            fits = (other for other in free if not same or then[other]["code_sha256"] == kernel["code_sha256"])
+            partner = next(fits, None)
+            if partner is not None:
+                found[place] = partner
+                free.remove(partner)
+    return found
 
 
-def _worse(now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[str]:
+def regressions(now: Kernels, then: Kernels) -> Iterator[str]:
+    """Describe what became worse in the cells that both sets have, and the kernels that only one set has."""
+    for cell in (name for name in now if name in then):
+        for pair in paired(now[cell], then[cell]):
+            if pair.now is None or pair.then is None:
+                yield f"{cell}: {pair}"
+            yield from (f"{cell}: {pair.name}: {worse}" for worse in pair.worse)
+
+
+KINDS_SHOWN = 12
+MEASURES = {
+    "registers": "registers",
+    "spill_store_bytes": "bytes of spilled stores",
+    "spill_load_bytes": "bytes of spilled loads",
+    "shared_bytes": "bytes of shared memory",
+}
+
+
+def _changed(now: Kernel, then: Kernel) -> str:
+    """What of two different codes differs, and how many instructions of each kind were added and taken away."""
+    parts = [f"{now[key]} {what}, was {then[key]}" for key, what in MEASURES.items() if now[key] != then[key]]
+    one: Counter[str] = Counter(now["instruction_counts"])
+    other: Counter[str] = Counter(then["instruction_counts"])
+    kinds = {kind: one[kind] - other[kind] for kind in one | other if one[kind] != other[kind]}
+    if not kinds:
+        return "; ".join([*parts, "the same instructions in another order or on other operands"])
+    count = f"{one.total()} instructions, was {other.total()}"
+    most = sorted(kinds, key=lambda kind: (-abs(kinds[kind]), kind))
+    listed = [f"{kinds[kind]:+} {kind}" for kind in most[:KINDS_SHOWN]]
+    listed += [f"and {len(most) - KINDS_SHOWN} kinds more"] if len(most) > KINDS_SHOWN else []
+    return "; ".join([*parts, f"{count}: {', '.join(listed)}"])
+
+
+def _worse(now: Kernel, then: Kernel) -> Iterator[str]:
     spills, former = (kernel["spill_store_bytes"] + kernel["spill_load_bytes"] for kernel in (now, then))
     if spills > former:
         yield f"{spills} bytes of spills, after {former}"

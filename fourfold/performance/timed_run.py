@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from fourfold.backends.cuda.compile import CudaError
-from fourfold.performance import gate, sources, static
+from fourfold.performance import code_identity, gate, sources, static
 from fourfold.performance.measurement import Bench, Measurement
 from fourfold.performance.timing import HostClock
 from fourfold.running.cells import CANDIDATE
@@ -40,6 +40,16 @@ class TimedRun:
             for name, measurement in self.timed.items()
             if name in medians
         }
+
+    @property
+    def launched(self) -> dict[str, Mapping[str, Any]]:
+        """What each benchmark launched, as `code_identity.described` tells it, by the benchmarks that were recorded."""
+        return {one["fullname"]: found for one in self.benchmarks if (found := one["extra_info"].get("launched"))}
+
+    @cached_property
+    def launched_kernels(self) -> dict[str, dict[str, Any]]:
+        """The resources of the code that the benchmarks launched, by its hash."""
+        return code_identity.resources(self.bench.codes)
 
     @cached_property
     def static(self) -> dict[str, Any]:

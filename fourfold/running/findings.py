@@ -17,14 +17,19 @@ WRONG = "wrong"
 # What a failure may be besides wrong.
 IMPRECISE, CRASHED, TIMED_OUT, TAMPERED = "imprecise", "crashed", "timed out", "tampered"
 RIGHT, INVALID = "right", "invalid"
+# No bound is known of what the definition computes, so that a check says nothing of the implementation.
+UNDECIDED = "undecided"
 # What a verdict is where checks have failed: the gravest of what the failures are.
-GRAVEST_FIRST = (TAMPERED, INVALID, CRASHED, TIMED_OUT, WRONG, IMPRECISE)
+GRAVEST_FIRST = (TAMPERED, INVALID, CRASHED, TIMED_OUT, WRONG, UNDECIDED, IMPRECISE)
+# Failures after which other checks may still find something wrong.
+MAY_BE_WRONG = (UNDECIDED, IMPRECISE)
 # What `Verdict.reward` gives, and what a speed may add to it and take from it.
 REWARDS: Mapping[str, float] = MappingProxyType(
     {
         RIGHT: 1.0,
         IMPRECISE: 0.2,
         WRONG: 0.0,
+        UNDECIDED: 0.0,
         REFUSED: 0.0,
         TIMED_OUT: -0.2,
         CRASHED: -0.2,
@@ -47,7 +52,8 @@ class Finding:
         frames: the way through the author's own code, as Python shows it; "" where there is none.
         cause: the same for failures of one cause.
         blob: Hypothesis's name of the case, for `verify(..., reproduce=blob)`; None for a named example.
-        kind: "wrong", "imprecise", "tampered", or, of a call in a process of its own, "crashed" or "timed out".
+        kind: "wrong", "imprecise", "tampered", "undecided" where no bound is known of what is right, or, of a call in a
+            process of its own, "crashed" or "timed out".
     """
 
     message: str
@@ -177,8 +183,8 @@ class Verdict:
         """The verdict in a word.
 
         - "right": it has passed.
-        - "imprecise", "wrong", "tampered", "invalid", "crashed" or "timed out": the gravest of its failures.
-          "timed out" also where checks were left out.
+        - "imprecise", "undecided", "wrong", "tampered", "invalid", "crashed" or "timed out": the gravest of its
+          failures. "timed out" also where checks were left out.
         - "refused": no check has failed, and what it takes, or has gradients of, is not enough.
         """
         if self.passed:
@@ -190,11 +196,12 @@ class Verdict:
     def reward(self, rewards: Mapping[str, float] = REWARDS) -> float:
         """A number for what learns from verdicts.
 
-        It is that of the verdict's kind: 1 for "right", 0.2 for "imprecise", 0 for "wrong" and "refused", -0.2 for
-        "crashed" and "timed out", -0.5 for "invalid" and -1 for "tampered". If speeds were measured, a right one gets
-        log2 of its speed-up in addition, at least -0.5 and at most 2. The speed-up is the geometric mean of those that
-        are certain: see `Speed.certain`. So noise of the clock adds nothing where an interval holds 1. What a right one
-        refuses without a claim costs it that share: the number is multiplied by the share of cases that it takes.
+        It is that of the verdict's kind: 1 for "right", 0.2 for "imprecise", 0 for "wrong", "undecided" and "refused",
+        -0.2 for "crashed" and "timed out", -0.5 for "invalid" and -1 for "tampered". If speeds were measured, a right
+        one gets log2 of its speed-up in addition, at least -0.5 and at most 2. The speed-up is the geometric mean of
+        those that are certain: see `Speed.certain`. So noise of the clock adds nothing where an interval holds 1. What
+        a right one refuses without a claim costs it that share: the number is multiplied by the share of cases that it
+        takes.
 
         Args:
             rewards: other numbers, by kind. What is not among them has the number above.

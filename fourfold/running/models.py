@@ -8,7 +8,9 @@ import torch
 
 
 def made(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
-    """A module for inference.
+    """A module without gradients, in training mode unless it chooses another.
+
+    KernelBench compares models as they are made: its batch normalization takes the mean of the batch.
 
     Args:
         kind: its class.
@@ -17,7 +19,15 @@ def made(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
     """
     torch.manual_seed(seed)
     model = kind(**init) if isinstance(init, Mapping) else kind(*init)
-    return model.requires_grad_(False).eval()
+    return model.requires_grad_(False)
+
+
+def without_running_statistics(model: torch.nn.Module) -> torch.nn.Module:
+    """The module, of which no call changes the mean and variance that its batch normalizations keep for inference."""
+    for each in model.modules():
+        if each.training and getattr(each, "track_running_stats", False):
+            each.track_running_stats = False
+    return model
 
 
 def with_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:

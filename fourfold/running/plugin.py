@@ -219,7 +219,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         and cell.backend in only.get("backends", [cell.backend])
         and (not only.get("kernels") or computes(cell, metafunc.config))
         and (not only.get("batched") or selection.operations[cell.operation].batched)
-        and (check is None or check.concerns(selection.operations[cell.operation]))
+        and (check is None or check.applies_to(selection.operations[cell.operation]))
     ]
     if check:
         cells = looked_at(cells, check, hypothesis.settings.get_current_profile_name() == NIGHTLY)

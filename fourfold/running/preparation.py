@@ -41,11 +41,7 @@ def prepare(config: pytest.Config) -> None:
         config.option.untrusted = True
     if device == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError("--device cuda: torch finds no GPU")
-    # Triton reads it when it is imported, which nothing has done yet.
-    os.environ["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
-    if device == "cpu":
-        # Before a candidate is loaded: whether its kernels run right must not depend on what else is selected.
-        importlib.import_module("fourfold.backends.triton.interpreter").install()
+    triton_for(device)
     try:
         claims = None if config.getoption("claims") is None else Claims.parse(config.getoption("claims"))
         config.stash[SELECTION] = Selection.of(
@@ -60,6 +56,14 @@ def prepare(config: pytest.Config) -> None:
         )
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def triton_for(device: str) -> None:
+    """Let Triton's kernels be interpreted on the CPU, and compiled for a GPU: before anything imports Triton."""
+    os.environ["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
+    if device == "cpu":
+        # Before a candidate is loaded: whether its kernels run right must not depend on what else is selected.
+        importlib.import_module("fourfold.backends.triton.interpreter").install()
 
 
 def may_be_untrusted(config: pytest.Config) -> bool:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from fourfold.backends import BACKENDS
 from fourfold.core.dtypes import DTYPES
 from fourfold.running.cells import CANDIDATE, Cell
-from fourfold.running.findings import CRASHED, IMPRECISE, TAMPERED, TIMED_OUT
+from fourfold.running.findings import CRASHED, IMPRECISE, TAMPERED, TIMED_OUT, UNDECIDED
 
 # What is said of failures that are no wrong results.
 KINDS = {
     IMPRECISE: "imprecise: right if each intermediate is rounded to the dtype, which is not claimed",
+    UNDECIDED: "undecided: no bound is known of what is right, which says nothing of the kernel",
     CRASHED: "crashed: the process that ran the kernel died",
     TIMED_OUT: "timed out: the kernel did not return in time",
     TAMPERED: "tampered: the kernel changed what judges it",

@@ -13,12 +13,13 @@ import pytest
 from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.checks.escapes import Escape
 from fourfold.checks.grades import Imprecise
-from fourfold.checks.search import Failure
+from fourfold.checks.search import Failure, Vacuous
 from fourfold.compat import hypothesis_internals, pytest_internals
+from fourfold.core.running_error import HangsOnRounding, NoRule
 from fourfold.core.tampering import Tampered
 from fourfold.running.candidate_session import Unanswered
 from fourfold.running.cells import CANDIDATE, Selection, SelectionError
-from fourfold.running.findings import IMPRECISE, TAMPERED, WRONG
+from fourfold.running.findings import IMPRECISE, TAMPERED, UNDECIDED, WRONG
 from fourfold.running.frames import cause, own_frames, spelled, words
 from fourfold.running.identity import Identity
 from fourfold.running.untrusted import CALL_SECONDS
@@ -63,11 +64,16 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
 
 
 def kind_of(error: BaseException) -> str:
-    """What a failure is: "wrong", "imprecise", "crashed", "timed out" or "tampered"."""
+    """What a failure is: "wrong", "imprecise", "undecided", "crashed", "timed out" or "tampered".
+
+    A definition that no rule bounds, or without any bound that is finite, says nothing of the implementation.
+    """
     if isinstance(error, Unanswered):
         return error.kind
     if isinstance(error, Tampered):
         return TAMPERED
+    if isinstance(error, NoRule | HangsOnRounding | Vacuous):
+        return UNDECIDED
     return IMPRECISE if isinstance(error, Imprecise) else WRONG
 
 

@@ -40,7 +40,17 @@ from fourfold.running.calling import as_operation
 from fourfold.running.candidate_session import Unanswered
 from fourfold.running.exactness import computing_exactly
 from fourfold.running.executed import Executed, watched, watched_elsewhere
-from fourfold.running.findings import FAILED, IMPRECISE, PASSED, REFUSED, UNSUPPORTED, WRONG, Finding, Outcome, Verdict
+from fourfold.running.findings import (
+    FAILED,
+    MAY_BE_WRONG,
+    PASSED,
+    REFUSED,
+    UNSUPPORTED,
+    WRONG,
+    Finding,
+    Outcome,
+    Verdict,
+)
 from fourfold.running.frames import cause, own_frames, spelled, words
 from fourfold.running.shortcomings import listed
 from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
@@ -194,8 +204,7 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
             constants = constants or own.constants
             outcomes.append(outcome)
             failed = failed or outcome.outcome == FAILED
-            # What is only imprecise may still be found to be wrong.
-            stopped = plan.first_failure and outcome.failure is not None and outcome.failure.kind != IMPRECISE
+            stopped = plan.first_failure and outcome.failure is not None and outcome.failure.kind not in MAY_BE_WRONG
             warnings += [warning for warning in said if warning not in warnings]
             if kind == FORWARD and outcome.outcome == FAILED and outcome.grade == WRONG:
                 wrong.add(of)

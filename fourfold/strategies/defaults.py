@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fourfold.core.case import Case, is_floating
 from fourfold.core.declared_errors import ArgumentsOf, DeclaredError
-from fourfold.core.dtypes import DTYPES, DType
+from fourfold.core.dtypes import DTYPES, DType, dtype_of
 from fourfold.core.operation import FOLLOWS, Operation
 from fourfold.core.workloads import Make, Workload, tiled, whole
 from fourfold.strategies.arrays import GENERATORS, cotangent, values
@@ -50,7 +50,9 @@ def smooth(cases: Cases, ordinary: Collection[str] = ()) -> Callable[[DType], st
     def strategy(draw: st.DrawFn, dtype: DType) -> Case:
         case, rng = draw(cases(dtype, FEW_ELEMENTS).filter(_has_elements)), draw(GENERATORS)
         inputs = {
-            name: values(rng, array.shape, dtype, "normal") if is_floating(array) and name not in ordinary else array
+            name: values(rng, array.shape, dtype_of(array.dtype), "normal")
+            if is_floating(array) and name not in ordinary
+            else array
             for name, array in case.inputs.items()
         }
         given = case.grad_output

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES, DType
+from fourfold.core.dtypes import DTYPES, DType, dtype_of
 
 # A number that neither 8 nor 11 bits hold, nor 24: half types, TF32 and, of float64, float32 round it.
 LONG = 1 + 2.0**-8 + 2.0**-11 + 2.0**-24
@@ -95,10 +95,11 @@ PRECISE: tuple[Rows, ...] = (_whole, _exponents, _alike, _as_it_is, _far_from_ze
 SPECIAL: tuple[Rows, ...] = (_nan_last, _infinity_amid, _masked_first, _as_it_is, _nan_amid, _infinity_last)
 
 
-def _by_rows(rng: np.random.Generator, array: np.ndarray, dtype: DType, kinds: Sequence[Rows], turn: int) -> np.ndarray:
+def _by_rows(rng: np.random.Generator, array: np.ndarray, kinds: Sequence[Rows], turn: int) -> np.ndarray:
     """Each row along the longest axis, the last one of equals, changed by a kind of its own; of one row, by turns."""
     if not array.size or not array.ndim:
         return array
+    dtype = dtype_of(array.dtype)
     axis = array.ndim - 1 - int(np.argmax(array.shape[::-1]))
     moved: np.ndarray = np.moveaxis(array.astype(dtype.wide), axis, -1).copy()
     rows = moved.reshape(-1, moved.shape[-1])
@@ -121,10 +122,10 @@ def precise(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[
     numbers of one sign, whose sums are exact, too.
     """
     of, few = names[turn // 2 % len(names)], turn % 2 == 1
-    changed = {of: _by_rows(rng, case[of], dtype, PRECISE, turn // 2 // len(names))}
+    changed = {of: _by_rows(rng, case[of], PRECISE, turn // 2 // len(names))}
     if few and len(names) > 1:
         changed = {name: _few_ones(rng, case[name]) for name in names}
-        changed[of] = summable(rng, case[of].shape, dtype, FEW_TERMS).astype(case[of].dtype)
+        changed[of] = summable(rng, case[of].shape, dtype_of(case[of].dtype), FEW_TERMS).astype(case[of].dtype)
     kept = DTYPES[case.grad_output.dtype.name]
     grad_output = np.asarray(-summable(rng, case.grad_output.shape, kept, _longest(case))).astype(kept.numpy)
     return _changed(case, changed, grad_output)
@@ -154,23 +155,31 @@ def _changed(case: Case, changed: Mapping[str, np.ndarray], grad_output: Any = N
 def special(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
     """NaN and infinities in the first half, in the middle and at the end of rows of one input."""
     of = names[turn % len(names)]
-    return _changed(case, {of: _by_rows(rng, case[of], dtype, SPECIAL, turn // len(names))})
+    return _changed(case, {of: _by_rows(rng, case[of], SPECIAL, turn // len(names))})
 
 
 def magnitudes(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
     """Numbers times powers of 2 over the range of exponents: slice by slice, input by input, or each number alone."""
-    least, most = (np.rint(SHARE * np.log2(end)) for end in (dtype.smallest_normal, dtype.largest))
     if turn % 3 == 0:
-        of_slices = [case[name].shape[0] for name in names if case[name].ndim]
-        steps = {size: np.rint(np.linspace(least, most, size)) for size in of_slices}
-        return _changed(
-            case, {n: _scaled(case[n], _along(steps[len(case[n])], case[n])) for n in names if case[n].ndim}
-        )
+        changed = {
+            n: _scaled(case[n], _along(np.rint(np.linspace(*_ends(case[n]), len(case[n]))), case[n]))
+            for n in names
+            if case[n].ndim
+        }
+        return _changed(case, changed)
     if turn % 3 == 1:
-        exponents = np.resize([most, -most], len(names)) * (1 if turn % 2 else -1)
-        return _changed(case, {name: _scaled(case[name], exponents[place]) for place, name in enumerate(names)})
+        signs = np.resize([1, -1], len(names)) * (1 if turn % 2 else -1)
+        return _changed(
+            case, {name: _scaled(case[name], sign * _ends(case[name])[1]) for name, sign in zip(names, signs)}
+        )
     of = names[turn % len(names)]
-    return _changed(case, {of: _scaled(case[of], np.rint(rng.uniform(least, most, case[of].shape)))})
+    return _changed(case, {of: _scaled(case[of], np.rint(rng.uniform(*_ends(case[of]), case[of].shape)))})
+
+
+def _ends(array: np.ndarray) -> tuple[float, float]:
+    """The least and the largest exponent of the part of the range of an array's dtype that is used."""
+    dtype = dtype_of(array.dtype)
+    return np.rint(SHARE * np.log2(dtype.smallest_normal)), np.rint(SHARE * np.log2(dtype.largest))
 
 
 def _along(exponents: np.ndarray, array: np.ndarray) -> np.ndarray:

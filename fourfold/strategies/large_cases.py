@@ -17,7 +17,7 @@ from fourfold.core import axes as notation
 from fourfold.core.axes import LEADING
 from fourfold.core.case import Case, is_floating
 from fourfold.core.claims import Claims
-from fourfold.core.dtypes import DType
+from fourfold.core.dtypes import DType, dtype_of
 from fourfold.core.operation import Operation
 from fourfold.strategies.constants import NONE, Constant, Constants
 
@@ -247,10 +247,11 @@ class LargeCases:
 
     def _around_values(self, dtype: np.dtype) -> np.ndarray:
         """The values that the source compares with, their neighbours in a dtype, and numbers past and below them."""
-        values = np.array([constant.value for constant in self.constants.values])
+        values, largest = np.array([constant.value for constant in self.constants.values]), dtype_of(dtype).largest
         with np.errstate(over="ignore"):
             at = np.concatenate([values, -values]).astype(dtype)
-            ends = [np.nextafter(at, np.array(end, dtype)) for end in (np.inf, -np.inf)]
+            # A type without infinities has NaN in their place, and no neighbour on that side.
+            ends = [np.nextafter(at, np.array(end, dtype)) for end in (largest, -largest)]
             return np.concatenate([at, *ends, *[(at.astype(np.float64) * by).astype(dtype) for by in (0.75, 1.25)]])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fourfold.core.case import Case, is_floating
-from fourfold.core.dtypes import DTYPES, DType
+from fourfold.core.dtypes import DTYPES, DType, dtype_of
 from fourfold.strategies.arrays import SEEDS
 
 NOT_FINITE = (np.nan, np.inf, -np.inf)
@@ -88,7 +88,7 @@ def cases_with_special_values(
     inputs = [n for n, array in case.inputs.items() if array.size and is_floating(array) and n not in ordinary]
     if where == "input" and inputs:
         name = str(rng.choice(inputs))
-        changed = one_special(rng, dtype, case[name], case.parameters)
+        changed = one_special(rng, dtype_of(case[name].dtype), case[name], case.parameters)
         case = replace(case, inputs={**case.inputs, name: changed})
     if where == "cotangent" and case.grad_output.size:
         kept = DTYPES[case.grad_output.dtype.name]

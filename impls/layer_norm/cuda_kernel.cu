@@ -1,6 +1,11 @@
 #include "rows.cuh"
 #include "shifted.cuh"
 
+// A product that is rounded by itself. Fused with the subtraction of its mean, it would leave its rounding error where
+// all products of a row are equal, and the gradient is 0.
+__device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
 // With SHIFTED, rows may begin between two multiples of 16 bytes. The same threads own the same columns.
 template <class T, int WIDTH, int VECTORS, bool STRIDED = false, bool SHIFTED = false>
 __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
@@ -153,6 +158,18 @@ template <class C, int WIDTH, int VECTORS, bool SHARED> struct Accumulators {
         for (int i = 0; i < PER_VECTOR; i++)
             get(k * PER_VECTOR + i).store((i < PER_VECTOR / 2 ? weight : bias) + i % (PER_VECTOR / 2) * TOGETHER);
     }
+    // Stores the sums of the first `present` columns of vector k, one by one.
+    __device__ void store_some(int k, C* weight, C* bias, int present) const {
+#pragma unroll
+        for (int i = 0; i < PER_VECTOR; i++) {
+            const Part sum = get(k * PER_VECTOR + i);
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                const int at = i % (PER_VECTOR / 2) * TOGETHER + j;
+                if (at < present) (i < PER_VECTOR / 2 ? weight : bias)[at] = sum.at[j];
+            }
+        }
+    }
 };
 
 // A vector before it is split into elements. Half types would else be split as soon as they arrive, so the thread would
@@ -168,10 +185,12 @@ template <class T, int WIDTH> __device__ void unpack(const Words<T, WIDTH>& word
 }
 
 // Whether 80 registers suffice for a thread of backward. Else it needs 128.
-template <class T, int VECTORS, bool SHARED> constexpr bool FEW = !SHARED && VECTORS == 2 && sizeof(T) > 2;
+template <class T, int VECTORS, bool MORE> constexpr bool FEW = !MORE && VECTORS == 2 && sizeof(T) > 2;
 
-template <class T, int WIDTH, int VECTORS, bool SHARED>
-__global__ void __launch_bounds__(FEW<T, VECTORS, SHARED> ? 256 : 512, FEW<T, VECTORS, SHARED> ? 3 : 1)
+// With SHIFTED, rows may begin between two multiples of 16 bytes. Columns that a row does not have are 0.
+template <class T, int WIDTH, int VECTORS, bool SHARED, bool SHIFTED = false>
+__global__ void __launch_bounds__(
+    FEW<T, VECTORS, SHARED || SHIFTED> ? 256 : 512, FEW<T, VECTORS, SHARED || SHIFTED> ? 3 : 1)
 layer_norm_backward_kernel(
     const T* __restrict__ grad_output,       // [outer, inner, cols], vectors of WIDTH columns adjacent
     const T* __restrict__ x,                 // [outer, inner, cols], vectors of WIDTH columns adjacent
@@ -187,14 +206,32 @@ layer_norm_backward_kernel(
     const int step = blockDim.x * WIDTH, first = threadIdx.x * WIDTH, end = cols;
     Accumulators<C, WIDTH, VECTORS, SHARED> accumulators;
     if (partial) accumulators.clear();
-    // Load the next row while this one is summed. If registers are few, load it only after this row's sums.
-    constexpr bool EARLY = VECTORS * WIDTH * sizeof(T) <= 64;
+    // Load the next row while this one is summed. If registers are few, load it only after this row's sums, and where
+    // vectors are shifted only when its turn has come.
+    constexpr bool EARLY = !SHIFTED && VECTORS * WIDTH * sizeof(T) <= 64;
+    static_assert(!SHARED || !SHIFTED, "both would take the same shared memory");
     const C reciprocal = C(1) / C(cols);
     Words<T, WIDTH> xs[VECTORS], grads[VECTORS], next_xs[VECTORS], next_grads[VECTORS];
     const T *x_row, *grad_row;
     auto seek = [&](long long row) {
         x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
         grad_row = grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride);
+    };
+    auto number = [&](int k) { return int(threadIdx.x) + k * int(blockDim.x); };
+    Vector<T, WIDTH> weights[VECTORS];
+    if constexpr (SHIFTED) load_shifted(weights, weight, cols, number, 0.0f);
+    auto weight_of = [&](int k, C (&w)[WIDTH]) {
+        if constexpr (SHIFTED) weights[k].unpack(w);
+        else Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+    };
+    auto load_row = [&] {
+        if constexpr (SHIFTED) {
+            Vector<T, WIDTH> loaded[VECTORS];
+            load_shifted(loaded, x_row, cols, number, 0.0f);
+            memcpy(xs, loaded, sizeof xs);
+            load_shifted(loaded, grad_row, cols, number, 0.0f);
+            memcpy(grads, loaded, sizeof grads);
+        }
     };
     auto load = [&](int k) {
         next_xs[k] = *reinterpret_cast<const Words<T, WIDTH>*>(x_row + first + k * step);
@@ -203,13 +240,14 @@ layer_norm_backward_kernel(
     seek(blockIdx.x);
 #pragma unroll
     for (int k = 0; k < VECTORS; k++)
-        if (first + k * step < end) load(k);
+        if (!SHIFTED && first + k * step < end) load(k);
     C mean = mean_of[blockIdx.x], rstd = rstd_of[blockIdx.x];
 
     int turn = 0;
     for (long long row = blockIdx.x; row < num_rows; row += gridDim.x, turn ^= 1) {
         const long long next = row + gridDim.x;
         C next_mean = 0, next_rstd = 0;
+        load_row();
         if (next < num_rows) {
             seek(next);
             next_mean = mean_of[next];
@@ -217,8 +255,7 @@ layer_norm_backward_kernel(
         }
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            xs[k] = next_xs[k];
-            grads[k] = next_grads[k];
+            if constexpr (!SHIFTED) xs[k] = next_xs[k], grads[k] = next_grads[k];
             if (EARLY && next < num_rows && first + k * step < end) load(k);
         }
         Sums<C> means{0, 0};
@@ -229,10 +266,10 @@ layer_norm_backward_kernel(
                 C numbers[WIDTH], to_bias[WIDTH], w[WIDTH];
                 unpack<T, WIDTH>(xs[k], numbers);
                 unpack<T, WIDTH>(grads[k], to_bias);
-                Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+                weight_of(k, w);
 #pragma unroll
                 for (int j = 0; j < WIDTH; j++) {
-                    const C grad_normal = to_bias[j] * w[j];
+                    const C grad_normal = rounded_product(to_bias[j], w[j]);
                     means.first += grad_normal;
                     means.second += grad_normal * ((numbers[j] - mean) * rstd);
                 }
@@ -242,20 +279,26 @@ layer_norm_backward_kernel(
         }
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            if (first + k * step >= end) continue;
+            // The lanes of a warp store their shifted vectors together, so that those without a vector take part.
+            if (first + k * step - (SHIFTED ? int(threadIdx.x % 32) * WIDTH : 0) >= end) continue;
             C numbers[WIDTH], to_weight[WIDTH], to_bias[WIDTH], w[WIDTH];
             Vector<T, WIDTH> grad;
             unpack<T, WIDTH>(xs[k], numbers);
             unpack<T, WIDTH>(grads[k], to_bias);
-            Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+            weight_of(k, w);
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
                 const C normal = (numbers[j] - mean) * rstd;
                 to_weight[j] = to_bias[j] * normal;
-                grad.at[j] = T((to_bias[j] * w[j] - means.first - normal * means.second) * rstd);
+                const C grad_normal = rounded_product(to_bias[j], w[j]);
+                grad.at[j] = T((grad_normal - means.first - normal * means.second) * rstd);
             }
-            if (!EARLY && next < num_rows) load(k);
-            if (grad_x) grad.store(grad_x + row * cols + first + k * step);
+            if (!EARLY && !SHIFTED && next < num_rows) load(k);
+            if constexpr (SHIFTED) {
+                if (grad_x) store_shifted(grad_x + row * cols, cols, number(k), grad);
+            } else {
+                if (grad_x) grad.store(grad_x + row * cols + first + k * step);
+            }
             if (partial) accumulators.add(k, to_weight, to_bias);
         }
         mean = next_mean;
@@ -266,7 +309,10 @@ layer_norm_backward_kernel(
 #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         const int column = first + k * step;
-        if (column < end) accumulators.store(k, partial + column, partial + gridDim.x * cols + column);
+        if (column >= end) continue;
+        C *of_weight = partial + column, *of_bias = of_weight + gridDim.x * cols;
+        if constexpr (SHIFTED) accumulators.store_some(k, of_weight, of_bias, end - column);
+        else accumulators.store(k, of_weight, of_bias);
     }
 }
 
@@ -307,7 +353,7 @@ __global__ void __launch_bounds__(512) layer_norm_backward_means_kernel(
             const auto w = take<WIDTH>(weight, start + k * step, weight_stride);
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
-                const C grad_normal = C(grads[k].at[j]) * C(w.at[j]);
+                const C grad_normal = rounded_product(C(grads[k].at[j]), C(w.at[j]));
                 sums.first += grad_normal;
                 sums.second += grad_normal * ((C(xs[k].at[j]) - mean) * rstd);
             }
@@ -360,7 +406,8 @@ __global__ void __launch_bounds__(128, 3) layer_norm_backward_columns_kernel(
                 const C grad = C(grads[k].at[j]), normal = (C(xs[k].at[j]) - mean) * rstd;
                 grad_weight[j] += grad * normal;
                 grad_bias[j] += grad;
-                grads[k].at[j] = T((grad * C(w.at[j]) - mean_grad - normal * mean_product) * rstd);
+                const C grad_normal = rounded_product(grad, C(w.at[j]));
+                grads[k].at[j] = T((grad_normal - mean_grad - normal * mean_product) * rstd);
             }
             if (grad_x) grads[k].store(grad_x + row * cols + column);
         }

@@ -17,6 +17,8 @@ WARP = 32
 MOST_THREADS = 512
 # Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
 EXCHANGED_BYTES = 33 * 16
+# Columns of a row that is too short for its vectors to be shifted into place backward.
+SINGLES_BACKWARD = 1024
 # By dtype and kernel. Some variants exist for float32 only.
 KERNEL = {
     (dtype, kernel): CudaKernel(SOURCE, f"layer_norm_{kernel.format(T=name, W=16 // dtype.itemsize)}")
@@ -33,6 +35,8 @@ KERNEL = {
         "backward_kernel<{T}, {W}, 4, true>",
         *(["backward_kernel<{T}, {W}, 8, true>"] if dtype == torch.float32 else []),
         "backward_kernel<{T}, 1, 8, false>",
+        "backward_kernel<{T}, {W}, 2, false, true>",
+        *(["backward_kernel<{T}, {W}, 4, false, true>"] if dtype == torch.float32 else []),
         "backward_means_kernel<{T}, {W}>",
         "backward_means_kernel<{T}, 1>",
         "backward_columns_kernel<{T}, {W}>",
@@ -94,6 +98,10 @@ def backward_plan(cols: int, dtype: torch.dtype, access: Access, shared_memory: 
     """Choose how backward walks through rows of `cols` columns, at least 1."""
     vectors = -(-cols // access.width)
     # As many blocks as there are registers for. A block that had to wait for another's end would come too late.
+    if access.shifted:
+        each = 4 if dtype == torch.float32 and vectors > 2 * MOST_THREADS else 2
+        threads = _threads(vectors, each)
+        return Plan(each, threads, blocks=MOST_THREADS // threads)
     if access.width == 1:
         threads = _threads(vectors, 8)
         if not access.strided and vectors <= 8 * threads:
@@ -118,6 +126,16 @@ def backward_plan(cols: int, dtype: torch.dtype, access: Access, shared_memory: 
 def sum_bytes(vectors: int, threads: int, dtype: torch.dtype) -> int:
     """Bytes of shared memory for two sums of each column."""
     return 2 * vectors * threads * (16 // dtype.itemsize) * statistics_dtype(dtype).itemsize
+
+
+def backward_access(cols: int, dtype: torch.dtype, access: Access) -> Access:
+    """How backward accesses the columns of rows that forward accesses like this.
+
+    Vectors are shifted into place where rows are long enough for it to pay, and a block holds a row of them.
+    """
+    most = (4 if dtype == torch.float32 else 2) * MOST_THREADS * access.width
+    shifts = SINGLES_BACKWARD < cols <= most
+    return access if not access.shifted or shifts else Access(1)
 
 
 def access_to(cols: int, parameters: tuple[torch.Tensor, ...], rows: list[Rows]) -> Access:
@@ -184,9 +202,7 @@ def launch_backward(
     """Write the gradients that are needed. The rows must not be empty."""
     dtype, cols, num_rows = x.dtype, x.shape[-1], mean.shape[0]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
-    access = access_to(cols, (weight,), [grad_rows, rows])
-    if access.shifted:
-        access = Access(1)
+    access = backward_access(cols, dtype, access_to(cols, (weight,), [grad_rows, rows]))
     kind = "{W}" if access.width > 1 else "1"
     plan = plan or backward_plan(cols, dtype, access, shared_memory(x.device))
     inputs = (grad_rows.tensor, rows.tensor, weight, mean, rstd)
@@ -199,7 +215,11 @@ def launch_backward(
         partials = min(-(-num_rows // 4), max(1, most // column_blocks))
     partial = mean.new_empty((2, partials, cols)) if needs.parameters else None
     if plan.vectors:
-        KERNEL[dtype, f"backward_kernel<{{T}}, {kind}, {plan.vectors}, {str(plan.shared).lower()}>"].launch(
+        shared_bytes = sum_bytes(plan.vectors, plan.threads, dtype) if plan.shared else 0
+        if access.shifted:
+            shared_bytes = plan.threads // WARP * EXCHANGED_BYTES
+        ending = f"{str(plan.shared).lower()}{', true' if access.shifted else ''}"
+        KERNEL[dtype, f"backward_kernel<{{T}}, {kind}, {plan.vectors}, {ending}>"].launch(
             partials,
             plan.threads,
             *inputs,
@@ -210,7 +230,7 @@ def launch_backward(
             inner,
             *grad_rows[1:3],
             *rows[1:3],
-            shared_bytes=sum_bytes(plan.vectors, plan.threads, dtype) if plan.shared else 0,
+            shared_bytes=shared_bytes,
         )
     else:
         means = mean.new_empty((2, num_rows)) if needs.x else None

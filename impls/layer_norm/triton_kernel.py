@@ -247,6 +247,12 @@ def layer_norm_backward_kernel(
         normal = (x - mean[:, None]) * rstd[:, None]
         if NEEDS_X:
             grad_normal = grad * weight[None, :]
+            if BLOCK_COLS <= 16:
+                # The zero is fused with the product, which rounds it. Without the zero, the subtraction of the mean
+                # would be fused with it. That leaves the product's rounding error where all products are equal, as a
+                # single one is, and the gradient is 0. The mean of many products has an error of its own, and to keep
+                # so many rounded products in registers costs up to a sixth of the time.
+                grad_normal += 0.0
             mean_grad = tl.sum(grad_normal, axis=1) / num
             mean_product = tl.sum(grad_normal * normal, axis=1) / num
             grad_x = (grad_normal - mean_grad[:, None] - normal * mean_product[:, None]) * rstd[:, None]

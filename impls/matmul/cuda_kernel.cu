@@ -237,3 +237,34 @@ __global__ void __launch_bounds__(BLOCK) activation_backward_kernel(
     }
     for (long long i = first; i < elements; i++) grad[i] = through(grad_output[i], output[i]);
 }
+
+template <class T>
+__global__ void __launch_bounds__(BLOCK) sum_of_parts_kernel(
+    const float* __restrict__ sums,  // [parts, m, n]
+    T* __restrict__ c,               // [m, n]
+    long long elements, long long parts, long long activation, double negative_slope) {
+    // One thread owns an element.
+    const long long at = blockIdx.x * (long long)BLOCK + threadIdx.x;
+    if (at >= elements) return;
+    float sum = sums[at];
+#pragma unroll 4
+    for (long long part = 1; part < parts; part++) sum += sums[part * elements + at];
+    c[at] = T(activate(sum, activation, float(negative_slope)));
+}
+
+template <class T>
+__global__ void __launch_bounds__(BLOCK) pad_rows_kernel(
+    const T* __restrict__ from,  // [rows, columns], strided
+    T* __restrict__ to,          // [rows, pitch], with zeros beyond the columns of `from`
+    long long rows, long long columns, long long row_stride, long long column_stride, long long pitch) {
+    // One thread owns a vector of `to`.
+    constexpr int WIDTH = 16 / sizeof(T);
+    const long long number = blockIdx.x * (long long)BLOCK + threadIdx.x, vectors = pitch / WIDTH;
+    const long long row = number / vectors, first = number % vectors * WIDTH;
+    if (row >= rows) return;
+    const T* source = from + row * row_stride + first * column_stride;
+    Vector<T, WIDTH> vector;
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) vector.at[j] = first + j < columns ? source[j * column_stride] : T(0.0f);
+    vector.store(to + row * pitch + first);
+}

@@ -1,6 +1,10 @@
-"""matmul in CUDA C++: a portable kernel, and one for Hopper with wgmma and the copy engine (TMA)."""
+"""matmul in CUDA C++: a portable kernel, and one for Hopper with wgmma and the copy engine (TMA).
 
-import functools
+The copy engine takes rows that begin at multiples of 16 bytes. A large matrix whose rows do not is copied first: a copy
+takes a small part of the time of a product. Where the result has too few tiles for all multiprocessors, several blocks
+share a tile, each with a part of the terms.
+"""
+
 import itertools
 from pathlib import Path
 
@@ -8,11 +12,19 @@ import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.cuda.tensor_map import swizzled_map
-from fourfold.backends.launch import multiprocessors
+from fourfold.backends.launch import cdiv, is_hopper, is_hopper_or_emulated, multiprocessors
 from fourfold.backends.tuning import Configuration, Tuner
 
 from .arguments import check_matmul
-from .operators import ACTIVATION_NUMBERS, LITTLE_WORK, extent_class, one_axis_dense, register_matmul
+from .operators import (
+    ACTIVATION_NUMBERS,
+    LITTLE_WORK,
+    dense_rows,
+    extent_class,
+    one_axis_dense,
+    padded_row,
+    register_matmul,
+)
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
@@ -20,6 +32,7 @@ BLOCK = 256
 # For the Hopper kernel: rows per tile, terms per step, and elements in the 128 bytes of which its copies consist.
 HOPPER_ROWS, HOPPER_TERMS, HOPPER_LINE = 128, 64, 64
 HOPPER_THREADS = 384
+HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def _portable(name: str, threads: int, tiles: dict[torch.dtype, tuple[int, int]]) -> Configuration:
@@ -39,43 +52,45 @@ LARGE = _portable(
 )
 
 
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-
-
-def _is_hopper_or_emulated(device: torch.device) -> bool:
-    return device.type == "cpu" or _is_hopper(device)
-
-
-def _hopper(columns: int, stages: int, staged: int, group: int, on_cpu: bool = False) -> Configuration:
+def _hopper(columns: int, stages: int, staged: int, group: int, parts: int = 1, on_cpu: bool = False) -> Configuration:
     # By dtype, and whether the adjacent elements are those of a column of a, and those of a row of b.
     kernels = {
         (dtype, *along): CudaKernel(
             HOPPER_SOURCE,
             f"matmul_hopper_kernel<{CPP_TYPES[dtype]}, {columns}, {stages}, {staged}, "
-            f"{', '.join(str(flag).lower() for flag in along)}>",
+            f"{', '.join(str(flag).lower() for flag in (*along, parts > 1))}>",
         )
-        for dtype in (torch.float16, torch.bfloat16)
+        for dtype in HALF_TYPES
         for along in itertools.product((False, True), repeat=2)
     }
     tiles = stages * (HOPPER_ROWS + columns) * HOPPER_TERMS * 2
     shared_bytes = tiles + HOPPER_ROWS * staged * 2 + 2 * stages * 8 + 1024
+    shared = f"_in_{parts}_parts" if parts > 1 else ""
     return Configuration(
-        f"hopper_{HOPPER_ROWS}x{columns}x{HOPPER_TERMS}_{stages}_stages_{group}_grouped",
-        {"kernels": kernels, "columns": columns, "shared_bytes": shared_bytes, "group": group},
-        frozenset((torch.float16, torch.bfloat16)),
-        _is_hopper_or_emulated if on_cpu else _is_hopper,
-        "compute capability 9.0: wgmma and TMA; the CPU's emulation, which takes seconds, runs the first",
+        f"hopper_{HOPPER_ROWS}x{columns}x{HOPPER_TERMS}_{stages}_stages_{group}_grouped{shared}",
+        {"kernels": kernels, "columns": columns, "shared_bytes": shared_bytes, "group": group, "parts": parts},
+        frozenset(HALF_TYPES),
+        is_hopper_or_emulated if on_cpu else is_hopper,
+        "compute capability 9.0: wgmma and TMA; the CPU's emulation, which takes seconds, runs others like it",
     )
 
 
-# More stages hide more latency. More staged columns let the result be written while the next tile is multiplied.
+# More stages hide more latency. More staged columns let the result be written while the next tile is multiplied. Narrow
+# tiles, and tiles in parts, keep all multiprocessors busy where the result is small.
 HOPPER = (
     _hopper(256, 4, 128, 16, on_cpu=True),
     _hopper(256, 3, 256, 16),
     _hopper(256, 4, 128, 8),
     _hopper(128, 6, 128, 8),
+    _hopper(64, 8, 64, 8),
+    _hopper(128, 6, 64, 8, parts=2, on_cpu=True),
+    _hopper(128, 6, 64, 8, parts=4),
+    _hopper(128, 6, 64, 8, parts=8),
+)
+# What a matrix is copied to whose rows no tensor map can describe, and what adds the parts of tiles.
+PAD_ROWS, SUM_OF_PARTS = (
+    {dtype: CudaKernel(SOURCE, f"{name}<{CPP_TYPES[dtype]}>") for dtype in HALF_TYPES}
+    for name in ("pad_rows_kernel", "sum_of_parts_kernel")
 )
 # By dtype; True where gradients lie one after another, each tensor aligned to 16 bytes.
 ACTIVATION_BACKWARD = CudaKernel.for_each_dtype(
@@ -85,6 +100,8 @@ KERNELS = (
     *SMALL.options["kernels"].values(),
     *LARGE.options["kernels"].values(),
     *ACTIVATION_BACKWARD.values(),
+    *PAD_ROWS.values(),
+    *SUM_OF_PARTS.values(),
 )
 # These compile for sm_90a only.
 HOPPER_KERNELS = tuple({kernel.name: kernel for c in HOPPER for kernel in c.options["kernels"].values()}.values())
@@ -98,6 +115,15 @@ def _vectors(matrix: torch.Tensor) -> bool:
     return 1 in (rows, columns) and matrix.data_ptr() % 16 == 0 and apart * matrix.element_size() % 16 == 0
 
 
+def _padded(matrix: torch.Tensor) -> torch.Tensor:
+    """A copy whose rows begin at multiples of 16 bytes, as a tensor map needs."""
+    (rows, columns), pitch = matrix.shape, padded_row(matrix)
+    copy = torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)
+    blocks = cdiv(copy.numel() * copy.element_size(), 16 * BLOCK)
+    PAD_ROWS[matrix.dtype].launch(blocks, BLOCK, matrix, copy, rows, columns, *matrix.stride(), pitch)
+    return copy[:, :columns]
+
+
 def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: float) -> torch.Tensor:
     (m, k), n, dtype = a.shape, b.shape[1], a.dtype
     c = torch.empty((m, n), dtype=dtype, device=a.device)
@@ -106,40 +132,48 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     number = ACTIVATION_NUMBERS[activation]
     vectors = _vectors(a), _vectors(b)
     dense_a, dense_b = one_axis_dense(a), one_axis_dense(b)
-    dense = dense_a is not None and dense_b is not None
+    # Rows that no tensor map can describe are copied first, where the product takes long beside that.
+    mapped = (dense_a is not None and dense_b is not None) or m * n * k >= LITTLE_WORK
 
     def run_hopper(configuration: Configuration) -> None:
         options = configuration.options
-        columns = options["columns"]
-        by_map = one_axis_dense(c) == 1
+        columns, parts = options["columns"], options["parts"]
+        rows_of_a, a_along_m = dense_rows(a, dense_a, _padded)
+        rows_of_b, b_along_k = dense_rows(b, dense_b, _padded)
         across = HOPPER_TERMS, HOPPER_LINE
-        a_map = swizzled_map(a, (HOPPER_ROWS, HOPPER_TERMS)) if dense_a else swizzled_map(a.t(), across)
-        b_map = swizzled_map(b, across) if dense_b else swizzled_map(b.t(), (columns, HOPPER_TERMS))
+        a_map = swizzled_map(rows_of_a, across if a_along_m else (HOPPER_ROWS, HOPPER_TERMS))
+        b_map = swizzled_map(rows_of_b, (columns, HOPPER_TERMS) if b_along_k else across)
+        by_map = parts == 1 and one_axis_dense(c) == 1
         # Without a map for c, the kernel ignores this argument, so any map will do.
         c_map = swizzled_map(c, (HOPPER_ROWS // 2, HOPPER_LINE)) if by_map else a_map
-        options["kernels"][dtype, dense_a == 0, dense_b == 1].launch(
-            min(-(-m // HOPPER_ROWS) * -(-n // columns), multiprocessors(a.device)),
+        to = c if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=c.device)
+        options["kernels"][dtype, a_along_m, not b_along_k].launch(
+            min(cdiv(m, HOPPER_ROWS) * cdiv(n, columns) * parts, multiprocessors(a.device)),
             HOPPER_THREADS,
             a_map,
             b_map,
             c_map,
-            c,
+            to,
             m,
             n,
             k,
             by_map,
             options["group"],
+            parts,
             number,
             negative_slope,
             shared_bytes=options["shared_bytes"],
         )
+        if parts > 1:
+            blocks = cdiv(c.numel(), BLOCK)
+            SUM_OF_PARTS[dtype].launch(blocks, BLOCK, to, c, c.numel(), parts, number, negative_slope)
 
     def run(configuration: Configuration) -> None:
         options = configuration.options
         if configuration in HOPPER:
             return run_hopper(configuration)
         tile, _ = options["tiles"][dtype]
-        blocks = -(-m // tile) * -(-n // tile)
+        blocks = cdiv(m, tile) * cdiv(n, tile)
         strides = *a.stride(), *b.stride()
         options["kernels"][dtype].launch(
             blocks, options["threads"], a, b, c, m, n, k, *strides, *vectors, number, negative_slope
@@ -147,12 +181,13 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
         return None
 
     def fits(configuration: Configuration) -> bool:
-        return configuration.serves(dtype, a.device) and (dense or configuration not in HOPPER)
+        parts = configuration.options["parts"] if configuration in HOPPER else 0
+        return configuration.serves(dtype, a.device) and parts <= cdiv(k, HOPPER_TERMS)
 
     def default() -> Configuration:
         if m * n <= 512 * 512:
             return SMALL
-        return HOPPER[0] if a.is_cuda and fits(HOPPER[0]) else LARGE
+        return HOPPER[0] if a.is_cuda and mapped and fits(HOPPER[0]) else LARGE
 
     extents = extent_class(m), extent_class(n), extent_class(k)
     kind = (str(dtype), extents, a.stride(1) == 1, b.stride(1) == 1, vectors, dense_a, dense_b)
@@ -170,7 +205,7 @@ def _activation_backward(
     vectors = grad_output.is_contiguous() and (grad_output.data_ptr() | output.data_ptr()) % 16 == 0
     per_block = BLOCK * (16 // output.element_size() if vectors else 1)
     ACTIVATION_BACKWARD[output.dtype, vectors].launch(
-        -(-elements // per_block),
+        cdiv(elements, per_block),
         BLOCK,
         grad_output,
         output,

@@ -2,6 +2,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "activation.cuh"
 
 // The copy engine's description of a matrix: a CUtensorMap, encoded by the driver.
@@ -85,9 +87,11 @@ template <int PENDING> __device__ inline void wgmma_wait() {
 #define REGISTERS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define REGISTERS_16(i) REGISTERS_4(i), REGISTERS_4(i + 4), REGISTERS_4(i + 8), REGISTERS_4(i + 12)
 #define REGISTERS_64(i) REGISTERS_16(i), REGISTERS_16(i + 16), REGISTERS_16(i + 32), REGISTERS_16(i + 48)
-#define NAMES_64                                                                                        \
+#define NAMES_32                                                                                        \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"     \
-    "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,"   \
+    "%26,%27,%28,%29,%30,%31"
+#define NAMES_64                                                                                        \
+    NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,"                 \
     "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define NAMES_128                                                                                       \
     NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
@@ -109,6 +113,13 @@ template <int PENDING> __device__ inline void wgmma_wait() {
         "}, %64, %65, add, 1, 1, %67, %68;\n}"                                        \
         : REGISTERS_64(0)                                                             \
         : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
+#define WGMMA_64(TYPE)                                                                \
+    asm volatile(                                                                     \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"                              \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" NAMES_32      \
+        "}, %32, %33, add, 1, 1, %35, %36;\n}"                                        \
+        : REGISTERS_16(0), REGISTERS_16(16)                                           \
+        : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
 
 template <class T> constexpr bool IS_BFLOAT16 = false;
 template <> constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
@@ -122,6 +133,11 @@ template <class T, int A_ALONG_M, int B_ALONG_N>
 __device__ inline void wgmma(float (&d)[64], unsigned long long a, unsigned long long b, int add) {
     if constexpr (IS_BFLOAT16<T>) WGMMA_128("bf16");
     else WGMMA_128("f16");
+}
+template <class T, int A_ALONG_M, int B_ALONG_N>
+__device__ inline void wgmma(float (&d)[32], unsigned long long a, unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_64("bf16");
+    else WGMMA_64("f16");
 }
 
 // The tiles of one operand in shared memory: ROWS rows (for b, columns) of the result by TILE_K terms.
@@ -173,16 +189,45 @@ template <> struct Pair<__nv_bfloat16> {
     }
 };
 
+// Stores a thread's sums without the copy engine: two of every 8 columns, in two rows.
+template <int TILE_N, class R>
+__device__ inline void store_sums(
+    const float (&sums)[TILE_N / 2], R* __restrict__ c, long long row, long long column, long long m, long long n) {
+#pragma unroll
+    for (int j = 0; j < TILE_N / 8; j++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const long long r = row + i / 2 * 8, s = column + j * 8 + i % 2;
+            if (r < m && s < n) c[r * n + s] = R(sums[j * 4 + i]);
+        }
+    }
+}
+
+// A part of the work: a tile of the result, and the steps over the terms of which its sums are taken.
+struct Part {
+    TileAt at;
+    int number, first, last;
+    __device__ Part(int item, int tiles_m, int tiles_n, int group, int steps, int parts)
+        : at(tile_at(item % (tiles_m * tiles_n), tiles_m, tiles_n, group)),
+          number(item / (tiles_m * tiles_n)),
+          first(int((long long)number * steps / parts)),
+          last(int((number + 1ll) * steps / parts)) {}
+};
+
 // STAGED_N: columns of the result that a warpgroup hands to the copy engine at a time. Their shared memory competes
 // with that for the STAGES tiles of a and b in flight.
-template <class T, int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N>
+// IN_PARTS: where there are few tiles, several blocks share each: the terms are divided into `parts`, and the sums over
+// each part are stored in float32. `sum_of_parts_kernel` adds them.
+template <class T, int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N, bool IN_PARTS>
 __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
     const __grid_constant__ TensorMap a_map,  // of [m, k], or of [k, m] if A_ALONG_M
     const __grid_constant__ TensorMap b_map,  // of [n, k], or of [k, n] if B_ALONG_N
     const __grid_constant__ TensorMap c_map,  // of [m, n]
-    T* __restrict__ c,                        // [m, n], used if there is no map because its rows are not multiples of 16 bytes
-    long long m, long long n, long long k, bool by_map, long long group, long long activation, double negative_slope) {
-    // One block owns every gridDim.x-th tile [TILE_M, TILE_N] of the result.
+    // [m, n], used if there is no map because its rows are not multiples of 16 bytes; [parts, m, n] if IN_PARTS
+    std::conditional_t<IN_PARTS, float, T>* __restrict__ c,
+    long long m, long long n, long long k, bool by_map, long long group, long long all_parts, long long activation,
+    double negative_slope) {
+    // One block owns every gridDim.x-th part of a tile [TILE_M, TILE_N] of the result.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using Memory = Shared<TILE_N, STAGES, STAGED_N, A_ALONG_M, B_ALONG_N>;
     using A = typename Memory::A;
@@ -208,22 +253,23 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
     __syncthreads();
 
     const int tiles_m = int((m + TILE_M - 1) / TILE_M), tiles_n = int((n + TILE_N - 1) / TILE_N);
-    const int tiles = tiles_m * tiles_n, steps = int((k + TILE_K - 1) / TILE_K);
+    const int parts = IN_PARTS ? int(all_parts) : 1, steps = int((k + TILE_K - 1) / TILE_K);
+    const int items = tiles_m * tiles_n * parts;
     int stage = 0;
     unsigned parity = 0;
 
     if (warpgroup == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
-            for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-                const TileAt at = tile_at(tile, tiles_m, tiles_n, int(group));
-                for (int step = 0; step < steps; step++) {
+            for (int item = blockIdx.x; item < items; item += gridDim.x) {
+                const Part part(item, tiles_m, tiles_n, int(group), steps, parts);
+                for (int step = part.first; step < part.last; step++) {
                     // A stage that was never used counts as empty, because the phase before the first has ended.
                     barrier_wait(empty + stage * 8, parity ^ 1);
                     const unsigned here = base + stage * Memory::STAGE_BYTES, barrier = full + stage * 8;
                     barrier_arrive_expecting(barrier, Memory::STAGE_BYTES);
-                    A::load(here, a_map, barrier, at.row * TILE_M, step * TILE_K);
-                    B::load(here + A::BYTES, b_map, barrier, at.column * TILE_N, step * TILE_K);
+                    A::load(here, a_map, barrier, part.at.row * TILE_M, step * TILE_K);
+                    B::load(here + A::BYTES, b_map, barrier, part.at.column * TILE_N, step * TILE_K);
                     if (++stage == STAGES) stage = 0, parity ^= 1;
                 }
             }
@@ -236,10 +282,10 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
         const unsigned result = results + share * Memory::RESULT_BYTES;
         const float slope = float(negative_slope);
         float sums[TILE_N / 2];
-        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            const TileAt at = tile_at(tile, tiles_m, tiles_n, int(group));
+        for (int item = blockIdx.x; item < items; item += gridDim.x) {
+            const Part part(item, tiles_m, tiles_n, int(group), steps, parts);
             int before = 0;
-            for (int step = 0; step < steps; step++) {
+            for (int step = part.first; step < part.last; step++) {
                 barrier_wait(full + stage * 8, parity);
                 const unsigned here = base + stage * Memory::STAGE_BYTES;
                 wgmma_fence();
@@ -247,12 +293,12 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
                 for (int i = 0; i < TILE_K / 16; i++) {
                     wgmma<T, A_ALONG_M, B_ALONG_N>(
                         sums, A::descriptor(here + share * A::SHARE_BYTES + i * A::STEP_BYTES),
-                        B::descriptor(here + A::BYTES + i * B::STEP_BYTES), step > 0 || i > 0);
+                        B::descriptor(here + A::BYTES + i * B::STEP_BYTES), step > part.first || i > 0);
                 }
                 wgmma_commit();
                 // The tensor cores stay busy with this step while the stage of the step before is released.
                 wgmma_wait<1>();
-                if (step > 0 && lane == 0) barrier_arrive(empty + before * 8);
+                if (step > part.first && lane == 0) barrier_arrive(empty + before * 8);
                 before = stage;
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
@@ -260,8 +306,10 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
             wgmma_written(sums);
             if (lane == 0) barrier_arrive(empty + before * 8);
 
-            const int row = at.row * TILE_M + share * 64, column = at.column * TILE_N;
-            if (by_map) {
+            const int row = part.at.row * TILE_M + share * 64, column = part.at.column * TILE_N;
+            if constexpr (IN_PARTS) {
+                store_sums<TILE_N>(sums, c + part.number * m * n, row + row_here, column + pair * 2, m, n);
+            } else if (by_map) {
 #pragma unroll
                 for (int staged = 0; staged < TILE_N; staged += STAGED_N) {
                     // Wait until the copy engine has read the columns handed over before.
@@ -290,13 +338,8 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
                 }
             } else {
 #pragma unroll
-                for (int j = 0; j < TILE_N / 8; j++) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const long long r = row + row_here + i / 2 * 8, s = column + j * 8 + pair * 2 + i % 2;
-                        if (r < m && s < n) c[r * n + s] = T(activate(sums[j * 4 + i], activation, slope));
-                    }
-                }
+                for (float& sum : sums) sum = activate(sum, activation, slope);
+                store_sums<TILE_N>(sums, c, row + row_here, column + pair * 2, m, n);
             }
         }
         // Shared memory must stay alive until the copy engine has read it.

@@ -32,6 +32,30 @@ def one_axis_dense(matrix: torch.Tensor) -> int | None:
     return None
 
 
+def dense_rows(
+    matrix: torch.Tensor, dense: int | None, padded: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, bool]:
+    """A matrix as TMA takes it, whose rows are dense: itself, or its transpose.
+
+    Args:
+        matrix: not empty, with any strides.
+        dense: its `one_axis_dense`.
+        padded: copies a matrix to rows that begin at multiples of 16 bytes. It is asked where TMA takes neither.
+
+    Returns:
+        it, and whether it is the transpose.
+    """
+    transposed = dense == 0 if dense is not None else matrix.stride(0) == 1 != matrix.stride(1)
+    rows = matrix.t() if transposed else matrix
+    return rows if dense is not None else padded(rows), transposed
+
+
+def padded_row(matrix: torch.Tensor) -> int:
+    """The elements of a row that begins at a multiple of 16 bytes, as the next row does, and holds one of a matrix."""
+    vector = 16 // matrix.element_size()
+    return -(-matrix.shape[1] // vector) * vector
+
+
 MATMUL = Operator(
     schema="matmul(Tensor a, Tensor b, str activation, float negative_slope) -> Tensor output",
     fake=lambda a, b, activation, negative_slope: a.new_empty((a.shape[0], b.shape[1])),

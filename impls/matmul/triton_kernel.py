@@ -1,4 +1,8 @@
-"""matmul in Triton: a kernel with pointers for any strides, and a persistent one with tensor descriptors (TMA)."""
+"""matmul in Triton: a kernel with pointers for any strides, and a persistent one with tensor descriptors (TMA).
+
+A large matrix that no descriptor can describe is copied first, and programs share the terms of a tile where there are
+few tiles, as in CUDA C++.
+"""
 
 import functools
 import struct
@@ -14,7 +18,15 @@ from fourfold.backends.triton import launch as triton_launch
 from fourfold.backends.tuning import Configuration, Tuner
 
 from .arguments import check_matmul
-from .operators import ACTIVATION_NUMBERS, LITTLE_WORK, extent_class, one_axis_dense, register_matmul
+from .operators import (
+    ACTIVATION_NUMBERS,
+    LITTLE_WORK,
+    dense_rows,
+    extent_class,
+    one_axis_dense,
+    padded_row,
+    register_matmul,
+)
 
 BLOCK_ELEMENTS = 1024
 
@@ -89,7 +101,7 @@ def matmul_kernel(
 def matmul_descriptor_kernel(
     a,  # descriptor of [m, k], or of [k, m] if A_TRANSPOSED
     b,  # descriptor of [k, n], or of [n, k] if B_TRANSPOSED
-    c,  # descriptor of [m, n], or a pointer to it if not STORE_BY_DESCRIPTOR
+    c,  # descriptor of [m, n], or a pointer to it if not STORE_BY_DESCRIPTOR; to [PARTS, m, n] if PARTS > 1
     m,
     n,
     k,
@@ -106,16 +118,25 @@ def matmul_descriptor_kernel(
     FLATTEN: tl.constexpr,
     WARP_SPECIALIZE: tl.constexpr,
     HALVES: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    # One program owns every num_programs-th tile [BLOCK_M, BLOCK_N] of the result.
+    # One program owns every num_programs-th tile [BLOCK_M, BLOCK_N] of the result. If PARTS > 1, it owns the sums over
+    # one part of the terms, which sum_of_parts_kernel adds to those over the others.
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
-    for tile in tl.range(
-        tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
+    for item in tl.range(
+        tl.program_id(0),
+        tiles_m * tiles_n * PARTS,
+        tl.num_programs(0),
+        flatten=FLATTEN,
+        warp_specialize=WARP_SPECIALIZE,
     ):
-        row, column = tile_at(tile, tiles_m, tiles_n, GROUP_M)
+        row, column = tile_at(item % (tiles_m * tiles_n) if PARTS > 1 else item, tiles_m, tiles_n, GROUP_M)
         sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for step in range(tl.cdiv(k, BLOCK_K)):
+        steps = tl.cdiv(k, BLOCK_K)
+        first = item // (tiles_m * tiles_n) * steps // PARTS if PARTS > 1 else 0
+        last = (item // (tiles_m * tiles_n) + 1) * steps // PARTS if PARTS > 1 else steps
+        for step in range(first, last):
             if A_TRANSPOSED:
                 left = a.load([step * BLOCK_K, row * BLOCK_M]).T
             else:
@@ -139,8 +160,53 @@ def matmul_descriptor_kernel(
             rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
             columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
             c_ptrs = c + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
-            result = activate(sums, slope_bits, ACTIVATION).to(DTYPE)
+            if PARTS > 1:
+                c_ptrs += (item // (tiles_m * tiles_n)).to(tl.int64) * m * n
+                result = sums
+            else:
+                result = activate(sums, slope_bits, ACTIVATION).to(DTYPE)
             tl.store(c_ptrs, result, mask=(rows < m)[:, None] & (columns < n)[None, :])
+
+
+@triton.jit
+def sum_of_parts_kernel(
+    sums_ptr,  # [PARTS, m, n]
+    c_ptr,  # [m, n]
+    elements,
+    slope_bits,
+    PARTS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_ELEMENTS: tl.constexpr,
+):
+    # One program owns BLOCK_ELEMENTS consecutive elements of the result.
+    at = tl.program_id(0).to(tl.int64) * BLOCK_ELEMENTS + tl.arange(0, BLOCK_ELEMENTS)
+    mask = at < elements
+    total = tl.load(sums_ptr + at, mask=mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(sums_ptr + tl.cast(elements, tl.int64) * part + at, mask=mask, other=0.0)
+    result = activate(total, slope_bits, ACTIVATION).to(c_ptr.dtype.element_ty)
+    tl.store(c_ptr + at, result, mask=mask)
+
+
+@triton.jit
+def pad_rows_kernel(
+    from_ptr,  # [rows, columns], strided
+    to_ptr,  # [rows, pitch]; columns beyond those of `from` are zeros
+    elements,  # rows * pitch
+    columns,
+    row_stride,
+    column_stride,
+    pitch,
+    INDEX: tl.constexpr,
+    BLOCK_ELEMENTS: tl.constexpr,
+):
+    # One program owns BLOCK_ELEMENTS consecutive elements of the copy.
+    at = tl.program_id(0).to(INDEX) * BLOCK_ELEMENTS + tl.arange(0, BLOCK_ELEMENTS)
+    mask = at < elements
+    row = at // pitch
+    column = at - row * pitch
+    from_ptrs = from_ptr + row.to(tl.int64) * row_stride + column.to(tl.int64) * column_stride
+    tl.store(to_ptr + at.to(tl.int64), tl.load(from_ptrs, mask=mask & (column < columns), other=0.0), mask=mask)
 
 
 @triton.jit
@@ -191,12 +257,14 @@ def _by_pointers(m: int, n: int, k: int, warps: int, stages: int) -> Configurati
 
 
 def _by_descriptors(
-    m: int, n: int, k: int, warps: int, stages: int, halves: bool = False, flatten: bool = True
+    m: int, n: int, k: int, warps: int, stages: int, halves: bool = False, flatten: bool = True, parts: int = 1
 ) -> Configuration:
     options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, "HALVES": halves}
+    options |= {"PARTS": parts}
     # Over all multiprocessors, about as many rows as columns of the result are then in flight.
     options |= {"GROUP_M": 16 if n > m else 8, "FLATTEN": flatten, "WARP_SPECIALIZE": False}
     extra = ("_halves" if halves else "") + ("" if flatten else "_nested")
+    extra += f"_in_{parts}_parts" if parts > 1 else ""
     name = f"descriptors_{m}x{n}x{k}_{warps}_warps_{stages}_stages{extra}"
     return Configuration(name, options, HALF_TYPES, _has_descriptors, "compute capability 9.0 or later: TMA")
 
@@ -219,6 +287,12 @@ DESCRIPTORS = (
     _by_descriptors(256, 128, 64, 8, 3),
     _by_descriptors(128, 128, 64, 8, 4),
     _by_descriptors(128, 128, 64, 4, 4),
+    # For small results: the terms of a tile are divided among several programs.
+    _by_descriptors(128, 256, 64, 8, 3, flatten=False, parts=2),
+    _by_descriptors(128, 128, 64, 4, 4, flatten=False, parts=2),
+    _by_descriptors(64, 128, 64, 4, 5, flatten=False, parts=2),
+    _by_descriptors(64, 128, 64, 4, 5, flatten=False, parts=4),
+    _by_descriptors(64, 64, 64, 4, 6, flatten=False, parts=8),
     _by_descriptors(64, 128, 64, 4, 4),
     _by_descriptors(64, 64, 64, 4, 4),
     _by_descriptors(64, 64, 128, 4, 3),
@@ -237,10 +311,24 @@ def _default(m: int, n: int, dtype: torch.dtype, descriptors: bool) -> Configura
     return POINTERS[1] if dtype in HALF_TYPES else POINTERS[3]
 
 
-def _descriptor(matrix: torch.Tensor, transposed: bool, block: list[int]) -> TensorDescriptor:
-    if transposed:
-        matrix, block = matrix.t(), block[::-1]
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block)
+def _descriptor(rows: torch.Tensor, transposed: bool, block: list[int]) -> TensorDescriptor:
+    """Of a matrix whose rows are dense; `block` is a block of it, or of what it is the transpose of."""
+    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block[::-1] if transposed else block)
+
+
+def _padded(matrix: torch.Tensor) -> torch.Tensor:
+    """A copy whose rows begin at multiples of 16 bytes, as a descriptor needs."""
+    (rows, columns), pitch = matrix.shape, padded_row(matrix)
+    copy = torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)
+    triton_launch.launch(
+        pad_rows_kernel,
+        (cdiv(copy.numel(), BLOCK_ELEMENTS),),
+        (matrix, copy),
+        (copy.numel(), columns, *matrix.stride(), pitch),
+        INDEX=triton_launch.index_type(copy.numel() + BLOCK_ELEMENTS),
+        BLOCK_ELEMENTS=BLOCK_ELEMENTS,
+    )
+    return copy[:, :columns]
 
 
 def _slope_bits(slope: float) -> int:
@@ -255,6 +343,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     number, slope_bits = ACTIVATION_NUMBERS[activation], _slope_bits(negative_slope)
     dense_a, dense_b = one_axis_dense(a), one_axis_dense(b)
     dense = dense_a is not None and dense_b is not None
+    # Rows that no descriptor can describe are copied first, where the product takes long beside that.
+    described = dense or (device.type == "cuda" and m * n * k >= LITTLE_WORK)
     precision = "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
     def run(configuration: Configuration) -> None:
@@ -262,23 +352,37 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
         block_m, block_n, block_k = options["BLOCK_M"], options["BLOCK_N"], options["BLOCK_K"]
         tiles = cdiv(m, block_m) * cdiv(n, block_n)
         if configuration in DESCRIPTORS:
-            by_descriptor = one_axis_dense(c) == 1
+            parts = options["PARTS"]
+            rows_of_a, a_transposed = dense_rows(a, dense_a, _padded)
+            rows_of_b, b_transposed = dense_rows(b, dense_b, _padded)
+            by_descriptor = parts == 1 and one_axis_dense(c) == 1
             c_block = [block_m, block_n // 2 if options["HALVES"] else block_n]
-            matmul_descriptor_kernel[(min(tiles, triton_launch.multiprocessors(device)),)](
-                _descriptor(a, dense_a == 0, [block_m, block_k]),
-                _descriptor(b, dense_b == 0, [block_k, block_n]),
-                _descriptor(c, False, c_block) if by_descriptor else c,
+            to = c if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=device)
+            matmul_descriptor_kernel[(min(tiles * parts, triton_launch.multiprocessors(device)),)](
+                _descriptor(rows_of_a, a_transposed, [block_m, block_k]),
+                _descriptor(rows_of_b, b_transposed, [block_k, block_n]),
+                _descriptor(c, False, c_block) if by_descriptor else to,
                 m,
                 n,
                 k,
                 slope_bits,
-                A_TRANSPOSED=dense_a == 0,
-                B_TRANSPOSED=dense_b == 0,
+                A_TRANSPOSED=a_transposed,
+                B_TRANSPOSED=b_transposed,
                 STORE_BY_DESCRIPTOR=by_descriptor,
                 DTYPE=tl.float16 if dtype == torch.float16 else tl.bfloat16,
                 ACTIVATION=number,
                 **options,
             )
+            if parts > 1:
+                triton_launch.launch(
+                    sum_of_parts_kernel,
+                    (cdiv(c.numel(), BLOCK_ELEMENTS),),
+                    (to, c),
+                    (c.numel(), slope_bits),
+                    PARTS=parts,
+                    ACTIVATION=number,
+                    BLOCK_ELEMENTS=BLOCK_ELEMENTS,
+                )
         else:
             triton_launch.launch(
                 matmul_kernel,
@@ -293,13 +397,18 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
 
     extents = extent_class(m), extent_class(n), extent_class(k)
     kind = (str(dtype), precision, extents, dense_a, dense_b, a.stride(1) == 1, b.stride(1) == 1)
+
+    def fits(configuration: Configuration) -> bool:
+        options = configuration.options
+        return configuration.serves(dtype, device) and options.get("PARTS", 0) <= cdiv(k, options["BLOCK_K"])
+
     with triton_launch.on(device):
         run(
             TUNER.choose(
                 device,
                 kind,
-                lambda c: c.serves(dtype, device) and (dense or c not in DESCRIPTORS),
-                lambda: _default(m, n, dtype, dense and DESCRIPTORS[0].serves(dtype, device)),
+                fits,
+                lambda: _default(m, n, dtype, described and fits(DESCRIPTORS[0])),
                 run,
                 worthwhile=m * n * k >= LITTLE_WORK,
             )

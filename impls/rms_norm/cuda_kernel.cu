@@ -1,4 +1,5 @@
 #include "rows.cuh"
+#include "shifted.cuh"
 
 // The sum over the threads of a row. Short rows may share a warp: a power of two of lanes each.
 template <bool SHORT, class C> __device__ C row_sum(C value, int turn) {
@@ -13,7 +14,131 @@ template <class C> __device__ C row_sum(C value, int turn) {
 // Vectors of a row that a thread keeps in registers forward.
 constexpr int KEPT = 4;
 
-template <class T, int WIDTH>
+// A residual that is added to x before it is normalized, and where the sums go. Nothing is added with ADDED = false.
+template <class T, bool ADDED> struct Residual {};
+template <class T> struct Residual<T, true> {
+    const T* __restrict__ residual;  // [outer, inner, cols], strided
+    T* __restrict__ sums;            // [outer * inner, cols]
+    long long outer_stride, inner_stride, column_stride;
+};
+
+// x plus the residual, rounded once: what is normalized is what is returned.
+template <class T, int WIDTH> __device__ void add_to(Vector<T, WIDTH>& x, const Vector<T, WIDTH>& residual) {
+    Compute<T> numbers[WIDTH], others[WIDTH];
+    x.unpack(numbers);
+    residual.unpack(others);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) x.at[j] = T(numbers[j] + others[j]);
+}
+
+// With SHIFTED, rows may begin between two multiples of 16 bytes, and a row has whole warps.
+template <class T, int WIDTH, bool SHIFTED, bool ADDED>
+__device__ __forceinline__ void normalize_rows(
+    const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ output, Compute<T>* __restrict__ rstd_of,
+    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
+    long long column_stride, long long weight_stride, double eps, Residual<T, ADDED> added) {
+    // One block owns blockDim.y consecutive rows, one thread every blockDim.x-th vector of one of them. The last KEPT
+    // of these stay in registers, those of longer rows are read twice.
+    using C = Compute<T>;
+    const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    if (SHIFTED && row >= num_rows) return;
+    // A row past the end has no columns: its lanes take part in sums of their warp.
+    if (row >= num_rows) cols = 0;
+    else x += row_offset(row, inner, outer_stride, inner_stride);
+    output += row * cols;
+    if constexpr (ADDED) {
+        if (row < num_rows) added.residual += row_offset(row, inner, added.outer_stride, added.inner_stride);
+        added.sums += row * cols;
+    }
+    const long long first = threadIdx.x * WIDTH, step = blockDim.x * WIDTH, piece = KEPT * step;
+    Vector<T, WIDTH> data[KEPT];
+    auto load = [&](long long start, bool store_sums) {
+        if constexpr (SHIFTED) {
+            auto number = [&](int k) { return int((start + first) / WIDTH) + k * int(blockDim.x); };
+            load_shifted(data, x, cols, number, 0.0f);
+            if constexpr (ADDED) {
+                Vector<T, WIDTH> others[KEPT];
+                load_shifted(others, added.residual, cols, number, 0.0f);
+#pragma unroll
+                for (int k = 0; k < KEPT; k++) {
+                    add_to(data[k], others[k]);
+                    // The lanes of a warp store their vectors together, so that those without a vector take part.
+                    if (!store_sums || (number(k) - int(threadIdx.x % 32)) * (long long)WIDTH >= cols) continue;
+                    store_shifted(added.sums, cols, number(k), data[k]);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < KEPT; k++)
+                if (start + first + k * step < cols) data[k] = take<WIDTH>(x, start + first + k * step, column_stride);
+            if constexpr (ADDED) {
+#pragma unroll
+                for (int k = 0; k < KEPT; k++) {
+                    const long long at = start + first + k * step;
+                    if (at >= cols) continue;
+                    add_to(data[k], take<WIDTH>(added.residual, at, added.column_stride));
+                    if (store_sums) data[k].store(added.sums + at);
+                }
+            }
+        }
+    };
+    C squares = 0;
+    long long last = 0;
+    for (long long start = 0; start < cols; start += piece) {
+        last = start;
+        load(start, true);
+#pragma unroll
+        for (int k = 0; k < KEPT; k++) {
+            if (start + first + k * step >= cols) continue;
+            C numbers[WIDTH];
+            data[k].unpack(numbers);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) squares += numbers[j] * numbers[j];
+        }
+    }
+    const C rstd = rsqrt(row_sum(squares, 0) / C(cols) + C(eps));
+    if (threadIdx.x == 0 && row < num_rows) rstd_of[row] = rstd;
+
+    auto scale = [&](Vector<T, WIDTH>& vector, const Vector<T, WIDTH>& of_weight) {
+        C numbers[WIDTH], w[WIDTH];
+        vector.unpack(numbers);
+        of_weight.unpack(w);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) vector.at[j] = T(numbers[j] * rstd * w[j]);
+    };
+    // Walk backwards, because the last piece is still in registers and the pieces before it are in a cache.
+    for (long long start = last; start >= 0; start -= piece) {
+        if (start < last) load(start, false);
+        if constexpr (SHIFTED) {
+            constexpr int AT_ONCE = 2;  // more would take more registers than there are
+#pragma unroll
+            for (int from = 0; from < KEPT; from += AT_ONCE) {
+                Vector<T, WIDTH> w[AT_ONCE];
+                auto number = [&](int k) { return int((start + first) / WIDTH) + (from + k) * int(blockDim.x); };
+                // The lanes of a warp store their vectors together, so that those without a vector take part.
+                auto of_warp = [&](int k) { return (number(k) - int(threadIdx.x % 32)) * (long long)WIDTH; };
+                if (of_warp(0) >= cols) continue;
+                load_shifted(w, weight, cols, number, 0.0f);
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++) {
+                    if (of_warp(k) >= cols) continue;
+                    scale(data[from + k], w[k]);
+                    store_shifted(output, cols, number(k), data[from + k]);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < KEPT; k++) {
+                const long long at = start + first + k * step;
+                if (at >= cols) continue;
+                scale(data[k], take<WIDTH>(weight, at, weight_stride));
+                data[k].store(output + at);
+            }
+        }
+    }
+}
+
+template <class T, int WIDTH, bool SHIFTED = false>
 __global__ void __launch_bounds__(512) rms_norm_forward_kernel(
     const T* __restrict__ x,           // [outer, inner, cols], strided
     const T* __restrict__ weight,      // [cols], strided
@@ -21,45 +146,27 @@ __global__ void __launch_bounds__(512) rms_norm_forward_kernel(
     Compute<T>* __restrict__ rstd_of,  // [outer * inner]
     long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
     long long column_stride, long long weight_stride, double eps) {
-    // One block owns blockDim.y consecutive rows, one thread every blockDim.x-th vector of one of them. The first KEPT
-    // of these stay in registers, those of longer rows are read twice.
-    using C = Compute<T>;
-    const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
-    // A row past the end has no columns: its lanes take part in sums of their warp.
-    if (row >= num_rows) cols = 0;
-    else x += row_offset(row, inner, outer_stride, inner_stride);
-    output += row * cols;
-    const long long first = threadIdx.x * WIDTH, step = blockDim.x * WIDTH;
-    Vector<T, WIDTH> kept[KEPT];
-#pragma unroll
-    for (int k = 0; k < KEPT; k++)
-        if (first + k * step < cols) kept[k] = take<WIDTH>(x, first + k * step, column_stride);
-    C squares = 0;
-    auto add = [&](const Vector<T, WIDTH>& vector) {
-        C numbers[WIDTH];
-        vector.unpack(numbers);
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) squares += numbers[j] * numbers[j];
-    };
-#pragma unroll
-    for (int k = 0; k < KEPT; k++)
-        if (first + k * step < cols) add(kept[k]);
-    for (long long at = first + KEPT * step; at < cols; at += step) add(take<WIDTH>(x, at, column_stride));
-    const C rstd = rsqrt(row_sum(squares, 0) / C(cols) + C(eps));
-    if (threadIdx.x == 0 && row < num_rows) rstd_of[row] = rstd;
+    // One block owns blockDim.y consecutive rows.
+    normalize_rows<T, WIDTH, SHIFTED, false>(
+        x, weight, output, rstd_of, num_rows, cols, inner, outer_stride, inner_stride, column_stride, weight_stride,
+        eps, {});
+}
 
-    auto store = [&](Vector<T, WIDTH> vector, long long at) {
-        C numbers[WIDTH], w[WIDTH];
-        vector.unpack(numbers);
-        take<WIDTH>(weight, at, weight_stride).unpack(w);
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) vector.at[j] = T(numbers[j] * rstd * w[j]);
-        vector.store(output + at);
-    };
-#pragma unroll
-    for (int k = 0; k < KEPT; k++)
-        if (first + k * step < cols) store(kept[k], first + k * step);
-    for (long long at = first + KEPT * step; at < cols; at += step) store(take<WIDTH>(x, at, column_stride), at);
+template <class T, int WIDTH, bool SHIFTED = false>
+__global__ void __launch_bounds__(512) add_rms_norm_forward_kernel(
+    const T* __restrict__ x,           // [outer, inner, cols], strided
+    const T* __restrict__ weight,      // [cols], strided
+    T* __restrict__ output,            // [outer * inner, cols]
+    Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    const T* __restrict__ residual,    // [outer, inner, cols], strided
+    T* __restrict__ sums,              // [outer * inner, cols]: x + residual
+    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
+    long long column_stride, long long residual_outer_stride, long long residual_inner_stride,
+    long long residual_column_stride, long long weight_stride, double eps) {
+    // One block owns blockDim.y consecutive rows.
+    normalize_rows<T, WIDTH, SHIFTED, true>(
+        x, weight, output, rstd_of, num_rows, cols, inner, outer_stride, inner_stride, column_stride, weight_stride,
+        eps, {residual, sums, residual_outer_stride, residual_inner_stride, residual_column_stride});
 }
 
 // The sums of weight's gradient over the columns of a thread: in registers, or in shared memory where a row leaves none.
@@ -102,21 +209,23 @@ template <class T, int WIDTH, bool AS_NUMBERS> struct Kept {
     }
 };
 
-template <class T, int VECTORS, Rows ROWS>
+// With SHIFTED, rows may begin between two multiples of 16 bytes. Columns that a row does not have are 0. With ADDED,
+// another gradient of x is added to the one through the norm, before their sum is rounded.
+template <class T, int WIDTH, int VECTORS, Rows ROWS, bool SHIFTED = false, bool ADDED = false>
 __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
-    const T* __restrict__ grad_output,       // [outer, inner, cols], vectors aligned to 16 bytes
-    const T* __restrict__ x,                 // [outer, inner, cols], vectors aligned to 16 bytes
+    const T* __restrict__ grad_output,       // [outer, inner, cols], vectors of WIDTH columns adjacent
+    const T* __restrict__ x,                 // [outer, inner, cols], vectors of WIDTH columns adjacent
     const T* __restrict__ weight,            // [cols]
     const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
     T* __restrict__ grad_x,                  // [outer * inner, cols], or null where not needed
     Compute<T>* __restrict__ partial,        // [blocks, cols], or null: the sums over a block's rows
     long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
-    long long x_outer_stride, long long x_inner_stride) {
+    long long x_outer_stride, long long x_inner_stride,
+    const T* __restrict__ added) {  // [outer * inner, cols], or null unless ADDED
     // One block owns blockDim.y rows in every gridDim.x * blockDim.y, and each thread the same VECTORS of one of them.
     using C = Compute<T>;
-    constexpr int WIDTH = IN_16_BYTES<T>;
     // Whether registers are left for the next row, which is then on its way while one is summed.
-    constexpr bool AHEAD = VECTORS <= 4;
+    constexpr bool AHEAD = !SHIFTED && VECTORS * WIDTH * sizeof(T) <= 64;
     const int step = blockDim.x * WIDTH, first = threadIdx.x * WIDTH, end = cols;
     const long long rows_apart = gridDim.x * (long long)blockDim.y;
     ColumnSums<C, VECTORS * WIDTH, ROWS == LONG> sums;
@@ -124,10 +233,22 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
     for (int i = 0; i < VECTORS * WIDTH; i++) sums.at(i) = 0;
     Vector<T, WIDTH> next_x[VECTORS], next_grad[VECTORS];
     Kept<T, WIDTH, ROWS == ONE> this_x[VECTORS], this_grad[VECTORS];
+    auto number = [&](int k) { return int(threadIdx.x) + k * int(blockDim.x); };
+    Vector<T, WIDTH> weights[VECTORS];
+    if constexpr (SHIFTED) load_shifted(weights, weight, cols, number, 0.0f);
+    auto weight_of = [&](int k, C (&w)[WIDTH]) {
+        if constexpr (SHIFTED) weights[k].unpack(w);
+        else Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+    };
     auto load = [&](long long row) {
         if (row >= num_rows) return;
         const T* x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
         const T* grad_row = grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride);
+        if constexpr (SHIFTED) {
+            load_shifted(next_x, x_row, cols, number, 0.0f);
+            load_shifted(next_grad, grad_row, cols, number, 0.0f);
+            return;
+        }
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (first + k * step >= end) continue;
@@ -147,7 +268,7 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
         if (!AHEAD) load(row);
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            if (ROWS == ONE && first + k * step >= end) continue;
+            if (ROWS == ONE && !SHIFTED && first + k * step >= end) continue;
             this_x[k].keep(next_x[k]);
             this_grad[k].keep(next_grad[k]);
         }
@@ -158,7 +279,7 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
             C numbers[WIDTH], grads[WIDTH], w[WIDTH];
             this_x[k].unpack(numbers);
             this_grad[k].unpack(grads);
-            Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+            weight_of(k, w);
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
                 const C normal = numbers[j] * rstd;
@@ -170,15 +291,28 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
         product = row_sum<ROWS == SEVERAL>(product, turn) / C(cols);
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            if (first + k * step >= own_end) continue;
+            // The lanes of a warp store their shifted vectors together, so that those without a vector take part.
+            if (first + k * step - (SHIFTED ? int(threadIdx.x % 32) * WIDTH : 0) >= own_end) continue;
             C numbers[WIDTH], grads[WIDTH], w[WIDTH];
             this_x[k].unpack(numbers);
             this_grad[k].unpack(grads);
-            Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+            weight_of(k, w);
             Vector<T, WIDTH> grad;
+            [[maybe_unused]] C others[WIDTH];
+            if constexpr (ADDED && SHIFTED) {
+                Vector<T, WIDTH> one[1];
+                load_shifted(one, added + row * cols, cols, [&](int) { return number(k); }, 0.0f);
+                one[0].unpack(others);
+            } else if constexpr (ADDED) {
+                Vector<T, WIDTH>::load(added + row * cols + first + k * step).unpack(others);
+            }
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) grad.at[j] = T((grads[j] * w[j] - numbers[j] * rstd * product) * rstd);
-            grad.store(grad_x + row * cols + first + k * step);
+            for (int j = 0; j < WIDTH; j++) {
+                if constexpr (ADDED) grad.at[j] = T((grads[j] * w[j] - numbers[j] * rstd * product) * rstd + others[j]);
+                else grad.at[j] = T((grads[j] * w[j] - numbers[j] * rstd * product) * rstd);
+            }
+            if constexpr (SHIFTED) store_shifted(grad_x + row * cols, cols, number(k), grad);
+            else grad.store(grad_x + row * cols + first + k * step);
         }
     }
     if (!partial) return;
@@ -239,7 +373,7 @@ __global__ void __launch_bounds__(512) rms_norm_backward_products_kernel(
     if (threadIdx.x == 0 && row < num_rows) products[row] = product / C(cols);
 }
 
-template <class T>
+template <class T, bool ADDED = false>
 __global__ void __launch_bounds__(128) rms_norm_backward_columns_kernel(
     const T* __restrict__ grad_output,        // [outer, inner, cols], strided
     const T* __restrict__ x,                  // [outer, inner, cols], strided
@@ -250,7 +384,7 @@ __global__ void __launch_bounds__(128) rms_norm_backward_columns_kernel(
     Compute<T>* __restrict__ partial,         // [gridDim.y, cols], or null: the sums over a block's rows
     long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
     long long grad_column_stride, long long x_outer_stride, long long x_inner_stride, long long x_column_stride,
-    long long weight_stride) {
+    long long weight_stride, const T* __restrict__ added) {  // [outer * inner, cols], or null unless ADDED
     // One block owns blockDim.x columns of every gridDim.y-th row, one thread one of these columns.
     using C = Compute<T>;
     const long long column = blockIdx.x * (long long)blockDim.x + threadIdx.x;
@@ -264,7 +398,10 @@ __global__ void __launch_bounds__(128) rms_norm_backward_columns_kernel(
         const C rstd = rstd_of[row], normal = C(x[row_offset(row, inner, x_outer_stride, x_inner_stride)]) * rstd;
         const C grad = C(grad_output[row_offset(row, inner, grad_outer_stride, grad_inner_stride)]);
         sum += grad * normal;
-        if (grad_x) grad_x[row * cols + column] = T((grad * w - normal * products[row]) * rstd);
+        if (!grad_x) continue;
+        C of_x = (grad * w - normal * products[row]) * rstd;
+        if constexpr (ADDED) of_x += C(added[row * cols + column]);
+        grad_x[row * cols + column] = T(of_x);
     }
     if (partial) partial[blockIdx.y * cols + column] = sum;
 }

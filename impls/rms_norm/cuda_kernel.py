@@ -1,6 +1,8 @@
 """rms_norm in CUDA C++: rows that fit in registers are read once, longer rows twice."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -14,6 +16,8 @@ from .operators import register_rms_norm
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP = 32
 MOST_THREADS = 512
+# Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
+EXCHANGED_BYTES = 33 * 16
 # Threads of a block of several rows, of one that walks down columns, and blocks of a multiprocessor for these.
 TOGETHER = 256
 COLUMN_THREADS = 128
@@ -21,33 +25,93 @@ BLOCKS = 8
 # Vectors of 16 bytes of a row that a thread holds backward, by the bytes of a number: so many as leave registers to
 # compute with, and with the sums of its columns in shared memory.
 HELD, HELD_LONG = {2: 2, 4: 4, 8: 4}, {2: 4, 4: 8, 8: 8}
-# Threads of a multiprocessor backward: with one row a block, and with several, which must all have registers at once.
-OF_ONE, OF_SEVERAL = 1024, {2: 768, 4: 512, 8: 512}
+# Columns that it holds of a row that does not lie in whole vectors.
+HELD_SINGLE = 8
+# Threads of such a row. Longer rows are read in vectors, which are shifted into place.
+SINGLE_THREADS = 128
+# Threads of a multiprocessor backward, which must all have registers at once: the last blocks would come too late, and
+# each block adds a row of partial sums.
+RESIDENT = 512
 
-FORWARD, FORWARD_STRIDED, ONE, SEVERAL, LONG, PRODUCTS, COLUMNS, SUMS = (
-    {
+ByDType = Mapping[torch.dtype, CudaKernel]
+
+
+class Kernels(NamedTuple):
+    """The kernels of an operation, each by dtype: for rows in whole vectors unless told.
+
+    Attributes:
+        forward: for rows of any length.
+        forward_shifted: of rows that begin between two vectors.
+        forward_strided: of all others.
+        one: backward, of rows that a block holds one at a time.
+        several: of short rows.
+        long: of rows whose sums are in shared memory.
+        one_shifted: of rows that begin between two vectors.
+        one_single: of rows that are held in single columns.
+        several_single: of short ones of these.
+        products: of all other rows, their means of grad_normal * normal.
+        columns: of these rows, the gradients.
+        sums: of partial sums.
+    """
+
+    forward: ByDType
+    forward_shifted: ByDType
+    forward_strided: ByDType
+    one: ByDType
+    several: ByDType
+    long: ByDType
+    one_shifted: ByDType
+    one_single: ByDType
+    several_single: ByDType
+    products: ByDType
+    columns: ByDType
+    sums: ByDType
+
+    @property
+    def all(self) -> tuple[CudaKernel, ...]:
+        """Each of them."""
+        return tuple(kernel for by in self for kernel in by.values())
+
+
+def instances(name: str) -> ByDType:
+    """The instances of a template, by dtype: {T} is the element's type, {W}, {H}, {L} and {S} what a thread holds."""
+    return {
         dtype: CudaKernel(
             SOURCE,
-            f"rms_norm_{name}".format(
-                T=cpp, W=16 // dtype.itemsize, H=HELD[dtype.itemsize], L=HELD_LONG[dtype.itemsize]
+            name.format(
+                T=cpp, W=16 // dtype.itemsize, H=HELD[dtype.itemsize], L=HELD_LONG[dtype.itemsize], S=HELD_SINGLE
             ),
         )
         for dtype, cpp in CPP_TYPES.items()
     }
-    for name in (
-        "forward_kernel<{T}, {W}>",
-        "forward_kernel<{T}, 1>",
-        "backward_kernel<{T}, {H}, ONE>",
-        "backward_kernel<{T}, {H}, SEVERAL>",
-        "backward_kernel<{T}, {L}, LONG>",
-        "backward_products_kernel<{T}>",
-        "backward_columns_kernel<{T}>",
-        "sum_partials_kernel<{T}>",
+
+
+def kernels_of(forward: str, added: bool) -> Kernels:
+    """The kernels of an operation.
+
+    Args:
+        forward: the name of the template that normalizes.
+        added: whether a gradient is added to that through the norm.
+    """
+    aligned, last = (", false, true", ", true") if added else ("", "")
+    return Kernels(
+        forward=instances(f"{forward}<{{T}}, {{W}}>"),
+        forward_shifted=instances(f"{forward}<{{T}}, {{W}}, true>"),
+        forward_strided=instances(f"{forward}<{{T}}, 1>"),
+        one=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{H}}, ONE{aligned}>"),
+        several=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{H}}, SEVERAL{aligned}>"),
+        long=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{L}}, LONG{aligned}>"),
+        one_shifted=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{H}}, ONE, true{last}>"),
+        one_single=instances(f"rms_norm_backward_kernel<{{T}}, 1, {{S}}, ONE{aligned}>"),
+        several_single=instances(f"rms_norm_backward_kernel<{{T}}, 1, {{S}}, SEVERAL{aligned}>"),
+        products=instances("rms_norm_backward_products_kernel<{T}>"),
+        columns=instances(f"rms_norm_backward_columns_kernel<{{T}}{last}>"),
+        sums=instances("rms_norm_sum_partials_kernel<{T}>"),
     )
-)
-KERNELS = tuple(
-    kernel for by in (FORWARD, FORWARD_STRIDED, ONE, SEVERAL, LONG, PRODUCTS, COLUMNS, SUMS) for kernel in by.values()
-)
+
+
+OWN = kernels_of("rms_norm_forward_kernel", added=False)
+KERNELS = OWN.all
 
 
 def threads_of_row(cols: int, each: int) -> tuple[int, int]:
@@ -62,41 +126,81 @@ def threads_of_row(cols: int, each: int) -> tuple[int, int]:
     return min(cdiv(threads, WARP) * WARP, MOST_THREADS), 1
 
 
-def vectors_held(cols: int, size: int, bytes_of_sum: int, most_shared: int) -> tuple[int, bool]:
-    """Vectors of a row that a thread holds backward, 0 if it is too long; and whether its sums lie in shared memory.
-
-    Args:
-        cols: of a row.
-        size: of a number, in bytes.
-        bytes_of_sum: of a number that is summed up.
-        most_shared: bytes of shared memory that a block may have.
-    """
-    for vectors, in_shared in ((HELD[size], False), (HELD_LONG[size], True)):
-        columns = vectors * (16 // size) * MOST_THREADS
-        if cols <= columns and (not in_shared or columns * bytes_of_sum <= most_shared):
-            return vectors, in_shared
-    return 0, False
+def adjacent(cols: int, weight: torch.Tensor, rows: list[Rows]) -> bool:
+    """Whether the columns of each row, and weight's numbers, are adjacent in memory."""
+    return all(row.column_stride == 1 for row in rows) and (cols <= 1 or weight.stride(0) == 1)
 
 
 def in_vectors(cols: int, weight: torch.Tensor, rows: list[Rows]) -> bool:
     """Whether all rows, and weight, lie in whole vectors of 16 bytes."""
-    size = weight.element_size()
-    if any(row.column_stride != 1 for row in rows) or (cols > 1 and weight.stride(0) != 1):
+    if not adjacent(cols, weight, rows):
         return False
+    size = weight.element_size()
     steps = [cols, *(stride for row in rows for stride in (row.outer_stride, row.inner_stride))]
     starts = [tensor.data_ptr() for tensor in (weight, *(row.tensor for row in rows))]
     return not any(start % 16 for start in starts) and not any(step * size % 16 for step in steps)
 
 
-def launch_forward(output: torch.Tensor, rstd: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """Write output and rstd. The rows must not be empty."""
+def backward_kernel(
+    kernels: Kernels, cols: int, dtype: torch.dtype, weight: torch.Tensor, rows: list[Rows], most_shared: int
+) -> tuple[ByDType | None, int]:
+    """The kernel that reads rows once, and the columns of a row that a thread holds; None if there is no such kernel.
+
+    Args:
+        kernels: of the operation.
+        cols: of a row.
+        dtype: of the numbers.
+        weight: the weight.
+        rows: of the cotangent, of x, and of a gradient that is added.
+        most_shared: bytes of shared memory that a block may have.
+    """
+    size = dtype.itemsize
+    width = 16 // size
+    if in_vectors(cols, weight, rows):
+        held, held_long = HELD[size] * width, HELD_LONG[size] * width
+        if cols <= held * MOST_THREADS:
+            return kernels.one, held
+        if cols <= held_long * MOST_THREADS and held_long * MOST_THREADS * max(size, 4) <= most_shared:
+            return kernels.long, held_long
+    elif adjacent(cols, weight, rows):
+        if cols <= HELD_SINGLE * SINGLE_THREADS:
+            return kernels.one_single, HELD_SINGLE
+        if cols <= HELD[size] * width * MOST_THREADS:
+            return kernels.one_shifted, HELD[size] * width
+    return None, 0
+
+
+def launch_forward(
+    output: torch.Tensor,
+    rstd: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
+    kernels: Kernels = OWN,
+) -> None:
+    """Write output and rstd. The rows must not be empty.
+
+    Where there is a residual, it is added to x, the sums are written, and `kernels` are those that do so.
+    """
     cols, num_rows = x.shape[-1], rstd.shape[0]
-    inner, (rows,) = as_rows(x)
-    vectors = in_vectors(cols, weight, [rows])
-    threads, together = threads_of_row(cols, 4 * (16 // x.element_size() if vectors else 1))
-    kernel = (FORWARD if vectors else FORWARD_STRIDED)[x.dtype]
-    sizes = (num_rows, cols, inner, *rows[1:], weight.stride(0))
-    kernel.launch(cdiv(num_rows, together), (threads, together), rows.tensor, weight, output, rstd, *sizes, eps)
+    inner, given = as_rows(x) if residual is None else as_rows(x, residual)
+    width = 16 // x.element_size()
+    vectors = in_vectors(cols, weight, given)
+    # Vectors are shifted into place by whole warps, and the number of one is an int.
+    shifted = not vectors and adjacent(cols, weight, given) and WARP * width <= cols < 2**31
+    threads, together = threads_of_row(cols, 4 * (width if vectors or shifted else 1))
+    shared = 0
+    if shifted:
+        threads = max(threads, WARP)
+        together = TOGETHER // WARP if threads == WARP else 1
+        shared = threads * together // WARP * EXCHANGED_BYTES
+    kernel = (kernels.forward if vectors else kernels.forward_shifted if shifted else kernels.forward_strided)[x.dtype]
+    sizes = (num_rows, cols, inner, *(stride for rows in given for stride in rows[1:]), weight.stride(0))
+    added = () if residual is None else (given[1].tensor, sums)
+    inputs = (given[0].tensor, weight, output, rstd, *added)
+    kernel.launch(cdiv(num_rows, together), (threads, together), *inputs, *sizes, eps, shared_bytes=shared)
 
 
 def launch_backward(
@@ -106,45 +210,51 @@ def launch_backward(
     x: torch.Tensor,
     weight: torch.Tensor,
     rstd: torch.Tensor,
+    added: torch.Tensor | None = None,
+    kernels: Kernels = OWN,
 ) -> None:
-    """Write the gradients that are needed. The rows must not be empty."""
+    """Write the gradients that are needed. The rows must not be empty.
+
+    Where `added` is given, contiguous, it is added to the gradient of x, and `kernels` are those that do so.
+    """
     dtype, cols, num_rows = x.dtype, x.shape[-1], rstd.shape[0]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
     inputs = (grad_rows.tensor, rows.tensor, weight, rstd)
     bytes_of_sum = rstd.element_size()
-    vectors, in_shared = 0, False
-    if in_vectors(cols, weight, [grad_rows, rows]):
-        vectors, in_shared = vectors_held(cols, dtype.itemsize, bytes_of_sum, shared_memory(x.device))
-    each = vectors * (16 // dtype.itemsize) or 4
-    threads, together = threads_of_row(cols, each)
-    if vectors:
-        kernel, resident = (LONG, MOST_THREADS) if in_shared else (ONE, OF_ONE)
+    shared, together = 0, 1
+    walked = [grad_rows, rows] if added is None else [grad_rows, rows, Rows(added, 0, cols, 1)]
+    kernel, each = backward_kernel(kernels, cols, dtype, weight, walked, shared_memory(x.device))
+    if kernel is None:
+        threads, together = threads_of_row(cols, 4)
+    elif kernel is kernels.one_shifted:
+        threads = cdiv(cols, each * WARP) * WARP
+        shared = threads // WARP * EXCHANGED_BYTES
+    else:
+        threads, together = threads_of_row(cols, each)
+        if kernel is kernels.long:
+            shared = each * threads * bytes_of_sum
         if together > 1:
-            kernel, resident = SEVERAL, OF_SEVERAL[dtype.itemsize]
-        blocks = max(resident // (threads * together), 1)
+            kernel = kernels.several_single if kernel is kernels.one_single else kernels.several
+    if kernel is not None:
+        blocks = max(RESIDENT // (threads * together), 1)
         partials = min(cdiv(num_rows, together), multiprocessors(x.device) * blocks)
     else:
         column_blocks = cdiv(cols, COLUMN_THREADS)
         partials = min(cdiv(num_rows, 4), max(1, multiprocessors(x.device) * BLOCKS // column_blocks))
     partial = None if grad_weight is None else rstd.new_empty((partials, cols))
-    if vectors:
-        kernel[dtype].launch(
-            partials,
-            (threads, together),
-            *inputs,
-            grad_x,
-            partial,
-            *(num_rows, cols, inner, *grad_rows[1:3], *rows[1:3]),
-            shared_bytes=each * threads * bytes_of_sum if in_shared else 0,
-        )
+    if kernel is not None:
+        strides = (*grad_rows[1:3], *rows[1:3])
+        rest = (grad_x, partial, num_rows, cols, inner, *strides, added)
+        kernel[dtype].launch(partials, (threads, together), *inputs, *rest, shared_bytes=shared)
     else:
         sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))
         products = None if grad_x is None else torch.empty_like(rstd)
         if products is not None:
-            PRODUCTS[dtype].launch(cdiv(num_rows, together), (threads, together), *inputs, products, *sizes)
-        COLUMNS[dtype].launch((column_blocks, partials), COLUMN_THREADS, *inputs, products, grad_x, partial, *sizes)
+            kernels.products[dtype].launch(cdiv(num_rows, together), (threads, together), *inputs, products, *sizes)
+        grid = (column_blocks, partials)
+        kernels.columns[dtype].launch(grid, COLUMN_THREADS, *inputs, products, grad_x, partial, *sizes, added)
     if grad_weight is not None:
-        SUMS[dtype].launch(cdiv(cols, WARP), (WARP, min(partials, 32)), partial, grad_weight, partials, cols)
+        kernels.sums[dtype].launch(cdiv(cols, WARP), (WARP, min(partials, 32)), partial, grad_weight, partials, cols)
 
 
 rms_norm_operator = register_rms_norm("cuda", launch_forward, launch_backward)

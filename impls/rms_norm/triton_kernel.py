@@ -10,7 +10,7 @@ from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
-from ..triton_rows import NUMBERS_OF_ROWS, load_parameter, load_tile, row_offsets, store_tile
+from ..triton_rows import NUMBERS_OF_ROWS, load_parameter, load_tile, load_whole_rows, row_offsets, store_tile
 from .arguments import check_rms_norm
 from .operators import register_rms_norm
 
@@ -54,6 +54,13 @@ def plan(cols: int, dtype: torch.dtype, held_bytes: int) -> Plan:
     block_rows = max(1, 4096 // size // block_cols)
     per_warp = held_bytes // 32 if dtype.itemsize == 2 else 4096
     return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols * size // per_warp, 1), 32))
+
+
+def forward_plan(cols: int, dtype: torch.dtype) -> Plan:
+    """How to walk through rows of `cols` columns forward."""
+    by = plan(cols, dtype, HELD_BYTES)
+    # Rows that are no whole vectors are moved in single elements. More threads have more of them on their way.
+    return by._replace(num_warps=max(by.num_warps, 4)) if cols * dtype.itemsize % 16 else by
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
@@ -116,6 +123,7 @@ def rms_norm_backward_kernel(
     products_ptr,  # [outer * inner]: row means of grad_normal * normal, where looped
     grad_x_ptr,  # [outer * inner, cols]
     partial_ptr,  # [programs along axis 1, cols]: the sums of weight's gradient over a program's rows
+    added_ptr,  # [outer * inner, cols], where ADDED: another gradient of x, which is added before the sum is rounded
     num_rows,
     cols,
     inner,
@@ -128,6 +136,7 @@ def rms_norm_backward_kernel(
     weight_stride,
     NEEDS_X: tl.constexpr,
     NEEDS_WEIGHT: tl.constexpr,
+    ADDED: tl.constexpr,
     LOOPED: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
@@ -154,6 +163,8 @@ def rms_norm_backward_kernel(
             else:
                 product = tl.sum(grad_normal * normal, axis=1) / tl.full((), cols, COMPUTE)
             grad_x = (grad_normal - normal * product[:, None]) * rstd
+            if ADDED:
+                grad_x += load_whole_rows(added_ptr, rows, columns, num_rows, cols).to(COMPUTE)
             store_tile(grad_x_ptr, rows, columns, num_rows, cols, grad_x)
         if NEEDS_WEIGHT:
             grad_weight += grad * normal
@@ -220,10 +231,7 @@ def rms_norm_sum_partials_kernel(
 def _forward(output: torch.Tensor, rstd: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     num_rows, cols = rstd.shape[0], x.shape[-1]
     inner, (rows,) = as_rows(x)
-    by = plan(cols, x.dtype, HELD_BYTES)
-    if cols * x.element_size() % 16:
-        # Such rows are moved in single elements. More threads have more of them on their way.
-        by = by._replace(num_warps=max(by.num_warps, 4))
+    by = forward_plan(cols, x.dtype)
     triton_launch.launch(
         rms_norm_forward_kernel,
         (cdiv(num_rows, by.block_rows),),
@@ -238,14 +246,16 @@ def _forward(output: torch.Tensor, rstd: torch.Tensor, x: torch.Tensor, weight: 
     )
 
 
-def _backward(
+def launch_backward(
     grad_x: torch.Tensor | None,
     grad_weight: torch.Tensor | None,
     grad_output: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
     rstd: torch.Tensor,
+    added: torch.Tensor | None = None,
 ) -> None:
+    """Write the gradients that are needed. Where `added` is given, contiguous, it is added to the gradient of x."""
     num_rows, cols = rstd.shape[0], x.shape[-1]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
     tensors = (grad_rows.tensor, rows.tensor, weight, rstd)
@@ -273,10 +283,11 @@ def _backward(
     triton_launch.launch(
         rms_norm_backward_kernel,
         (column_blocks, programs),
-        (*tensors, products, rstd if grad_x is None else grad_x, partial),
+        (*tensors, products, rstd if grad_x is None else grad_x, partial, rstd if added is None else added),
         (num_rows, cols, *strides),
         NEEDS_X=grad_x is not None,
         NEEDS_WEIGHT=grad_weight is not None,
+        ADDED=added is not None,
         LOOPED=by.looped,
         COMPUTE=compute,
         INDEX=triton_launch.index_type(num_rows + (programs + 1) * block_rows),
@@ -297,7 +308,7 @@ def _backward(
         )
 
 
-rms_norm_operator = register_rms_norm("triton", _forward, _backward)
+rms_norm_operator = register_rms_norm("triton", _forward, launch_backward)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

@@ -13,6 +13,7 @@ from .operators import Turn, register
 
 TILE_PAIRS = 2048
 MOST_PAIRS = 1024  # of a row at a time
+MOST_PIECES = 8  # of the columns without a partner, where there are few pairs and many of these
 
 
 @triton.jit(do_not_specialize=["num_tokens", "inner"])
@@ -95,8 +96,9 @@ def rope_kernel(
 
 def _launch(turn: Turn) -> None:
     x, cos, sin, positions, output = turn.tensors
-    tokens, _, _, heads, _, half, _ = turn.sizes
-    block_pairs = min(next_power_of_2(max(half, 1)), MOST_PAIRS)
+    tokens, _, _, heads, dim, half, _ = turn.sizes
+    alone = cdiv(dim - 2 * half, MOST_PIECES)
+    block_pairs = min(next_power_of_2(max(half, alone, 1)), MOST_PAIRS)
     block_rows = TILE_PAIRS // block_pairs
     triton_launch.launch(
         rope_kernel,

@@ -1,6 +1,7 @@
 """Write labelled candidates, or hold the results of grading against the labels.
 
 python -m tests.grading write candidates.jsonl --count 1000
+python -m tests.grading public candidates.jsonl --checkout KernelBench --on-cpu --count 100
 fourfold grade candidates.jsonl --out results.jsonl
 python -m tests.grading check candidates.jsonl results.jsonl
 """
@@ -8,6 +9,7 @@ python -m tests.grading check candidates.jsonl results.jsonl
 import argparse
 import json
 import math
+import random
 import re
 import statistics
 import sys
@@ -37,7 +39,8 @@ def check(file: Path, results: Path) -> int:
     graded = {row["id"]: row for row in map(json.loads, results.read_text().splitlines())}
     missing = labels.keys() - graded.keys()
     judged = [name for name in labels if name in graded]
-    off = {name for name in judged if (graded[name]["kind"] == RIGHT) != (labels[name] == RIGHT)}
+    known = [name for name in judged if labels[name] != public.UNKNOWN]
+    off = {name for name in known if (graded[name]["kind"] == RIGHT) != (labels[name] == RIGHT)}
     told = {name for name in off if labels[name] != RIGHT and _is_told(name, graded[name])}
     for name in sorted(off - told):
         print(f"{name}: labelled {labels[name]}, graded {graded[name]['kind']}")
@@ -82,7 +85,10 @@ def main() -> int:
     writing.add_argument("--seed", type=int, default=0)
     taking = commands.add_parser("public")
     taking.add_argument("candidates", type=Path)
-    taking.add_argument("--checkout", type=Path, required=True, help="of the source that tests/grading/public.py names")
+    taking.add_argument("--checkout", type=Path, required=True, help="of a source that tests/grading/public.py names")
+    taking.add_argument("--on-cpu", action="store_true", help="only those that run without a GPU, made to do so")
+    taking.add_argument("--count", type=int, help="so many of them, drawn by --seed; all unless given")
+    taking.add_argument("--seed", type=int, default=0)
     checking = commands.add_parser("check")
     checking.add_argument("candidates", type=Path)
     checking.add_argument("results", type=Path)
@@ -91,7 +97,10 @@ def main() -> int:
         write(given.candidates, labelled.candidates(given.count, given.seed))
         return 0
     if given.command == "public":
-        write(given.candidates, list(public.candidates(given.checkout)))
+        of_source = public.candidates(given.checkout)
+        found = list(public.on_cpu(of_source) if given.on_cpu else of_source)
+        drawn = random.Random(given.seed).sample(found, min(given.count or len(found), len(found)))
+        write(given.candidates, drawn if given.count else found)
         return 0
     return int(check(given.candidates, given.results) > 0)
 

@@ -1,6 +1,7 @@
 """Kernels that come with a reference and example inputs: KernelBench, the three names, operators of torch.library."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,6 +153,36 @@ def test_a_solution_is_held_to_the_dtype_of_the_problems_inputs(tmp_path: Path) 
     problem.write_text(problem.read_text().replace("self.linear(x)", "x"))
     given = adapters.KernelBenchProblem.of(problem)
     assert given.claims.dtypes == ("float16",)
+
+
+@pytest.mark.parametrize(("training", "passes"), [("self.training", True), ("True", True), ("False", False)])
+def test_batch_normalization_takes_the_statistics_of_the_batch(tmp_path: Path, training: str, passes: bool) -> None:
+    """KernelBench leaves models in training mode."""
+    problem, solution = tmp_path / "problem.py", tmp_path / "solution.py"
+    text = PROBLEM.replace("4096, 16384", "6, 4").replace("torch.nn.Linear(dim, out)", "torch.nn.BatchNorm1d(dim)")
+    text = text.replace("self.linear", "self.norm")
+    problem.write_text(text)
+    normalized = (
+        f"torch.nn.functional.batch_norm(x, self.norm.running_mean, self.norm.running_var, training={training})"
+    )
+    solution.write_text(text.replace("Model(", "ModelNew(").replace("self.norm(x)", normalized))
+    verdict = fourfold.verify_kernelbench(problem, solution, **QUICK)
+    assert verdict.passed == passes, str(verdict)
+
+
+def test_a_solution_is_not_called_under_autocast_unless_it_claims_so(tmp_path: Path) -> None:
+    """The weights of a model are no inputs, so what autocast's rounding of them costs is in no bound."""
+    problem, solution = tmp_path / "problem.py", tmp_path / "solution.py"
+    text = PROBLEM.replace("torch.relu(self.linear(x)).sum(dim=1, keepdim=True)", "self.linear(x)")
+    problem.write_text(text.replace("4096, 16384", "2, 4"))
+    solution.write_text(problem.read_text().replace("Model(", "ModelNew("))
+    verdict = fourfold.verify_kernelbench(problem, solution, **QUICK)
+    assert verdict.passed, str(verdict)
+    (reason,) = {each.reason for each in verdict.outcomes if each.check == "autocast"}
+    assert reason == "not claimed: calls under autocast"
+    claims = replace(adapters.OF_KERNELBENCH, autocast=True)
+    verdict = fourfold.verify_kernelbench(problem, solution, claims=claims, only=["autocast"], **QUICK)
+    assert "under autocast to bfloat16" in str(verdict.failures[0])
 
 
 def test_small_sizes_of_a_problem_are_found(tmp_path: Path) -> None:

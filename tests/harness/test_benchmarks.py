@@ -27,7 +27,7 @@ from fourfold.core.operation import Cost, Operation
 from fourfold.core.workloads import Tiled, Workload, tiled, whole
 from fourfold.performance import machine
 from fourfold.performance.beside import beside_the_best
-from fourfold.performance.calls import DIRECTIONS, Call, References, Replay, worst_error
+from fourfold.performance.calls import DIRECTIONS, Call, References, Replay, directions_of, worst_error
 from fourfold.performance.ceilings import Ceilings
 from fourfold.performance.measurement import MeasuringError, of_the_ceiling, ratios
 from fourfold.performance.peers import INSTALLED, peers
@@ -285,7 +285,13 @@ def test_a_repeated_workload_has_the_results_of_its_part(way: str, direction: st
 
 
 def test_products_are_repeated_along_both_axes_and_losses_along_samples() -> None:
-    assert {"matmul-a", "matmul-a_across_b", "giou_loss-pred_target", "layer_norm-x"} <= REPEATED.keys()
+    assert {
+        "matmul-a",
+        "matmul-a_across_b",
+        "matmul-across_b",
+        "giou_loss-pred_target",
+        "layer_norm-x",
+    } <= REPEATED.keys()
 
 
 def test_a_gradient_that_leaves_rows_out_is_found_in_a_repeated_workload() -> None:
@@ -310,9 +316,11 @@ def test_a_call_that_writes_nothing_does_not_find_the_former_result() -> None:
         check("vector_add", small(vector_add.random_case(9)), lazy, "forward")
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("backend", ["torch", "cuda"])  # Triton's interpreter itself makes reference cycles
-@pytest.mark.parametrize("operation", sorted(operations()))
+@pytest.mark.parametrize(
+    ("operation", "direction"),
+    [(name, direction) for name, record in sorted(operations().items()) for direction in directions_of(record)],
+)
 def test_tensors_of_a_call_go_with_it(operation: str, backend: str, direction: str) -> None:
     # A reference cycle could hold gigabytes for long: Python's collector counts objects, and these are few.
     gc.collect()
@@ -406,7 +414,66 @@ class LigerRMSNormFunction:
         assert (offset, casting_mode, in_place) == (0.0, "llama", False)
         return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 """,
-    "quack/__init__.py": "",
+    "liger_kernel/ops/fused_add_rms_norm.py": """
+import torch
+class LigerFusedAddRMSNormFunction:
+    def apply(X, R, W, eps, offset=0.0, casting_mode="llama", in_place=False, row_mode=None):
+        assert (offset, casting_mode, in_place) == (0.0, "gemma", False)
+        S = X + R
+        return torch.nn.functional.rms_norm(S, S.shape[-1:], W, eps), S
+""",
+    "flag_gems/__init__.py": "",
+    "flag_gems/ops/__init__.py": "from flag_gems.ops.softmax import softmax",
+    "flag_gems/fused/__init__.py": "",
+    "flag_gems/ops/softmax.py": """
+import torch
+def softmax(self, dim, half_to_float=False):
+    return torch.softmax(self, dim)
+def softmax_backward(grad_output, output, dim, input_dtype):
+    return output * (grad_output - (grad_output * output).sum(dim, keepdim=True))
+""",
+    "flag_gems/ops/layernorm.py": """
+import torch
+def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
+    return torch.ops.aten.native_layer_norm(input, normalized_shape, weight, bias, eps)
+def layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight=None, bias=None, output_mask=None):
+    assert input.dim() == 2
+    given = grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
+    return torch.ops.aten.native_layer_norm_backward(*given)
+""",
+    "flag_gems/ops/rms_norm.py": """
+import torch
+def rms_norm(x, normalized_shape, weight, eps=1e-5):
+    return torch.nn.functional.rms_norm(x, normalized_shape, weight, eps)
+""",
+    "flag_gems/fused/cross_entropy_loss.py": """
+import torch
+def cross_entropy_loss(inp, target, weight=None, reduction="mean", ignore_index=-100, label_smoothing=0.0):
+    options = dict(reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
+    return torch.nn.functional.cross_entropy(inp, target, weight, **options)
+""",
+    "flag_gems/fused/silu_and_mul.py": """
+import torch
+def silu_and_mul(A, B):
+    return torch.nn.functional.silu(A) * B
+""",
+    "flag_gems/ops/topk.py": """
+import torch
+def topk(x, k, dim=-1, largest=True, sorted=True):
+    return tuple(torch.topk(x, k, dim, largest, sorted))
+""",
+    "flag_gems/ops/cumsum.py": """
+import torch
+def cumsum(inp, dim=1, *, dtype=None):
+    return torch.cumsum(inp, dim)
+""",
+    "flag_gems/ops/mm.py": """
+import torch
+def mm(a, b):
+    return torch.mm(a, b)
+""",
+    # A function with the module's name: what an attribute of the package then gives.
+    "quack/__init__.py": "from quack.rmsnorm import rmsnorm",
     "quack/rmsnorm.py": """
 import torch
 def rmsnorm(x, weight, eps):
@@ -416,13 +483,19 @@ def rmsnorm(x, weight, eps):
 }
 
 
-def test_kernels_of_installed_libraries_are_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the libraries, with the signatures of their functions."""
     for name, text in PEER_PACKAGES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("liger_kernel", "quack")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("liger_kernel", "quack", "flag_gems")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_kernels_of_installed_libraries_are_peers() -> None:
     x, weight = torch.rand(2, 3, 4), torch.rand(4)
     expected = torch.nn.functional.rms_norm(x, (4,), weight, 1e-3)
     made = peers("rms_norm")
@@ -430,6 +503,66 @@ def test_kernels_of_installed_libraries_are_peers(tmp_path: Path, monkeypatch: p
     for name in INSTALLED:
         assert torch.equal(made[name]()(x, weight, eps=1e-3), expected)
     assert not {*INSTALLED} & {*peers("giou")}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("peer", ["torch", "library", "liger"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_each_output_of_a_peer_is_timed_and_compared(peer: str, direction: str) -> None:
+    """None of them is joined to another within what is timed, and each is looked at."""
+    record, outputs = operations()["add_rms_norm"], []
+    function = backends.load("add_rms_norm", "torch") if peer == "torch" else peers("add_rms_norm")[peer]()
+
+    def kept(**arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs[:] = function(**arguments)
+        return tuple(outputs)
+
+    workload = record.workloads["cpu"]["ragged"](FLOAT32)
+    call = Call(kept, record, workload, FLOAT32, "cpu", direction)
+    call.run(2)
+    expected = References().of(record, "", workload, FLOAT32)
+    assert worst_error(call.results, expected, workload, FLOAT32) <= 1
+    if direction != "backward":
+        assert [*map(id, call.parts["output"])] == [*map(id, outputs)]
+    for parts in call.parts.values():
+        parts[-1].detach()[..., -1] += 1
+        with pytest.raises(Disagreement):
+            worst_error(call.results, expected, workload, FLOAT32)
+        parts[-1].detach()[..., -1] -= 1
+    given = call.given
+    call.poison()
+    assert not call.results
+    assert {"grad_output 0", "grad_output 1"} <= {*given} or direction == "forward"
+    assert not any(tensor.isnan().any() for tensor in given.values())
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("operation", sorted(INSTALLED["flaggems"][1]))
+def test_functions_of_flaggems_compute_the_operation(operation: str) -> None:
+    record = operations()[operation]
+    made = modest(record)(FLOAT32)
+    plain = made.with_parameters(activation="none") if operation == "matmul" else made
+    workload = whole(lambda dtype: plain)(FLOAT32)
+    function = joined(peers(operation)["flaggems"](), record)
+    for direction in DIRECTIONS:
+        call = Call(function, record, workload, FLOAT32, "cpu", direction)
+        call.run(1)
+        expected = References().of(record, "", workload, FLOAT32)
+        assert worst_error(call.results, expected, workload, FLOAT32) <= 1
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_flaggems_does_not_compute_is_refused() -> None:
+    x = torch.rand(4, 4)
+    cumsum, matmul = (peers(operation)["flaggems"]() for operation in ("cumsum", "matmul"))
+    for call in (
+        lambda: cumsum(x, torch.tensor([0, 4])),
+        lambda: cumsum(x, exclusive=True),
+        lambda: cumsum(x, reverse=True),
+        lambda: matmul(x, x, "relu"),
+    ):
+        with pytest.raises(NotImplementedError, match="FlagGems"):
+            call()
 
 
 def test_ratios_are_taken_within_a_group() -> None:
@@ -524,6 +657,21 @@ def test_benchmarks_are_recorded_where_the_timed_call_is_right(tmp_path: Path) -
     assert forward["extra_info"]["bytes"] == 3 * 4 * (1 << 14)
     assert 0 < forward["extra_info"]["fraction_of_ceiling"] <= 1
     assert np.isclose(forward["extra_info"]["bytes_per_second"], 3 * 4 * (1 << 14) / forward["stats"]["median"])
+
+
+def test_a_library_that_has_no_such_kernel_is_left_out_and_says_why() -> None:
+    options = [
+        "--device=cpu",
+        "--benchmark-only",
+        "--benchmark-max-time=0.01",
+        "--op=scaled_matmul",
+        "--dtype=bfloat16",
+    ]
+    done = run_pytest(*options, "-k", "small and library", "-rs")
+    # Forward alone, as there is no gradient.
+    assert "library does not take it: NotImplementedError: torch has no block-wise scales on the CPU" in done.stdout
+    assert "1 skipped" in done.stdout
+    assert "failed" not in done.stdout
 
 
 def test_a_plain_run_leaves_benchmarks_out() -> None:

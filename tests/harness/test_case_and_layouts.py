@@ -10,7 +10,7 @@ import torch
 
 from fourfold.checks.catalogue import operations
 from fourfold.core.case import SHOWN_ELEMENTS, Case, show
-from fourfold.core.dtypes import DTYPES, bits
+from fourfold.core.dtypes import DTYPES, QUANTISED, bits, dtype_of
 from fourfold.core.layouts import COMPOSED, INTEGER_POISON, LAYOUTS
 
 SHAPES = [(), (1,), (5,), (0,), (4, 4), (3, 4), (1, 4), (0, 4), (2, 3, 4), (3, 0, 4), (2, 1, 3, 4)]
@@ -155,6 +155,8 @@ NAMESPACE: dict[str, Any] = {
     "nan": np.nan,
     "inf": np.inf,
     "bfloat16": ml_dtypes.bfloat16,
+    "torch": torch,
+    **{name: each.numpy for name, each in QUANTISED.items()},
     **{name: np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64")},
 }
 
@@ -252,6 +254,18 @@ def test_tensors_hold_the_numbers_of_the_case_in_its_layouts(dtype: str) -> None
     assert tensors["offsets"].dtype == torch.int64
     assert case.tensor("grad_output", kind, "cpu").stride() == (3,)
     assert_same_bits(kind.array(tensors["x"]).astype(kind.numpy), x)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", list(QUANTISED))
+def test_quantised_inputs_keep_every_bit_whatever_dtype_is_tested(dtype: str, layout: str) -> None:
+    every: np.ndarray = np.arange(256, dtype=np.uint8).view(QUANTISED[dtype].numpy).reshape(16, 16)
+    case = Case({"x": every}, np.zeros(1), layouts={"x": layout})
+    tensor = case.tensor("x", DTYPES["bfloat16"], "cpu")
+    assert tensor.dtype == QUANTISED[dtype].torch == dtype_of(every.dtype).torch
+    assert torch.equal(bits(tensor), torch.from_numpy(every.view(np.int8)))
+    exact = DTYPES["bfloat16"].array(tensor)
+    assert np.array_equal(exact, every.astype(np.float64), equal_nan=True)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "expanded"])

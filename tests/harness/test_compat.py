@@ -1,6 +1,7 @@
 """A contract test for each private part of another library that this project relies on, named after it.
 
-Where a release has changed one, the test of that name fails; `fourfold.compat.PARTS` says which functions use it.
+Where a release has changed one, the test of that name fails; `fourfold.compat.users_of_parts` says which functions use
+it.
 """
 
 import _thread
@@ -41,10 +42,11 @@ from fourfold.compat import (
     triton_internals,
     uses,
 )
+from fourfold.core.integrity import Snapshot, modules_of
 
 ROOT = Path(__file__).parents[2]
 MODULES = [importlib.import_module(f"{compat.__name__}.{m.name}") for m in pkgutil.iter_modules(compat.__path__)]
-PARTS = dict(compat.PARTS)
+PARTS = dict(compat.users_of_parts())
 
 Contract = Callable[[], None]
 CONTRACTS: dict[str, Contract] = {}
@@ -443,24 +445,25 @@ sys.path.insert(0, sys.argv[1])
 from fills import fill_kernel
 from fourfold.compat import triton_internals
 
-asked, codes = [], []
+asked, codes, shapes = [], [], []
 
 def run(shipped, kernel, *arguments, grid, warmup, **options):
     asked.append([kernel.__name__, list(grid), warmup, len(arguments), sorted(options)])
     compiled = shipped(kernel, *arguments, grid=grid, warmup=True, **options)
     codes.append(triton_internals.code_of(compiled))
+    shapes.append(triton_internals.shape_of(compiled))
     return compiled
 
 shipped, before = triton.JITFunction.run, triton.runtime.driver._active
 for capability in (80, 90):
     driver = triton_internals.AbsentDriver(capability)
     with triton_internals.driver_replaced(driver), triton_internals.launches_replaced(run):
-        returned = fill_kernel[(3,)](torch.zeros(8), 4, 5, BLOCK=8)
+        returned = fill_kernel[(3,)](torch.zeros(8), 4, 5, BLOCK=8, num_warps=2)
         assert triton.runtime.driver.active is driver
 restored = triton.JITFunction.run is shipped and triton.runtime.driver._active is before
 returned = triton_internals.code_of(returned) == codes[1]
 codes = [[code.digest, code.name, code.cubin[:4].hex(), code.ptx] for code in codes]
-print(json.dumps(dict(asked=asked, restored=restored, returned=returned, codes=codes)))
+print(json.dumps(dict(asked=asked, restored=restored, returned=returned, codes=codes, shapes=shapes)))
 """
 
 
@@ -479,7 +482,7 @@ def compiled_without_a_gpu() -> dict[str, Any]:
 @contract("triton.runtime.JITFunction.run")
 def launches_that_are_replaced() -> None:
     found = compiled_without_a_gpu()
-    assert found["asked"] == [["fill_kernel", [3], False, 3, ["BLOCK"]]] * 2
+    assert found["asked"] == [["fill_kernel", [3], False, 3, ["BLOCK", "num_warps"]]] * 2
     assert found["returned"]
 
 
@@ -511,7 +514,9 @@ def digests_of_compiled_kernels() -> None:
 
 @contract("triton.compiler.CompiledKernel().metadata")
 def names_of_compiled_kernels() -> None:
-    assert [name for _, name, *_ in compiled_without_a_gpu()["codes"]] == ["fill_kernel"] * 2
+    found = compiled_without_a_gpu()
+    assert [name for _, name, *_ in found["codes"]] == ["fill_kernel"] * 2
+    assert found["shapes"] == [[64, 0, 1, [], "sm_80"], [64, 0, 1, [], "sm_90"]]
 
 
 @contract("triton.compiler.CompiledKernel().asm")
@@ -885,8 +890,16 @@ def thread_that_python_did_not_start() -> None:
 def same_parts() -> Iterator[None]:
     """Forget what a test has marked."""
     yield
-    compat.PARTS.clear()
-    compat.PARTS.update(PARTS)
+    compat.users_of_parts().clear()
+    compat.users_of_parts().update(PARTS)
+
+
+def test_what_is_marked_after_a_candidate_was_loaded_is_no_tampering() -> None:
+    # pytest imports files of tests, and they parts of the harness, when candidates are watched already.
+    before = Snapshot((), modules_of("fourfold"))
+    compat.uses("os.a_part_of_this_test")(lambda: None)
+    assert compat.users_of_parts()["os.a_part_of_this_test"]
+    assert before.changes() == []
 
 
 def test_a_missing_part_is_named_with_its_library_and_version() -> None:

@@ -3,7 +3,9 @@
 What wrong kernels are told is in tests/known_wrong/planted_hopper.py.
 """
 
+import math
 import pathlib
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,6 +22,14 @@ SOURCE = pathlib.Path(__file__).parent / "cuda" / "asynchronous.cu"
 KERNELS = {
     name: (CudaKernel(SOURCE, name), threads)
     for name, threads in (("pipeline", 128), ("pairs_of_warps", 128), ("one_lane_waits", 32))
+}
+
+BOX = CudaKernel(SOURCE, "box_of_planes")
+POWERS = CudaKernel(SOURCE, "powers_of_two")
+PRODUCTS = {
+    (dtype, fault): CudaKernel(SOURCE, f"registers_times_shared<{cpp}, {fault}>")
+    for dtype, cpp in ((torch.float16, "__half"), (torch.bfloat16, "__nv_bfloat16"))
+    for fault in ("NONE", "NO_FENCE", "NO_FENCE_AGAIN")
 }
 
 pytestmark = pytest.mark.skipif(
@@ -56,6 +66,67 @@ def test_shared_memory_is_that_of_each_thread_of_pythons():
     with ThreadPoolExecutor(4) as pool:
         for sums in pool.map(sums_of_rows, range(4)):
             assert torch.equal(sums, x.float().sum(0))
+
+
+@pytest.mark.parametrize("box", [(1, 8, 64), (2, 3, 64), (3, 1, 8)])
+@pytest.mark.parametrize("start", [(0, 0, 0), (1, 3, 40), (2, -2, -8), (-1, 9, 64), (4, 0, 0)])
+def test_a_box_of_planes_holds_what_is_there_and_zeros(start, box):
+    """Boxes that reach past each end of each axis: zeros are loaded there, and nothing is stored."""
+    x = torch.arange(1, 1 + 5 * 12 * 80).to(torch.bfloat16).view(5, 12, 80)[1:4, 1:11, 8:80]
+    loaded = torch.full((7, 22, 200), 9, dtype=torch.bfloat16)
+    stored = torch.full_like(x, 9)
+    for plane, row, column in torch.cartesian_prod(*map(torch.arange, box)).tolist():
+        at = plane + start[0], row + start[1], column + start[2]
+        inside = all(0 <= place < size for place, size in zip(at, x.shape))
+        loaded[plane, row, column] = x[at] if inside else 0
+        if inside:
+            stored[at] = x[at]
+    for expected, to in ((loaded, (0, 0, 0)), (stored, start)):
+        result = torch.full(expected.shape, 9, dtype=x.dtype)
+        maps, size = (swizzled_map(x, box), swizzled_map(result, box)), 2 * math.prod(box)
+        BOX.launch(1, 1, *maps, x, size, *start[::-1], *to[::-1], shared_bytes=size + 1024)
+        assert torch.equal(result, expected)
+
+
+def test_a_copy_has_as_many_dimensions_as_its_map():
+    matrix = torch.zeros(8, 64, dtype=torch.float16)
+    with pytest.raises(cuda_on_cpu.OutOfBounds, match="a bulk copy of 3 dimensions by the map of a tensor of 2"):
+        BOX.launch(1, 1, *[swizzled_map(matrix, (8, 64))] * 2, matrix, 1024, 0, 0, 0, 0, 0, 0, shared_bytes=2048)
+
+
+@pytest.mark.parametrize("mode", ["checked", "fast"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_wgmma_takes_an_operand_from_registers(dtype, mode, monkeypatch):
+    monkeypatch.setenv("FOURFOLD_CUDA_ON_CPU", mode)
+    a = torch.arange(64 * 16).remainder(23).sub(11).to(dtype).view(64, 16)
+    b = torch.arange(16 * 64).remainder(29).sub(14).to(dtype).view(16, 64)
+    sums = torch.full((64, 64), torch.nan)
+    PRODUCTS[dtype, "NONE"].launch(
+        1, 128, swizzled_map(b, (16, 64)), a.view(torch.int32), sums, shared_bytes=16 * 128 + 1024
+    )
+    assert torch.equal(sums, 2 * (a.float() @ b.float()))
+
+
+@pytest.mark.parametrize(("fault", "line"), [("NO_FENCE", "multiply(d, words, b, 0"), ("NO_FENCE_AGAIN", "multiply(d")])
+def test_registers_of_an_operand_take_a_fence_as_well(fault, line):
+    a, b = torch.zeros(64, 8, dtype=torch.int32), torch.zeros(16, 64, dtype=torch.float16)
+    with pytest.raises(
+        cuda_on_cpu.Race, match=r"takes registers that the threads have used, with no wgmma\.fence"
+    ) as told:
+        PRODUCTS[torch.float16, fault].launch(
+            1, 128, swizzled_map(b, (16, 64)), a, torch.zeros(64, 64), shared_bytes=16 * 128 + 1024
+        )
+    number = int(re.search(r"asynchronous\.cu:(\d+)", str(told.value))[1])
+    assert SOURCE.read_text().splitlines()[number - 1].strip().startswith(line)
+
+
+def test_powers_of_two_are_0_in_the_place_of_subnormal_numbers():
+    x = torch.tensor([0, 0.5, 127, 128, -126, -126.5, -1e9, 1e-40, torch.inf, -torch.inf, torch.nan])
+    y = torch.full_like(x, 7)
+    POWERS.launch(1, len(x), x, y)
+    expected = torch.exp2(x)
+    expected[expected < 2.0**-126] = 0
+    assert torch.allclose(y, expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def test_the_call_that_is_changed_for_the_worse_is_right(name: str, backend: str
     if arguments is None:
         pytest.skip("it declares its errors one by one")
     output = backends.load(name, backend)(**arguments.good)
-    assert (output[0] if isinstance(output, tuple) else output).dtype == torch.float32
+    returned = getattr(torch, OPERATIONS[name].returns or "float32")
+    assert (output[0] if isinstance(output, tuple) else output).dtype == returned
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -157,6 +158,23 @@ def test_of_two_shapes_that_do_not_fit_the_later_is_wrong() -> None:
     assert {len(shape) for shape in found["a"]} == {0, 1, 3}
     assert found["b"] >= {(4, 5), (2, 5), (1, 5), (5, 3), (3,), (5,), (1, 3, 5), (2, 3)}
     assert (3, 6) not in found["b"]
+
+
+def test_a_tensor_of_a_dtype_of_its_own_has_no_other() -> None:
+    arguments = Arguments(x=tensor("m k", dtype=torch.float8_e4m3fn), scale=tensor("m", dtype=torch.float32))
+    assert {name: value.dtype for name, value in arguments.good.items()} == {
+        "x": torch.float8_e4m3fn,
+        "scale": torch.float32,
+    }
+    others = {error.name: error.arguments("cpu") for error in arguments.errors if error.raises is TypeError}
+    assert {each["x"].dtype for name, each in others.items() if name.startswith("x_of_")} >= {
+        torch.float8_e5m2,
+        torch.uint8,
+        torch.float16,
+        torch.float32,
+    }
+    assert {"scale_of_float16", "scale_of_float64", "x_is_array"} <= others.keys()
+    assert not others.keys() & {"x_of_float8_e4m3fn", "scale_of_float32", "scale_of_float16_among_float32"}
 
 
 def test_no_shape_is_wrong_where_nothing_is_known_of_the_axes() -> None:

@@ -213,10 +213,11 @@ def test_a_cheap_command_finds_its_tests(line: str) -> None:
 def test_every_option_is_described_and_no_other() -> None:
     described = options_of(prose(ROOT / "docs" / "options.md"))
     of_plugin = options_of(help_of("pytest").partition("verification of kernels:")[2].partition("\n\n")[0])
-    of_mutation = options_of(help_of("fourfold.mutation")) - {"--help"}
+    own = options_of(help_of("fourfold.mutation"))
+    own |= options_of(help_of("fourfold", "accuracy")) | options_of(help_of("fourfold", "resources"))
     assert {"--op", "--candidate", "--report"} <= of_plugin
-    assert of_plugin | of_mutation <= described
-    of_commands = of_mutation | options_of(help_of("pytest")) | options_of(help_of("fourfold", "verify"))
+    assert of_plugin | own - {"--help"} <= described
+    of_commands = own | options_of(help_of("pytest")) | options_of(help_of("fourfold", "verify"))
     assert described <= of_commands | {"--benchmark"}
 
 
@@ -269,27 +270,46 @@ done
 """
 
 
+def calls_of_ci(folder: Path, failing: str, *versions: str) -> tuple[int, list[str]]:
+    """The exit code of CI, and what it calls, in which environment."""
+    ci = copied_ci(folder, README.read_text())
+    fake = folder / "bin" / "python3"
+    fake.parent.mkdir()
+    fake.write_text(FAKE_PYTHON)
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    log = folder / "log"
+    path = f"{fake.parent}:{os.environ['PATH']}"
+    # CI itself sets PIP_CONSTRAINT where these tests run with the oldest versions.
+    settings = {"PATH": path, "LOG": str(log), "FAILING": failing, "PIP_CONSTRAINT": ""}
+    done = run(str(ci / "run"), *versions, cwd=folder, **settings)
+    return done.returncode, log.read_text().splitlines()
+
+
 @pytest.mark.parametrize("failing", ["", "fourfold", "pytest"])
 def test_ci_runs_the_readmes_commands_with_the_versions_of_today_and_with_the_oldest(
     failing: str, tmp_path: Path
 ) -> None:
-    ci = copied_ci(tmp_path, README.read_text())
-    fake = tmp_path / "bin" / "python3"
-    fake.parent.mkdir()
-    fake.write_text(FAKE_PYTHON)
-    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-    log = tmp_path / "log"
-    path = f"{fake.parent}:{os.environ['PATH']}"
-    # CI itself sets PIP_CONSTRAINT where these tests run with the oldest versions.
-    settings = {"PATH": path, "LOG": str(log), "FAILING": failing, "PIP_CONSTRAINT": ""}
-    done = run(str(ci / "run"), cwd=tmp_path, **settings)
-    expected = [
-        f"{call} CI=1 {pins}"
-        for pins in ("", "floors.txt")
-        for call in ("pip install -e .", "fourfold tour", *(["pytest -n auto"] if failing != "fourfold" else []))
+    code, calls = calls_of_ci(tmp_path, failing)
+    of_pytest = [call for call in calls if call.startswith("pytest")]
+    assert [call for call in calls if call not in of_pytest] == [
+        "pip install ray CI=1 ",
+        *(f"{call} CI=1 {pins}" for pins in ("", "floors.txt") for call in ("pip install -e .", "fourfold tour")),
     ]
-    assert log.read_text().splitlines() == ["pip install ray CI=1 ", *expected], done.stderr
-    assert bool(done.returncode) == bool(failing)
+    if failing != "fourfold":
+        today, floors = of_pytest
+        assert today == "pytest -n auto CI=1 "
+        given = re.fullmatch(r"pytest -n auto --examples 3 (.*) CI=1 floors\.txt", floors)
+        assert given
+        paths = given[1].split()
+        assert len(paths) > 10
+        assert all((ROOT / path).exists() for path in paths)
+    assert bool(code) == bool(failing)
+
+
+def test_ci_runs_all_tests_with_the_versions_that_it_is_told(tmp_path: Path) -> None:
+    code, calls = calls_of_ci(tmp_path, "", "floors")
+    assert code == 0
+    assert calls == [f"{call} CI=1 floors.txt" for call in ("pip install -e .", "fourfold tour", "pytest -n auto")]
 
 
 # ---- the tour

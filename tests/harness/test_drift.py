@@ -87,6 +87,7 @@ def test_a_drift_is_told_and_todays_run_counts_once() -> None:
             timed={"a": SimpleNamespace(gated=True)},
             least_differences={"a": LEAST},
             static={"kernels": {}},
+            launched={},
             bench=None,
         )
         gated = Gated.of(timed, record, None)

@@ -19,6 +19,7 @@ import json, sys
 from fourfold import backends
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.catalogue import operations
+from fourfold.checks.outputs import joined
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import evaluate_tensors
 
@@ -32,7 +33,7 @@ def launch(kernel, grid, tensors, scalars, **options):
 triton_launch.launch = launch
 found = {}
 for operation in map(operations().__getitem__, sys.argv[1:]):
-    implementation = backends.load(operation.name, "triton")
+    implementation = joined(backends.load(operation.name, "triton"), operation)
     for dtype in map(DTYPES.__getitem__, ("float16", "float32", "float64")):
         for name, make in operation.examples.items():
             launches.clear()
@@ -43,7 +44,7 @@ print(json.dumps({"interpreted": triton_launch.INTERPRETED, "launches": found}))
 # These options use an instruction that the interpreter does not support: a prefetch into a cache.
 ON_A_GPU_ALONE = {"FETCH"}
 # A tuned operation launches one of its configurations. Another test verifies each of them.
-TUNED = {"matmul"}
+TUNED = {"matmul", "scaled_matmul"}
 
 
 OPERATIONS = sorted(operations().keys() - TUNED)

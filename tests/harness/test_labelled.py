@@ -10,6 +10,7 @@ import pytest
 from fourfold.grading.candidates import Candidate
 from tests.grading.__main__ import check, wilson, write
 from tests.grading.labelled import RIGHT, WRONG, candidates
+from tests.grading.public import UNKNOWN, on_cpu
 from tests.grading.public import candidates as public
 
 
@@ -64,6 +65,46 @@ def test_published_kernels_come_with_their_verdicts(tmp_path: Path) -> None:
     assert all(Candidate.of(candidate).sizes == "small" for _, candidate in public(tmp_path))
     with pytest.raises(FileNotFoundError, match="is no checkout of"):
         list(public(tmp_path / "runs"))
+
+
+def test_published_kernels_without_a_verdict_count_for_neither_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, problems = tmp_path / "runs" / "triton_model", tmp_path / "KernelBench" / "level2"
+    run.mkdir(parents=True)
+    problems.mkdir(parents=True)
+    texts = {"9": "assert x.is_cuda", "10": "load_inline()"}
+    for number, text in texts.items():
+        source = f"@triton.jit\nclass ModelNew:\n    {text}\n"
+        (run / f"level_2_problem_{number}_sample_0_kernel.py").write_text(source)
+        (problems / f"{number}_Sum.py").write_text("class Model: ...\n")
+    found = list(public(tmp_path))
+    assert [(label, candidate["id"]) for label, candidate in found] == [
+        (UNKNOWN, "triton_model level2 9_Sum"),
+        (UNKNOWN, "triton_model level2 10_Sum"),
+    ]
+    ((_, first),) = on_cpu(iter(found))
+    assert "assert x.is_cpu" in first["source"]
+    file, results = tmp_path / "candidates.jsonl", tmp_path / "results.jsonl"
+    write(file, found)
+    results.write_text(row("triton_model level2 9_Sum", "wrong") + row("triton_model level2 10_Sum", "right"))
+    assert check(file, results) == 0
+    assert "wrong ones accepted: 0 of 0" in capsys.readouterr().out
+
+
+def test_published_pairs_of_problem_and_solution_are_labelled_right(tmp_path: Path) -> None:
+    for number, text in (("10", "class ModelNew: ...\n"), ("9", "device = 'cuda'\nclass ModelNew: ...\n"), ("8", "")):
+        folder = tmp_path / "unpacked" / "a_gpu" / "1" / number
+        folder.mkdir(parents=True)
+        (folder / "custom_code.py").write_text(text)
+        (folder / "ref_code.py").write_text("class Model: ...\n")
+    found = list(public(tmp_path))
+    assert [(label, candidate["id"]) for label, candidate in found] == [
+        (RIGHT, "a_gpu level1 9"),
+        (RIGHT, "a_gpu level1 10"),
+    ]
+    # Only a Triton kernel is made to take tensors of the CPU: other code may have a way of its own for them.
+    assert [candidate["source"] for _, candidate in on_cpu(iter(found))] == [c["source"] for _, c in found]
 
 
 def test_sources_of_cuda_include_what_is_there() -> None:

@@ -107,7 +107,8 @@ def test_sizes_are_those_around_a_constant_and_at_its_multiples(name: str) -> No
     assert operation.sized is not None
     for axis in operation.sized.axes:
         taken = {chosen.sizes[axis] for chosen in large.chosen(25, False)}
-        assert {320, 321, 322, 643} <= taken
+        wanted = (320, 321, 322, 643)
+        assert {size for size in wanted if operation.sized.allows({**operation.sized.axes, axis: size})} <= taken
     for made, case in large.cases(25, False):
         assert case.grad_output.size, made
         assert all(array.size for array in case.inputs.values())

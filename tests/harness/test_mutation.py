@@ -11,11 +11,13 @@ import sys
 import numpy as np
 import pytest
 
+from fourfold.checks.catalogue import operations
 from fourfold.checks.search import need
 from fourfold.core.case import Case
 from fourfold.mutation import known, trial
 from fourfold.mutation.cuda_mutants import cuda_mutants
 from fourfold.mutation.mutant import Mutant
+from fourfold.mutation.sources import mutants_of_files, sources
 from fourfold.mutation.triton_mutants import triton_mutants
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -283,9 +285,15 @@ def test_list_without_a_reason_or_a_place_is_refused(line: str, tmp_path: pathli
         listed(tmp_path, LIST.replace(line, ""))
 
 
-def test_repositorys_list_can_be_read() -> None:
-    path = pathlib.Path(__file__).parents[1] / "known_wrong" / "equivalent_mutants.toml"
-    assert known.read(path)
+def test_each_entry_of_the_repositorys_list_speaks_of_a_mutant() -> None:
+    entries, problems, files = known.read(known.EQUIVALENT), [], set()
+    for language in ("triton", "cuda"):
+        for operation in operations():
+            texts = sources(operation, language)
+            problems += known.classified(entries, mutants_of_files(texts, language), {})[1]
+            files |= texts.keys()
+    assert not problems
+    assert {file for entry in entries for file in entry.alternatives("file")} <= files
 
 
 # ---- trials, in a process that has not imported a kernel

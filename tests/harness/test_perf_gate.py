@@ -193,6 +193,7 @@ KERNEL = {
     "spill_store_bytes": 0,
     "spill_load_bytes": 0,
     "shared_bytes": 1024,
+    "code_sha256": "a",
     "instruction_counts": {"LDG": 4, "FFMA": 8, "BAR": 1},
 }
 

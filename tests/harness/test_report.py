@@ -1,16 +1,32 @@
 """The report is one self-contained page, shows all results, and escapes text."""
 
 import html.parser
+import itertools
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import warm
 
-from fourfold.performance import report
-from fourfold.performance.charts import HEIGHT, WIDTH, Point, chart, quantity, sparkline
+from fourfold.performance import machine, report
+from fourfold.performance.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEAST_GAP,
+    LEAST_HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    Point,
+    chart,
+    quantity,
+    sparkline,
+)
 from fourfold.performance.gate import Change
 from fourfold.running.cells import Cell
 from fourfold.running.table import Matrix, Tally
@@ -63,6 +79,7 @@ def timed(contender: str, size: int, seconds: float, error: float | None = 0.5) 
         "rounds": 40,
         "extra_info": {
             "operation": "softmax",
+            "workload": f"x{size}",
             "dtype": "float32",
             "direction": "forward",
             "contender": contender,
@@ -110,19 +127,29 @@ def measured() -> dict[str, Any]:
     )
 
 
-FAILURES = [
-    {"name": "test_x[softmax-cuda-float32]", "text": "\x1b[31moutput[0] is <nan> & wrong", "repeat": "pytest x"}
-]
+def failure(dtype: str, cause: str, check: str = "test_x") -> dict[str, Any]:
+    return {
+        "name": f"{check}[softmax-cuda-{dtype}]",
+        "text": "\x1b[31moutput[0] is <nan> & wrong",
+        "repeat": f"pytest {check}",
+        "cell": {"operation": "softmax", "backend": "cuda", "dtype": dtype},
+        "cause": cause,
+    }
+
+
+FAILURES = [failure("float32", "wrong: output is not right")]
+ABOUT = {"date": "2026-07-01 12:00 UTC", "commit": "abc123-dirty", "device": "NVIDIA H200", "profile": "nightly"}
 
 
 def test_page_shows_verification_and_speed_and_needs_no_network(tmp_path: Path) -> None:
-    report.write(tmp_path, "verification", report.verification(matrix(), FAILURES, "NVIDIA H200"))
+    report.write(tmp_path, "verification", report.verification(matrix(), FAILURES, ABOUT))
     alone = Page((tmp_path / "index.html").read_text())
     assert "0.25 300" in alone.text
+    assert all(f"{key} {value}" in alone.text for key, value in ABOUT.items())
     assert "Roofline" not in alone.text
     text = report.write(tmp_path, "performance", measured()).read_text()
     page = Page(text)
-    for said in ("2 failed", "unsupported", "output[0] is <nan> & wrong", "pytest x", "+5.0%", "slower"):
+    for said in ("2 failed", "unsupported", "output[0] is <nan> & wrong", "pytest test_x", "+5.0%", "slower"):
         assert said in page.text
     for said in ("25.0%", "50.0%", "outside", "hardware slowdown", "softmax_kernel<float, 4>", "70 FFMA", "2 µs"):
         assert said in page.text
@@ -142,11 +169,33 @@ def test_history_is_of_the_same_benchmark_and_ends_today(tmp_path: Path) -> None
     assert "+100.0%" in text
 
 
+def test_each_kernel_stands_beside_its_fastest_peer_the_slowest_first(tmp_path: Path) -> None:
+    part = measured()
+    part["benchmarks"] += [timed("triton", 10**6, 8e-6), timed("compile", 10**6, 5e-6)]
+    section = re.compile(r"Beside the fastest peer(.*?)Roofline", re.DOTALL)
+    (told,) = section.findall(Page(report.write(tmp_path, "performance", part).read_text()).text)
+    rows = re.findall(r"(\d\.\d\d)(softmax x\d+ float32 forward)(triton|cuda)(\w+)", told)
+    small, large = (f"softmax x{10**power} float32 forward" for power in (6, 8))
+    expected = [("0.50", small, "triton", "torch"), ("2.00", small, "cuda", "torch"), ("3.00", large, "cuda", "torch")]
+    assert rows == expected
+    part["machine"]["device"] = "cpu"
+    assert not section.findall(Page(report.write(tmp_path, "performance", part).read_text()).text)
+
+
+def test_the_comparison_marks_the_same_code_where_its_time_differs(tmp_path: Path) -> None:
+    part = measured()
+    changes = [("moved", 1.2, 1.1, 1.3), ("still", 1.0, 0.9, 1.1)]
+    part["verdicts"] = [vars(Change(f"t[{name}]", "same", *ratios, 0, "same code")) for name, *ratios in changes]
+    text = Page(report.write(tmp_path, "performance", part).read_text()).text
+    assert "moved: same code" in text
+    assert "still" not in text
+
+
 def test_a_run_of_nothing_makes_a_page_too(tmp_path: Path) -> None:
     nothing = report.performance(
         [], {"device": "cpu"}, measured()["ceilings"], {"kernels": {}, "error": "x"}, [], [], []
     )
-    report.write(tmp_path, "verification", report.verification(Matrix(), [], "CPU"))
+    report.write(tmp_path, "verification", report.verification(Matrix(), [], {"device": "CPU"}))
     assert "not the kernels' speed" in Page(report.write(tmp_path, "performance", nothing).read_text()).text
 
 
@@ -162,6 +211,79 @@ def test_charts_stay_inside_of_their_frame(values: list[tuple[float, float]]) ->
         assert places
         assert all(0 <= place <= most for place in places)
     assert 2 <= svg.count('text-anchor="middle"') <= 10
+
+
+@pytest.mark.parametrize("decades", [0.2, 0.25, 0.3, 0.45, 0.7, 1, 1.3, 2, 3.1, 4, 6, 9, 15])
+@pytest.mark.parametrize("start", [number / 10 for number in range(10)])
+def test_labels_of_an_axis_lie_apart(start: float, decades: float) -> None:
+    axis = Axis(start, start + decades, "s")
+    for pixels, gap in ((WIDTH - LEFT - RIGHT, LEAST_GAP), (HEIGHT - TOP - BOTTOM, LEAST_HEIGHT)):
+        ticks = axis.ticks(pixels, gap)
+        places = [axis.share(tick) * pixels for tick in ticks]
+        assert len(ticks) >= 2
+        assert all(after - before >= gap for before, after in itertools.pairwise(places))
+        assert all(0 <= place <= pixels for place in places)
+        # A label has room for five characters.
+        assert all(len(quantity(tick, "")) <= 5 for tick in ticks)
+
+
+def test_failures_of_one_cause_are_together_and_their_cells_lead_to_them(tmp_path: Path) -> None:
+    found = [
+        failure("float32", "wrong: output is not right"),
+        failure("float32", "mine.py:3: ValueError", "test_y"),
+        failure("float16", "mine.py:3: ValueError", "test_y"),
+        {**failure("float32", "", "test_z"), "cell": None},
+    ]
+    content = report.verification(matrix(), found, ABOUT)
+    text = report.write(tmp_path, "verification", content).read_text()
+    page = Page(text)
+    (cell,) = re.findall(r'<td class="bad">(.*?)</td>', text)
+    assert re.findall(r'href="#(.*?)"', cell) == ["cause-1", "cause-2"]
+    of_first, of_second, of_third = re.split('<h3 id="cause-', text)[1:]
+    assert "test_x[softmax-cuda-float32]" in of_first
+    assert "test_y[softmax-cuda-float32]" in of_second
+    assert "test_y[softmax-cuda-float16]" in of_second
+    assert "2 failures: softmax cuda float32, softmax cuda float16" in page.text
+    assert "test_z" in of_third
+    assert len({attributes["id"] for _, attributes in page.tags if "id" in attributes}) == text.count(' id="')
+
+
+def test_a_cause_is_the_line_that_raised_or_the_result_that_is_wrong_or_the_message_without_its_numbers() -> None:
+    def cause(said: str, dtype: str = "float32", **others: str) -> str:
+        return report.cause_of({"message": f"softmax · cuda · {dtype} · cpu: {said}", "kind": "wrong", **others})
+
+    value = "is 3, expected 0.5 within 2e-06 (error over bound 7; 3 of 8 elements are wrong)"
+    alike = {cause(f"output[3, 2] {value}"), cause(f"on new tensors, output[] {value}", "float16")}
+    assert alike == {"wrong: output is not as expected"}
+    assert cause(f"gradient of x[0] {value}") == "wrong: gradient of x is not as expected"
+    numbers = {cause(f"{n} elements differ, the first by {x}") for n, x in ((3, -0.25), (12, "nan"), (7, "1e-30"))}
+    assert numbers == {"wrong: N elements differ, the first by N"}
+    assert cause(f"output[0] {value}", cause="mine.py:3: ValueError") == "mine.py:3: ValueError"
+    assert report.cause_of({}) == ""
+
+
+def test_headers_of_tables_say_what_they_are_of(tmp_path: Path) -> None:
+    report.write(tmp_path, "verification", report.verification(matrix(), FAILURES, ABOUT))
+    page = Page(report.write(tmp_path, "performance", measured()).read_text())
+    scopes = [attributes.get("scope") for tag, attributes in page.tags if tag == "th"]
+    assert set(scopes) == {"col", "row", "rowgroup"}
+
+
+def test_a_run_names_its_date_and_its_commit(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    assert machine.run(tmp_path)["commit"] == ""
+    (tmp_path / "kernel.py").write_text("")
+    git("init")
+    git("add", "kernel.py")
+    git("commit", "-m", "first")
+    first = machine.run(tmp_path)["commit"]
+    assert re.fullmatch("[0-9a-f]{12}", first)
+    (tmp_path / "kernel.py").write_text("1")
+    assert machine.run(tmp_path)["commit"] == f"{first}-dirty"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", machine.run(tmp_path)["date"])
 
 
 def test_quantities_have_the_prefix_that_fits() -> None:
@@ -184,6 +306,8 @@ def test_verification_is_reported_with_its_counterexamples(tmp_path: Path) -> No
     done = warm.run("pytest", tests, *options, cwd=ROOT, env=environment)
     assert done.returncode == 1
     page = Page((tmp_path / "report" / "index.html").read_text())
-    assert "1 failed" in page.text
+    assert "1 failed [1]" in page.text
+    assert "[1] wrong: output is not as expected" in page.text
+    assert "examples a check 1" in page.text
     assert "Named example" in page.text
     assert "pytest 'tests/operations/test_forward.py::test_output_agrees" in page.text

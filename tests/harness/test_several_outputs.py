@@ -9,18 +9,22 @@ import pytest
 import torch
 
 import fourfold
-from fourfold import operation, result, tensor, verify
+from fourfold import backends, operation, result, tensor, verify
 from fourfold.checks import standard
 from fourfold.checks.catalogue import operations
+from fourfold.checks.outputs import of_output
+from fourfold.checks.search import Subject
 from fourfold.checks.standard import checks_of
 from fourfold.core.case import Case
 from fourfold.core.claims import NO_CLAIMS, Claims
 from fourfold.core.comparison import Disagreement, compare, expectation
 from fourfold.core.dtypes import DTYPES, INTEGERS, returned
 from fourfold.core.operation import reference, reference_gradients
+from fourfold.core.outputs import parts_of, row_of
 from fourfold.core.running_error import Bounded
 from fourfold.core.torch_running_error import backward_of
 from fourfold.running.findings import Verdict
+from fourfold.strategies.large_cases import LargeCases
 
 BFLOAT16 = "bfloat16"
 
@@ -242,6 +246,61 @@ def test_a_suite_has_the_checks_of_each_output() -> None:
     assert {"test_forward_of_output_y", "test_backward_of_all_outputs", "test_bad_input"} <= set(vars(suite))
     names = [check.name for check in checks_of(add_rms_norm, "cpu", NO_CLAIMS)]
     assert len(names) == len(set(names))
+
+
+def test_outputs_of_one_shape_lie_side_by_side_and_others_in_a_row() -> None:
+    one, other = torch.arange(6.0).reshape(2, 3), torch.arange(6.0, 12.0).reshape(2, 3)
+    joined = row_of([one, other])
+    assert joined.tolist() == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]
+    assert row_of([one, other[:, :1]]).tolist() == [0, 1, 2, 3, 4, 5, 6, 9]
+    assert row_of([one[0, 0], other[0, 0]], torch.float64).tolist() == [0, 6]
+    assert row_of([one]) is one
+    for outputs in ([one, other], [one, other[:, :1].half()], [one[0, 0], other[0, 0]], [one[:0], other[:0]]):
+        parts = parts_of(row_of(outputs), outputs)
+        for part, output in zip(parts, outputs, strict=True):
+            assert torch.equal(part, output)
+            assert (part.dtype, part.is_contiguous()) == (output.dtype, True)
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_an_output_that_is_not_used_adds_nothing(backend: str) -> None:
+    """Zeros in place of its cotangent would make NaN of what is not finite, as the first row is."""
+    function = backends.load("add_rms_norm", backend)
+    x, residual, weight, cotangent = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(2))
+    x[0, 0], weight = torch.inf, weight[0]
+    given = [each.clone().requires_grad_() for each in (x, residual, weight)]
+    y, residual_out = function(*given)
+    of_x, of_residual = torch.autograd.grad(residual_out, given[:2], cotangent, retain_graph=True)
+    assert torch.equal(of_x, cotangent)
+    assert torch.equal(of_residual, cotangent)
+    (of_weight,) = torch.autograd.grad(residual_out, given[2:], cotangent, retain_graph=True, materialize_grads=True)
+    assert of_weight.tolist() == [0] * 5
+    alone = torch.autograd.grad(y, given, cotangent, retain_graph=True)
+    together = torch.autograd.grad((y, residual_out), given, (cotangent, torch.zeros_like(x)))
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
+
+
+def test_large_cases_of_one_output_have_its_cotangent() -> None:
+    record = operations()["add_rms_norm"]
+    large = LargeCases(record, NO_CLAIMS, DTYPES["float32"])
+    implementation = backends.load("add_rms_norm", "torch")
+    given = Subject(
+        operation=record,
+        backend="torch",
+        dtype=DTYPES["float32"],
+        device="cpu",
+        implementation=implementation,
+        sibling=lambda name: (record, implementation),
+    )
+    for name in record.outputs:
+        of = of_output(replace(given, large=large), name)
+        assert of.large is not None
+        found = dict(of.large.cases(3, False))
+        assert found
+        for case in found.values():
+            assert case.grad_output.shape == case["x"].shape
+    assert all(case.grad_output.shape[-1] == 2 * case["x"].shape[-1] for _, case in large.cases(3, False))
 
 
 # ---- what is chosen, and records by hand

@@ -557,6 +557,33 @@ def cast_kernel(x_ptr, output_ptr, BLOCK: tl.constexpr):
     tl.store(output_ptr + at, tl.load(x_ptr + at).to(output_ptr.dtype.element_ty))
 
 
+@pytest.mark.parametrize("wanted", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("given", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_converts_exactly_and_stays_nan(given: str, wanted: str) -> None:
+    every: np.ndarray = np.arange(256, dtype=np.uint8)
+    output = torch.zeros(256, dtype=getattr(torch, wanted))
+    x = torch.from_numpy(every).view(getattr(torch, given))
+    cast_kernel[(1,)](x, output, BLOCK=256)
+    expected = every.view(getattr(ml_dtypes, given)).astype(np.float64)
+    assert np.isnan(expected).any()
+    assert np.array_equal(output.double().numpy(), expected, equal_nan=True)
+
+
+@triton.jit
+def product_kernel(x_ptr, output_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = tl.load(x_ptr + at)
+    tl.store(output_ptr + at, tl.dot(x, tl.trans(x)))
+
+
+def test_product_of_float8_has_nan_in_the_rows_and_columns_of_nan() -> None:
+    every = torch.arange(256, dtype=torch.uint8).reshape(16, 16).view(torch.float8_e4m3fn)
+    output = torch.zeros(16, 16)
+    product_kernel[(1,)](every, output, BLOCK=16)
+    assert torch.equal(output.isnan(), (every.float() @ every.float().t()).isnan())
+    assert torch.equal(output.isnan().all(0), every.isnan().any(1))
+
+
 @pytest.mark.parametrize("wanted", ALL)
 @pytest.mark.parametrize("given", ALL)
 def test_conversion_gives_what_compiled_code_gives(given: str, wanted: str) -> None:

@@ -133,6 +133,50 @@ print(json.dumps({**found, "kernels": len({launch[0] for launch in launches})}))
 """
 
 
+RECORDED = """
+import contextlib
+from fourfold.backends import launch_records
+from fourfold.compat import torch_internals
+
+torch_internals.calls_are_watched = lambda: watched
+watched = True
+x, output = tensor(half, 0), tensor(single, 0)
+names = {x.untyped_storage().data_ptr(): "x"}
+options = dict(BLOCK=32, TYPE=tl.float32, num_warps=4)
+
+
+def recorded(launch):
+    with launch_records.recording(lambda t: names.get(t.untyped_storage().data_ptr())) as record:
+        with triton_launch.triton_recorded(record):
+            launch()
+    return [[one.code.name, one.code.arch, one.code.identity, one.configuration, *one.arguments]
+            for one in record.launches], record.unknown
+
+
+def launch(grid=(3,), scalars=(2, 2, 0.5, 2), x=x, output=output, **changed):
+    triton_launch.launch(fill_kernel, grid, (x, output), scalars, **{**options, **changed})
+
+
+looked_up[0] = 0
+found = dict(
+    first=recorded(launch),
+    again=recorded(launch),
+    known=looked_up[0] == 1,
+    tritons=recorded(lambda: fill_kernel[(3,)](x, output, 2, 2, 0.5, factor=2, **options)),
+    grid=recorded(lambda: launch(grid=(3, 2))),
+    number=recorded(lambda: launch(scalars=(2, 3, 0.5, 2))),
+    warps=recorded(lambda: launch(num_warps=1)),
+    block=recorded(lambda: launch(BLOCK=64)),
+    other_tensor=recorded(lambda: launch(x=tensor(half, 0))),
+    same_tensor=recorded(lambda: launch(output=x)),
+    decided=recorded(lambda: fill_kernel[lambda meta: (3,)](x, output, 2, 2, 0.5, 2, **options)),
+    compiled=recorded(lambda: fill_kernel.warmup(x, output, 2, 2, 0.5, 2, grid=(3,), **options)),
+)
+watched = False
+print(json.dumps(dict(**found, unseen=recorded(launch))))
+"""
+
+
 # Properties that a future version of Triton may specialize on. `shipped` is the installed version.
 FUTURE = {
     "multiples_of_32": ("type(a) is int and specialise and a % 32 == 0", "number = "),
@@ -200,6 +244,30 @@ def test_launches_known_again_are_of_the_kernel_that_triton_would_take(tmp_path:
     # The script runs each case twice.
     assert found["known_again"] > found["cases"] / 2
     assert found["kernels"] >= 12
+
+
+def test_launches_are_recorded_whoever_makes_them(tmp_path: pathlib.Path) -> None:
+    found = ran(SETUP + RECORDED, tmp_path)
+    ((launched,), unknown) = found["first"]
+    name, arch, identity, configuration, *arguments = launched
+    assert (name, arch, unknown) == ("fill_kernel", "sm_90", "")
+    assert len(identity) == 64
+    assert configuration.startswith("grid (3, 1, 1), block (128, 1, 1), 0 bytes")
+    assert [argument.partition(" ")[0] for argument in arguments] == ["x:", "made:", "2", "2", "0.5", "2"]
+    assert found["known"]
+    assert found["again"] == found["tritons"] == found["first"]
+    same_code = {name: found[name][0][0][2] == identity for name in ("grid", "number", "other_tensor", "same_tensor")}
+    assert all(same_code[name] for name in ("grid", "number", "other_tensor"))
+    assert not same_code["same_tensor"]  # it has another dtype
+    for other in ("grid", "number", "warps", "block", "other_tensor", "same_tensor"):
+        assert found[other] != found["first"], other
+    assert found["grid"][0][0][3].startswith("grid (3, 2, 1)")
+    assert found["warps"][0][0][3].startswith("grid (3, 1, 1), block (32, 1, 1)")
+    assert found["block"][0][0][2] != identity
+    assert "as argument 0" in found["same_tensor"][0][0][5]
+    assert found["decided"] == [[], "the grid of fill_kernel is decided at its launch"]
+    assert found["compiled"] == [[], ""]
+    assert found["unseen"][1] == "fill_kernel was launched where torch's operators are not seen"
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import warm
 
 import fourfold
@@ -23,6 +24,8 @@ from fourfold.checks.catalogue import operations
 from fourfold.checks.outputs import requires_gradient
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES, DType
+from fourfold.core.running_error import NoRule
+from fourfold.running.adapters import like
 from fourfold.running.exactness import INEXACT
 
 ROOT = Path(__file__).parents[2]
@@ -376,6 +379,41 @@ def sums(x):
         kernel[(out.numel(),)](x, out, x.shape[-1], BLOCK=triton.next_power_of_2(max(x.shape[-1], 1)))
     return out
 """
+
+
+@pytest.mark.parametrize(
+    ("definition", "says"),
+    [
+        (lambda x: F.max_pool2d(x[None, None] * 0.3, 2, ceil_mode=True), "ceil_mode has no running-error rule"),
+        (lambda x: (x * 0.3).sum(-1).argsort() * x[..., 0], "the order of numbers depends on rounding errors"),
+        (lambda x: (((x + 0.1) * 3 - (x + 0.1) * 3) * 1e30 * 1e30).exp(), "none of them could have failed"),
+    ],
+)
+def test_a_definition_that_no_rule_covers_says_nothing_of_the_kernel(
+    definition: Callable[[torch.Tensor], torch.Tensor], says: str
+) -> None:
+    operation = like(lambda x: definition(x), [torch.ones(3, 3)], name="of_no_rule")
+    claims = Claims(finite=True, largest=1e3, gradients=False)
+    verdict = fourfold.verify(definition, operation, only=["forward"], claims=claims, **ONE)
+    assert verdict.kind == "undecided", str(verdict)
+    assert says in verdict.failures[0][1].message
+    wrong = fourfold.verify(lambda x: 2 * x, like(lambda x: 3 * x, [torch.ones(3, 3)]), only=["forward"], **ONE)
+    assert wrong.kind == "wrong", str(wrong)
+
+
+def test_a_kernel_without_gradients_needs_none_of_the_definition() -> None:
+    operation = like(softmax, [torch.ones(3, 4)])
+
+    def no_rule(*args: Any, **kwargs: Any) -> Any:
+        raise NoRule("the gradient has no rule")
+
+    given = replace(operation, backward=no_rule)
+    options = {**ONE, "only": ["history", "memory", "many calls", "threads"]}
+    verdict = fourfold.verify(softmax, given, claims=Claims(gradients=False), **options)
+    assert verdict.passed, str(verdict)
+    assert fourfold.verify(softmax, given, **{**ONE, "only": ["backward"]}).kind == "undecided"
+    doubled = fourfold.verify(lambda x: 2 * softmax(x), given, **{**ONE, "only": ["backward", "forward"]})
+    assert doubled.kind == "wrong", str(doubled)
 
 
 @pytest.mark.parametrize("are_zero", [False, True])

@@ -11,6 +11,8 @@ from fourfold.impls.giou.torch_eager import pairwise_giou
 from fourfold.impls.giou_loss.torch_eager import concatenated_loss, looped_loss
 
 from . import (
+    planted_add_rms_norm,
+    planted_attention_hopper,
     planted_cross_entropy,
     planted_cuda,
     planted_diou_losses,
@@ -20,7 +22,9 @@ from . import (
     planted_layer_norm_kernels,
     planted_matmul,
     planted_matmul_kernels,
+    planted_nms,
     planted_rms_norm,
+    planted_scaled_matmul,
     planted_softmax,
     planted_softmax_kernels,
     planted_topk,
@@ -195,6 +199,9 @@ CONTROLS = (
         name="torchs_own", operation="cross_entropy", make=lambda: torchs_cross_entropy, dtypes=("float32", "float64")
     ),
     Control(name="hopper", operation="matmul", make=planted_hopper.matmul, dtypes=("float16",), examples=10),
+    Control(
+        name="hopper", operation="attention", make=planted_attention_hopper.attention, dtypes=("float16",), examples=10
+    ),
     *(
         Control(name="as_torchvision", operation=name, make=functools.partial(planted_diou_losses.as_torchvision, name))
         for name in planted_diou_losses.RECORDS
@@ -226,5 +233,28 @@ CONTROLS = (
         Control(name=name, operation=f"topk.{output}", make=make, dtypes=("float32",), examples=10, elements=3000)
         for output in ("values", "indices")
         for name, make in (("small_triton", planted_topk.in_triton), ("small_cuda", planted_topk.in_cuda))
+    ),
+    # The small Triton kernel normalizes the sum before that is rounded, and torch afterwards.
+    *(
+        Control(name=name, operation=f"add_rms_norm.{output}", make=make, dtypes=dtypes, examples=10, elements=3000)
+        for output in ("y", "residual_out")
+        for name, make, dtypes in (
+            ("small_triton", planted_add_rms_norm.in_triton, ("float16", "bfloat16", "float32")),
+            ("small_cuda", planted_add_rms_norm.in_cuda, ("float32",)),
+            ("torch", planted_add_rms_norm.of_passes, ("float16", "bfloat16")),
+        )
+    ),
+    *(
+        Control(name=name, operation="scaled_matmul", make=make, dtypes=("float32",), examples=10, elements=3000)
+        for name, make in (
+            ("small_triton", planted_scaled_matmul.in_triton),
+            ("small_cuda", planted_scaled_matmul.in_cuda),
+            # Numbers times scales, which are rounded before all of them are summed in one go.
+            ("dequantised", functools.partial(planted_scaled_matmul.checked, planted_scaled_matmul.dequantised)),
+        )
+    ),
+    *(
+        Control(name=name, operation="nms", make=make, dtypes=("float32",), examples=10, elements=1000)
+        for name, make in (("small_triton", planted_nms.in_triton), ("small_cuda", planted_nms.in_cuda))
     ),
 )

@@ -95,7 +95,7 @@ def input_overwritten(right: Implementation, name: str) -> Implementation:
     def implementation(**arguments: Any) -> Tensor:
         result, given = right(**arguments), arguments[name]
         if 0 not in given.stride():
-            given.neg_()
+            given.copy_(-given.double())  # torch negates no float8
         return result
 
     return implementation
@@ -115,16 +115,18 @@ def errors_dropped(right: Implementation) -> Implementation:
 
 def faults_of(operation: Operation) -> tuple[Fault, ...]:
     """Return the generic faults of an operation, each with the check that must reject it."""
-    name, right = operation.differentiable[0], joined(backends.load(operation.name, "torch"), operation)
+    right = joined(backends.load(operation.name, "torch"), operation)
+    name = next(iter((*operation.differentiable, *operation.axes)))
 
     def of(fault: str, make: Callable[[], Implementation], check: Check, says: str) -> Fault:
         return Fault(
             name=f"generic_{fault}", operation=operation.name, make=make, check=check, says=says, right_on=None
         )
 
+    of_gradient = of("gradient_halved", lambda: gradient_halved(right, name), backward_agrees, GRADIENT)
     return (
         of("output_negated", lambda: replacing(right, torch.neg), forward_agrees, OUTPUT),
-        of("gradient_halved", lambda: gradient_halved(right, name), backward_agrees, GRADIENT),
+        *([of_gradient] if operation.differentiable else []),
         of(
             "input_overwritten", lambda: input_overwritten(right, name), forward_agrees,
             f"the call changed its input {name}",

@@ -270,7 +270,8 @@ def lacking(operation: Operation, faults: Sequence[Fault]) -> str:
     written = [fault.language for fault in caught]
     few = [f"{LEAST - written.count(of)} more in {of}" for of in LANGUAGES if written.count(of) < LEAST]
     rejecting = {name_of(fault.check) for fault in caught}
-    laws = [law.__name__ for law in operation.laws if law.__name__ not in rejecting]
+    each = operation.outputs.values() or [operation]
+    laws = [law.__name__ for of in each for law in of.laws if law.__name__ not in rejecting]
     if not few and not laws:
         return ""
     wanted = [f"faults, {', '.join(few)}"] if few else []

@@ -13,7 +13,8 @@ from fourfold.core.operation import evaluate_tensors, reference, reference_gradi
 
 def negative_view(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The same values with the negative bit set, as in the imaginary part of a complex conjugate."""
-    return torch_internals.negated_view(-tensor) if tensor.is_floating_point() else tensor
+    negates = tensor.is_floating_point() and tensor.dtype.itemsize > 1  # torch negates no float8
+    return torch_internals.negated_view(-tensor) if negates else tensor
 
 
 # A kernel that gets an address reads the negated values, unless torch's dispatcher has resolved the bit before.

@@ -2,9 +2,9 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
+import curves
 import numpy as np
 import pytest
 import torch
@@ -85,15 +85,7 @@ def ragged_loss(backend: str) -> Loss:
 LOSSES = {"padded": ("giou_loss", padded_loss), "ragged": ("giou_loss_ragged", ragged_loss)}
 
 
-@dataclass
-class Training:
-    """The record of a training: the loss before each step, and the largest gradient of each weight, by name."""
-
-    curve: np.ndarray
-    gradients: dict[str, float]
-
-
-def train(loss: Loss, device: str, dtype: torch.dtype, order: np.ndarray | None = None) -> Training:
+def train(loss: Loss, device: str, dtype: torch.dtype, order: np.ndarray | None = None) -> curves.Training:
     """`STEPS` steps of SGD from the same weights on the same batches.
 
     An `order` permutes the images of each batch: the mathematics stays the same, the rounding changes.
@@ -101,31 +93,14 @@ def train(loss: Loss, device: str, dtype: torch.dtype, order: np.ndarray | None 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         model = Detector().to(device, dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    curve, gradients = [], dict.fromkeys(dict(model.named_parameters()), 0.0)
-    for step in range(STEPS):
+
+    def loss_of_step(step: int) -> torch.Tensor:
         images, targets = batches()[step % BATCHES_AN_EPOCH]
         if order is not None:
             images, targets = images[order], [targets[i] for i in order]
-        optimizer.zero_grad()
-        value = loss(model(images.to(device, dtype)), [boxes.to(device, dtype) for boxes in targets])
-        value.backward()
-        optimizer.step()
-        curve.append(value.item())
-        for name, weight in model.named_parameters():
-            gradients[name] = max(gradients[name], float(weight.grad.abs().max()))
-            assert weight.grad.isfinite().all(), (step, name)
-    return Training(np.array(curve), gradients)
+        return loss(model(images.to(device, dtype)), [boxes.to(device, dtype) for boxes in targets])
 
-
-@pytest.fixture(scope="module", autouse=True)
-def exact_convolutions() -> Iterator[None]:
-    """Allow neither TF32 nor nondeterministic convolutions, because the loss is under test."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
-    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = True, False, False, False
-    yield
-    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+    return curves.train(model, loss_of_step, STEPS, LEARNING_RATE)
 
 
 @functools.cache
@@ -136,18 +111,13 @@ def exact_curve() -> np.ndarray:
 
 @functools.cache
 def allowed_deviation(device: str) -> np.ndarray:
-    """How far rounding alone may take a float32 curve from the exact one, step by step.
+    """How far rounding alone may take a float32 curve: that of one loss is of a sum over rows of numbers up to 2."""
 
-    Trainings in float32 that differ only in the order of sums show how the rounding of one step grows in the next
-    ones. Their worst deviation so far is multiplied by four, because a few runs do not show the worst there is. The
-    rounding of a single loss is added: that of a sum over the rows of numbers up to 2.
-    """
-    rng = np.random.default_rng(3)
-    orders = [None, *(rng.permutation(BATCH) for _ in range(5))]
-    curves = np.array([train(padded_loss("torch"), device, torch.float32, order).curve for order in orders])
-    worst = np.maximum.accumulate(abs(curves - exact_curve()).max(axis=0))
-    roundoff = np.finfo(np.float32).eps / 2
-    return 4 * worst + 2 * BATCH * MAX_BOXES * roundoff
+    def curve(order: np.ndarray | None) -> np.ndarray:
+        return train(padded_loss("torch"), device, torch.float32, order).curve
+
+    roundoff = float(np.finfo(np.float32).eps) / 2
+    return curves.allowed_deviation(curve, BATCH, exact_curve(), 2 * BATCH * MAX_BOXES * roundoff)
 
 
 @pytest.mark.parametrize("collate", LOSSES)
@@ -157,22 +127,11 @@ def test_the_loss_curve_is_the_same_with_every_backend(device: str, backend: str
     if reason := unsupported(operation, backend, "float32", device):
         pytest.skip(reason)
     training = train(make(backend), device, torch.float32)
-    deviation, allowed = abs(training.curve - exact_curve()), allowed_deviation(device)
-    worst = int(np.argmax(deviation / allowed))
-    assert np.all(deviation <= allowed), (
-        f"step {worst}: loss {training.curve[worst]:.9g} with {backend}, {exact_curve()[worst]:.9g} in float64,"
-        f" apart by {deviation[worst]:.3g} where rounding explains {allowed[worst]:.3g}"
-    )
-    for name, largest in training.gradients.items():
-        assert largest > 0, f"{name} never had a gradient"
+    curves.assert_the_same(training, exact_curve(), allowed_deviation(device), backend)
 
 
 def test_training_lowers_the_loss_far_more_than_rounding_moves_it(device: str) -> None:
-    curve = exact_curve()
-    first, last = curve[:BATCHES_AN_EPOCH].mean(), curve[-BATCHES_AN_EPOCH:].mean()
-    assert last < first
-    # Otherwise different curves could pass for equal.
-    assert allowed_deviation(device).max() < np.sqrt(np.finfo(np.float32).eps) * (first - last)
+    curves.assert_lowered(exact_curve(), allowed_deviation(device), BATCHES_AN_EPOCH)
 
 
 def test_batches_have_images_without_boxes_and_full_ones() -> None:

@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fourfold.backends.cuda.device_code import for_nvrtc, needs_torch
+from fourfold.backends.cuda.machine_code import code_sha256
 
 
 class CudaError(RuntimeError):
@@ -228,7 +229,7 @@ class KernelResources:
         stack_bytes: per thread, for spilled registers and for local arrays outside registers.
         shared_bytes: static shared memory per block.
         constant_bytes: of bank 0: the parameters and what the driver puts before them.
-        code_sha256: hash of the machine code alone. (A cubin also contains the time of its compilation.)
+        code_sha256: hash of the machine code, constants and data, as `machine_code.code_sha256` makes it.
         instruction_counts: how often each opcode, without its modifiers, occurs in the code: LDG, FFMA, HMMA, BAR.
     """
 
@@ -386,14 +387,14 @@ def _dumped(cubin: pathlib.Path) -> dict[str, _Dumped]:
         name: {key: int(size) for key, size in re.findall(r"(\S+?):(\d+)", line)}
         for name, line in re.findall(r"Function (\S+):\n(.*)", done.stdout)
     }
-    kernels = {}
+    kernels, content = {}, cubin.read_bytes()
     for function in done.stdout.split("Function : ")[1:]:
         opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([A-Z][A-Z0-9_]*)(\S*)", function, re.MULTILINE)
         name = function.split(maxsplit=1)[0]
         if name in usages:
             kernels[name] = _Dumped(
                 usage=usages[name],
-                code_sha256=hashlib.sha256(function.encode()).hexdigest(),
+                code_sha256=code_sha256(content, name),
                 instructions=Counter(code for code, _ in opcodes),
                 local_store_bytes=_local_bytes("STL", opcodes),
                 local_load_bytes=_local_bytes("LDL", opcodes),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fourfold.backends import known_calls
+from fourfold.backends import known_calls, launch_records
 from fourfold.backends.cuda import declarations
 from fourfold.backends.cuda.compile import CudaError, compile_kernels
 from fourfold.backends.cuda.on_cpu.launcher import CpuKernel, mode
@@ -254,6 +254,10 @@ class CudaKernel:
         except Exception as error:
             what = f"grid {grid}, block {block}, {shared_bytes} bytes of dynamic shared memory"
             raise CudaError(f"{self.name} cannot be launched with {what}: {error}") from error
+        if (record := launch_records.current) is not None:
+            blocks, threads = _geometry(self.name, grid, block)
+            clusters = f", clusters of {_three(cluster)}" if cluster is not None else ""
+            record.launched(kernel.code, f"grid {blocks}, block {threads}, {shared_bytes} bytes{clusters}", args)
         if (recorder := known_calls.recorder()) is not None:
             if all(isinstance(argument, _REPEATABLE) for argument in args):
                 recorder.launched(_again(device, config, kernel.handle, values, tensors))
@@ -290,7 +294,9 @@ class _GpuKernel:
         self.name = name
         # By the types of the arguments: the positions of those that are not passed on as they are.
         self.conversions: dict[tuple[type, ...], tuple[int, ...]] = {}
-        compiled = compile_kernels(source, name, also, architecture(*torch.cuda.get_device_capability(device)))
+        self._arch = architecture(*torch.cuda.get_device_capability(device))
+        compiled = compile_kernels(source, name, also, self._arch)
+        self._cubin, self._mangled = compiled.path, compiled.lowered_names[name]
         try:
             self.handle = _object_code(compiled.path).get_kernel(compiled.lowered_names[name])
             sizes = [parameter.size for parameter in self.handle.arguments_info]
@@ -303,6 +309,11 @@ class _GpuKernel:
         self.allowed_shared_bytes = _driver_result(
             driver.cuKernelGetAttribute(self._shared_limit, self.handle.handle, self._device)
         )
+
+    @functools.cached_property
+    def code(self) -> launch_records.Code:
+        """What is launched."""
+        return launch_records.Code(self.name, self._mangled, self._arch, self._cubin.read_bytes())
 
     def check(self, args: tuple[Argument, ...]) -> tuple[int, ...]:
         """Return the positions of the numbers that have to be converted.

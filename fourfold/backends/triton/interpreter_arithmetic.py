@@ -18,6 +18,10 @@ BOOL = np.dtype(bool)
 # A sum of booleans is a sum of integers of one bit, which wraps; NumPy's saturates, and its difference raises.
 MODULO_2 = {np.add: np.bitwise_xor, np.subtract: np.bitwise_xor, np.multiply: np.bitwise_and}
 NUMPY_FLOATS = {"fp16": np.float16, "bf16": BFLOAT16, "fp32": np.float32, "fp64": np.float64}
+# The interpreter holds these in arrays of uint8. As shipped it takes NaN, once it is converted, for a number.
+FLOAT8 = {"fp8e4nv": np.dtype(ml_dtypes.float8_e4m3fn), "fp8e5": np.dtype(ml_dtypes.float8_e5m2)}
+# The types of a product's operands.
+OPERANDS = NUMPY_FLOATS | FLOAT8
 
 _shipped_numpy_type = interpreter._get_np_dtype
 _numpy_types: dict[str, np.dtype] = {}
@@ -66,7 +70,13 @@ class Conversions(interpreter.InterpreterBuilder):
 
     def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
         """Convert between floating-point types, with the rounding that the kernel asks for."""
-        names = {src.dtype.scalar.name, dst_type.scalar.name}
+        given, wanted = src.dtype.scalar.name, dst_type.scalar.name
+        if given in FLOAT8 and wanted in NUMPY_FLOATS:  # exact, so that nothing is rounded
+            numbers = src.data.view(FLOAT8[given]).astype(np.float32)
+            return Handle(
+                narrowed(numbers) if wanted == "bf16" else numbers.astype(NUMPY_FLOATS[wanted]), dst_type.scalar
+            )
+        names = {given, wanted}
         if "bf16" in names and names <= NUMPY_FLOATS.keys() and rounding_mode != interpreter._ir.ROUNDING_MODE.RTZ:
             return self.cast_impl(src, dst_type)
         return super().create_fp_to_fp(src, dst_type, rounding_mode)
@@ -150,9 +160,9 @@ class Operators(interpreter.InterpreterBuilder):
     def create_dot(self, a: Any, b: Any, d: Any, *options: Any) -> Handle:
         """tl.dot: ``a @ b + d``, multiplied and summed in the type of `d`."""
         names = a.dtype.scalar.name, b.dtype.scalar.name
-        if not NUMPY_FLOATS.keys() >= set(names):
+        if not OPERANDS.keys() >= set(names):
             return super().create_dot(a, b, d, *options)
-        left, right = (x.data.view(NUMPY_FLOATS[name]).astype(d.data.dtype) for x, name in zip((a, b), names))
+        left, right = (x.data.view(OPERANDS[name]).astype(d.data.dtype) for x, name in zip((a, b), names))
         # A library's product sums a row in another order at another place of the tile, on some processors.
         products = np.einsum("...mk,...kn->...mn", left, right)
         return Handle(products + d.data, d.dtype.scalar)

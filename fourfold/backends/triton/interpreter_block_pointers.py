@@ -1,10 +1,11 @@
-"""Gives the interpreter block pointers where the installed Triton has none: version 3.9 has removed them.
+"""Gives the interpreter block pointers where the installed Triton has none: version 3.8 has removed them.
 
 Scripts that were written for an older Triton call ``tl.make_block_ptr`` and ``tl.advance``, and give ``boundary_check``
 to ``tl.load`` and ``tl.store``.
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,15 @@ from triton.runtime import interpreter
 from fourfold.backends.triton.interpreter_arithmetic import Handle, numpy_type
 
 MISSING = not hasattr(interpreter.InterpreterBuilder, "create_make_block_ptr")
+
+
+def _open_to(method: str, given: int) -> list[None]:
+    """A None for each parameter after those given: how to cache, for which releases have one parameter or more."""
+    parameters = inspect.signature(getattr(interpreter.InterpreterBuilder, method)).parameters
+    return [None] * (len(parameters) - 1 - given)
+
+
+LOAD_REST, STORE_REST = _open_to("create_masked_load", 3), _open_to("create_masked_store", 3)
 
 
 def _number(value: Any) -> int:
@@ -64,7 +74,7 @@ class BlockPointer:
         padding = getattr(padding_option, "value", padding_option)
         other = np.full(inside.data.shape, np.nan if padding == "nan" else 0, kind)
         builder = interpreter.interpreter_builder
-        loaded = builder.create_masked_load(pointers, inside, Handle(other, self.element), None, False)
+        loaded = builder.create_masked_load(pointers, inside, Handle(other, self.element), *LOAD_REST)
         return tl.tensor(loaded, self.block_type)
 
     def store(self, value: Any, boundary_check: Any = ()) -> None:
@@ -73,7 +83,7 @@ class BlockPointer:
         semantic = interpreter.interpreter_semantic
         value = semantic.cast(semantic.to_tensor(getattr(value, "value", value)), self.element)
         values = Handle(np.broadcast_to(value.handle.data, inside.data.shape), self.element)
-        interpreter.interpreter_builder.create_masked_store(pointers, values, inside, None)
+        interpreter.interpreter_builder.create_masked_store(pointers, values, inside, *STORE_REST)
 
 
 def _replaced(shipped: Callable[..., Any], method: str) -> Callable[..., Any]:

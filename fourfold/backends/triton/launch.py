@@ -3,14 +3,14 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import triton.language as tl
 
-from fourfold.backends import known_calls
+from fourfold.backends import known_calls, launch_records
 from fourfold.backends.launch import multiprocessors as multiprocessors
 from fourfold.backends.triton import contract as triton_contract
 from fourfold.compat import torch_internals, triton_internals
@@ -62,6 +62,8 @@ def launch(
         compiled, constants = known
         stream = torch_internals.current_stream(device)
         triton_internals.launch_compiled(compiled, (*grid, 1, 1)[:3], (*tensors, *scalars, *constants), stream)
+        if (record := launch_records.current) is not None:
+            _record(record, compiled, grid, (*tensors, *scalars))
         if recorder is not None:
             recorder.launched(_again(compiled, (*grid, 1, 1)[:3], tensors, (*scalars, *constants)))
         return
@@ -72,6 +74,39 @@ def launch(
     all_named = all(parameter.is_constexpr and parameter.name in options for parameter in rest)
     if key is not None and all_named and not untold(device):
         _compiled[key] = compiled, tuple(options[parameter.name] for parameter in rest)
+
+
+def _record(record: launch_records.Record, compiled: Any, grid: tuple[int, ...], arguments: Sequence[Any]) -> None:
+    code, shape = triton_internals.code_of(compiled), triton_internals.shape_of(compiled)
+    clusters = f", clusters of {shape.blocks_per_program}" if shape.blocks_per_program != 1 else ""
+    options = "".join(f", {option}" for option in shape.options)
+    record.launched(
+        launch_records.Code(code.name, code.name, shape.arch, code.cubin),
+        f"grid {(*grid, 1, 1)[:3]}, block {(shape.threads, 1, 1)}, {shape.shared_bytes} bytes{clusters}{options}",
+        arguments,
+    )
+
+
+@contextlib.contextmanager
+def triton_recorded(record: launch_records.Record) -> Iterator[None]:
+    """Context manager: record the launches that Triton itself makes, of any kernel. `launch` records the others."""
+
+    def run(shipped: Callable[..., Any], kernel: Any, *arguments: Any, **options: Any) -> Any:
+        compiled, grid = shipped(kernel, *arguments, **options), options["grid"]
+        if options.get("warmup"):
+            return compiled
+        if not isinstance(grid, tuple | list) or compiled is None:
+            record.refuse(f"the grid of {kernel.__name__} is decided at its launch")
+            return compiled
+        names = [parameter.name for parameter in triton_internals.parameters(kernel)]
+        constants = {parameter.name for parameter in triton_internals.parameters(kernel) if parameter.is_constexpr}
+        given = {**dict(zip(names, arguments)), **{name: options[name] for name in names if name in options}}
+        passed = [given[name] for name in names if name in given and name not in constants]
+        _record(record, compiled, tuple(grid), passed)
+        return compiled
+
+    with triton_internals.launches_replaced(run):
+        yield
 
 
 def _again(

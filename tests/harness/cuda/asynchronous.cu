@@ -1,4 +1,5 @@
 // Right kernels with inline PTX: mbarriers, copies by the copy engine, named barriers. `rows` x 32 halves are summed.
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 struct __align__(64) TensorMap { unsigned char bytes[128]; };
@@ -96,4 +97,90 @@ __global__ void one_lane_waits(const __grid_constant__ TensorMap map, const __ha
         __syncwarp();
     }
     sums[threadIdx.x] = sum;
+}
+
+// A box of a tensor of planes is loaded, and stored from another start on.
+__global__ void box_of_planes(
+    const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to, const void* x, int bytes, int column, int row, int plane,
+    int to_column, int to_row, int to_plane) {
+    extern __shared__ __align__(16) unsigned char raw[];
+    __shared__ unsigned long long full;
+    const unsigned tile = (address(raw) + 1023) / 1024 * 1024;
+    init(&full, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    expect(&full, bytes);
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+        ::"r"(tile), "l"(&from), "r"(address(&full)), "r"(column), "r"(row), "r"(plane) : "memory");
+    wait(&full, 0);
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+        ::"l"(&to), "r"(tile), "r"(to_column), "r"(to_row), "r"(to_plane) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// ---- wgmma with a in registers
+
+#define FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
+#define MULTIPLY(TYPE)                                                                                             \
+    asm volatile(                                                                                                  \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"                                                          \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " "                                             \
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"   \
+        "%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}"                                               \
+        : SIXTEEN(0), SIXTEEN(16) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+__device__ inline void multiply(float (&d)[32], const unsigned (&a)[4], unsigned long long b, int add, __half) {
+    MULTIPLY("f16");
+}
+__device__ inline void multiply(float (&d)[32], const unsigned (&a)[4], unsigned long long b, int add, __nv_bfloat16) {
+    MULTIPLY("bf16");
+}
+
+enum Fault { NONE, NO_FENCE, NO_FENCE_AGAIN };
+
+// A warpgroup multiplies a [64, 16], twice, by b [16, 64], whose columns are adjacent.
+template <class T, Fault FAULT>
+__global__ void registers_times_shared(
+    const __grid_constant__ TensorMap map, const unsigned* a, float* sums) {
+    extern __shared__ __align__(16) unsigned char raw[];
+    __shared__ unsigned long long full;
+    const unsigned tile = (address(raw) + 1023) / 1024 * 1024;
+    if (threadIdx.x == 0) {
+        init(&full, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        expect(&full, 16 * 64 * 2);
+        load((void*)__cvta_shared_to_generic(tile), map, &full, 0);
+    }
+    wait(&full, 0);
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+    // Words of two neighbours: of rows 8 apart, and then of terms 8 apart.
+    unsigned words[4];
+    for (int i = 0; i < 4; i++) words[i] = a[(row + i % 2 * 8) * 8 + pair + i / 2 * 4];
+    const unsigned long long b = (tile >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+    float d[32];
+    for (int i = 0; i < 32; i++) d[i] = 0;
+    if (FAULT != NO_FENCE) asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    multiply(d, words, b, 0, T());
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    if (FAULT == NO_FENCE_AGAIN) {
+        // The registers of d are still taken, and those of a are new.
+        multiply(d, words, b, 1, T());
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+    }
+    multiply(d, words, b, 1, T());
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    for (int i = 0; i < 32; i++) sums[(row + i % 4 / 2 * 8) * 64 + i / 4 * 8 + pair * 2 + i % 2] = d[i];
+}
+
+__global__ void powers_of_two(const float* x, float* y) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x[threadIdx.x]));
+    y[threadIdx.x] = power;
 }

@@ -221,46 +221,56 @@ bool wait_on(unsigned address, bool try_, const void* pc, bool (*over)(const MBa
 struct Map {  // tensor_map.py packs it
     unsigned long long mark;
     char* address;
-    long long rows, columns, row_bytes;
-    unsigned box_rows, box_columns, element_bytes, swizzle;
+    long long planes, rows, columns, plane_bytes, row_bytes;
+    unsigned dimensions, box_planes, box_rows, box_columns, element_bytes, swizzle;
+
+    bool holds(long long plane, long long row, long long column) const {
+        return plane >= 0 && plane < planes && row >= 0 && row < rows && column >= 0 && column < columns;
+    }
+    char* at(long long plane, long long row, long long column) const {
+        return address + plane * plane_bytes + row * row_bytes + column * element_bytes;
+    }
 };
 constexpr unsigned long long MAP_MARK = 0x70616d726f736e74;
 
-const Map& as_map(const void* given, const void* pc) {
+const Map& as_map(const void* given, const ptx::Start& start, const void* pc) {
     const Map* map = static_cast<const Map*>(given);
     if (map->mark != MAP_MARK) fail(OUT_OF_BOUNDS, {}, pc, "what is passed as a tensor map is none");
+    if (map->dimensions != unsigned(start.dimensions))
+        fail(OUT_OF_BOUNDS, {}, pc, "a bulk copy of %d dimensions by the map of a tensor of %u", start.dimensions, map->dimensions);
     return *map;
 }
 
 unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
 
-// Calls of each 16 bytes of a box: the shared address, and the row and column in the matrix.
-template <class F> void each_chunk(const Map& map, unsigned shared, int column, int row, F each) {
+// Calls of each 16 bytes of a box: the shared address, and the plane, row and column in the tensor.
+template <class F> void each_chunk(const Map& map, unsigned shared, const ptx::Start& start, F each) {
     unsigned line = map.box_columns * map.element_bytes;
-    for (unsigned i = 0; i < map.box_rows; i++)
+    long long plane = start.dimensions > 2 ? start.at[2] : 0, row = start.at[1], column = start.at[0];
+    for (unsigned i = 0; i < map.box_planes * map.box_rows; i++)
         for (unsigned at = 0; at < line; at += GRANULE) {
             unsigned address = shared + i * line + at;
-            each(map.swizzle ? swizzled(address) : address, row + (long long)i, column + (long long)(at / map.element_bytes));
+            each(map.swizzle ? swizzled(address) : address, plane + i / map.box_rows, row + i % map.box_rows, column + at / map.element_bytes);
         }
 }
 
-unsigned box_bytes(const Map& map) { return map.box_rows * map.box_columns * map.element_bytes; }
+unsigned box_bytes(const Map& map) { return map.box_planes * map.box_rows * map.box_columns * map.element_bytes; }
 
 struct Transfer {
     Map map;
     unsigned to, barrier;
-    int column, row;
+    ptx::Start start;
     const void* pc;
 };
 std::deque<Transfer> transfers;
 
 void land(const Transfer& t) {
     MBarrier& b = mbarriers.at(t.barrier);
-    each_chunk(t.map, t.to, t.column, t.row, [&](unsigned address, long long row, long long column) {
+    each_chunk(t.map, t.to, t.start, [&](unsigned address, long long plane, long long row, long long column) {
         char chunk[GRANULE] = {};
         for (unsigned e = 0; e * t.map.element_bytes < GRANULE; e++)
-            if (row >= 0 && row < t.map.rows && column + e >= 0 && column + e < t.map.columns)
-                std::memcpy(chunk + e * t.map.element_bytes, t.map.address + row * t.map.row_bytes + (column + e) * t.map.element_bytes, t.map.element_bytes);
+            if (t.map.holds(plane, row, column + e))
+                std::memcpy(chunk + e * t.map.element_bytes, t.map.at(plane, row, column + e), t.map.element_bytes);
         std::memcpy(window() + address, chunk, GRANULE);
         if (!now.checking) return;
         mark_written(window() + address, GRANULE);
@@ -305,6 +315,7 @@ struct Rendezvous {
     bool bfloat16, add, a_transposed, b_transposed;
     int a_sign, b_sign;
     float* const* d;
+    const unsigned* a_registers;  // null: a is in shared memory
     unsigned long long a, b;
 };
 struct Warpgroup {
@@ -316,18 +327,6 @@ struct Warpgroup {
     std::vector<std::unique_ptr<Accumulator>> accumulators;
 };
 std::vector<Warpgroup> warpgroups;
-
-float of_half(unsigned short bits) {
-    int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-    float v = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? std::ldexp(float(mantissa + 1024), exponent - 25) : std::ldexp(float(mantissa), -24);
-    return bits >> 15 ? -v : v;
-}
-const float* half_values() {
-    static std::vector<float> table;
-    if (table.empty())
-        for (unsigned bits = 0; bits < 65536; bits++) table.push_back(of_half(static_cast<unsigned short>(bits)));
-    return table.data();
-}
 
 // The last thread to come has waited for the copy's phase, or it is reported; so must each warp of its warpgroup have.
 void check_all_warps_waited(const Granule& g, unsigned address, const void* pc) {
@@ -373,6 +372,20 @@ void read_matrix(unsigned long long descriptor, unsigned lines, bool transposed,
         }
 }
 
+// Of the registers of a that each thread holds, [16][64]: of two elements in each, as mma.sync has them.
+void take_registers(const Rendezvous* slots, bool bfloat16, float* out) {
+    const float* table = half_values();
+    for (unsigned t = 0; t < WARPGROUP; t++)
+        for (unsigned e = 0; e < 8; e++) {
+            unsigned bits = slots[t].a_registers[e / 2] >> e % 2 * 16 & 0xffff, whole = bits << 16;
+            float value;
+            std::memcpy(&value, &whole, sizeof value);
+            if (!bfloat16) value = table[bits];
+            unsigned row = t / 32 * 16 + t % 32 / 4 + e / 2 % 2 * 8, k = t % 4 * 2 + e / 4 * 8 + e % 2;
+            out[k * 64 + row] = value;
+        }
+}
+
 // Row and column of a thread's register in the result of 64 rows.
 unsigned row_of(unsigned thread, unsigned i) { return thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8; }
 unsigned column_of(unsigned thread, unsigned i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
@@ -402,12 +415,15 @@ Accumulator& accumulator_of(Warpgroup& g, const Rendezvous* slots) {
 void multiply(Warpgroup& g) {
     const Rendezvous& s = g.slots[0];
     for (const Rendezvous& other : g.slots)
-        if (other.a != s.a || other.b != s.b || other.add != s.add || other.columns != s.columns)
+        if (other.a != s.a || other.b != s.b || other.add != s.add || other.columns != s.columns || !other.a_registers != !s.a_registers)
             fail(DIVERGENT_WARP, {}, s.pc, "the threads of a warpgroup give wgmma different operands");
+    if (s.a_registers && !g.fenced && now.checking)
+        fail(RACE, {}, s.pc, "wgmma takes registers that the threads have used, with no wgmma.fence between");
     Accumulator& acc = accumulator_of(g, g.slots);
     Multiplication m{{}, &acc};
     static float a[16 * 64], b[16 * 256];
-    read_matrix(s.a, 64, s.a_transposed, s.bfloat16, a, m, s.pc);
+    if (s.a_registers) take_registers(g.slots, s.bfloat16, a);
+    else read_matrix(s.a, 64, s.a_transposed, s.bfloat16, a, m, s.pc);
     read_matrix(s.b, s.columns, s.b_transposed, s.bfloat16, b, m, s.pc);
     if (!s.add) std::fill(acc.values.begin(), acc.values.end(), 0.0f);
     float sign = float(s.a_sign * s.b_sign);
@@ -642,8 +658,8 @@ void fence_proxy_async() {
     join(proxied[now.thread], known[now.thread]);
 }
 
-void load_box(unsigned to, const void* given, unsigned barrier, int column, int row) {
-    const Map& map = as_map(given, HERE);
+void load_box(unsigned to, const void* given, unsigned barrier, Start start) {
+    const Map& map = as_map(given, start, HERE);
     MBarrier& b = mbarrier(barrier, HERE);
     if (to % 128) fail(MISALIGNED, {}, HERE, "a bulk copy to shared address %u, which is not a multiple of 128", to);
     checked_shared(to, box_bytes(map), "bulk copy", HERE);
@@ -651,7 +667,7 @@ void load_box(unsigned to, const void* given, unsigned barrier, int column, int 
         fail(RACE, {}, HERE, "a bulk copy with the mbarrier at shared address %u, with no fence after its initialisation: fence.mbarrier_init or fence.proxy.async", barrier);
     const void* pc = HERE;
     check_no_mbarrier(to, box_bytes(map), "copies", pc);
-    each_chunk(map, to, column, row, [&](unsigned address, long long, long long) {
+    each_chunk(map, to, start, [&](unsigned address, long long, long long, long long) {
         if (now.checking) {
             Granule& g = granule(address);
             check_landed(g, now.thread, address, "copies to", pc);
@@ -664,17 +680,17 @@ void load_box(unsigned to, const void* given, unsigned barrier, int column, int 
         }
         std::memset(window() + address, 0xff, GRANULE);
     });
-    transfers.push_back({map, to, barrier, column, row, pc});
+    transfers.push_back({map, to, barrier, start, pc});
 }
 
-void store_box(const void* given, unsigned from, int column, int row) {
-    const Map& map = as_map(given, HERE);
+void store_box(const void* given, unsigned from, Start start) {
+    const Map& map = as_map(given, start, HERE);
     if (from % 128) fail(MISALIGNED, {}, HERE, "a bulk copy from shared address %u, which is not a multiple of 128", from);
     checked_shared(from, box_bytes(map), "bulk copy", HERE);
     const void* pc = HERE;
-    each_chunk(map, from, column, row, [&](unsigned address, long long r, long long c) {
+    each_chunk(map, from, start, [&](unsigned address, long long plane, long long r, long long c) {
         // What lies outside of the matrix is not written there, and need not have been written here.
-        bool inside = r >= 0 && r < map.rows && c + GRANULE / map.element_bytes > 0 && c < map.columns;
+        bool inside = map.holds(plane, r, 0) && c + GRANULE / map.element_bytes > 0 && c < map.columns;
         if (now.checking && inside && !granule(address).written)
             fail(UNINITIALISED_SHARED, {}, pc, "a bulk copy reads shared address %u, which nothing in this block has written", address);
         if (now.checking && inside) {
@@ -682,8 +698,8 @@ void store_box(const void* given, unsigned from, int column, int row) {
             uncommitted[now.thread].push_back({address, GRANULE});
         }
         for (unsigned e = 0; e * map.element_bytes < GRANULE; e++)
-            if (r >= 0 && r < map.rows && c + e >= 0 && c + e < map.columns)
-                std::memcpy(map.address + r * map.row_bytes + (c + e) * map.element_bytes, window() + address + e * map.element_bytes, map.element_bytes);
+            if (map.holds(plane, r, c + e))
+                std::memcpy(map.at(plane, r, c + e), window() + address + e * map.element_bytes, map.element_bytes);
     });
     last_bulk_pc = pc;
 }
@@ -751,8 +767,14 @@ void wgmma_wait(unsigned pending) {
         }
     });
 }
-void wgmma(unsigned columns, bool bfloat16, float* const* d, unsigned long long a, unsigned long long b, bool add, int a_sign, int b_sign, bool a_transposed, bool b_transposed) {
-    together({HERE, "wgmma.mma_async", 0, columns, bfloat16, add, a_transposed, b_transposed, a_sign, b_sign, d, a, b}, [](Warpgroup& g, unsigned) { multiply(g); });
+void wgmma(unsigned columns, bool bfloat16, float* const* d, const unsigned* a_registers, unsigned long long a, unsigned long long b, bool add, int a_sign, int b_sign, bool a_transposed, bool b_transposed) {
+    together({HERE, "wgmma.mma_async", 0, columns, bfloat16, add, a_transposed, b_transposed, a_sign, b_sign, d, a_registers, a, b}, [](Warpgroup& g, unsigned) { multiply(g); });
+}
+
+float exp2_approximate(float x) {
+    if (std::fabs(x) < 1.17549435e-38f) x = 0;
+    float y = std::exp2(x);
+    return y < 1.17549435e-38f ? 0 : y;
 }
 
 void set_registers(unsigned count) {

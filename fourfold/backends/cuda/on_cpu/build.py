@@ -294,6 +294,8 @@ def _with_ptx(
     whole.write_text(given.replace("fourfold_has_ptx = false", "fourfold_has_ptx = true"))
     preprocessed = _run(*command, f"-D{ptx.HOPPER}", "-E", str(whole), refused=CompilationError)
     text, places = ptx.translated(preprocessed, closure)
+    if not ptx.is_asynchronous(text):
+        text = text.replace("fourfold_has_ptx = true", "fourfold_has_ptx = false")
     translated = whole.with_suffix(".ii")
     translated.write_text(text)
     return translated, places

@@ -75,6 +75,9 @@ void wake_on(const void* what);
 // Let the others go on, as far as they can.
 void yield_thread(const void* pc);
 
+// matrices.cpp: the float16 numbers by their bits.
+const float* half_values();
+
 // asynchronous.cpp: mbarriers, copies and wgmma, of a unit with inline PTX.
 extern bool asynchronous;
 void asynchronous_begin_block();

@@ -20,8 +20,12 @@ bool mbarrier_wait_phase(unsigned barrier, unsigned long long phase, bool try_);
 void fence_mbarrier_init();
 void fence_proxy_async();
 
-void load_box(unsigned to, const void* map, unsigned barrier, int column, int row);
-void store_box(const void* map, unsigned from, int column, int row);
+// Where a box of a tensor of 2 or 3 dimensions starts: its column, its row, and its plane if there are planes.
+struct Start {
+    int dimensions, at[3];
+};
+void load_box(unsigned to, const void* map, unsigned barrier, Start start);
+void store_box(const void* map, unsigned from, Start start);
 void commit_bulk();
 void wait_bulk(unsigned pending, bool of_reads);
 
@@ -30,8 +34,16 @@ void named_barrier(unsigned number, unsigned threads, bool waits);
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(unsigned pending);
-// d: the thread's `columns` / 2 registers.
-void wgmma(unsigned columns, bool bfloat16, float* const* d, unsigned long long a, unsigned long long b, bool add, int a_sign, int b_sign, bool a_transposed, bool b_transposed);
+// d: the thread's `columns` / 2 registers. a_registers: its four of a, or null: a descriptor says where a is.
+void wgmma(unsigned columns, bool bfloat16, float* const* d, const unsigned* a_registers, unsigned long long a, unsigned long long b, bool add, int a_sign, int b_sign, bool a_transposed, bool b_transposed);
+
+// mma.sync of 16 x 16 by 16 x 8 elements of float16 or bfloat16: of each lane, its registers.
+void mma(bool bfloat16, float* const* d, const unsigned* a, const unsigned* b, const float* c, Site site);
+// ldmatrix of 1, 2 or 4 matrices of 8 x 8 elements of 2 bytes: each lane gives the address of a row.
+void load_matrices(unsigned count, bool transposed, unsigned* const* d, unsigned from, Site site);
+
+// ex2.approx.ftz: 2^x, and 0 in the place of subnormal numbers.
+float exp2_approximate(float x);
 
 void set_registers(unsigned count);
 void store_shared(unsigned to, const void* value, unsigned bytes);

@@ -9,6 +9,9 @@ from collections.abc import Callable, Collection, Iterator
 # Defined for a file all of whose inline PTX is known, so that its kernels for Hopper are compiled.
 HOPPER = "__CUDA_ARCH_FEAT_SM90_ALL"
 
+# What the threads of a warp do together, and at once: it needs no account of what is under way.
+_OF_A_WARP = frozenset(("mma", "load_matrices", "load_shared", "store_shared"))
+_SITE = "::fourfold::Site{__builtin_FILE(), unsigned(__builtin_LINE())}"
 _STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\s*(?:volatile|__volatile__|inline)?\s*\(")
 _LINE_MARK = re.compile(r'^# (\d+) "([^"\n]*)".*$', re.MULTILINE)
 _LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -46,6 +49,11 @@ def translated(preprocessed: str, files: Collection[str]) -> tuple[str, list[tup
         pieces += [preprocessed[at : found.start()], _statement(_LINE_MARK.sub("", inside)), _line_marks(inside)]
         at = end + 1
     return "".join([*pieces, preprocessed[at:]]), places
+
+
+def is_asynchronous(translated: str) -> bool:
+    """Whether a translated unit has mbarriers, copies, wgmma or barriers of some threads."""
+    return bool(set(re.findall(r"::fourfold::ptx::(\w+)\(", translated)) - _OF_A_WARP)
 
 
 def _line_marks(inside: str) -> str:
@@ -162,33 +170,62 @@ def _to(destination: str, call: str) -> str:
     return call if destination == "_" else f"{_value(destination)} = {call}"
 
 
-def _map_and_box(operand: str) -> tuple[str, str, str]:
-    """Of `[%1, {%3, %4}]` the map, the column and the row."""
+def _map_and_box(operand: str, dimensions: str) -> tuple[str, str]:
+    """Of `[%1, {%3, %4}]` the map, and where the box starts: how many numbers, and these, the column first."""
     pointer, box = _split(operand.strip()[1:-1], ",")
-    column, row = _elements(box)
-    return f"(const void*)({_value(pointer)})", column, row
+    start = _elements(box)
+    if len(start) != int(dimensions):
+        raise ValueError(operand)
+    return f"(const void*)({_value(pointer)})", f"{{{dimensions}, {{{', '.join(f'int({at})' for at in start)}}}}}"
 
 
 def _load(match: re.Match, o: list[str]) -> str:
-    pointer, column, row = _map_and_box(o[1])
-    return _call("load_box", _address(o[0]), pointer, _address(o[2]), column, row)
+    pointer, start = _map_and_box(o[1], match[1])
+    return _call("load_box", _address(o[0]), pointer, _address(o[2]), start)
 
 
 def _store(match: re.Match, o: list[str]) -> str:
-    pointer, column, row = _map_and_box(o[0])
-    return _call("store_box", pointer, _address(o[1]), column, row)
+    pointer, start = _map_and_box(o[0], match[1])
+    return _call("store_box", pointer, _address(o[1]), start)
 
 
 def _wgmma(match: re.Match, o: list[str]) -> str:
     registers = _elements(o[0])
-    columns = int(match[1])
-    if len(registers) != columns // 2 or len(o) != 8:
+    columns, in_registers = int(match[1]), o[1].startswith("{")
+    # Only what lies in shared memory may be transposed.
+    if len(registers) != columns // 2 or len(o) != 8 - in_registers:
         raise ValueError(o)
-    a, b, add, a_sign, b_sign, a_transposed, b_transposed = map(_value, o[1:])
+    given = ""
+    if in_registers:
+        if len(_elements(o[1])) != 4:
+            raise ValueError(o)
+        given = f"const unsigned a[] = {{{', '.join(_elements(o[1]))}}}; "
+    b, add, a_sign, b_sign, *transposed = map(_value, o[2:])
+    a, a_registers = ("0", "a") if in_registers else (_value(o[1]), "nullptr")
+    a_transposed, b_transposed = ["0", *transposed][-2:]
     bfloat16 = "true" if match[2] == "bf16" else "false"
     listed = ", ".join(f"&{register}" for register in registers)
-    call = _call("wgmma", str(columns), bfloat16, "d", a, b, add, a_sign, b_sign, a_transposed, b_transposed)
-    return f"float* const d[] = {{{listed}}}; {call}"
+    operands = a_registers, a, b, add, a_sign, b_sign, a_transposed, b_transposed
+    return f"{given}float* const d[] = {{{listed}}}; {_call('wgmma', str(columns), bfloat16, 'd', *operands)}"
+
+
+def _mma(match: re.Match, o: list[str]) -> str:
+    d, a, b, c = map(_elements, o)
+    if [len(registers) for registers in (d, a, b, c)] != [4, 4, 2, 4]:
+        raise ValueError(o)
+    given = f"const float c[] = {{{', '.join(c)}}}; const unsigned a[] = {{{', '.join(a)}}}, b[] = {{{', '.join(b)}}};"
+    listed = ", ".join(f"&{register}" for register in d)
+    bfloat16 = "true" if match[1] == "bf16" else "false"
+    return f"{given} float* const d[] = {{{listed}}}; {_call('mma', bfloat16, 'd', 'a', 'b', 'c', _SITE)}"
+
+
+def _load_matrices(match: re.Match, o: list[str]) -> str:
+    registers, count = _elements(o[0]), int(match[1])
+    if len(registers) != count:
+        raise ValueError(o)
+    listed = ", ".join(f"&{register}" for register in registers)
+    call = _call("load_matrices", str(count), "true" if match[2] else "false", "d", _address(o[1]), _SITE)
+    return f"unsigned* const d[] = {{{listed}}}; {call}"
 
 
 def _compare(match: re.Match, o: list[str]) -> str:
@@ -216,7 +253,7 @@ def _arrive(match: re.Match, o: list[str]) -> str:
 
 _Make = Callable[[re.Match, list[str]], str]
 _SHARED, _ORDER = r"(?:\.shared(?:::cta|::cluster)?)?", r"(?:\.(?:release|acquire|relaxed)\.cta)?"
-_BULK = r"cp\.async\.bulk\.tensor\.2d"
+_BULK = r"cp\.async\.bulk\.tensor\.([23])d"
 _INSTRUCTIONS: tuple[tuple[str, _Make], ...] = (
     (rf"mbarrier\.init{_SHARED}\.b64", lambda m, o: _call("mbarrier_init", _address(o[0]), _value(o[1]))),
     (rf"mbarrier\.inval{_SHARED}\.b64", lambda m, o: _call("mbarrier_invalidate", _address(o[0]))),
@@ -241,6 +278,8 @@ _INSTRUCTIONS: tuple[tuple[str, _Make], ...] = (
     (r"wgmma\.commit_group\.sync\.aligned", lambda m, o: _call("wgmma_commit")),
     (r"wgmma\.wait_group\.sync\.aligned", lambda m, o: _call("wgmma_wait", _value(o[0]))),
     (r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.\2", _wgmma),
+    (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)\.\1\.f32", _mma),
+    (r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16", _load_matrices),
     (r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32", lambda m, o: _call("set_registers", _value(o[0]))),
     (
         r"st\.shared(?:::cta)?\.([bufs])(16|32|64)",
@@ -252,6 +291,7 @@ _INSTRUCTIONS: tuple[tuple[str, _Make], ...] = (
         r"ld\.shared(?:::cta)?\.([bufs])(16|32|64)",
         lambda m, o: _call("load_shared", f"&{_value(o[0])}", _address(o[1]), str(int(m[2]) // 8)),
     ),
+    (r"ex2\.approx\.ftz\.f32", lambda m, o: f"{_value(o[0])} = " + _call("exp2_approximate", _value(o[1]))),
     (r"setp\.(eq|ne|lt|le|gt|ge)\.([bsu])(32|64)", _compare),
     (r"selp\.[bsu](?:32|64)", lambda m, o: f"{_value(o[0])} = {_value(o[3])} ? {_value(o[1])} : {_value(o[2])};"),
     (r"mov\.[bsu](?:32|64)", lambda m, o: f"{_value(o[0])} = {_value(o[1])};"),

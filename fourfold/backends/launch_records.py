@@ -1,0 +1,155 @@
+"""Records of launches: which compiled code a call launches, how, and on what. Nothing is recorded unless asked for.
+
+with recording(lambda tensor: None) as record:
+    call()
+record.launches
+"""
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fourfold.backends.cuda.machine_code import allocation, code_sha256
+from fourfold.compat import torch_internals
+
+# Addresses differ from run to run. What they are modulo this many bytes does not: torch's allocator aligns to it.
+ALIGNMENT = 512
+
+
+@dataclass(frozen=True)
+class Code:
+    """A compiled kernel.
+
+    Attributes:
+        name: as a reader knows it.
+        mangled: its name in the compiled file.
+        arch: the architecture that it is compiled for, such as "sm_90a".
+        cubin: the compiled file that is launched.
+    """
+
+    name: str
+    mangled: str
+    arch: str
+    cubin: bytes = field(repr=False)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the machine code: see `code_sha256`."""
+        return _sha256(self.cubin, self.mangled)
+
+    @property
+    def identity(self) -> str:
+        """The hash of the machine code, of the registers of a thread and of the cluster that the source fixes."""
+        return hashlib.sha256(f"{self.sha256} {allocation(self.cubin, self.mangled)}".encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def _sha256(cubin: bytes, mangled: str) -> str:
+    return code_sha256(cubin, mangled)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch.
+
+    Attributes:
+        code: what was launched.
+        configuration: grid, block, shared memory and all else that the launch was given, in words.
+        arguments: the tensors' forms, and the numbers.
+    """
+
+    code: Code
+    configuration: str
+    arguments: tuple[str, ...]
+
+
+class Record:
+    """What a call does on a GPU, in order.
+
+    Args:
+        name_of: the name of a tensor of the caller's, None for one that the call makes.
+    """
+
+    def __init__(self, name_of: Callable[[torch.Tensor], str | None]) -> None:
+        self.events: list[Launched | str] = []
+        self.unknown = ""
+        self._name_of = name_of
+        self._described: dict[int, tuple[Any, str]] = {}
+
+    @property
+    def launches(self) -> list[Launched]:
+        """The launches of our kernels."""
+        return [event for event in self.events if isinstance(event, Launched)]
+
+    @property
+    def others(self) -> list[str]:
+        """The operators of torch that may launch kernels of their own."""
+        return [event for event in self.events if isinstance(event, str)]
+
+    def launched(self, code: Code, configuration: str, arguments: Sequence[Any]) -> None:
+        """A kernel was launched."""
+        if not torch_internals.calls_are_watched():
+            self.refuse(f"{code.name} was launched where torch's operators are not seen")
+        self.events.append(Launched(code, configuration, self.forms(arguments)))
+
+    def ran(self, operator: Any, arguments: Sequence[Any]) -> None:
+        """An operator of torch ran that may have launched kernels."""
+        self.events.append(f"{operator}({', '.join(self.forms(arguments))})")
+
+    def refuse(self, why: str) -> None:
+        """The call did what no record can tell."""
+        self.unknown = self.unknown or why
+
+    def describe(self, argument: Any, text: str) -> None:
+        """Tell what an argument is that its form does not tell. It is kept, so that its id stays its own."""
+        self._described[id(argument)] = argument, text
+
+    def forms(self, arguments: Sequence[Any]) -> tuple[str, ...]:
+        """What arguments are, without their addresses: equal where a kernel does the same work on equal numbers."""
+        first: dict[int, int] = {}
+        return tuple(self._form(argument, place, first) for place, argument in enumerate(arguments))
+
+    def _form(self, argument: Any, place: int, first: dict[int, int]) -> str:
+        if id(argument) in self._described:
+            return self._described[id(argument)][1]
+        if isinstance(argument, torch.Tensor):
+            address = argument.data_ptr()
+            one = first.setdefault(address, place)
+            also = f", as argument {one}" if one != place else ""
+            return (
+                f"{self._name_of(argument) or 'made'}: {argument.dtype}{list(argument.shape)}"
+                f" strides {list(argument.stride())} at {address % ALIGNMENT}{also}"
+            )
+        if isinstance(argument, list | tuple):
+            return f"[{', '.join(self._form(one, place, first) for one in argument)}]"
+        if argument is None or isinstance(
+            argument, bool | int | float | str | torch.dtype | torch.device | torch.layout | torch.memory_format
+        ):
+            return repr(argument)
+        self.refuse(f"an argument is a {type(argument).__name__}")
+        return type(argument).__name__
+
+
+# The record that is being made, if there is one. Autograd's threads write to it as well. Launches read this variable
+# itself: a function that returned it would take longer.
+current: Record | None = None
+
+
+@contextlib.contextmanager
+def recording(name_of: Callable[[torch.Tensor], str | None]) -> Iterator[Record]:
+    """Context manager: record all launches of this process, which makes one call at a time within it.
+
+    Args:
+        name_of: the name of a tensor of the caller's, None for one that the call makes.
+    """
+    global current
+    before, current = current, Record(name_of)
+    try:
+        yield current
+    finally:
+        current = before

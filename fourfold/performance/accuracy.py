@@ -1,0 +1,319 @@
+"""Accuracy: the rounding errors of kernels beside those of torch and of other libraries, in ulp, on the same cases.
+
+    fourfold accuracy --op softmax --device cuda
+
+The verification says whether each error is within its bound. This says how large the errors are: a kernel may be right
+and still less exact than torch's.
+
+An error is the distance from the oracle's result, which is computed in a wider type. Its unit is the ulp: the spacing
+of the numbers of the result's dtype at the exact value. Rounding alone costs up to 0.5. Not counted are elements whose
+exact value is not finite or past the largest number, and elements of which the oracle's bound says nothing. At ties the
+derivative counts that the oracle documents, which is torch's.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import hypothesis
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from fourfold.checks.outputs import of_output
+from fourfold.checks.results import expected_results, named_results
+from fourfold.checks.search import Subject
+from fourfold.core.case import Case
+from fourfold.core.dtypes import DType
+from fourfold.core.refusals import has_lost_device, reason
+from fourfold.core.running_error import Bounded
+from fourfold.core.tampering import random_state_kept
+from fourfold.performance.beside import OWN, PEERS
+from fourfold.performance.peers import COMPILED, LIBRARY, peers
+from fourfold.running.cells import CANDIDATE, Cell, Selection
+
+# torch's own: the definition in torch, and the kernel of torch or torchvision where there is one.
+OF_TORCH = ("torch", LIBRARY)
+# Errors in ulp that rounding to the dtype costs anyway. Smaller ones are no advantage.
+OF_ROUNDING = 0.5
+ELEMENTS = 2048  # of the inputs of a generated case
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The errors of a contender in ulp.
+
+    Attributes:
+        elements: how many results were looked at.
+        largest: the largest error; infinite where a finite result is infinite or NaN.
+        total: the sum of all errors.
+        bits: the sum of the bits that are lost, log2(1 + error). Its mean hardly depends on a few large errors.
+        at: the case of the largest error.
+    """
+
+    elements: int = 0
+    largest: float = 0.0
+    total: float = 0.0
+    bits: float = 0.0
+    at: str = ""
+
+    @classmethod
+    def of(cls, ulps: np.ndarray, case: str) -> "Errors":
+        """Of the errors of one case."""
+        if not ulps.size:
+            return cls()
+        return cls(ulps.size, float(ulps.max()), float(ulps.sum()), float(np.log2(1 + ulps).sum()), case)
+
+    def __add__(self, other: "Errors") -> "Errors":
+        larger = self if self.largest >= other.largest and self.elements else other
+        total, bits = self.total + other.total, self.bits + other.bits
+        return Errors(self.elements + other.elements, larger.largest, total, bits, larger.at)
+
+    @property
+    def mean(self) -> float:
+        """The mean error."""
+        return self.total / max(self.elements, 1)
+
+    @property
+    def lost(self) -> float:
+        """The bits that an element loses in the mean."""
+        return self.bits / max(self.elements, 1)
+
+    def behind(self, other: "Errors") -> float:
+        """By how many bits these errors are larger: the largest or the mean, whichever is farther behind."""
+        with np.errstate(divide="ignore"):
+            largest, others = (float(np.log2(max(each.largest, OF_ROUNDING))) for each in (self, other))
+        pairs = ((largest, others), (self.lost, other.lost))
+        return max(0.0 if a == b else a - b for a, b in pairs)
+
+
+@dataclass
+class Result:
+    """One output or gradient of an operation in one dtype: the errors of all contenders by case, and their refusals."""
+
+    operation: str
+    result: str
+    dtype: str
+    errors: dict[str, dict[str, Errors]] = field(default_factory=dict)
+
+    def of(self, contender: str, cases: Iterable[str] | None = None) -> Errors:
+        """The errors of a contender in these cases; in all that it answered, if None."""
+        found = self.errors[contender]
+        return sum((found[case] for case in (found if cases is None else cases)), Errors())
+
+    def behind(self, contender: str, peer: str) -> float:
+        """By how many bits a contender is less exact than a peer, in the cases that both have answered."""
+        both = [case for case in self.errors[contender] if case in self.errors[peer]]
+        return self.of(contender, both).behind(self.of(peer, both))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: a kernel's errors beside its peers'.
+
+    Attributes:
+        behind: by how many bits it is less exact than torch; None where torch has no result.
+    """
+
+    operation: str
+    result: str
+    dtype: str
+    kernel: str
+    behind: float | None
+    errors: Mapping[str, Errors]
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is less exact than torch, by what a line of the table shows."""
+        return self.behind is not None and round(self.behind, 1) > 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which has no infinity: None takes its place."""
+        errors = {
+            name: {
+                "largest": _finite(each.largest),
+                "mean": _finite(each.mean),
+                "bits_lost": _finite(each.lost),
+                "elements": each.elements,
+                "at": each.at,
+            }
+            for name, each in self.errors.items()
+        }
+        behind = None if self.behind is None else _finite(self.behind)
+        return {**asdict(replace(self, errors={})), "behind": behind, "errors": errors}
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+@dataclass
+class Accuracy:
+    """What was measured.
+
+    Attributes:
+        results: of each output and gradient.
+        missing: why a contender has no results, or not of all cases, and of how many.
+        ended: why nothing more could be measured: a kernel has left the GPU unusable.
+    """
+
+    results: list[Result] = field(default_factory=list)
+    missing: Counter[str] = field(default_factory=Counter)
+    ended: str = ""
+
+    def rows(self) -> list[Row]:
+        """A row for each kernel and result, those first that are farthest behind torch."""
+        rows = [self._row(result, kernel) for result in self.results for kernel in OWN if result.errors.get(kernel)]
+        return sorted(rows, key=lambda row: -math.inf if row.behind is None else -row.behind)
+
+    @staticmethod
+    def _row(result: Result, kernel: str) -> Row:
+        torches = [name for name in OF_TORCH if result.errors.get(name)]
+        behind = max((result.behind(kernel, name) for name in torches), default=None)
+        others = [name for name in PEERS if result.errors.get(name)]
+        errors = {name: result.of(name) for name in (kernel, *others)}
+        return Row(result.operation, result.result, result.dtype, kernel, behind, errors)
+
+
+def ulp(value: np.ndarray, dtype: DType) -> np.ndarray:
+    """The spacing of a dtype's numbers at exact values: from a power of 2 to the next one it is the same.
+
+    Around 0 it is the smallest subnormal number.
+    """
+    spacing = np.ldexp(dtype.wide(2 * dtype.roundoff), np.frexp(value)[1] - 1)
+    return np.where(value == 0, dtype.smallest_subnormal, np.maximum(spacing, dtype.smallest_subnormal))
+
+
+def errors_in_ulp(actual: np.ndarray, expected: Bounded, dtype: DType) -> np.ndarray:
+    """The errors of the elements whose exact value is known, as a flat array.
+
+    Args:
+        actual: a result, held in the wide type.
+        expected: the oracle's result.
+        dtype: the result's dtype.
+    """
+    value = expected.nearest(actual)
+    with np.errstate(all="ignore"):
+        held = np.isfinite(value) & (abs(value) + expected.settled <= dtype.largest)
+        error = np.where(actual == value, 0.0, abs(actual - value) / ulp(value, dtype))
+    return np.where(np.isnan(error), np.inf, error)[held]
+
+
+def drawn(strategy: st.SearchStrategy[Case], count: int, seed: int) -> dict[str, Case]:
+    """Generated cases by name: the same for a seed and a version of Hypothesis."""
+    cases: list[Case] = []
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        phases=[hypothesis.Phase.generate],
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(strategy)
+    def keep(case: Case) -> None:
+        cases.append(case)
+
+    if count:
+        with random_state_kept():
+            keep()
+    return {f"generated {number}": case for number, case in enumerate(cases)}
+
+
+def measure(
+    selection: Selection, device: str, examples: int, seed: int, say: Callable[[str], None] = lambda line: None
+) -> Accuracy:
+    """Measure the errors of the selected cells, of torch and of the installed peers.
+
+    Args:
+        selection: the cells of kernels; torch is measured in any case.
+        device: "cpu" or "cuda".
+        examples: generated cases of each operation and dtype, beside the named ones.
+        seed: of the generated cases.
+        say: is told of each operation and dtype when it begins.
+    """
+    accuracy = Accuracy()
+    for name, dtype in dict.fromkeys((cell.operation, cell.dtype) for cell in selection.cells):
+        say(f"{name} {dtype}")
+        cells = [cell for cell in selection.cells if (cell.operation, cell.dtype) == (name, dtype)]
+        subjects = _subjects(selection, name, dtype, [cell.backend for cell in cells], device, accuracy.missing)
+        outputs: Sequence[str] = tuple(selection.operations[name].outputs) or ("",)
+        for output in outputs:
+            ones = {who: of_output(subject, output) if output else subject for who, subject in subjects.items()}
+            _measure(ones, f"{name}.{output}" if output else name, examples, seed, accuracy)
+            if accuracy.ended:
+                return accuracy
+    return accuracy
+
+
+def _subjects(
+    selection: Selection, name: str, dtype: str, backends: Sequence[str], device: str, missing: Counter[str]
+) -> dict[str, Subject]:
+    """All contenders by name: torch first, then the kernels, then the peers."""
+    found: dict[str, Subject] = {}
+    for backend in dict.fromkeys(("torch", *backends)):
+        cell = Cell(name, backend, dtype)
+        if why := selection.unsupported(cell, device):
+            missing[f"{cell}: unsupported: {why}"] += 1
+        else:
+            found[backend] = selection.subject(cell, device)
+    for peer, make in peers(name).items():
+        if peer == COMPILED or "torch" not in found:
+            continue
+        try:
+            found[peer] = replace(found["torch"], backend=peer, implementation=make())
+        except Exception as error:  # a library that is installed, and does not work here
+            missing[f"{name}-{peer}: {reason(error)}"] += 1
+    return found
+
+
+def _measure(subjects: Mapping[str, Subject], name: str, examples: int, seed: int, accuracy: Accuracy) -> None:
+    """Measure all contenders on the cases of one output."""
+    if not subjects:
+        return
+    first = next(iter(subjects.values()))
+    # The cases lie within a candidate's claims.
+    dtype, operation = first.dtype, subjects.get(CANDIDATE, first).operation
+    if not operation.result_dtype(dtype).roundoff:
+        return  # integers are right or wrong
+    cases = {case: make(dtype) for case, make in operation.examples.items()}
+    cases |= drawn(operation.cases(dtype, ELEMENTS), examples, seed)
+    results: dict[str, Result] = {}
+    for case_name, case in cases.items():
+        expected = expected_results(first, case)
+        for who, subject in subjects.items():
+            try:
+                errors = _errors(subject, case, case_name, expected)
+            except Exception as error:
+                said = f"{name}-{who}-{dtype}: {reason(error)}"
+                if has_lost_device(error):
+                    accuracy.ended = said
+                    accuracy.results += results.values()
+                    return
+                accuracy.missing[said] += 1
+                continue
+            for result, of in errors.items():
+                of_result = results.setdefault(result, Result(name, result, dtype.name))
+                of_result.errors.setdefault(who, {})[case_name] = of
+    accuracy.results += results.values()
+
+
+def _errors(subject: Subject, case: Case, name: str, expected: Mapping[str, Bounded]) -> dict[str, Errors]:
+    """The errors of one call, by the name of the result.
+
+    Raises:
+        ValueError: a result has another shape.
+        Exception: what the implementation raises.
+    """
+    output, gradients, _ = subject.evaluate(case)
+    found: dict[str, Errors] = {}
+    for result, tensor in named_results(output, gradients).items():
+        exact = expected[result]
+        if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != exact.shape:
+            raise ValueError(f"{result} has another shape than {list(exact.shape)}")
+        dtype = subject.dtype_of(result)
+        found[result] = Errors.of(errors_in_ulp(dtype.array(tensor), exact, dtype), name)
+    return found

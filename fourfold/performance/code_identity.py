@@ -1,0 +1,219 @@
+"""Code identity: what a benchmark launches on a GPU, so that unchanged code is known again without a clock.
+
+One call is recorded before it is timed. Its identity is a hash over its launches in order: machine code, registers,
+grid, block, shared memory, clusters, numbers, the forms of tensors; over the operators of torch beside them; and over
+the workload. Two runs with the same identity give the GPU the same work.
+"""
+
+import hashlib
+import struct
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fourfold.backends import known_calls, operators
+from fourfold.backends.cuda.compile import CudaError, resources_of_cubin
+from fourfold.backends.launch_records import Code, Launched, Record, recording
+from fourfold.checks.ahead_of_time import needs
+from fourfold.compat import torch_internals
+from fourfold.core.workloads import Workload
+from fourfold.performance.calls import Call
+from fourfold.performance.static import paired
+
+# What a record shows. The hash covers all.
+LAUNCHES_SHOWN, OPERATORS_SHOWN, WIDTH = 24, 8, 200
+# What the time of torch's own kernels depends on, as `machine.machine` names it.
+VERSIONS = ("gpu", "driver", "cuda", "torch")
+DISASSEMBLERS = 4  # processes at a time
+
+Info = Mapping[str, Any]
+
+
+class Watched(torch_internals.dispatch_mode()):  # type: ignore[misc]
+    """A mode that records the operators of torch which may launch kernels, also those within our own operators."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and record it unless it only allocates, makes a view, or is one of ours."""
+        kwargs = kwargs or {}
+        ours = operators.implementation(operator)
+        if ours is not None and not kwargs:
+            with self:  # what it calls is to be seen too
+                return ours(*args)
+        if torch_internals.namespace(operator) != "aten":
+            self._record.refuse(f"{operator} is an operator of neither torch nor Fourfold")
+        elif operator not in known_calls.MAKE and not torch_internals.is_view(operator):
+            self._record.ran(operator, [*args, *(part for pair in sorted(kwargs.items()) for part in pair)])
+        return operator(*args, **kwargs)
+
+
+def record_of(call: Call, also: Callable[[Record], AbstractContextManager] = lambda record: nullcontext()) -> Record:
+    """Make a call once, and return what it launched.
+
+    Args:
+        call: a call that has been made before, so that it neither compiles nor tunes.
+        also: a context that records more, given the record.
+    """
+    names = {tensor.untyped_storage().data_ptr(): name for name, tensor in call.given.items() if tensor.numel()}
+
+    def name_of(tensor: torch.Tensor) -> str | None:
+        return names.get(tensor.untyped_storage().data_ptr())
+
+    with recording(name_of) as record:
+        try:
+            with also(record), Watched(record):
+                call.run(1)
+        except Exception as error:  # a call that cannot be recorded is judged by its time
+            record.refuse(f"{type(error).__name__}: {error}")
+    return record
+
+
+def on_gpu(call: Call) -> Record:
+    """`record_of` a call on a GPU, with the launches that Triton itself makes."""
+    # Triton reads TRITON_INTERPRET when it is imported.
+    from fourfold.backends.triton.launch import triton_recorded
+
+    return record_of(call, triton_recorded)
+
+
+def described(record: Record, workload: Workload, codes: MutableMapping[str, Code]) -> dict[str, Any]:
+    """Return a record as JSON, of a bounded size.
+
+    Args:
+        record: what a call launched.
+        workload: what it was called on.
+        codes: takes the code that was launched, by its hash.
+
+    Returns:
+        "sha256", the identity; "launches" and "torch", the first launches and operators in words; "kernels", the hashes
+        of the code in order; "workload", a hash; and "unknown", why the identity says nothing, or "".
+    """
+    whole = hashlib.sha256()
+    of_workload = workload_sha256(workload)
+    lines, kernels = [], dict[str, None]()
+    unknown = record.unknown
+    try:
+        for event in record.events:
+            line = _line(event) if isinstance(event, Launched) else event
+            whole.update(f"{line}\n{event.arguments if isinstance(event, Launched) else ''}\n".encode())
+            if isinstance(event, Launched):
+                lines.append(line)
+                kernels[event.code.sha256] = None
+                codes[event.code.sha256] = event.code
+    except (ValueError, LookupError, struct.error) as error:  # a compiled file of a form that is not known
+        unknown = unknown or f"{type(error).__name__}: {error}"
+    whole.update(f"{of_workload} {_settings() if record.others else ''}".encode())
+    return {
+        "sha256": whole.hexdigest(),
+        "workload": of_workload,
+        "launches": _first(lines, LAUNCHES_SHOWN),
+        "kernels": list(kernels)[:LAUNCHES_SHOWN],
+        "torch": _first(record.others, OPERATORS_SHOWN),
+        "unknown": unknown,
+    }
+
+
+def _line(launched: Launched) -> str:
+    arguments = hashlib.sha256(repr(launched.arguments).encode()).hexdigest()
+    return f"{launched.code.name} {launched.code.identity[:12]}: {launched.configuration}, arguments {arguments[:8]}"
+
+
+def _first(lines: Sequence[str], most: int) -> list[str]:
+    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
+    return [line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines[:most]] + more
+
+
+def _settings() -> tuple[Any, ...]:
+    """What torch's choice of kernels depends on beside its version."""
+    return torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+
+
+def workload_sha256(workload: Workload) -> str:
+    """Return a hash of a workload: shapes and parameters of its case, and the numbers of the part that it repeats."""
+    found = hashlib.sha256(repr(sorted(workload.case.parameters.items())).encode())
+    found.update(repr(sorted(workload.case.layouts.items())).encode())
+    for side in (workload.case, workload.part):
+        arrays = {**side.inputs, "grad_output": side.grad_output}
+        found.update(repr([(name, array.shape, array.dtype.name) for name, array in arrays.items()]).encode())
+    for array in (*workload.part.inputs.values(), workload.part.grad_output):
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def key(info: Info | None, machine: Mapping[str, str]) -> str | None:
+    """Return what two runs have in common if one's GPU does the same work as the other's; None if that is not known.
+
+    Where torch launches kernels of its own, they are the same only on the same versions of torch, CUDA and the driver.
+    A call without a launch of ours is judged by its time.
+
+    Args:
+        info: what `described` returned in a run, or None.
+        machine: the machine of that run, as `machine.machine` describes it.
+    """
+    if not info or info["unknown"] or not info["launches"]:
+        return None
+    if info["torch"]:
+        return " ".join([info["sha256"], *(f"{name} {machine.get(name, '')}" for name in VERSIONS)])
+    return info["sha256"]
+
+
+def resources(codes: Mapping[str, Code]) -> dict[str, dict[str, Any]]:
+    """Return the registers, spills, shared memory and instructions of code, by its hash; without what has no answer."""
+
+    of_file: dict[bytes, dict[str, Code]] = {}  # a file is disassembled once, whatever it holds
+    for sha256, code in codes.items():
+        of_file.setdefault(code.cubin, {})[sha256] = code
+
+    def of(cubin: bytes) -> dict[str, dict[str, Any]]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "kernels.cubin")
+            path.write_bytes(cubin)
+            try:
+                return {
+                    sha256: needs(replace(resources_of_cubin(path, code.mangled, code.arch), name=code.name))
+                    for sha256, code in of_file[cubin].items()
+                }
+            except (CudaError, LookupError):  # there is no disassembler, or it says other things than it did
+                return {}
+
+    with ThreadPoolExecutor(DISASSEMBLERS) as pool:
+        return {sha256: kernel for found in pool.map(of, of_file) for sha256, kernel in found.items()}
+
+
+def differences(
+    now: Info | None, then: Info | None, kernels: Mapping[str, Any], former: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what differs between the launches of two runs of a benchmark; nothing if one was not recorded.
+
+    Args:
+        now, then: what `described` returned in either run.
+        kernels, former: the `resources` of either run.
+    """
+    if not now or not then or (now["sha256"] == then["sha256"] and not now["unknown"] and not then["unknown"]):
+        return
+    lines = []
+    if why := now["unknown"] or then["unknown"]:
+        lines.append(f"what it launches is not known: {why}")
+    if now["workload"] != then["workload"]:
+        lines.append("the workload is another one")
+    today, before = (
+        [known[sha256] for sha256 in info["kernels"] if sha256 in known]
+        for info, known in ((now, kernels), (then, former))
+    )
+    lines += [str(pair) for pair in paired(today, before) if not pair.same]
+    for what in ("launches", "torch"):
+        one: Counter[str] = Counter(now[what])
+        other: Counter[str] = Counter(then[what])
+        lines += [f"now: {line}" for line in (one - other).elements()]
+        lines += [f"was: {line}" for line in (other - one).elements()]
+    yield from lines or ["the launches come in another order, or differ in what the record does not show"]

@@ -1,0 +1,238 @@
+"""``fourfold resources``: what compiled kernels need, beside those of another revision. It needs neither GPU nor clock.
+
+    fourfold resources --base origin/main
+
+Kernels whose machine code is the same are as fast as before. Of the others it says what differs: registers, spills,
+shared memory, and how many instructions of each kind.
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import io
+import json
+import os
+import re
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fourfold
+from fourfold.backends.cuda.compile import CudaError
+from fourfold.checks.catalogue import operations
+from fourfold.core import registry
+from fourfold.performance import machine
+from fourfold.performance.static import Kernels, Pair, StaticError, kernels_of, paired
+from fourfold.running.cells import Cell, Selection, SelectionError
+
+DESCRIPTION = (
+    "Compile kernels for a GPU that need not be there, and print what they need: registers, spills, shared memory,"
+    " instructions. Compare with the kernels of another revision, or with what was written before."
+)
+BACKENDS = ("triton", "cuda")
+ARCHITECTURES = {"80": (8, 0), "90": (9, 0), "100": (10, 0)}
+
+
+class NoBase(Exception):
+    """There is nothing to compare with."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(prog="fourfold resources", description=DESCRIPTION)
+    made.add_argument("--op", action="append", default=[], metavar="NAME", help="only this operation; repeatable")
+    made.add_argument("--backend", action="append", default=[], choices=BACKENDS, help="only this one; repeatable")
+    made.add_argument("--dtype", action="append", default=[], metavar="NAME", help="only this dtype; repeatable")
+    made.add_argument("--arch", choices=ARCHITECTURES, default="90", help="compute capability times 10: 90 unless told")
+    against = made.add_mutually_exclusive_group()
+    against.add_argument(
+        "--base",
+        metavar="REVISION",
+        help="compare with the kernels of this git revision; operations whose files are the same are left out",
+    )
+    against.add_argument("--against", type=Path, metavar="FILE", help="compare with what --json has written")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write what the kernels need to this file")
+    made.add_argument("--strict", action="store_true", help="exit with 1 if a kernel needs more than before")
+    made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="compile so many at a time")
+    return made
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the kernels of some cells need.
+
+    Attributes:
+        kernels: by the name of the cell.
+        errors: why a cell's kernels do not compile, by the name of the cell.
+        compilers: versions that differ from today's, by name.
+    """
+
+    kernels: Kernels
+    errors: Mapping[str, str]
+    compilers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cells: Sequence[Cell], arch: str, jobs: int, folder: Path | None = None) -> "Compiled":
+        """Compile the kernels of cells, of the library or of ``folder/impls``, several at a time."""
+
+        def compile_one(cell: Cell) -> list[dict[str, Any]] | str:
+            try:
+                return kernels_of(cell, *ARCHITECTURES[arch], folder)
+            except (StaticError, CudaError) as error:
+                return str(error)
+
+        with ThreadPoolExecutor(max(jobs, 1)) as pool:
+            found = dict(zip(map(str, cells), pool.map(compile_one, cells)))
+        return cls(
+            {cell: kernels for cell, kernels in found.items() if not isinstance(kernels, str)},
+            {cell: error for cell, error in found.items() if isinstance(error, str)},
+        )
+
+
+def command(arguments: Sequence[str]) -> int:
+    """``fourfold resources ...``; gives 1 if a kernel does not compile, or with --strict needs more; 2 if misused."""
+    options = parser()
+    given = options.parse_args(arguments)
+    try:
+        selection = Selection.of(operations(), [], given.op, given.backend or BACKENDS, given.dtype)
+        then = saved(given.against, given.arch) if given.against is not None else None
+        with tempfile.TemporaryDirectory() as directory:
+            cells, base = list(selection.cells), Path(directory)
+            if given.base is not None:
+                unpack(given.base, implementations(), base)
+                concerned = changed(implementations(), base / "impls", dict.fromkeys(cell.operation for cell in cells))
+                cells = [cell for cell in cells if cell.operation in concerned]
+                print(f"operations with other files than {given.base}: {', '.join(concerned) or 'none'}", flush=True)
+                # A new operation has nothing to be compared with.
+                common = [cell for cell in cells if (base / "impls" / cell.operation).is_dir()]
+                then = Compiled.of(common, given.arch, given.jobs, base)
+            now = Compiled.of(cells, given.arch, given.jobs)
+    except (SelectionError, NoBase) as error:
+        options.error(str(error))
+    if given.json is not None:
+        content = {**machine.run(Path.cwd()), "compilers": compilers(), "arch": given.arch}
+        given.json.write_text(json.dumps({**content, "kernels": now.kernels}, indent=1) + "\n")
+    if then is None:
+        for line in needs(now):
+            print(line)
+        return 1 if now.errors else 0
+    compared = [(cell, pair) for cell in now.kernels for pair in paired(now.kernels[cell], then.kernels.get(cell, []))]
+    for line in lines(compared, now, then):
+        print(line)
+    return 1 if now.errors or (given.strict and any(pair.worse for _, pair in compared)) else 0
+
+
+def compilers() -> dict[str, str]:
+    """The versions of the compilers, by name."""
+    return {name: importlib.metadata.version(name) for name in ("triton", "nvidia-cuda-nvrtc")}
+
+
+def saved(path: Path, arch: str) -> Compiled:
+    """What --json has written.
+
+    Raises:
+        NoBase: the file cannot be read, or holds something else, or kernels for another architecture.
+    """
+    try:
+        content = json.loads(path.read_text())
+        today = compilers()
+        others = {name: version for name, version in content["compilers"].items() if version != today.get(name)}
+        if content["arch"] != arch:
+            raise NoBase(f"--against {path}: it is of --arch {content['arch']}")
+        return Compiled(content["kernels"], {}, others)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NoBase(f"--against {path}: {type(error).__name__}: {error}") from error
+
+
+# ---- the kernels of another revision
+
+
+def implementations() -> Path:
+    """The folder of this library's kernels. Those of other packages are not compared with another revision."""
+    own = (name for name in registry.folders_of_implementations() if name.partition(".")[0] == fourfold.__name__)
+    (folder,) = importlib.import_module(next(own)).__path__
+    return Path(folder)
+
+
+def unpack(revision: str, kernels: Path, folder: Path) -> None:
+    """Write the kernels of a revision into ``folder/impls``.
+
+    Raises:
+        NoBase: there is no such revision, or it has no kernels.
+    """
+    if revision.startswith("-"):
+        raise NoBase(f"--base {revision}: a revision does not begin with a hyphen")
+    git = ["git", "-C", str(kernels.parent), "archive", "--format=tar", f"{revision}:./{kernels.name}"]
+    done = subprocess.run(git, capture_output=True)
+    if done.returncode:
+        raise NoBase(f"--base {revision}: {done.stderr.decode(errors='replace').strip()}")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder / "impls", filter="data")
+
+
+def changed(now: Path, then: Path, names: Iterable[str]) -> list[str]:
+    """The operations of which a file differs between two folders of kernels, their own or one that they may use.
+
+    Args:
+        now: the folder of today's kernels.
+        then: that of the others.
+        names: of operations.
+    """
+    return [name for name in names if _used(now, name) != _used(then, name)]
+
+
+def _used(kernels: Path, operation: str) -> dict[str, bytes]:
+    """The files that an operation's kernels may use: of its folder, and of all folders and files that these name."""
+    known: dict[str, list[Path]] = {}
+    for path in kernels.iterdir():
+        known.setdefault(path.name.partition(".")[0], []).append(path)
+    found: dict[str, bytes] = {}
+    pending, seen = [operation], {operation}
+    while pending:
+        for path in known.get(pending.pop(), []):
+            for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                if file.suffix == ".pyc" or not file.is_file():
+                    continue
+                found[str(file.relative_to(kernels))] = content = file.read_bytes()
+                named = set(re.findall(r"\w+", content.decode(errors="replace"))) & known.keys()
+                pending += sorted(named - seen)
+                seen |= named
+    return found
+
+
+# ---- what is told
+
+
+def lines(compared: Sequence[tuple[str, Pair]], now: Compiled, then: Compiled) -> Iterator[str]:
+    """What differs, cell by cell, then what became worse, and how many kernels are the same."""
+    yield from (f"{name} is {compilers()[name]}, was {version}" for name, version in then.compilers.items())
+    for cell in dict.fromkeys(cell for cell, _ in compared):
+        pairs = [pair for name, pair in compared if name == cell]
+        same = sum(pair.same for pair in pairs)
+        if same < len(pairs):
+            yield f"{cell}: {same} of {len(pairs)} kernels have the same code"
+            yield from (f"  {pair}" for pair in pairs if not pair.same)
+    yield from (f"worse: {cell}: {pair.name}: {worse}" for cell, pair in compared for worse in pair.worse)
+    yield from (f"does not compile: {error}" for error in now.errors.values())
+    yield from (f"not compared, the base does not compile: {error}" for error in then.errors.values())
+    same = sum(pair.same for _, pair in compared)
+    yield f"{same} of {len(compared)} kernels have the same code"
+
+
+def needs(compiled: Compiled) -> Iterator[str]:
+    """What each kernel needs."""
+    for cell, kernels in compiled.kernels.items():
+        yield cell
+        for kernel in kernels:
+            spills = kernel["spill_store_bytes"] + kernel["spill_load_bytes"]
+            count = sum(kernel["instruction_counts"].values())
+            yield (
+                f"  {kernel['name']} for {kernel['arch']}: {kernel['registers']} registers, {spills} bytes of spills,"
+                f" {kernel['shared_bytes']} bytes of shared memory, {count} instructions"
+            )
+    yield from (f"does not compile: {error}" for error in compiled.errors.values())

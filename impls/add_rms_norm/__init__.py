@@ -1,0 +1,1 @@
+"""The operation ``add_rms_norm`` on every backend."""

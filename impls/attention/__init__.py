@@ -1,0 +1,1 @@
+"""The operation ``attention`` on every backend."""

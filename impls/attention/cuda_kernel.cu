@@ -1,0 +1,360 @@
+// Scaled dot product attention over packed sequences, after FlashAttention-2, without atomic operations.
+#include <math_constants.h>
+
+#include "attention/places.cuh"
+#include "attention/products.cuh"
+
+// The tensors' strides from token to token and from head to head.
+struct Strides { long long token, head; };
+
+struct Shape {
+    long long heads, kv_heads, columns;
+    int width;     // columns, and zeros up to a multiple of 16
+    bool vectors;  // whether all rows consist of whole vectors of 16 bytes
+    bool causal;
+};
+
+template <class T> __device__ T not_a_number() { return T(CUDART_NAN_F); }
+
+// The fast exponential of half types, whose error is far below their digits; the exact one of others.
+template <class T> __device__ Compute<T> exponential(Compute<T> x) {
+    if constexpr (sizeof(T) == 2) return __expf(x);
+    else return exp(x);
+}
+
+// The maximum, or the sum, over the four lanes that hold a row.
+template <class C> __device__ C largest_of_row(C x) {
+    x = max(x, __shfl_xor_sync(~0u, x, 1));
+    return max(x, __shfl_xor_sync(~0u, x, 2));
+}
+template <class C> __device__ C sum_of_row(C x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Writes a warp's sums [16, COLUMNS], each row times a factor, to rows `from + row * stride` of so many columns.
+template <class T, int COLUMNS>
+__device__ void put_rows(const Sums<T, COLUMNS>& sums, T* to, long long stride, int rows, int columns,
+                         const Compute<T> (&factors)[2], bool fits) {
+#pragma unroll
+    for (int n = 0; n < COLUMNS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int row = row_of(e), column = column_of(n, e);
+            if (row >= rows || column >= columns) continue;
+            to[row * stride + column] = fits ? T(sums.at[n][e] * factors[e / 2]) : not_a_number<T>();
+        }
+}
+
+template <class T, int COLUMNS>
+__global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
+    const T* __restrict__ q,       // [total_q, heads, columns], strided
+    const T* __restrict__ k,       // [total_k, kv_heads, columns], strided
+    const T* __restrict__ v,       // [total_k, kv_heads, columns], strided
+    const void* q_offsets,         // [batch + 1], strided, or null
+    const void* k_offsets,         // [batch + 1], strided, or null
+    T* __restrict__ output,        // [total_q, heads, columns]
+    Compute<T>* __restrict__ lse,  // [heads, total_q]
+    long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
+    long long q_token_stride, long long q_head_stride, long long k_token_stride, long long k_head_stride,
+    long long v_token_stride, long long v_head_stride, long long q_offsets_stride, long long k_offsets_stride,
+    bool wide_q, bool wide_k, bool vectors, bool causal, double scale_) {
+    // One block owns ROWS queries of a sequence and head, and COLUMNS columns of their output; one warp 16 queries.
+    using C = Compute<T>;
+    constexpr int ROWS = WARPS<T> * 16, KEYS = FORWARD_STEP<T>, PAD = 16 / sizeof(T);
+    const int warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = width + PAD;
+    const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
+    const long long chunk = blockIdx.x % chunks * COLUMNS, head = blockIdx.x / chunks % heads;
+    // Queries that see most keys come first.
+    const long long tile = gridDim.x / (chunks * heads) - 1 - blockIdx.x / (chunks * heads);
+    const Tokens queries{q_offsets, wide_q, q_offsets_stride, batch, total_q};
+    const Tokens keys{k_offsets, wide_k, k_offsets_stride, batch, total_k};
+    const Place place(tile, ROWS, queries, keys);
+    if (place.first >= place.length) return;
+    const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
+
+    extern __shared__ __align__(16) unsigned char shared[];
+    T* const q_tile = reinterpret_cast<T*>(shared);
+    T* const k_tile = q_tile + ROWS * line;
+    T* const v_tile = k_tile + KEYS * line;
+    T* const weights = v_tile + KEYS * (COLUMNS + PAD) + warp * 16 * (KEYS + PAD);
+    q += (place.begin + place.first) * q_token_stride + head * q_head_stride;
+    k += place.other_begin * k_token_stride + head / (heads / kv_heads) * k_head_stride;
+    v += place.other_begin * v_token_stride + head / (heads / kv_heads) * v_head_stride + chunk;
+    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(ROWS, (rows + 15) / 16 * 16);
+    load_tile<T>(q_tile, line, filled, width, q, q_token_stride, rows, columns, vectors);
+
+    // A query at `row` of the warp sees the keys below row + limit, and below all of them.
+    const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
+    const int end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
+    const C scale = C(scale_);
+    Sums<T, COLUMNS> sums;
+    C largest[2] = {-C(CUDART_INF_F), -C(CUDART_INF_F)}, total[2] = {};
+    for (int start = 0; start < end; start += KEYS) {
+        const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
+        __syncthreads();
+        load_tile<T>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, columns,
+                     vectors);
+        load_tile<T>(v_tile, COLUMNS + PAD, used, own_width, v + start * v_token_stride, v_token_stride,
+                     there, own_columns, vectors);
+        __syncthreads();
+        if (own_rows <= 0) continue;
+        Sums<T, KEYS> scores;
+        scores.template add<true>(q_tile + warp * 16 * line, line, k_tile, line, width, used);
+        C larger[2] = {largest[0], largest[1]};
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            if (n * 8 >= used) break;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int key = start + column_of(n, e);
+                const bool visible = key < place.other_length && (!causal || key < limit + row_of(e));
+                C& score = scores.at[n][e];
+                score = visible ? score * scale : -C(CUDART_INF_F);
+                larger[e / 2] = max(larger[e / 2], score);
+            }
+        }
+        C base[2], shrunk[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            larger[i] = largest_of_row(larger[i]);
+            // Of scores that are all -inf, so that no difference of infinities is taken.
+            base[i] = larger[i] == -C(CUDART_INF_F) ? C(0) : larger[i];
+            shrunk[i] = exponential<T>(largest[i] - base[i]);
+            largest[i] = larger[i];
+            total[i] *= shrunk[i];
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            if (n * 8 >= used) break;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const C term = exponential<T>(scores.at[n][e] - base[e / 2]);
+                total[e / 2] += term;
+                weights[row_of(e) * (KEYS + PAD) + column_of(n, e)] = T(term);
+            }
+        }
+        sums.scale(shrunk);
+        __syncwarp();
+        sums.template add<false>(weights, KEYS + PAD, v_tile, COLUMNS + PAD, used, own_width);
+        __syncwarp();
+    }
+    if (own_rows <= 0) return;
+    C factors[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        total[i] = sum_of_row(total[i]);
+        const int row = row_of(2 * i);
+        const bool sees = place.other_length > 0 && (!causal || row + limit > 0);
+        factors[i] = sees ? 1 / total[i] : C(0);
+        const C base = largest[i] == -C(CUDART_INF_F) ? C(0) : largest[i];
+        if (chunk == 0 && threadIdx.x % 4 == 0 && row < own_rows)
+            lse[head * total_q + place.begin + place.first + warp * 16 + row] = base + log(total[i]);
+    }
+    const long long token = place.begin + place.first + warp * 16;
+    put_rows<T, COLUMNS>(sums, output + (token * heads + head) * columns + chunk, heads * columns, own_rows,
+                         own_columns, factors, place.fits);
+}
+
+template <class T>
+__global__ void __launch_bounds__(128) attention_delta_kernel(
+    const T* __restrict__ grad_output,  // [total_q, heads, columns], strided
+    const T* __restrict__ output,       // [total_q, heads, columns]
+    Compute<T>* __restrict__ delta,     // [heads, total_q]
+    long long total_q, long long heads, long long columns, long long token_stride, long long head_stride) {
+    // One warp owns a head of a token: delta is the sum of its dO * O.
+    using C = Compute<T>;
+    const long long row = blockIdx.x * 4LL + threadIdx.x / 32, token = row / heads, head = row - token * heads;
+    if (token >= total_q) return;
+    C sum = 0;
+    for (int column = threadIdx.x % 32; column < columns; column += 32)
+        sum += C(grad_output[token * token_stride + head * head_stride + column]) * C(output[row * columns + column]);
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    if (threadIdx.x % 32 == 0) delta[head * total_q + token] = sum;
+}
+
+template <class T, int COLUMNS>
+__global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
+    const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
+    const T* __restrict__ q,               // [total_q, heads, columns], strided
+    const T* __restrict__ k,               // [total_k, kv_heads, columns], strided
+    const T* __restrict__ v,               // [total_k, kv_heads, columns], strided
+    const void* q_offsets,                 // [batch + 1], strided, or null
+    const void* k_offsets,                 // [batch + 1], strided, or null
+    const Compute<T>* __restrict__ lse,    // [heads, total_q]
+    const Compute<T>* __restrict__ delta,  // [heads, total_q]
+    T* __restrict__ grad_q,                // [total_q, heads, columns]
+    long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
+    long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
+    long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
+    long long q_offsets_stride, long long k_offsets_stride, bool wide_q, bool wide_k, bool vectors, bool causal,
+    double scale_) {
+    // One block owns ROWS queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
+    using C = Compute<T>;
+    constexpr int ROWS = WARPS<T> * 16, KEYS = BACKWARD_STEP<T>, PAD = 16 / sizeof(T);
+    const int warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = width + PAD;
+    const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
+    const long long chunk = blockIdx.x % chunks * COLUMNS, head = blockIdx.x / chunks % heads;
+    const long long tile = gridDim.x / (chunks * heads) - 1 - blockIdx.x / (chunks * heads);
+    const Tokens queries{q_offsets, wide_q, q_offsets_stride, batch, total_q};
+    const Tokens keys{k_offsets, wide_k, k_offsets_stride, batch, total_k};
+    const Place place(tile, ROWS, queries, keys);
+    if (place.first >= place.length) return;
+    const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
+
+    extern __shared__ __align__(16) unsigned char shared[];
+    T* const q_tile = reinterpret_cast<T*>(shared);
+    T* const grad_tile = q_tile + ROWS * line;
+    T* const k_tile = grad_tile + ROWS * line;
+    T* const v_tile = k_tile + KEYS * line;
+    T* const slopes = v_tile + KEYS * line + warp * 16 * (KEYS + PAD);
+    const long long token = place.begin + place.first;
+    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(ROWS, (rows + 15) / 16 * 16);
+    k += place.other_begin * k_token_stride + head / (heads / kv_heads) * k_head_stride;
+    v += place.other_begin * v_token_stride + head / (heads / kv_heads) * v_head_stride;
+    load_tile<T>(q_tile, line, filled, width, q + token * q_token_stride + head * q_head_stride, q_token_stride, rows,
+                 columns, vectors);
+    load_tile<T>(grad_tile, line, filled, width, grad_output + token * grad_token_stride + head * grad_head_stride,
+                 grad_token_stride, rows, columns, vectors);
+    C of_row[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (row_of(2 * i) < own_rows) {
+            const long long at = head * total_q + token + warp * 16 + row_of(2 * i);
+            of_row[i][0] = lse[at], of_row[i][1] = delta[at];
+        }
+
+    const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
+    const int end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
+    const C scale = C(scale_);
+    Sums<T, COLUMNS> sums;
+    for (int start = 0; start < end; start += KEYS) {
+        const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
+        __syncthreads();
+        load_tile<T>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, columns,
+                     vectors);
+        load_tile<T>(v_tile, line, used, width, v + start * v_token_stride, v_token_stride, there, columns,
+                     vectors);
+        __syncthreads();
+        if (own_rows <= 0) continue;
+        Sums<T, KEYS> scores, products;
+        scores.template add<true>(q_tile + warp * 16 * line, line, k_tile, line, width, used);
+        products.template add<true>(grad_tile + warp * 16 * line, line, v_tile, line, width, used);
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            if (n * 8 >= used) break;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int key = start + column_of(n, e);
+                const bool visible = key < place.other_length && (!causal || key < limit + row_of(e));
+                const C weight = exponential<T>(scores.at[n][e] * scale - of_row[e / 2][0]);
+                const C slope = visible ? weight * (products.at[n][e] - of_row[e / 2][1]) : C(0);
+                slopes[row_of(e) * (KEYS + PAD) + column_of(n, e)] = T(slope);
+            }
+        }
+        __syncwarp();
+        sums.template add<false>(slopes, KEYS + PAD, k_tile + chunk, line, used, own_width);
+        __syncwarp();
+    }
+    if (own_rows <= 0) return;
+    const C factors[2] = {scale, scale};
+    put_rows<T, COLUMNS>(sums, grad_q + ((token + warp * 16) * heads + head) * columns + chunk, heads * columns,
+                         own_rows, own_columns, factors, place.fits);
+}
+
+template <class T, int COLUMNS>
+__global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
+    const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
+    const T* __restrict__ q,               // [total_q, heads, columns], strided
+    const T* __restrict__ k,               // [total_k, kv_heads, columns], strided
+    const T* __restrict__ v,               // [total_k, kv_heads, columns], strided
+    const void* q_offsets,                 // [batch + 1], strided, or null
+    const void* k_offsets,                 // [batch + 1], strided, or null
+    const Compute<T>* __restrict__ lse,    // [heads, total_q]
+    const Compute<T>* __restrict__ delta,  // [heads, total_q]
+    T* __restrict__ grad_k,                // [total_k, kv_heads, columns], or null
+    T* __restrict__ grad_v,                // [total_k, kv_heads, columns], or null
+    long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
+    long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
+    long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
+    long long q_offsets_stride, long long k_offsets_stride, bool wide_q, bool wide_k, bool vectors, bool causal,
+    double scale_) {
+    // One block owns ROWS keys of a sequence and head, and COLUMNS columns of their gradients; one warp 16 keys.
+    using C = Compute<T>;
+    constexpr int ROWS = WARPS<T> * 16, QUERIES = BACKWARD_STEP<T>, PAD = 16 / sizeof(T);
+    const int warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = width + PAD;
+    const long long chunks = (columns + COLUMNS - 1) / COLUMNS, group = heads / kv_heads;
+    const long long chunk = blockIdx.x % chunks * COLUMNS, kv_head = blockIdx.x / chunks % kv_heads;
+    const long long tile = blockIdx.x / (chunks * kv_heads);
+    const Tokens queries{q_offsets, wide_q, q_offsets_stride, batch, total_q};
+    const Tokens keys{k_offsets, wide_k, k_offsets_stride, batch, total_k};
+    const Place place(tile, ROWS, keys, queries);
+    if (place.first >= place.length) return;
+    const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
+
+    extern __shared__ __align__(16) unsigned char shared[];
+    __shared__ C of_query[2][QUERIES];
+    T* const k_tile = reinterpret_cast<T*>(shared);
+    T* const v_tile = k_tile + ROWS * line;
+    T* const q_tile = v_tile + ROWS * line;
+    T* const grad_tile = q_tile + QUERIES * line;
+    T* const weights = grad_tile + QUERIES * line + warp * 32 * (QUERIES + PAD);
+    T* const slopes = weights + 16 * (QUERIES + PAD);
+    const long long token = place.begin + place.first;
+    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(ROWS, (rows + 15) / 16 * 16);
+    load_tile<T>(k_tile, line, filled, width, k + token * k_token_stride + kv_head * k_head_stride, k_token_stride, rows,
+                 columns, vectors);
+    load_tile<T>(v_tile, line, filled, width, v + token * v_token_stride + kv_head * v_head_stride, v_token_stride, rows,
+                 columns, vectors);
+
+    // The key at `row` of the warp is seen by the queries from row + least on.
+    const int shift = place.other_length - place.length, least = place.first + warp * 16 + shift;
+    const int begin = causal ? max(place.first + shift, 0) / QUERIES * QUERIES : 0;
+    const C scale = C(scale_);
+    Sums<T, COLUMNS> sums_k, sums_v;
+    for (long long head = kv_head * group; head < (kv_head + 1) * group; head++)
+        for (int start = begin; start < place.other_length; start += QUERIES) {
+            const long long q_token = place.other_begin + start;
+            const int there = place.other_length - start, used = there < QUERIES ? (there + 15) / 16 * 16 : QUERIES;
+            __syncthreads();
+            load_tile<T>(q_tile, line, used, width, q + q_token * q_token_stride + head * q_head_stride,
+                         q_token_stride, there, columns, vectors);
+            load_tile<T>(grad_tile, line, used, width,
+                         grad_output + q_token * grad_token_stride + head * grad_head_stride, grad_token_stride, there,
+                         columns, vectors);
+            for (int i = threadIdx.x; i < QUERIES; i += THREADS<T>) {
+                of_query[0][i] = i < there ? lse[head * total_q + q_token + i] : C(0);
+                of_query[1][i] = i < there ? delta[head * total_q + q_token + i] : C(0);
+            }
+            __syncthreads();
+            if (own_rows <= 0) continue;
+            // Transposed: the keys are the rows.
+            Sums<T, QUERIES> scores, products;
+            scores.template add<true>(k_tile + warp * 16 * line, line, q_tile, line, width, used);
+            products.template add<true>(v_tile + warp * 16 * line, line, grad_tile, line, width, used);
+#pragma unroll
+            for (int n = 0; n < QUERIES / 8; n++) {
+                if (n * 8 >= used) break;
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int row = row_of(e), column = column_of(n, e);
+                    const bool visible = column < there && row < own_rows && (!causal || start + column >= row + least);
+                    C weight = exponential<T>(scores.at[n][e] * scale - of_query[0][column]);
+                    weight = visible ? weight : C(0);
+                    const C slope = visible ? weight * (products.at[n][e] - of_query[1][column]) : C(0);
+                    weights[row * (QUERIES + PAD) + column] = T(weight);
+                    slopes[row * (QUERIES + PAD) + column] = T(slope);
+                }
+            }
+            __syncwarp();
+            if (grad_v) sums_v.template add<false>(weights, QUERIES + PAD, grad_tile + chunk, line, used, own_width);
+            if (grad_k) sums_k.template add<false>(slopes, QUERIES + PAD, q_tile + chunk, line, used, own_width);
+            __syncwarp();
+        }
+    if (own_rows <= 0) return;
+    const long long at = ((token + warp * 16) * kv_heads + kv_head) * columns + chunk, stride = kv_heads * columns;
+    const C scales[2] = {scale, scale}, ones[2] = {1, 1};
+    if (grad_k) put_rows<T, COLUMNS>(sums_k, grad_k + at, stride, own_rows, own_columns, scales, place.fits);
+    if (grad_v) put_rows<T, COLUMNS>(sums_v, grad_v + at, stride, own_rows, own_columns, ones, place.fits);
+}

@@ -1,0 +1,229 @@
+"""attention in CUDA C++: FlashAttention over packed sequences, on tensor cores for half types.
+
+There is a forward kernel for Hopper, with wgmma and the copy engine (TMA). It has run in emulation alone, and not on a
+GPU yet, so it is launched only where a configuration is forced, as tests do.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
+from fourfold.backends.cuda.tensor_map import swizzled_map
+from fourfold.backends.launch import cdiv, is_hopper_or_emulated
+from fourfold.backends.tuning import Configuration, Tuner
+
+from .arguments import check_attention
+from .operators import Call, in_vectors, register
+
+SOURCE = Path(__file__).parent / "cuda_kernel.cu"
+HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
+# By the size of an element: warps of a block, and the rows of a step forward and backward, as in products.cuh.
+WARPS = {2: 4, 4: 2, 8: 1}
+FORWARD_STEP, BACKWARD_STEP = {2: 64, 4: 32, 8: 16}, {2: 32, 4: 32, 8: 16}
+# The columns of a block's results: their sums take half as many registers of each thread, or twice as many for float64.
+COLUMNS = {2: (64, 128), 4: (64,), 8: (64,)}
+
+
+def _kernels(name: str) -> Mapping[tuple[torch.dtype, int], CudaKernel]:
+    return {
+        (dtype, columns): CudaKernel(SOURCE, f"attention_{name}_kernel<{cpp}, {columns}>")
+        for dtype, cpp in CPP_TYPES.items()
+        for columns in COLUMNS[dtype.itemsize]
+    }
+
+
+FORWARD, QUERIES_BACKWARD, KEYS_BACKWARD = map(_kernels, ("forward", "queries_backward", "keys_backward"))
+DELTA = {dtype: CudaKernel(SOURCE, f"attention_delta_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
+KERNELS = (*FORWARD.values(), *QUERIES_BACKWARD.values(), *KEYS_BACKWARD.values(), *DELTA.values())
+
+# Of the Hopper kernel: columns of a copy, bytes of keys and values that stay in the L2 cache, and scales that float32
+# takes in base 2 as well.
+LINE, KEPT_BYTES, LEAST_SCALE, MOST_SCALE = 64, 32 << 20, 1e-30, 1e30
+
+
+def hopper_configuration(columns: int, keys: int, warpgroups: int, source: Path = HOPPER_SOURCE) -> Configuration:
+    """The Hopper kernel for heads of so many columns, steps of so many keys, and 64 queries for each warpgroup."""
+    stages = 2
+    kernels = {
+        dtype: CudaKernel(
+            source,
+            f"attention_forward_hopper_kernel<{CPP_TYPES[dtype]}, {columns}, {keys}, {warpgroups}, {stages}>",
+        )
+        for dtype in (torch.float16, torch.bfloat16)
+    }
+    rows = 64 * warpgroups
+    shared_bytes = 2 * columns * (rows + 2 * stages * keys) + 8 * (1 + 4 * stages) + 1024
+    return Configuration(
+        f"hopper_{rows}x{keys}x{columns}",
+        {"kernels": kernels, "columns": columns, "keys": keys, "rows": rows, "shared_bytes": shared_bytes},
+        frozenset(kernels),
+        is_hopper_or_emulated,
+        "compute capability 9.0: wgmma and TMA",
+    )
+
+
+# By the most columns of a head: their sums, and the scores of a step, fill the registers.
+HOPPER = (hopper_configuration(64, 128, 3), hopper_configuration(128, 128, 2), hopper_configuration(256, 64, 2))
+# These compile for sm_90a only.
+HOPPER_KERNELS = tuple(kernel for each in HOPPER for kernel in each.options["kernels"].values())
+PORTABLE = Configuration("portable", {}, HOPPER[0].dtypes)
+TUNER = Tuner("attention_cuda", (*HOPPER, PORTABLE), Path(__file__))
+
+
+def _shared_bytes(call: Call, own_rows: int, rows: int, columns: int, weights: int, step: int) -> int:
+    """The tiles of a block: rows of the width of a head, some columns more, and rows of weights for a step."""
+    size = call.q.element_size()
+    pad, width = 16 // size, cdiv(call.q.shape[2], 16) * 16
+    return size * ((own_rows + rows) * (width + pad) + columns + weights * (step + pad))
+
+
+def _launch(
+    kernels: Mapping[tuple[torch.dtype, int], CudaKernel],
+    call: Call,
+    own_keys: bool,
+    tensors: tuple[torch.Tensor, ...],
+    results: tuple[torch.Tensor | None, ...],
+) -> None:
+    """Launch a kernel that is given some tensors, q, k, v, the offsets and the results."""
+    size, head_size = call.q.element_size(), call.q.shape[2]
+    own_rows, step = WARPS[size] * 16, (BACKWARD_STEP if tensors else FORWARD_STEP)[size]
+    columns = next((c for c in COLUMNS[size] if c >= head_size), COLUMNS[size][-1])
+    if tensors:
+        shared_bytes = _shared_bytes(call, 2 * own_rows, 2 * step, 0, own_rows * (2 if own_keys else 1), step)
+    else:
+        shared_bytes = _shared_bytes(call, own_rows, step, step * (columns + 16 // size), own_rows, step)
+    total_q, total_k, _, heads, kv_heads = call.sizes
+    tiles, each = (call.tiles(total_k, own_rows), kv_heads) if own_keys else (call.tiles(total_q, own_rows), heads)
+    kernels[call.q.dtype, columns].launch(
+        tiles * each * cdiv(head_size, columns),
+        WARPS[size] * 32,
+        *tensors,
+        *call[:5],
+        *results,
+        *call.sizes,
+        head_size,
+        *(n for x in tensors for n in x.stride()[:2]),
+        *call.strides,
+        *call.offset_strides,
+        *(x is not None and x.dtype == torch.int64 for x in (call.q_offsets, call.k_offsets)),
+        in_vectors(*tensors, *call[:3]),
+        call.causal,
+        call.scale,
+        shared_bytes=shared_bytes,
+    )
+
+
+def _of_two_axes(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
+    """The tensor ``[tokens, heads, columns]`` as the copy engine takes it, and whether its heads became the outer axis.
+
+    None where it cannot: a distance is no multiple of 16 bytes, or that of the outer axis none of the inner one's.
+    """
+    tokens, heads, columns = x.shape
+    token, head, _ = x.stride()
+    # An axis of one element has no distance. As the outer one it takes any.
+    heads_outer = heads == 1 or (tokens > 1 and head > token)
+    outer, inner = (heads, tokens) if heads_outer else (tokens, heads)
+    near, far = (token, head) if heads_outer else (head, token)
+    near = columns if inner == 1 else near
+    far = inner * near if outer == 1 else far
+    if x.data_ptr() % 16 or near % 8 or near < columns or far % near or far < inner * near:
+        return None
+    return x.as_strided((outer, inner, columns), (far, near, 1)), heads_outer
+
+
+def fits_hopper(configuration: Configuration, call: Call) -> bool:
+    """Whether a configuration of the Hopper kernel takes a call, apart from its device."""
+    columns = call.q.shape[2]
+    return (
+        call.q.dtype in configuration.dtypes
+        and columns <= configuration.options["columns"]
+        and columns % 8 == 0
+        and len(call.k) > 0
+        and LEAST_SCALE < call.scale < MOST_SCALE
+        and all(_of_two_axes(x) is not None for x in call[:3])
+    )
+
+
+def launch_hopper(configuration: Configuration, call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
+    """Launch the Hopper kernel in a configuration that takes the call."""
+    options = configuration.options
+    total_q, total_k, _, heads, kv_heads = call.sizes
+    maps: list[Any] = []
+    outer: list[bool] = []
+    for x, rows in ((call.q, options["rows"]), (call.k, options["keys"]), (call.v, options["keys"])):
+        tensor, heads_outer = _of_two_axes(x)  # type: ignore[misc]  # `fits_hopper` has seen that there is one
+        maps.append(swizzled_map(tensor, (1, rows, LINE) if heads_outer else (rows, 1, LINE)))
+        outer.append(heads_outer)
+    # As many heads at once as have keys and values that stay in the cache; others wait for their turn.
+    kept = max(1, KEPT_BYTES // (4 * total_k * call.k.shape[2]))
+    options["kernels"][call.q.dtype].launch(
+        call.tiles(total_q, options["rows"]) * heads,
+        128 + 2 * options["rows"],
+        *maps,
+        call.q_offsets,
+        call.k_offsets,
+        output,
+        lse,
+        *call.sizes,
+        call.q.shape[2],
+        *call.offset_strides,
+        *(x is not None and x.dtype == torch.int64 for x in (call.q_offsets, call.k_offsets)),
+        *outer,
+        min(heads, kept * (heads // kv_heads)),
+        call.causal,
+        call.scale,
+        shared_bytes=options["shared_bytes"],
+    )
+
+
+def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
+    def fits(configuration: Configuration) -> bool:
+        return configuration is PORTABLE or (configuration.runs_on(output.device) and fits_hopper(configuration, call))
+
+    def run(configuration: Configuration) -> None:
+        if configuration is PORTABLE:
+            _launch(FORWARD, call, False, (), (output, lse))
+        else:
+            launch_hopper(configuration, call, output, lse)
+
+    # No times are taken: a sample has the same bits in every batch.
+    run(TUNER.choose(output.device, None, fits, lambda: PORTABLE, run, worthwhile=False))
+
+
+def _backward(
+    call: Call,
+    grad_output: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    delta: torch.Tensor,
+    grad_q: torch.Tensor | None,
+    grad_k: torch.Tensor | None,
+    grad_v: torch.Tensor | None,
+) -> None:
+    total_q, heads, columns = output.shape
+    sizes = total_q, heads, columns, *grad_output.stride()[:2]
+    DELTA[output.dtype].launch(cdiv(total_q * heads, 4), 128, grad_output, output, delta, *sizes)
+    if grad_q is not None and total_q:
+        _launch(QUERIES_BACKWARD, call, False, (grad_output,), (lse, delta, grad_q))
+    if (grad_k is not None or grad_v is not None) and len(call.k):
+        _launch(KEYS_BACKWARD, call, True, (grad_output,), (lse, delta, grad_k, grad_v))
+
+
+attention_operator = register("cuda", _forward, _backward)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_offsets: torch.Tensor | None = None,
+    k_offsets: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention over packed sequences: see `fourfold.impls.attention.torch_eager.attention`."""
+    check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
+    return attention_operator(q, k, v, q_offsets, k_offsets, causal, None if scale is None else float(scale))

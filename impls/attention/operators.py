@@ -1,0 +1,142 @@
+"""The operators of attention: the same on Triton and CUDA C++ but for the launches."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from fourfold.backends.operators import Operator, empty_gradients
+
+from .arguments import scale_of
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that kernels compute in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _fake(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=compute_dtype(q.dtype))
+
+
+ATTENTION = Operator(
+    schema=(
+        "attention(Tensor q, Tensor k, Tensor v, Tensor? q_offsets, Tensor? k_offsets, bool causal, float? scale)"
+        " -> (Tensor output, Tensor lse)"
+    ),
+    fake=_fake,
+    saves=("q", "k", "v", "q_offsets", "k_offsets", "output", "lse", "causal", "scale"),
+    gradients={"q": "q", "k": "k", "v": "v"},
+)
+
+
+class Call(NamedTuple):
+    """What the kernels of a call are launched with.
+
+    Attributes:
+        q: ``[total_q, heads, columns]``; the columns of a head are neighbours in all three.
+        k: ``[total_k, kv_heads, columns]``.
+        v: like k.
+        q_offsets: ``[batch + 1]``, or None: there is one sequence.
+        k_offsets: like q_offsets.
+        causal: whether a query sees no later keys.
+        scale: of the scores.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    q_offsets: torch.Tensor | None
+    k_offsets: torch.Tensor | None
+    causal: bool
+    scale: float
+
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return 1 if self.q_offsets is None else len(self.q_offsets) - 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """total_q, total_k, batch, heads and kv_heads."""
+        return len(self.q), len(self.k), self.batch, self.q.shape[1], self.k.shape[1]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Of q, k and v from token to token and from head to head."""
+        return *self.q.stride()[:2], *self.k.stride()[:2], *self.v.stride()[:2]
+
+    @property
+    def offset_strides(self) -> tuple[int, int]:
+        """Of q_offsets and k_offsets."""
+        return tuple(0 if x is None else x.stride(0) for x in (self.q_offsets, self.k_offsets))  # type: ignore[return-value]
+
+    def tiles(self, total: int, rows: int) -> int:
+        """How many tiles of so many rows the tokens of all sequences need, at most.
+
+        Sequence s has those from ``offsets[s] // rows + s`` on, which the kernels find without a sum over all lengths.
+        """
+        return total // rows + self.batch
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied unless the columns of a head are neighbours."""
+    return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+
+
+def in_vectors(*tensors: torch.Tensor) -> bool:
+    """Whether all heads consist of whole vectors of 16 bytes."""
+    width = 16 // tensors[0].element_size()
+    strides = (n for x in tensors for n in (*x.stride()[:2], x.shape[2]))
+    return not any(n % width for n in strides) and not any(x.data_ptr() % 16 for x in tensors)
+
+
+def register(
+    backend: str,
+    forward: Callable[[Call, torch.Tensor, torch.Tensor], None],
+    backward: Callable[..., None],
+) -> Callable[..., Any]:
+    """Register ``attention_<backend>`` and its gradient.
+
+    Args:
+        backend: part of the operators' names.
+        forward: ``(call, output, lse)`` writes the output, and the logarithms of the sums of exponentials
+            ``[heads, total_q]``. There are tokens, heads and sequences.
+        backward: ``(call, grad_output, output, lse, delta, grad_q, grad_k, grad_v)`` writes the gradients, those that
+            are not None, and may keep the row sums of dO * O in delta, which is as lse is.
+    """
+
+    def call_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Call:
+        q_offsets, k_offsets, causal, scale = given
+        k_offsets = q_offsets if k_offsets is None else k_offsets
+        return Call(rows(q), rows(k), rows(v), q_offsets, k_offsets, causal, scale_of(q, scale))
+
+    def run_forward(q: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output, lse = _fake(q)
+        if output.numel():
+            forward(call_of(q, *given), output, lse)
+        return output, lse
+
+    def run_backward(
+        grad_output: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_offsets: torch.Tensor | None,
+        k_offsets: torch.Tensor | None,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        causal: bool,
+        scale: float | None,
+        *needs: bool,
+    ) -> tuple[torch.Tensor, ...]:
+        gradients = empty_gradients((q, k, v), needs)
+        call = call_of(q, k, v, q_offsets, k_offsets, causal, scale)
+        if call.batch and q.shape[1]:
+            wanted = (x if needed else None for x, needed in zip(gradients, needs))
+            backward(call, rows(grad_output), output, lse, torch.empty_like(lse), *wanted)
+            return gradients
+        return tuple(x.zero_() for x in gradients)
+
+    operator = ATTENTION.register(backend, run_forward, run_backward)
+    return lambda *arguments: operator(*arguments)[0]

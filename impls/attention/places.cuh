@@ -1,0 +1,50 @@
+// Where the tiles of attention's kernels lie in a batch of packed sequences.
+#pragma once
+
+// The tokens of one side, queries or keys, of the sequences of a batch.
+struct Tokens {
+    const void* offsets;  // [batch + 1], strided, or null: there is one sequence
+    bool wide;            // int64, else int32
+    long long stride, batch, total;
+
+    __device__ long long operator[](long long sequence) const {
+        if (!offsets) return sequence ? total : 0;
+        const long long at = sequence * stride;
+        return wide ? __ldg(static_cast<const long long*>(offsets) + at) : __ldg(static_cast<const int*>(offsets) + at);
+    }
+    // Whether, as far as the thread looks, the offsets do not rise from 0 to the total.
+    __device__ bool fall() const {
+        bool falls = (*this)[0] != 0 || (*this)[batch] != total;
+        for (long long i = threadIdx.x; i < batch; i += blockDim.x) falls |= (*this)[i + 1] < (*this)[i];
+        return falls;
+    }
+    // The sequence of a tile: the last one whose first tile, offsets[s] / rows + s, is not after it.
+    __device__ long long sequence_of(long long tile, int rows) const {
+        long long low = 0;
+        for (long long left = batch; left > 1;) {
+            const long long half = left / 2;
+            if ((*this)[low + half] / rows + low + half <= tile) low += half;
+            left -= half;
+        }
+        return low;
+    }
+};
+
+// Where a block's tile lies: its first row in its sequence, begin and length of that, of its own tokens and of the
+// others'. A sequence has less than 2^31 tokens. Invalid offsets are taken for one sequence without others, all of whose results are NaN.
+struct Place {
+    long long begin, other_begin;
+    int first, length, other_length;
+    bool fits;
+
+    __device__ Place(long long tile, int rows, const Tokens& own, const Tokens& others) {
+        fits = !own.offsets || !__syncthreads_or(own.fall() || others.fall());
+        const long long sequence = fits ? own.sequence_of(tile, rows) : 0;
+        begin = fits ? own[sequence] : 0;
+        length = int(fits ? own[sequence + 1] - begin : own.total);
+        other_begin = fits ? others[sequence] : 0;
+        other_length = fits ? int(others[sequence + 1] - other_begin) : 0;
+        // Of tiles that no sequence needs it may be past 2^31.
+        first = int(min((fits ? tile - (begin / rows + sequence) : tile) * rows, (long long)length));
+    }
+};

@@ -1,0 +1,112 @@
+// Products of a warp's 16 rows with a tile, both in shared memory: on tensor cores for half types, else by each thread.
+#pragma once
+#include "vectors.cuh"
+
+// Of a block, whose warps own 16 rows each, and the rows of the other side that it takes in a step.
+template <class T> constexpr int WARPS = sizeof(T) == 2 ? 4 : sizeof(T) == 4 ? 2 : 1;
+template <class T> constexpr int THREADS = WARPS<T> * 32;
+template <class T> constexpr int FORWARD_STEP = sizeof(T) == 2 ? 64 : sizeof(T) == 4 ? 32 : 16;
+template <class T> constexpr int BACKWARD_STEP = sizeof(T) == 8 ? 16 : 32;
+
+// The row and the column of a thread's element e of its part n of a warp's sums, as mma.sync has them.
+__device__ inline int row_of(int e) { return int(threadIdx.x) % 32 / 4 + e / 2 * 8; }
+__device__ inline int column_of(int n, int e) { return n * 8 + int(threadIdx.x) % 4 * 2 + e % 2; }
+
+// Loads rows [0, count) of a matrix to lines of `line` elements, with zeros past its `rows` and `columns`, up to `width`.
+template <class T>
+__device__ void load_tile(T* to, int line, int count, int width, const T* from, long long stride, long long rows,
+                          long long columns, bool vectors) {
+    constexpr int STEP = THREADS<T>, WIDTH = 16 / sizeof(T);
+    if (vectors) {
+        const int across = width / WIDTH;
+        for (int i = threadIdx.x; i < count * across; i += STEP) {
+            const int row = i / across, column = i % across * WIDTH;
+            Vector<T, WIDTH> vector = {};
+            if (row < rows && column < columns) vector = Vector<T, WIDTH>::load(from + row * stride + column);
+            vector.store(to + row * line + column);
+        }
+        return;
+    }
+    for (int i = threadIdx.x; i < count * width; i += STEP) {
+        const int row = i / width, column = i % width;
+        to[row * line + column] = row < rows && column < columns ? from[row * stride + column] : T(0.0f);
+    }
+}
+
+
+__device__ inline void load_matrices(unsigned (&words)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(unsigned(__cvta_generic_to_shared(row)))
+                 : "memory");
+}
+__device__ inline void load_matrices_transposed(unsigned (&words)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(unsigned(__cvta_generic_to_shared(row)))
+                 : "memory");
+}
+__device__ inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __half) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __nv_bfloat16) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// A warp's sums [16, COLUMNS], spread over its lanes as mma.sync has them.
+template <class T, int COLUMNS> struct Sums {
+    using C = Compute<T>;
+    C at[COLUMNS / 8][4] = {};
+
+    __device__ void scale(const C (&factors)[2]) {
+#pragma unroll
+        for (int n = 0; n < COLUMNS / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) at[n][e] *= factors[e / 2];
+    }
+
+    // Adds a b^T if TRANSPOSED, else a b, in the first `columns` columns, a multiple of 16. a is [16, terms], in lines of
+    // a_line elements; b is [columns, terms] or [terms, columns]. There is a multiple of 16 terms.
+    template <bool TRANSPOSED>
+    __device__ void add(const T* a, int a_line, const T* b, int b_line, int terms, int columns = COLUMNS) {
+        if constexpr (sizeof(T) == 2) {
+            const int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16 * 8;
+            const int of_b = TRANSPOSED ? (lane / 16 * 8 + lane % 8) * b_line + lane / 8 % 2 * 8 : row * b_line + half;
+#pragma unroll 2
+            for (int term = 0; term < terms; term += 16) {
+                unsigned x[4];
+                load_matrices(x, a + row * a_line + term + half);
+#pragma unroll
+                for (int n = 0; n < COLUMNS / 8; n += 2) {
+                    if (n * 8 >= columns) break;
+                    unsigned y[4];
+                    if constexpr (TRANSPOSED) load_matrices(y, b + of_b + n * 8 * b_line + term);
+                    else load_matrices_transposed(y, b + of_b + term * b_line + n * 8);
+                    multiply(at[n], x, y[0], y[1], T());
+                    multiply(at[n + 1], x, y[2], y[3], T());
+                }
+            }
+        } else {
+            for (int term = 0; term < terms; term++) {
+                const C x[2] = {a[row_of(0) * a_line + term], a[row_of(2) * a_line + term]};
+#pragma unroll
+                for (int n = 0; n < COLUMNS / 8; n++) {
+                    if (n * 8 >= columns) break;
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const int column = column_of(n, e);
+                        const C y = TRANSPOSED ? b[column * b_line + term] : b[term * b_line + column];
+                        at[n][e] += x[0] * y;
+                        at[n][e + 2] += x[1] * y;
+                    }
+                }
+            }
+        }
+    }
+};

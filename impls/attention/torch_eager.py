@@ -1,0 +1,101 @@
+"""attention in torch operations: the baseline. Nothing waits for the device, so each sequence takes a full product."""
+
+from typing import Any
+
+import torch
+
+from .arguments import check_attention, scale_of
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_offsets: torch.Tensor | None = None,
+    k_offsets: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """``softmax(scale q k^T) v`` of each sequence and head: scaled dot product attention over packed sequences.
+
+    Args:
+        q: ``[total_q, heads, head_size]``, the queries of one sequence after another; float16, bfloat16, float32 or
+            float64, any strides, head_size from 1 to 256.
+        k: ``[total_k, kv_heads, head_size]`` of the same dtype and device; heads is a multiple of kv_heads. Head h of q
+            goes with head ``h // (heads / kv_heads)`` of k and v.
+        v: like k.
+        q_offsets: int32 or int64 ``[batch + 1]``, rising from 0 to total_q. Sequence i has the queries from
+            ``q_offsets[i]`` to before ``q_offsets[i + 1]``. None: all queries are of one sequence.
+        k_offsets: the same of k and v, from 0 to total_k; None: the sequences have as many keys as queries.
+        causal: of a sequence with n queries and m keys, query i sees the keys up to ``i + m - n``, so that the last
+            query sees all: aligned at the bottom right, as FlashAttention is since 2.1.
+        scale: of the scores, positive; by default ``1 / sqrt(head_size)``.
+
+    Returns:
+        ``[total_q, heads, head_size]`` of the same dtype. Half types are computed in float32, but kernels round the
+        weights, and in backward the gradients of the scores, to the dtype before they multiply. A query that sees no
+        key gives zeros, and has the gradient 0. NaN and infinities of another sequence change nothing. What a value of
+        v is at a key that a query of the same sequence must not see, is of no matter as long as it is finite. On a GPU,
+        invalid offsets make the output NaN.
+
+    Raises:
+        TypeError: a tensor is none, dtypes differ, offsets are no integers, causal is no bool, or scale is no number.
+        ValueError: shapes or devices do not fit, head_size is not from 1 to 256, heads is no multiple of kv_heads,
+            offsets do not fit (their values on the CPU alone), or scale is not positive and finite.
+
+    Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 2023; Dao, FlashAttention-2, 2023.
+    """
+    check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
+    factor, wide = scale_of(q, scale), torch.promote_types(q.dtype, torch.float32)
+    of_q, of_k, of_v = _by_group(q.to(wide), k.shape[1]), k.to(wide).transpose(0, 1), v.to(wide).transpose(0, 1)
+    token_q, token_k = (torch.arange(len(x), device=q.device) for x in (q, k))
+    if q_offsets is None:
+        visible = _visible(token_q, token_k, len(q), len(k), causal)
+        return _by_row(_of_sequence(of_q, of_k, of_v, visible, factor), q)
+    k_offsets = q_offsets if k_offsets is None else k_offsets
+    output = torch.zeros_like(of_q) + (of_q[:, :0].sum() + of_k[:, :0].sum() + of_v[:, :0].sum())
+    for first_q, end_q, first_k, end_k in zip(q_offsets[:-1], q_offsets[1:], k_offsets[:-1], k_offsets[1:]):
+        queries, keys = (token_q >= first_q) & (token_q < end_q), (token_k >= first_k) & (token_k < end_k)
+        visible = _visible(token_q - first_q, token_k - first_k, end_q - first_q, end_k - first_k, causal)
+        among_q, among_k = queries.repeat(of_q.shape[1] // max(len(q), 1))[:, None], keys[:, None]
+        # Zeros in place of other sequences: their NaN, times a weight of 0, would be NaN here.
+        own = of_q.where(among_q, 0), of_k.where(among_k, 0), of_v.where(among_k, 0)
+        found = _of_sequence(*own, visible & queries[:, None] & keys, factor)
+        output = torch.where(among_q, found, output)
+    return _by_row(output, q).masked_fill(~(_fits(q_offsets, len(q)) & _fits(k_offsets, len(k))), torch.nan)
+
+
+def _visible(query: torch.Tensor, key: torch.Tensor, queries: Any, keys: Any, causal: bool) -> torch.Tensor:
+    """Which keys each query sees, by their places in their sequence."""
+    return key <= query[:, None] + (keys - queries if causal else keys)
+
+
+def _of_sequence(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, factor: float
+) -> torch.Tensor:
+    """Attention of ``q[kv_heads, group * total_q, head_size]`` with ``visible[total_q, total_k]``."""
+    hidden = ~visible.repeat(q.shape[1] // max(len(visible), 1), 1)
+    weights = (q @ k.transpose(1, 2) * factor).masked_fill(hidden, -torch.inf).softmax(-1)
+    # Of a query without keys the softmax is NaN.
+    return weights.masked_fill(hidden, 0) @ v
+
+
+def _by_group(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """``[total_q, heads, head_size]`` as ``[kv_heads, group * total_q, head_size]``."""
+    total, heads, columns = q.shape
+    group = heads // kv_heads if kv_heads else 1
+    return q.reshape(total, kv_heads, group, columns).permute(1, 2, 0, 3).reshape(kv_heads, group * total, columns)
+
+
+def _by_row(grouped: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """The reverse of `_by_group`, in the dtype of q, without gaps."""
+    total, heads, columns = q.shape
+    kv_heads = len(grouped)
+    group = heads // kv_heads if kv_heads else 1
+    ordered = grouped.reshape(kv_heads, group, total, columns).permute(2, 0, 1, 3)
+    return ordered.reshape(total, heads, columns).to(q.dtype).contiguous()
+
+
+def _fits(offsets: torch.Tensor, total: int) -> torch.Tensor:
+    """Whether offsets rise from 0 to total."""
+    return (offsets[0] == 0) & (offsets[-1] == total) & (offsets.diff() >= 0).all()

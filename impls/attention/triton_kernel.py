@@ -1,0 +1,571 @@
+"""attention in Triton: FlashAttention over packed sequences, without atomic operations."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.triton import launch as triton_launch
+
+from .arguments import check_attention
+from .operators import Call, in_vectors, register
+
+PROBES = 128  # offsets that a program looks at together
+ROWS_OF_DELTA = 32
+# A multiple of 16, or 1, makes no kernel of its own.
+UNSPECIALIZED = ["total_q", "total_k", "batch", "heads", "kv_heads", "columns", "q_token_stride", "q_head_stride"]
+UNSPECIALIZED += ["k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride", "grad_token_stride"]
+UNSPECIALIZED += ["grad_head_stride", "q_offsets_stride", "k_offsets_stride"]
+
+
+@triton.jit
+def place_of(
+    tile,
+    own_ptr,
+    other_ptr,
+    own_stride,
+    other_stride,
+    own_total,
+    other_total,
+    batch,
+    GIVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    INDEX: tl.constexpr,
+    PROBES: tl.constexpr,
+):
+    """Where a tile lies: its first row in its sequence; begin and length of that, of its own tokens and of the others.
+
+    Invalid offsets are taken for one sequence without other tokens. The last result says whether they are valid.
+    """
+    fits = tl.full((), 1, tl.int32)
+    begin = tl.full((), 0, tl.int64)
+    length = tl.cast(own_total, tl.int64)
+    other_begin = tl.full((), 0, tl.int64)
+    other_length = tl.cast(other_total, tl.int64)
+    first = tl.cast(tile, tl.int64) * ROWS
+    if GIVEN:
+        # The sequence of a tile is the last one whose first tile, `offsets[s] // ROWS + s`, is not after it.
+        begun = tl.full((), 0, tl.int32)
+        for start in range(0, batch, PROBES):
+            sequences = (start + tl.arange(0, PROBES)).to(tl.int64)
+            there = sequences < batch
+            begins = tl.load(own_ptr + sequences * own_stride, mask=there, other=0).to(tl.int64)
+            ends = tl.load(own_ptr + (sequences + 1) * own_stride, mask=there, other=0).to(tl.int64)
+            other_begins = tl.load(other_ptr + sequences * other_stride, mask=there, other=0)
+            other_ends = tl.load(other_ptr + (sequences + 1) * other_stride, mask=there, other=0)
+            wrong = (ends < begins) | (other_ends < other_begins)
+            wrong = wrong | ((sequences == 0) & ((begins != 0) | (other_begins != 0)))
+            wrong = wrong | ((sequences == batch - 1) & ((ends != own_total) | (other_ends != other_total)))
+            fits = tl.where(tl.max((there & wrong).to(tl.int32), axis=0) > 0, 0, fits)
+            begun += tl.sum((there & (begins // ROWS + sequences <= tile)).to(tl.int32), axis=0)
+        sequence = tl.maximum(begun - 1, 0).to(tl.int64)
+        at = tl.load(own_ptr + sequence * own_stride).to(tl.int64)
+        end = tl.load(own_ptr + (sequence + 1) * own_stride).to(tl.int64)
+        other_at = tl.load(other_ptr + sequence * other_stride).to(tl.int64)
+        other_end = tl.load(other_ptr + (sequence + 1) * other_stride).to(tl.int64)
+        valid = fits != 0
+        begin = tl.where(valid, at, begin)
+        length = tl.where(valid, end - at, length)
+        other_begin = tl.where(valid, other_at, other_begin)
+        other_length = tl.where(valid, other_end - other_at, 0)
+        first = tl.where(valid, (tile - (at // ROWS + sequence)) * ROWS, first)
+    return first.to(INDEX), begin, length.to(INDEX), other_begin, other_length.to(INDEX), fits
+
+
+@triton.jit
+def product_of_rows(a_at, b_at, a_there, b_there, columns, COMPUTE: tl.constexpr, CHUNK: tl.constexpr):
+    """a b^T of rows ``[m, columns]`` and ``[n, columns]`` that begin at pointers, some columns at a time."""
+    sums = tl.zeros((a_at.shape[0], b_at.shape[0]), COMPUTE)
+    for start in range(0, columns, CHUNK):
+        column = start + tl.arange(0, CHUNK)
+        among = column < columns
+        a = tl.load(a_at[:, None] + column[None, :], mask=a_there[:, None] & among[None, :], other=0.0)
+        b = tl.load(b_at[None, :] + column[:, None], mask=b_there[None, :] & among[:, None], other=0.0)
+        sums = tl.dot(a, b, sums, input_precision="ieee", out_dtype=COMPUTE)
+    return sums
+
+
+@triton.jit
+def are_visible(queries, keys, num_queries, num_keys, CAUSAL: tl.constexpr):
+    """Which keys a query sees; the two are given along different axes."""
+    visible = (queries < num_queries) & (keys < num_keys)
+    if CAUSAL:
+        visible = visible & (keys <= queries + (num_keys - num_queries))
+    return visible
+
+
+@triton.jit
+def has_keys(query, num_queries, num_keys, CAUSAL: tl.constexpr):
+    """Which queries see a key."""
+    sees = (query < num_queries) & (num_keys > 0)
+    if CAUSAL:
+        sees = sees & (query + num_keys - num_queries >= 0)
+    return sees
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def attention_forward_kernel(
+    q_ptr,  # [total_q, heads, columns], strided
+    k_ptr,  # [total_k, kv_heads, columns], strided
+    v_ptr,  # [total_k, kv_heads, columns], strided
+    q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
+    k_offsets_ptr,  # [batch + 1], strided
+    output_ptr,  # [total_q, heads, columns]
+    lse_ptr,  # [heads, total_q]
+    total_q,
+    total_k,
+    batch,
+    heads,
+    kv_heads,
+    columns,  # these and the strides are counted in vectors of WIDTH
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    q_offsets_stride,
+    k_offsets_stride,
+    scale: tl.float64,  # else Triton rounds it to float32
+    WIDTH: tl.constexpr,
+    GIVEN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PROBES: tl.constexpr,
+):
+    # One program owns BLOCK_Q queries of one sequence and head. Those that see most keys come first.
+    tile = tl.num_programs(0) // heads - 1 - tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    first, q_begin, num_queries, k_begin, num_keys, fits = place_of(
+        tile,
+        q_offsets_ptr,
+        k_offsets_ptr,
+        q_offsets_stride,
+        k_offsets_stride,
+        total_q,
+        total_k,
+        batch,
+        GIVEN,
+        BLOCK_Q,
+        INDEX,
+        PROBES,
+    )
+    columns = columns * WIDTH
+    scale = tl.full((), scale, COMPUTE)
+    query = first + tl.arange(0, BLOCK_Q)
+    column = tl.arange(0, BLOCK_D)
+    q_there, among = query < num_queries, column < columns
+    kv_head = tl.cast(head // (heads // kv_heads), tl.int64)
+    q_at = (
+        q_ptr
+        + tl.cast(head, tl.int64) * q_head_stride * WIDTH
+        + (q_begin + query).to(tl.int64) * q_token_stride * WIDTH
+    )
+    k_ptr += kv_head * k_head_stride * WIDTH + k_begin * k_token_stride * WIDTH
+    v_ptr += kv_head * v_head_stride * WIDTH + k_begin * v_token_stride * WIDTH
+    if CHUNK == BLOCK_D:
+        q = tl.load(q_at[:, None] + column[None, :], mask=q_there[:, None] & among[None, :], other=0.0)
+    largest = tl.full((BLOCK_Q,), -float("inf"), COMPUTE)
+    sums = tl.zeros((BLOCK_Q,), COMPUTE)
+    output = tl.zeros((BLOCK_Q, BLOCK_D), COMPUTE)
+    end = num_keys
+    if CAUSAL:
+        end = tl.minimum(end, first + BLOCK_Q + num_keys - num_queries)
+    end = tl.where(first < num_queries, end, 0).to(INDEX)
+    for start in range(0, end, BLOCK_K):
+        key = start + tl.arange(0, BLOCK_K)
+        k_there = key < num_keys
+        k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH
+        if CHUNK == BLOCK_D:
+            k = tl.load(k_at[None, :] + column[:, None], mask=k_there[None, :] & among[:, None], other=0.0)
+            scores = tl.dot(q, k, out_dtype=COMPUTE, input_precision="ieee") * scale
+        else:
+            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
+        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, CAUSAL)
+        scores = tl.where(visible, scores, -float("inf"))
+        larger = tl.maximum(largest, tl.max(scores, axis=1))
+        # Of scores that are all -inf, so that no difference of infinities is taken.
+        base = tl.where(larger == -float("inf"), 0.0, larger)
+        terms = tl.exp(scores - base[:, None])
+        shrunk = tl.exp(largest - base)
+        sums = sums * shrunk + tl.sum(terms, axis=1)
+        v_at = v_ptr + key.to(tl.int64)[:, None] * v_token_stride * WIDTH + column[None, :]
+        v = tl.load(v_at, mask=k_there[:, None] & among[None, :], other=0.0)
+        weights = terms.to(v.dtype)
+        output = tl.dot(weights, v, output * shrunk[:, None], input_precision="ieee", out_dtype=COMPUTE)
+        largest = larger
+    sees = has_keys(query, num_queries, num_keys, CAUSAL)
+    output = tl.where(sees[:, None], output / sums[:, None], 0.0)
+    output = tl.where(fits != 0, output, float("nan"))
+    token = q_begin + query
+    output_at = output_ptr + (token * heads + head)[:, None] * columns + column[None, :]
+    tl.store(output_at, output.to(output_ptr.dtype.element_ty), mask=q_there[:, None] & among[None, :])
+    base = tl.where(largest == -float("inf"), 0.0, largest)
+    tl.store(lse_ptr + tl.cast(head, tl.int64) * total_q + token, base + tl.log(sums), mask=q_there)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def attention_delta_kernel(
+    grad_output_ptr,  # [total_q, heads, columns], strided
+    output_ptr,  # [total_q, heads, columns]
+    delta_ptr,  # [heads, total_q]
+    total_q,
+    heads,
+    columns,
+    grad_token_stride,
+    grad_head_stride,
+    COMPUTE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    # One program owns BLOCK_ROWS rows, each a head of a token: delta is the sum of each row of dO * O.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    token, head, column = row // heads, row % heads, tl.arange(0, BLOCK_D)
+    mask = (token < total_q)[:, None] & (column < columns)[None, :]
+    grad_at = grad_output_ptr + (token * grad_token_stride + head * grad_head_stride)[:, None] + column[None, :]
+    grad = tl.load(grad_at, mask=mask, other=0.0).to(COMPUTE)
+    output = tl.load(output_ptr + row[:, None] * columns + column[None, :], mask=mask, other=0.0).to(COMPUTE)
+    tl.store(delta_ptr + head * total_q + token, tl.sum(grad * output, axis=1), mask=token < total_q)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def attention_queries_backward_kernel(
+    grad_output_ptr,  # [total_q, heads, columns], strided
+    q_ptr,  # [total_q, heads, columns], strided
+    k_ptr,  # [total_k, kv_heads, columns], strided
+    v_ptr,  # [total_k, kv_heads, columns], strided
+    q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
+    k_offsets_ptr,  # [batch + 1], strided
+    lse_ptr,  # [heads, total_q]
+    delta_ptr,  # [heads, total_q]
+    grad_q_ptr,  # [total_q, heads, columns]
+    total_q,
+    total_k,
+    batch,
+    heads,
+    kv_heads,
+    columns,  # these and the strides are counted in vectors of WIDTH
+    grad_token_stride,
+    grad_head_stride,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    q_offsets_stride,
+    k_offsets_stride,
+    scale: tl.float64,
+    WIDTH: tl.constexpr,
+    GIVEN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PROBES: tl.constexpr,
+):
+    # One program owns BLOCK_Q queries of one sequence and head, and goes through the keys that they see.
+    tile = tl.num_programs(0) // heads - 1 - tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    first, q_begin, num_queries, k_begin, num_keys, fits = place_of(
+        tile,
+        q_offsets_ptr,
+        k_offsets_ptr,
+        q_offsets_stride,
+        k_offsets_stride,
+        total_q,
+        total_k,
+        batch,
+        GIVEN,
+        BLOCK_Q,
+        INDEX,
+        PROBES,
+    )
+    columns = columns * WIDTH
+    scale = tl.full((), scale, COMPUTE)
+    query = first + tl.arange(0, BLOCK_Q)
+    column = tl.arange(0, BLOCK_D)
+    q_there, among = query < num_queries, column < columns
+    kv_head = tl.cast(head // (heads // kv_heads), tl.int64)
+    token = (q_begin + query).to(tl.int64)
+    q_at = q_ptr + tl.cast(head, tl.int64) * q_head_stride * WIDTH + token * q_token_stride * WIDTH
+    grad_at = grad_output_ptr + tl.cast(head, tl.int64) * grad_head_stride * WIDTH + token * grad_token_stride * WIDTH
+    k_ptr += kv_head * k_head_stride * WIDTH + k_begin * k_token_stride * WIDTH
+    v_ptr += kv_head * v_head_stride * WIDTH + k_begin * v_token_stride * WIDTH
+    if CHUNK == BLOCK_D:
+        q = tl.load(q_at[:, None] + column[None, :], mask=q_there[:, None] & among[None, :], other=0.0)
+        grad = tl.load(grad_at[:, None] + column[None, :], mask=q_there[:, None] & among[None, :], other=0.0)
+    lse = tl.load(lse_ptr + tl.cast(head, tl.int64) * total_q + token, mask=q_there, other=0.0)
+    delta = tl.load(delta_ptr + tl.cast(head, tl.int64) * total_q + token, mask=q_there, other=0.0)
+    grad_q = tl.zeros((BLOCK_Q, BLOCK_D), COMPUTE)
+    end = num_keys
+    if CAUSAL:
+        end = tl.minimum(end, first + BLOCK_Q + num_keys - num_queries)
+    end = tl.where(first < num_queries, end, 0).to(INDEX)
+    for start in range(0, end, BLOCK_K):
+        key = start + tl.arange(0, BLOCK_K)
+        k_there = key < num_keys
+        k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH
+        v_at = v_ptr + key.to(tl.int64) * v_token_stride * WIDTH
+        k = tl.load(k_at[:, None] + column[None, :], mask=k_there[:, None] & among[None, :], other=0.0)
+        if CHUNK == BLOCK_D:
+            v = tl.load(v_at[None, :] + column[:, None], mask=k_there[None, :] & among[:, None], other=0.0)
+            scores = tl.dot(q, tl.trans(k), out_dtype=COMPUTE, input_precision="ieee") * scale
+            products = tl.dot(grad, v, out_dtype=COMPUTE, input_precision="ieee")
+        else:
+            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
+            products = product_of_rows(grad_at, v_at, q_there, k_there, columns, COMPUTE, CHUNK)
+        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, CAUSAL)
+        slopes = tl.where(visible, tl.exp(scores - lse[:, None]) * (products - delta[:, None]), 0.0)
+        grad_q = tl.dot(slopes.to(k.dtype), k, grad_q, input_precision="ieee", out_dtype=COMPUTE)
+    grad_q = tl.where(fits != 0, grad_q * scale, float("nan"))
+    grad_q_at = grad_q_ptr + (token * heads + head)[:, None] * columns + column[None, :]
+    tl.store(grad_q_at, grad_q.to(grad_q_ptr.dtype.element_ty), mask=q_there[:, None] & among[None, :])
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def attention_keys_backward_kernel(
+    grad_output_ptr,  # [total_q, heads, columns], strided
+    q_ptr,  # [total_q, heads, columns], strided
+    k_ptr,  # [total_k, kv_heads, columns], strided
+    v_ptr,  # [total_k, kv_heads, columns], strided
+    q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
+    k_offsets_ptr,  # [batch + 1], strided
+    lse_ptr,  # [heads, total_q]
+    delta_ptr,  # [heads, total_q]
+    grad_k_ptr,  # [total_k, kv_heads, columns]
+    grad_v_ptr,  # [total_k, kv_heads, columns]
+    total_q,
+    total_k,
+    batch,
+    heads,
+    kv_heads,
+    columns,  # these and the strides are counted in vectors of WIDTH
+    grad_token_stride,
+    grad_head_stride,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    q_offsets_stride,
+    k_offsets_stride,
+    scale: tl.float64,
+    NEEDS_K: tl.constexpr,
+    NEEDS_V: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GIVEN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PROBES: tl.constexpr,
+):
+    # One program owns BLOCK_K keys of one sequence and head, and goes through the queries that see them.
+    tile = tl.program_id(0) // kv_heads
+    kv_head = tl.program_id(0) % kv_heads
+    first, k_begin, num_keys, q_begin, num_queries, fits = place_of(
+        tile,
+        k_offsets_ptr,
+        q_offsets_ptr,
+        k_offsets_stride,
+        q_offsets_stride,
+        total_k,
+        total_q,
+        batch,
+        GIVEN,
+        BLOCK_K,
+        INDEX,
+        PROBES,
+    )
+    columns = columns * WIDTH
+    scale = tl.full((), scale, COMPUTE)
+    key = first + tl.arange(0, BLOCK_K)
+    column = tl.arange(0, BLOCK_D)
+    k_there, among = key < num_keys, column < columns
+    token = (k_begin + key).to(tl.int64)
+    k_at = k_ptr + tl.cast(kv_head, tl.int64) * k_head_stride * WIDTH + token * k_token_stride * WIDTH
+    v_at = v_ptr + tl.cast(kv_head, tl.int64) * v_head_stride * WIDTH + token * v_token_stride * WIDTH
+    if CHUNK == BLOCK_D:
+        k = tl.load(k_at[:, None] + column[None, :], mask=k_there[:, None] & among[None, :], other=0.0)
+        v = tl.load(v_at[:, None] + column[None, :], mask=k_there[:, None] & among[None, :], other=0.0)
+    grad_k = tl.zeros((BLOCK_K, BLOCK_D), COMPUTE)
+    grad_v = tl.zeros((BLOCK_K, BLOCK_D), COMPUTE)
+    begin = tl.zeros((), INDEX)
+    if CAUSAL:
+        begin = tl.maximum(first + num_queries - num_keys, 0) // BLOCK_Q * BLOCK_Q
+    end = tl.where(first < num_keys, num_queries, 0)
+    group = heads // kv_heads
+    for of_group in range(group):
+        head = (kv_head * group + of_group).to(tl.int64)
+        for start in range(begin, end, BLOCK_Q):
+            query = start + tl.arange(0, BLOCK_Q)
+            q_there = query < num_queries
+            q_token = q_begin + query
+            q_at = q_ptr + head * q_head_stride * WIDTH + q_token * q_token_stride * WIDTH
+            grad_at = grad_output_ptr + head * grad_head_stride * WIDTH + q_token * grad_token_stride * WIDTH
+            tile_mask = q_there[:, None] & among[None, :]
+            q = tl.load(q_at[:, None] + column[None, :], mask=tile_mask, other=0.0)
+            grad = tl.load(grad_at[:, None] + column[None, :], mask=tile_mask, other=0.0)
+            lse = tl.load(lse_ptr + head * total_q + q_token, mask=q_there, other=0.0)
+            delta = tl.load(delta_ptr + head * total_q + q_token, mask=q_there, other=0.0)
+            # [BLOCK_K, BLOCK_Q]: transposed, so that both products have the keys as rows.
+            if CHUNK == BLOCK_D:
+                scores = tl.dot(k, tl.trans(q), out_dtype=COMPUTE, input_precision="ieee") * scale
+                products = tl.dot(v, tl.trans(grad), out_dtype=COMPUTE, input_precision="ieee")
+            else:
+                scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK) * scale
+                products = product_of_rows(v_at, grad_at, k_there, q_there, columns, COMPUTE, CHUNK)
+            visible = are_visible(query[None, :], key[:, None], num_queries, num_keys, CAUSAL)
+            weights = tl.where(visible, tl.exp(scores - lse[None, :]), 0.0)
+            slopes = tl.where(visible, weights * (products - delta[None, :]), 0.0)
+            if NEEDS_V:
+                grad_v = tl.dot(weights.to(q.dtype), grad, grad_v, input_precision="ieee", out_dtype=COMPUTE)
+            if NEEDS_K:
+                grad_k = tl.dot(slopes.to(q.dtype), q, grad_k, input_precision="ieee", out_dtype=COMPUTE)
+    at = (token * kv_heads + kv_head)[:, None] * columns + column[None, :]
+    mask = k_there[:, None] & among[None, :]
+    if NEEDS_K:
+        grad_k = tl.where(fits != 0, grad_k * scale, float("nan"))
+        tl.store(grad_k_ptr + at, grad_k.to(grad_k_ptr.dtype.element_ty), mask=mask)
+    if NEEDS_V:
+        grad_v = tl.where(fits != 0, grad_v, float("nan"))
+        tl.store(grad_v_ptr + at, grad_v.to(grad_v_ptr.dtype.element_ty), mask=mask)
+
+
+class Tiles(NamedTuple):
+    """The tiles of a kernel: queries, keys, and how many columns a product takes at a time; warps and stages."""
+
+    queries: int
+    keys: int
+    chunk: int
+    warps: int
+    stages: int
+
+
+def _tiles(call: Call, own_keys: bool, backward: bool) -> Tiles:
+    """How a kernel whose programs own queries, or keys, is launched."""
+    block_d = _block_d(call)
+    if call.q.element_size() > 2:
+        # These are multiplied without tensor cores, and operands of a whole head would not fit into registers.
+        return Tiles(32, 32 if block_d <= 128 else 16, min(block_d, 16), 4, 1)
+    own, others = (128, 64) if block_d <= 128 else (64, 32)
+    if backward and block_d > 64:
+        own, others = 64, 32
+    warps, stages = (8 if own * block_d >= 128 * 128 else 4), (2 if block_d > 64 else 3)
+    return Tiles(others, own, block_d, warps, stages) if own_keys else Tiles(own, others, block_d, warps, stages)
+
+
+def _block_d(call: Call) -> int:
+    return max(16, next_power_of_2(call.q.shape[2]))
+
+
+def _launch(
+    kernel: object,
+    call: Call,
+    own_keys: bool,
+    tensors: tuple[torch.Tensor, ...],
+    results: tuple[torch.Tensor, ...],
+    **options: object,
+) -> None:
+    """Launch a kernel that is given some tensors, q, k, v, the offsets and the results."""
+    tiles = _tiles(call, own_keys, bool(tensors))
+    total_q, total_k, _, heads, kv_heads = call.sizes
+    total, own, each = (total_k, tiles.keys, kv_heads) if own_keys else (total_q, tiles.queries, heads)
+    width = 16 // call.q.element_size() if in_vectors(*tensors, *call[:3]) else 1
+    strides = (*(n for x in tensors for n in x.stride()[:2]), *call.strides)
+    offsets = tuple(call.q if x is None else x for x in (call.q_offsets, call.k_offsets))
+    triton_launch.launch(
+        kernel,
+        (call.tiles(total, own) * each,),
+        (*tensors, call.q, call.k, call.v, *offsets, *results),
+        (
+            *call.sizes,
+            call.q.shape[2] // width,
+            *(n // width for n in strides),
+            *call.offset_strides,
+            call.scale,
+        ),
+        WIDTH=width,
+        GIVEN=call.q_offsets is not None,
+        CAUSAL=call.causal,
+        COMPUTE=triton_launch.COMPUTE[call.q.dtype],
+        INDEX=triton_launch.index_type(total_q + total_k + tiles.queries + tiles.keys),
+        BLOCK_Q=tiles.queries,
+        BLOCK_K=tiles.keys,
+        BLOCK_D=_block_d(call),
+        CHUNK=tiles.chunk,
+        PROBES=PROBES,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **options,
+    )
+
+
+def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
+    _launch(attention_forward_kernel, call, False, (), (output, lse))
+
+
+def _backward(
+    call: Call,
+    grad_output: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    delta: torch.Tensor,
+    grad_q: torch.Tensor | None,
+    grad_k: torch.Tensor | None,
+    grad_v: torch.Tensor | None,
+) -> None:
+    if delta.numel():
+        _delta(grad_output, output, delta)
+    if grad_q is not None and grad_q.numel():
+        _launch(attention_queries_backward_kernel, call, False, (grad_output,), (lse, delta, grad_q))
+    wanted = [x for x in (grad_k, grad_v) if x is not None and x.numel()]
+    if wanted:
+        written = tuple(wanted[0] if x is None else x for x in (grad_k, grad_v))
+        needs = {"NEEDS_K": grad_k is not None, "NEEDS_V": grad_v is not None}
+        _launch(attention_keys_backward_kernel, call, True, (grad_output,), (lse, delta, *written), **needs)
+
+
+def _delta(grad_output: torch.Tensor, output: torch.Tensor, delta: torch.Tensor) -> None:
+    total_q, heads, columns = output.shape
+    triton_launch.launch(
+        attention_delta_kernel,
+        (cdiv(total_q * heads, ROWS_OF_DELTA),),
+        (grad_output, output, delta),
+        (total_q, heads, columns, *grad_output.stride()[:2]),
+        COMPUTE=triton_launch.COMPUTE[output.dtype],
+        BLOCK_ROWS=ROWS_OF_DELTA,
+        BLOCK_D=next_power_of_2(columns),
+    )
+
+
+attention_operator = register("triton", _forward, _backward)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_offsets: torch.Tensor | None = None,
+    k_offsets: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention over packed sequences: see `fourfold.impls.attention.torch_eager.attention`."""
+    check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
+    return attention_operator(q, k, v, q_offsets, k_offsets, causal, None if scale is None else float(scale))

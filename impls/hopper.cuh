@@ -1,0 +1,175 @@
+// What kernels for compute capability 9.0 are made of: mbarriers, the copy engine (TMA), barriers of some threads, and
+// wgmma.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+// The copy engine's description of a tensor: a CUtensorMap, encoded by the driver.
+struct __align__(64) TensorMap { unsigned char bytes[128]; };
+
+constexpr int WARPGROUP = 128;
+// A line is 64 elements of 2 bytes. The copy engine's swizzle permutes its 16-byte chunks, with a period of 8 lines.
+constexpr int LINE = 64, LINE_BYTES = 128, SWIZZLED = 8 * LINE_BYTES;
+
+// ---- mbarriers and the copy engine
+
+__device__ inline unsigned shared_address(const void* pointer) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+__device__ inline void barrier_init(unsigned barrier, unsigned arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ inline void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void barrier_arrive_expecting(unsigned barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ inline void barrier_wait(unsigned barrier, unsigned parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra.uni over;\n"
+        "bra.uni again;\n"
+        "over:\n"
+        "}" ::"r"(barrier), "r"(parity) : "memory");
+}
+// Loads a box of a tensor [outer, inner, columns].
+__device__ inline void load_box(
+    unsigned to, const TensorMap& map, unsigned barrier, int column, int inner, int outer) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+        ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(inner), "r"(outer) : "memory");
+}
+__device__ inline void prefetch(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+__device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- barriers of some threads, by numbers from 1 on: number 0 is __syncthreads
+
+template <int COUNT> __device__ inline void sync_threads(int number) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(COUNT) : "memory");
+}
+template <int COUNT> __device__ inline void arrive_threads(int number) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(COUNT) : "memory");
+}
+
+// ---- wgmma
+
+// wgmma's descriptor of a matrix in shared memory: an address, two distances, and the swizzle of 128 bytes. The address
+// and the distances are in units of 16 bytes.
+__device__ inline unsigned long long matrix_descriptor(
+    unsigned address, unsigned leading_bytes, unsigned stride_bytes) {
+    const unsigned long long start = address >> 4 & 0x3fff, leading = leading_bytes >> 4, stride = stride_bytes >> 4;
+    return start | leading << 16 | stride << 32 | 1ull << 62;
+}
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> __device__ inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Keeps the compiler from moving a use of the registers before the wait for the data that are written to them.
+template <int COUNT> __device__ inline void wgmma_written(float (&d)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+template <class T> constexpr bool IS_BFLOAT16 = false;
+template <> constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
+
+#define WGMMA_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_SUMS_16(i) WGMMA_SUMS_4(i), WGMMA_SUMS_4(i + 4), WGMMA_SUMS_4(i + 8), WGMMA_SUMS_4(i + 12)
+#define WGMMA_SUMS_32 WGMMA_SUMS_16(0), WGMMA_SUMS_16(16)
+#define WGMMA_SUMS_64 WGMMA_SUMS_32, WGMMA_SUMS_16(32), WGMMA_SUMS_16(48)
+#define WGMMA_SUMS_128 \
+    WGMMA_SUMS_64, WGMMA_SUMS_16(64), WGMMA_SUMS_16(80), WGMMA_SUMS_16(96), WGMMA_SUMS_16(112)
+#define WGMMA_NAMES_32                                                                                          \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"                    \
+    "%24,%25,%26,%27,%28,%29,%30,%31"
+#define WGMMA_NAMES_64                                                                                          \
+    WGMMA_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,"  \
+    "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_NAMES_128                                                                                         \
+    WGMMA_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,"  \
+    "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,"                    \
+    "%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,"                     \
+    "%123,%124,%125,%126,%127"
+#define WGMMA_SHARED_64(TYPE)                                                                                   \
+    asm volatile(                                                                                               \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"                                                        \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_32                         \
+        "}, %32, %33, add, 1, 1, 0, %35;\n}"                                                                    \
+        : WGMMA_SUMS_32                                                                                         \
+        : "l"(a), "l"(b), "r"(add), "n"(ACROSS))
+#define WGMMA_REGISTERS_64(TYPE)                                                                                \
+    asm volatile(                                                                                               \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"                                                        \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_32                         \
+        "}, {%32,%33,%34,%35}, %36, add, 1, 1, %38;\n}"                                                         \
+        : WGMMA_SUMS_32                                                                                         \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(ACROSS))
+#define WGMMA_SHARED_128(TYPE)                                                                                  \
+    asm volatile(                                                                                               \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"                                                        \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_64                        \
+        "}, %64, %65, add, 1, 1, 0, %67;\n}"                                                                    \
+        : WGMMA_SUMS_64                                                                                         \
+        : "l"(a), "l"(b), "r"(add), "n"(ACROSS))
+#define WGMMA_REGISTERS_128(TYPE)                                                                               \
+    asm volatile(                                                                                               \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"                                                        \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_64                        \
+        "}, {%64,%65,%66,%67}, %68, add, 1, 1, %70;\n}"                                                         \
+        : WGMMA_SUMS_64                                                                                         \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(ACROSS))
+#define WGMMA_SHARED_256(TYPE)                                                                                  \
+    asm volatile(                                                                                               \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                                       \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_128                       \
+        "}, %128, %129, add, 1, 1, 0, %131;\n}"                                                                 \
+        : WGMMA_SUMS_128                                                                                        \
+        : "l"(a), "l"(b), "r"(add), "n"(ACROSS))
+#define WGMMA_REGISTERS_256(TYPE)                                                                               \
+    asm volatile(                                                                                               \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"                                                       \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_128                       \
+        "}, {%128,%129,%130,%131}, %132, add, 1, 1, %134;\n}"                                                   \
+        : WGMMA_SUMS_128                                                                                        \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(ACROSS))
+
+// d = a b, or d + a b: [64, 16] times [16, 2 * registers]. a is in shared memory, with adjacent terms, or in registers,
+// as mma.sync has them; b is in shared memory, with adjacent terms, or ACROSS with adjacent columns.
+template <class T, int ACROSS>
+__device__ inline void wgmma(float (&d)[32], unsigned long long a, unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_SHARED_64("bf16");
+    else WGMMA_SHARED_64("f16");
+}
+template <class T, int ACROSS>
+__device__ inline void wgmma(float (&d)[32], const unsigned (&a)[4], unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_REGISTERS_64("bf16");
+    else WGMMA_REGISTERS_64("f16");
+}
+template <class T, int ACROSS>
+__device__ inline void wgmma(float (&d)[64], unsigned long long a, unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_SHARED_128("bf16");
+    else WGMMA_SHARED_128("f16");
+}
+template <class T, int ACROSS>
+__device__ inline void wgmma(float (&d)[64], const unsigned (&a)[4], unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_REGISTERS_128("bf16");
+    else WGMMA_REGISTERS_128("f16");
+}
+template <class T, int ACROSS>
+__device__ inline void wgmma(float (&d)[128], unsigned long long a, unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_SHARED_256("bf16");
+    else WGMMA_SHARED_256("f16");
+}
+template <class T, int ACROSS>
+__device__ inline void wgmma(float (&d)[128], const unsigned (&a)[4], unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_REGISTERS_256("bf16");
+    else WGMMA_REGISTERS_256("f16");
+}

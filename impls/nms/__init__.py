@@ -1,0 +1,1 @@
+"""The operation ``nms`` on every backend."""

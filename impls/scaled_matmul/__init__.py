@@ -1,0 +1,1 @@
+"""The operation ``scaled_matmul`` on every backend."""

@@ -1,0 +1,270 @@
+#include <mma.h>
+
+#include "vectors.cuh"
+
+// Terms that share a scale of a, and of b, and columns of the result that share a scale of b.
+constexpr int BLOCK = 128;
+// Terms of a step. Rows of shared memory are padded so that they begin in different banks.
+constexpr int STEP = 64, LINE = STEP + 8;
+// Rows of tiles that are walked column by column, so that inputs stay in the cache.
+constexpr int GROUP = 8;
+constexpr int FRAGMENT = 16;
+
+// Two float8_e4m3fn numbers, the low bytes of a word, as two of float16, which holds them all.
+__device__ inline unsigned decoded(unsigned two) {
+    unsigned pair;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((unsigned short)two));
+#else
+    // As the upper bits of a float16 a number is 2^-8 of itself, as its exponent is biased by 7 and not by 15.
+    const unsigned spread = (two & 0xffu) << 8 | (two & 0xff00u) << 16;
+    const unsigned magnitude = (spread & 0x7f007f00u) >> 1;
+    const unsigned bits = magnitude | (spread & 0x80008000u);
+    __half2 numbers;
+    memcpy(&numbers, &bits, sizeof numbers);
+    numbers = __hmul2(numbers, __half2half2(__half(256.0f)));
+    memcpy(&pair, &numbers, sizeof pair);
+    // float16 takes the bits of NaN, 0x3f80, for a number.
+    const unsigned nan = (magnitude + 0x00800080u) & 0x40004000u;
+    pair |= (nan << 1) - (nan >> 5);
+#endif
+    return pair;
+}
+
+// a, or b: [extent, terms], with any strides.
+template <int TILE, int THREADS> struct Side {
+    static constexpr int WIDTH = 16, COUNT = TILE * STEP / WIDTH / THREADS;
+    static_assert(COUNT * WIDTH * THREADS == TILE * STEP);
+    using Fetched = uint4[COUNT];
+
+    const unsigned char* __restrict__ ptr;
+    long long extent, terms, stride, term_stride;
+    bool vectors;  // whether terms are adjacent, and rows begin at multiples of 16 bytes
+
+    __device__ static int row(int i) { return (int(threadIdx.x) + i * THREADS) / (STEP / WIDTH); }
+    __device__ static int term(int i) { return (int(threadIdx.x) + i * THREADS) % (STEP / WIDTH) * WIDTH; }
+
+    // Loads from memory to registers, with zeros beyond the end of the matrix.
+    __device__ void fetch(Fetched& fetched, long long first, long long start) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const long long position = first + row(i), begin = start + term(i);
+            const unsigned char* from = ptr + position * stride + begin * term_stride;
+            const long long there = position < extent ? terms - begin : 0;
+            if (vectors && there >= WIDTH) {
+                fetched[i] = *reinterpret_cast<const uint4*>(from);
+                continue;
+            }
+            unsigned long long low = 0, high = 0;
+            // All 16 loads at once would take more registers than there are.
+#pragma unroll 2
+            for (int j = 0; j < 8; j++) {
+                if (j < there) low |= (unsigned long long)from[j * term_stride] << j * 8;
+                if (j + 8 < there) high |= (unsigned long long)from[(j + 8) * term_stride] << j * 8;
+            }
+            fetched[i] = make_uint4(unsigned(low), unsigned(low >> 32), unsigned(high), unsigned(high >> 32));
+        }
+    }
+
+    // Converts, and stores from registers to shared memory, one row of it per row.
+    __device__ static void put(const Fetched& fetched, __half* shared) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const uint4 numbers = fetched[i];
+            uint4* to = reinterpret_cast<uint4*>(shared + row(i) * LINE + term(i));
+            to[0] = make_uint4(decoded(numbers.x), decoded(numbers.x >> 16), decoded(numbers.y), decoded(numbers.y >> 16));
+            to[1] = make_uint4(decoded(numbers.z), decoded(numbers.z >> 16), decoded(numbers.w), decoded(numbers.w >> 16));
+        }
+    }
+};
+
+// The scale of each row of a tile in one block of terms, and of its columns, which share one.
+template <int TILE, int THREADS> struct Scales {
+    static constexpr int WIDTH = 4, COUNT = TILE * FRAGMENT / WIDTH / THREADS;
+    static_assert(COUNT * WIDTH * THREADS == TILE * FRAGMENT);
+    using Fetched = float[COUNT];
+
+    const float* __restrict__ of_rows;
+    const float* __restrict__ of_columns;
+    long long rows, row_stride, row_term_stride, column_term_stride;
+
+    __device__ static int row(int i) { return (int(threadIdx.x) + i * THREADS) / (FRAGMENT / WIDTH); }
+
+    __device__ void fetch(Fetched& fetched, long long first, long long block) const {
+        const float of_column = of_columns[block * column_term_stride];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const long long position = first + row(i);
+            fetched[i] =
+                position < rows ? of_rows[position * row_stride + block * row_term_stride] * of_column : 0.0f;
+        }
+    }
+
+    // Stores each scale as often as a fragment has columns, so that it is loaded as a fragment.
+    __device__ static void put(const Fetched& fetched, float* shared) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const float scale = fetched[i];
+            const int at = (int(threadIdx.x) + i * THREADS) * WIDTH;
+            *reinterpret_cast<float4*>(shared + at) = make_float4(scale, scale, scale, scale);
+        }
+    }
+};
+
+// The result c, [rows, columns], contiguous.
+template <class T> struct Result {
+    static constexpr int WIDTH = 16 / sizeof(T);
+    T* __restrict__ ptr;
+    long long rows, columns;
+
+    // Stores 8 neighbours of a row. Some or all of them may lie outside.
+    __device__ void put(long long row, long long column, const float* sums) const {
+        if (row >= rows) return;
+#pragma unroll
+        for (int begin = 0; begin < 8; begin += WIDTH) {
+            Vector<T, WIDTH> results;
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) results.at[j] = T(sums[begin + j]);
+            const long long at = column + begin;
+            T* to = ptr + row * columns + at;
+            if (columns % WIDTH == 0 && at < columns) {
+                results.store(to);
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++)
+                if (at + j < columns) to[j] = results.at[j];
+        }
+    }
+};
+
+// The sums of a tile, in the tensor cores' fragments of its warps: of the present block of terms, and of all before it.
+// The tensor cores multiply float16 numbers exactly and add up in float32. Those of float8 numbers keep 14 bits on Hopper.
+template <int TILE_M, int TILE_N, int THREADS> struct Sums {
+    static constexpr int WARPS = THREADS / 32, WARPS_M = (WARPS + 1) / 2, WARPS_N = WARPS / WARPS_M;
+    static constexpr int ROWS = TILE_M / FRAGMENT / WARPS_M, COLUMNS = TILE_N / FRAGMENT / WARPS_N;
+    static_assert(ROWS * WARPS_M * FRAGMENT == TILE_M && COLUMNS * WARPS_N * FRAGMENT == TILE_N);
+    using Fragment = nvcuda::wmma::fragment<nvcuda::wmma::accumulator, FRAGMENT, FRAGMENT, FRAGMENT, float>;
+    Fragment of_block[ROWS][COLUMNS], total[ROWS][COLUMNS];
+
+    __device__ Sums() {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) {
+                nvcuda::wmma::fill_fragment(of_block[i][j], 0.0f);
+                nvcuda::wmma::fill_fragment(total[i][j], 0.0f);
+            }
+    }
+    __device__ static int first_row() { return int(threadIdx.x) / 32 / WARPS_N * ROWS * FRAGMENT; }
+    __device__ static int first_column() { return int(threadIdx.x) / 32 % WARPS_N * COLUMNS * FRAGMENT; }
+
+    __device__ void add(const __half* left, const __half* right) {
+        using namespace nvcuda::wmma;
+#pragma unroll
+        for (int k = 0; k < STEP; k += FRAGMENT) {
+            fragment<matrix_a, FRAGMENT, FRAGMENT, FRAGMENT, __half, row_major> x[ROWS];
+            fragment<matrix_b, FRAGMENT, FRAGMENT, FRAGMENT, __half, col_major> y;
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) load_matrix_sync(x[i], left + (first_row() + i * FRAGMENT) * LINE + k, LINE);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) {
+                load_matrix_sync(y, right + (first_column() + j * FRAGMENT) * LINE + k, LINE);
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) mma_sync(of_block[i][j], x[i], y, of_block[i][j]);
+            }
+        }
+    }
+
+    // Ends a block of terms. Fragments of one kind hold their elements in the same places, so scales meet their rows.
+    __device__ void promote(const float* scales) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            Fragment scale;
+            const float* from = scales + (first_row() + i * FRAGMENT) * FRAGMENT;
+            nvcuda::wmma::load_matrix_sync(scale, from, FRAGMENT, nvcuda::wmma::mem_row_major);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) {
+#pragma unroll
+                for (int e = 0; e < Fragment::num_elements; e++)
+                    total[i][j].x[e] += of_block[i][j].x[e] * scale.x[e];
+                nvcuda::wmma::fill_fragment(of_block[i][j], 0.0f);
+            }
+        }
+    }
+
+    // Which elements a lane's registers hold is unspecified, so pass them through shared memory, 256 numbers per warp.
+    template <class T> __device__ void put(const Result<T>& c, long long rows, long long columns, float* passed) const {
+        float* mine = passed + threadIdx.x / 32 * FRAGMENT * FRAGMENT;
+        const int row = threadIdx.x % 32 / 2, column = threadIdx.x % 2 * 8;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) {
+                nvcuda::wmma::store_matrix_sync(mine, total[i][j], FRAGMENT, nvcuda::wmma::mem_row_major);
+                __syncwarp();
+                const long long first = columns + first_column() + j * FRAGMENT;
+                c.put(rows + first_row() + i * FRAGMENT + row, first + column, mine + row * FRAGMENT + column);
+                __syncwarp();
+            }
+    }
+};
+
+template <class T, int TILE_M, int TILE_N, int THREADS>
+__global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
+    const unsigned char* __restrict__ a,  // float8_e4m3fn [m, k], strided
+    const unsigned char* __restrict__ b,  // float8_e4m3fn [n, k], strided
+    const float* __restrict__ scale_a,    // [m, ceil(k / BLOCK)], strided
+    const float* __restrict__ scale_b,    // [ceil(n / BLOCK), ceil(k / BLOCK)], strided
+    T* __restrict__ c,                    // [m, n]
+    long long m, long long n, long long k, long long a_row_stride, long long a_column_stride, long long b_row_stride,
+    long long b_column_stride, long long scale_a_row_stride, long long scale_a_column_stride,
+    long long scale_b_row_stride, long long scale_b_column_stride, bool a_vectors, bool b_vectors) {
+    // One block owns a tile [TILE_M, TILE_N] of the result, whose columns share a scale of each block of terms.
+    static_assert(BLOCK % TILE_N == 0 && BLOCK % STEP == 0);
+    __shared__ __align__(32) __half left[TILE_M * LINE], right[TILE_N * LINE];
+    __shared__ __align__(32) float scales[TILE_M * FRAGMENT];
+    const int tiles_m = int((m + TILE_M - 1) / TILE_M), tiles_n = int((n + TILE_N - 1) / TILE_N);
+    const int first = int(blockIdx.x) / (GROUP * tiles_n) * GROUP, in_group = int(blockIdx.x) % (GROUP * tiles_n);
+    const int rows_of_tiles = tiles_m - first < GROUP ? tiles_m - first : GROUP;
+    const long long first_row = (first + in_group % rows_of_tiles) * (long long)TILE_M;
+    const long long first_column = in_group / rows_of_tiles * (long long)TILE_N;
+
+    using Left = Side<TILE_M, THREADS>;
+    using Right = Side<TILE_N, THREADS>;
+    using OfTile = Scales<TILE_M, THREADS>;
+    const Left of_a{a, m, k, a_row_stride, a_column_stride, a_vectors};
+    const Right of_b{b, n, k, b_row_stride, b_column_stride, b_vectors};
+    const float* of_columns = scale_b + first_column / BLOCK * scale_b_row_stride;
+    const OfTile of_tile{scale_a, of_columns, m, scale_a_row_stride, scale_a_column_stride, scale_b_column_stride};
+    Sums<TILE_M, TILE_N, THREADS> sums;
+    // Nothing is multiplied by a warp all of whose rows, or columns, lie outside.
+    const bool within = first_row + sums.first_row() < m && first_column + sums.first_column() < n;
+    typename Left::Fetched next_left;
+    typename Right::Fetched next_right;
+    typename OfTile::Fetched next_scales;
+    if (k > 0) {
+        of_a.fetch(next_left, first_row, 0);
+        of_b.fetch(next_right, first_column, 0);
+        of_tile.fetch(next_scales, first_row, 0);
+    }
+    for (long long start = 0; start < k; start += STEP) {
+        const long long next = start + STEP;
+        const bool ends_block = next % BLOCK == 0 || next >= k;
+        Left::put(next_left, left);
+        Right::put(next_right, right);
+        if (ends_block) OfTile::put(next_scales, scales);
+        __syncthreads();
+        if (next < k) {
+            // These loads are in flight while the present tile is multiplied.
+            of_a.fetch(next_left, first_row, next);
+            of_b.fetch(next_right, first_column, next);
+            if (ends_block) of_tile.fetch(next_scales, first_row, next / BLOCK);
+        }
+        if (within) sums.add(left, right);
+        if (ends_block) sums.promote(scales);
+        __syncthreads();
+    }
+    static_assert(sizeof(float) * FRAGMENT * FRAGMENT * (THREADS / 32) <= sizeof left);
+    sums.put(Result<T>{c, m, n}, first_row, first_column, reinterpret_cast<float*>(left));
+}

@@ -1,0 +1,46 @@
+"""The operator of scaled_matmul, which Triton and CUDA C++ share except for the launches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fourfold.backends.operators import Operator
+
+# Products with fewer multiplications than this end too soon for configurations to differ by much.
+LITTLE_WORK = 512 * 512 * 512
+
+
+def extent_class(extent: int) -> int:
+    """The class of extents that use the same configuration: those above one power of 2 and up to the next."""
+    return (extent - 1).bit_length() if extent else -1
+
+
+def read_by_vectors(matrix: torch.Tensor) -> bool:
+    """Whether the terms of each row are adjacent, and begin at a multiple of 16 bytes."""
+    return matrix.stride(1) == 1 and matrix.stride(0) % 16 == 0 and matrix.data_ptr() % 16 == 0
+
+
+def _no_gradient(ctx: Any, grad_output: torch.Tensor) -> Any:
+    raise NotImplementedError("scaled_matmul has no gradient: quantised numbers have none")
+
+
+SCALED_MATMUL = Operator(
+    schema="scaled_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType out_dtype) -> Tensor output",
+    fake=lambda a, b, scale_a, scale_b, out_dtype: a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype),
+    backward=_no_gradient,
+)
+
+
+def register(backend: str, launch: Callable[..., None]) -> Callable[..., Any]:
+    """Register ``scaled_matmul_<backend>``; `launch` takes the inputs and the result, which is not empty."""
+
+    def forward(
+        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        output = torch.empty((a.shape[0], b.shape[0]), dtype=out_dtype, device=a.device)
+        if output.numel():
+            launch(a, b, scale_a, scale_b, output)
+        return output
+
+    return SCALED_MATMUL.register(backend, forward)

@@ -1,0 +1,45 @@
+"""scaled_matmul in torch operations: the baseline."""
+
+import torch
+
+from .arguments import BLOCK, check_scaled_matmul
+from .arguments import unsupported as unsupported
+
+
+def scaled_matmul(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """The product ``a b^T`` of float8 matrices with a scale for each block of 128 terms, as DeepSeek's models have it.
+
+    ``c[i, j] = sum over blocks p of scale_a[i, p] scale_b[j // 128, p] sum over q in p of a[i, q] b[j, q]``, where
+    block p holds the terms ``128 p <= q < 128 (p + 1)``, and the last one those that are left.
+
+    Args:
+        a: ``[m, k]`` of float8_e4m3fn, any strides.
+        b: ``[n, k]`` of float8_e4m3fn on the same device, any strides.
+        scale_a: ``[m, ceil(k / 128)]`` of float32, any strides: of each row, one for each block.
+        scale_b: ``[ceil(n / 128), ceil(k / 128)]`` of float32, any strides: of each 128 columns, one for each block.
+        out_dtype: that of the result: torch.float32, torch.bfloat16 or torch.float16.
+
+    Returns:
+        ``[m, n]`` of out_dtype, summed in float32 and rounded once; zeros if k is 0. NaN in a or b, or a scale that is
+        NaN, makes what it is multiplied with NaN, also where the other factor is 0. No gradient is promised; the
+        kernels' backward raises NotImplementedError.
+
+    Raises:
+        TypeError: a tensor is none, a dtype is wrong, or out_dtype is no dtype.
+        ValueError: a shape is wrong, devices differ, or a result cannot have out_dtype.
+
+    Source: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.3.2.
+    """
+    check_scaled_matmul(a, b, scale_a, scale_b, out_dtype)
+    (m, k), n = a.shape, b.shape[0]
+    total = torch.zeros((m, n), dtype=torch.float32, device=a.device)
+    # Autocast would round the numbers' sums to a half type.
+    with torch.autocast(a.device.type, enabled=False):
+        left, right = a.float(), b.float()
+        scale_of_columns = scale_b.repeat_interleave(BLOCK, 0)[:n].t()
+        for p, start in enumerate(range(0, k, BLOCK)):
+            sums = left[:, start : start + BLOCK] @ right[:, start : start + BLOCK].t()
+            total = total + sums * (scale_a[:, p : p + 1] * scale_of_columns[p])
+    return total.to(out_dtype)

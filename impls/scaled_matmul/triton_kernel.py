@@ -1,0 +1,207 @@
+"""scaled_matmul in Triton."""
+
+import functools
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+
+from fourfold.backends.launch import cdiv
+from fourfold.backends.triton import launch as triton_launch
+from fourfold.backends.tuning import Configuration, Tuner
+
+from .arguments import BLOCK, check_scaled_matmul
+from .arguments import unsupported as unsupported
+from .operators import LITTLE_WORK, extent_class, register
+
+# Rows of tiles that are walked column by column, so that inputs stay in L2.
+GROUP_M = 8
+
+
+@triton.jit
+def decoded(quantised):
+    """float8 numbers, or their bits, as float16, which holds them all.
+
+    As the upper bits of a float16 a number is 2^-8 of itself, as its exponent is biased by 7 and not by 15. float16
+    takes the bits of NaN for a number.
+    """
+    if quantised.dtype == tl.uint8:
+        bits = quantised.to(tl.uint16)
+        magnitude = (bits & 0x7F) << 7
+        numbers = (magnitude | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True) * 256.0
+        numbers = tl.where(magnitude == 0x3F80, float("nan"), numbers).to(tl.float16)
+    else:
+        numbers = quantised.to(tl.float16)
+    return numbers
+
+
+# The products of float16 numbers are exact in float32, in which the tensor cores add them up. Those of float8 numbers
+# would be added up twice as fast on Hopper, in 14 bits.
+@triton.jit
+def scaled_matmul_kernel(
+    a_ptr,  # [m, k], strided
+    b_ptr,  # [n, k], strided
+    scale_a_ptr,  # [m, ceil(k / BLOCK)], strided
+    scale_b_ptr,  # [ceil(n / BLOCK), ceil(k / BLOCK)], strided
+    c_ptr,  # [m, n]
+    m,
+    n,
+    k,
+    a_row_stride,
+    a_column_stride,
+    b_row_stride,
+    b_column_stride,
+    scale_a_row_stride,
+    scale_a_column_stride,
+    scale_b_row_stride,
+    scale_b_column_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    # One program owns a tile [BLOCK_M, BLOCK_N] of the result, whose columns share a scale of each block of terms.
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tile = tl.program_id(0)
+    first = (tile // (GROUP_M * tiles_n)) * GROUP_M
+    rows_of_tiles = min(tiles_m - first, GROUP_M)
+    row = first + (tile % (GROUP_M * tiles_n)) % rows_of_tiles
+    column = (tile % (GROUP_M * tiles_n)) // rows_of_tiles
+    rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    terms = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * a_row_stride + terms.to(tl.int64)[None, :] * a_column_stride
+    b_ptrs = b_ptr + terms.to(tl.int64)[:, None] * b_column_stride + columns.to(tl.int64)[None, :] * b_row_stride
+    scale_a_ptrs = scale_a_ptr + rows.to(tl.int64) * scale_a_row_stride
+    scale_b_ptr += ((column * BLOCK_N) // BLOCK).to(tl.int64) * scale_b_row_stride
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(tl.cdiv(k, BLOCK_K)):
+        there = terms < k - step * BLOCK_K
+        a = tl.load(a_ptrs, mask=(rows < m)[:, None] & there[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=there[:, None] & (columns < n)[None, :], other=0.0)
+        sums = tl.dot(decoded(a), decoded(b), sums)
+        a_ptrs += tl.cast(BLOCK_K, tl.int64) * a_column_stride
+        b_ptrs += tl.cast(BLOCK_K, tl.int64) * b_column_stride
+        if BLOCK_K == BLOCK or (step + 1) % (BLOCK // BLOCK_K) == 0 or (step + 1) * BLOCK_K >= k:
+            scale_a = tl.load(scale_a_ptrs, mask=rows < m, other=0.0)
+            total += sums * (scale_a * tl.load(scale_b_ptr))[:, None]
+            sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            scale_a_ptrs += scale_a_column_stride
+            scale_b_ptr += scale_b_column_stride
+    c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
+    tl.store(c_ptrs, total.to(c_ptr.dtype.element_ty), mask=(rows < m)[:, None] & (columns < n)[None, :])
+
+
+@functools.cache
+def _converts_float8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _converts_float8_or_is_interpreted(device: torch.device) -> bool:
+    return device.type == "cpu" or _converts_float8(device)
+
+
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _options(m: int, n: int, k: int, warps: int, stages: int) -> dict[str, int]:
+    assert BLOCK % n == 0
+    assert BLOCK % k == 0
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
+
+
+def _name(options: dict[str, int]) -> str:
+    return "{BLOCK_M}x{BLOCK_N}x{BLOCK_K}_{num_warps}_warps_{num_stages}_stages".format(**options)
+
+
+def _converting(*tiles: int, on_cpu: bool = False) -> Configuration:
+    options, needs = _options(*tiles), "compute capability 8.9 or later: an instruction that converts float8"
+    runs_on = _converts_float8_or_is_interpreted if on_cpu else _converts_float8
+    return Configuration(_name(options), options, runs_on=runs_on, needs=needs)
+
+
+def _of_bits(*tiles: int, on_cpu: bool = False) -> Configuration:
+    options = _options(*tiles)
+    if on_cpu:
+        return Configuration(f"bits_{_name(options)}", options)
+    return Configuration(f"bits_{_name(options)}", options, runs_on=_is_gpu, needs="a GPU; the CPU runs one like it")
+
+
+# Where the hardware converts float8. On the CPU one runs of those with one step a block of terms, and that with two.
+CONVERTING = (
+    _converting(128, 128, 128, 8, 3),
+    _converting(128, 128, 128, 8, 4),
+    _converting(128, 128, 64, 8, 4, on_cpu=True),
+    _converting(64, 128, 128, 4, 3),
+    _converting(64, 64, 128, 4, 4),
+    _converting(32, 64, 128, 4, 4),
+    _converting(16, 64, 128, 4, 4),
+    _converting(16, 32, 128, 4, 5, on_cpu=True),
+)
+# Where it does not, and numbers are converted bit by bit.
+BITS = (
+    _of_bits(128, 128, 64, 8, 3),
+    _of_bits(64, 64, 128, 4, 3, on_cpu=True),
+    _of_bits(16, 64, 128, 4, 3),
+)
+TUNER = Tuner("scaled_matmul_triton", (*CONVERTING, *BITS), Path(__file__))
+
+
+def _default(m: int, n: int, device: torch.device) -> Configuration:
+    few, middle, many = (CONVERTING[6], CONVERTING[4], CONVERTING[0]) if _converts_float8(device) else BITS[::-1]
+    if device.type == "cpu" or 16 < m <= 512 * 512 // n:
+        return middle
+    return few if m <= 16 else many
+
+
+def _launch(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, output: torch.Tensor
+) -> None:
+    (m, k), n, device = a.shape, b.shape[0], a.device
+
+    def run(configuration: Configuration) -> None:
+        options = configuration.options
+        left, right = (x.view(torch.uint8) for x in (a, b)) if configuration in BITS else (a, b)
+        triton_launch.launch(
+            scaled_matmul_kernel,
+            (cdiv(m, options["BLOCK_M"]) * cdiv(n, options["BLOCK_N"]),),
+            (left, right, scale_a, scale_b, output),
+            (m, n, k, *a.stride(), *b.stride(), *scale_a.stride(), *scale_b.stride()),
+            BLOCK=BLOCK,
+            GROUP_M=GROUP_M,
+            **options,
+        )
+
+    extents = extent_class(m), extent_class(n), extent_class(k)
+    kind = (str(output.dtype), extents, a.stride(1) == 1, b.stride(1) == 1)
+    with triton_launch.on(device):
+        run(
+            TUNER.choose(
+                device,
+                kind,
+                lambda c: c.serves(output.dtype, device),
+                lambda: _default(m, n, device),
+                run,
+                worthwhile=m * n * k >= LITTLE_WORK,
+            )
+        )
+
+
+def depends_on_batch(dtype: str, device: str) -> str | None:
+    """On a GPU the choice of a configuration depends on the number of rows."""
+    return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
+
+
+scaled_matmul_operator = register("triton", _launch)
+
+
+def scaled_matmul(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """The product of float8 matrices with scales: see `fourfold.impls.scaled_matmul.torch_eager.scaled_matmul`."""
+    check_scaled_matmul(a, b, scale_a, scale_b, out_dtype)
+    return scaled_matmul_operator(a, b, scale_a, scale_b, out_dtype)

@@ -1,0 +1,155 @@
+"""attention: the reference."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# A NumPy array, or anything that follows NumPy's array protocols.
+Array = Any
+
+
+def unchanged(x: Array) -> Array:
+    """Return an intermediate result without rounding it."""
+    return x
+
+
+class Sequence(NamedTuple):
+    """One sequence of the batch.
+
+    Attributes:
+        queries: its rows of q.
+        keys: its rows of k and v.
+        visible: ``[queries, keys]`` booleans: which keys each query attends to.
+    """
+
+    queries: slice
+    keys: slice
+    visible: np.ndarray
+
+
+def sequences(q: Array, k: Array, q_offsets: Any, k_offsets: Any, causal: bool) -> Iterator[Sequence]:
+    """The sequences of a call, in order. Causal: the last query sees all keys, and each query before it one less."""
+    ends_q = np.array([0, q.shape[0]]) if q_offsets is None else np.asarray(q_offsets)
+    ends_k = np.asarray(k_offsets) if k_offsets is not None else ends_q if q_offsets is not None else [0, k.shape[0]]
+    for first_q, end_q, first_k, end_k in zip(ends_q[:-1], ends_q[1:], ends_k[:-1], ends_k[1:]):
+        count_q, count_k = int(end_q - first_q), int(end_k - first_k)
+        visible = (
+            np.tri(count_q, count_k, count_k - count_q, dtype=bool) if causal else np.ones((count_q, count_k), bool)
+        )
+        yield Sequence(slice(int(first_q), int(end_q)), slice(int(first_k), int(end_k)), visible)
+
+
+def group_of(heads: int, kv_heads: int) -> int:
+    """How many heads share keys."""
+    return heads // kv_heads if kv_heads else 1
+
+
+def by_group(rows: Array, kv_heads: int) -> Array:
+    """``[rows, heads, d]`` as ``[kv_heads, heads / kv_heads * rows, d]``: heads that share keys lie together."""
+    count, heads, d = rows.shape
+    group = group_of(heads, kv_heads)
+    return np.transpose(rows.reshape(count, kv_heads, group, d), (1, 2, 0, 3)).reshape(kv_heads, group * count, d)
+
+
+def by_row(grouped: Array, heads: int) -> Array:
+    """The reverse of `by_group`."""
+    kv_heads, rows, d = grouped.shape
+    group = group_of(heads, kv_heads)
+    count = rows // max(group, 1)
+    return np.transpose(grouped.reshape(kv_heads, group, count, d), (2, 0, 1, 3)).reshape(count, heads, d)
+
+
+def of_every_head(visible: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
+    """`Sequence.visible` for the rows of `by_group`."""
+    return np.tile(visible, (group_of(heads, kv_heads), 1))
+
+
+def softmax(scores: Array, visible: np.ndarray) -> Array:
+    """The softmax over the visible keys of each row; zeros where a row has none."""
+    some = visible.any(axis=-1, keepdims=True)
+    scores = np.where(visible, scores, -np.inf)
+    largest = np.where(some, np.max(scores, axis=-1, keepdims=True, initial=-np.inf), 0.0)
+    terms = np.exp(scores - largest)
+    return np.where(visible, terms / np.where(some, np.sum(terms, axis=-1, keepdims=True), 1.0), 0.0)
+
+
+def forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    q_offsets: Any = None,
+    k_offsets: Any = None,
+    causal: bool = False,
+    scale: float | None = None,
+    stored: Callable[[Array], Array] = unchanged,
+) -> Array:
+    """``softmax(scale q k^T) v`` of each sequence and head.
+
+    Args:
+        q: ``[total_q, heads, head_size]``: the queries of one sequence after another.
+        k: ``[total_k, kv_heads, head_size]``. Head h of q goes with head ``h // (heads / kv_heads)`` of k and v.
+        v: like k.
+        q_offsets: ``[batch + 1]`` integers: where the sequences begin in q, and their end. None: there is one.
+        k_offsets: the same of k and v; None: as in q.
+        causal: of a sequence with n queries and m keys, query i sees the keys up to ``i + m - n``.
+        scale: of the scores; by default ``1 / sqrt(head_size)``.
+        stored: rounds an intermediate result to the dtype of the tensors, as the operand of a tensor core is.
+
+    Returns:
+        ``[total_q, heads, head_size]``; zeros where a query sees no key.
+
+    Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 2023, for grouped heads.
+    """
+    heads, kv_heads = q.shape[1], k.shape[1]
+    output = np.zeros_like(q)
+    for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal):
+        of_q, of_k, of_v = (by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
+        weights = weights_of(of_q, of_k, of_every_head(visible, heads, kv_heads), scale)
+        output[queries] = by_row(stored(weights) @ of_v, heads)
+    return output
+
+
+def weights_of(q: Array, k: Array, visible: np.ndarray, scale: float | None) -> Array:
+    """The weights of the keys, ``[..., queries, keys]``."""
+    scores = q @ np.swapaxes(k, -1, -2)
+    if scale is None:
+        return softmax(scores / np.sqrt(q.shape[-1] * np.ones_like(scores)), visible)
+    return softmax(scores * scale, visible)
+
+
+def backward(
+    grad_output: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    q_offsets: Any = None,
+    k_offsets: Any = None,
+    causal: bool = False,
+    scale: float | None = None,
+    stored: Callable[[Array], Array] = unchanged,
+) -> tuple[Array, Array, Array]:
+    """The gradients of ``sum(grad_output * forward(...))`` for q, k and v.
+
+    With the weights p, the cotangent g and ``ds = p (g v^T - rowsum(g output))`` they are ``scale ds k``,
+    ``scale ds^T q`` and ``p^T g``. A query that sees no key has no part in them.
+
+    Source: Dao et al., FlashAttention, 2022, appendix B.2.
+    """
+    heads, kv_heads, factor = q.shape[1], k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
+    grads = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal):
+        of_q, of_k, of_v, grad = (by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys], grad_output[queries]))
+        every = of_every_head(visible, heads, kv_heads)
+        weights = weights_of(of_q, of_k, every, scale)
+        rounded = stored(weights)
+        delta = np.sum(grad * stored(rounded @ of_v), axis=-1, keepdims=True)
+        slopes = np.where(every, weights * (grad @ np.swapaxes(of_v, -1, -2) - delta), 0.0)
+        # The scale comes before the product, and its rounding, or after it: the two differ where one overflows.
+        before, after = stored(slopes * factor), stored(slopes)
+        grad_q = np.maximum(before @ of_k, (after @ of_k) * factor)
+        before, after = (np.swapaxes(x, -1, -2) for x in (before, after))
+        grads[0][queries] = by_row(grad_q, heads)
+        grads[1][keys] = np.swapaxes(np.maximum(before @ of_q, (after @ of_q) * factor), 0, 1)
+        grads[2][keys] = np.swapaxes(np.swapaxes(rounded, -1, -2) @ grad, 0, 1)
+    return grads

@@ -1,0 +1,135 @@
+"""attention's kernel for Hopper: in both half types, with heads in groups, and as the compiler makes it.
+
+The checks of operations run it in float16. What wrong kernels are told is in
+tests/known_wrong/planted_attention_hopper.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from fourfold.impls.attention import cuda_kernel
+from fourfold.impls.attention.operators import Call
+from fourfold.properties import attention as properties
+
+from fourfold.backends import tuning
+from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda.compile import compile_ahead_of_time
+from fourfold.backends.tuning import Configuration
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.catalogue import operations
+from fourfold.checks.configurations import configuration_agrees
+from fourfold.checks.search import Search, Subject
+from fourfold.core.dtypes import DTYPES
+
+Tensor = torch.Tensor
+HOPPER = [pytest.param(each, id=each.name) for each in cuda_kernel.HOPPER]
+emulated = pytest.mark.skipif(
+    cuda_on_cpu.unavailable_reason() is not None, reason=cuda_on_cpu.unavailable_reason() or ""
+)
+
+
+def agrees(configuration: Configuration, dtype: str, **shape: Any) -> None:
+    """Check one case: past several blocks of keys, with a sequence after them."""
+    examples = {"one": properties.tokens([3, 70], [150, 90], causal=True, size=1.0, **shape)}
+    subject = Subject(
+        operation=replace(operations()["attention"], examples=examples),
+        backend="cuda",
+        dtype=DTYPES[dtype],
+        device="cpu",
+        implementation=cuda_kernel.attention,
+        sibling=lambda name: (operations()[name], cuda_kernel.attention),
+    )
+    configuration_agrees(configuration, subject, Search(examples=1))
+    # Backward reads the logarithms of the sums of exponentials.
+    with tuning.forced("attention_cuda", configuration.name) as forced:
+        backward_agrees(subject, Search(examples=1))
+    assert forced.launches
+
+
+@emulated
+@pytest.mark.parametrize("configuration", HOPPER)
+def test_the_kernel_is_right_in_bfloat16_too(configuration: Configuration) -> None:
+    """Of the widest heads that it takes."""
+    agrees(configuration, "bfloat16", heads=(2, 1), columns=configuration.options["columns"])
+
+
+@emulated
+@pytest.mark.parametrize("heads_at_once", [1, 2])
+def test_heads_may_take_turns(heads_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU as many heads are computed at once as have keys and values that stay in the cache."""
+    monkeypatch.setattr(cuda_kernel, "KEPT_BYTES", heads_at_once * 4 * 240 * 16)
+    agrees(cuda_kernel.HOPPER[1], "float16", heads=(6, 3), columns=16)
+
+
+@emulated
+@pytest.mark.parametrize("configuration", HOPPER)
+def test_queries_without_keys_are_0_and_invalid_offsets_make_all_nan(configuration: Configuration) -> None:
+    """Invalid offsets reach a kernel on a GPU, where checking them would wait for the device."""
+    q, k = (torch.ones(n, 2, 16, dtype=torch.float16) for n in (5, 4))
+    for q_ends, k_ends, causal, without in (
+        ([0, 2, 5], [0, 4, 4], False, [2, 3, 4]),
+        ([0, 5], [0, 4], True, [0]),
+        ([0, 3, 2, 5], [0, 1, 2, 4], False, None),
+        ([0, 2, 5], [0, 4, 3], False, None),
+        ([0, 2, 6], [0, 2, 4], False, None),
+    ):
+        output, lse = torch.full_like(q, 7), torch.full((2, 5), 7.0)
+        offsets = torch.tensor(q_ends, dtype=torch.int32), torch.tensor(k_ends)
+        cuda_kernel.launch_hopper(configuration, Call(q, k, k, *offsets, causal, 0.5), output, lse)
+        if without is None:
+            assert output.isnan().all()
+            continue
+        expected = torch.ones_like(output)
+        expected[without] = 0
+        assert torch.equal(output, expected)
+        assert (lse.isneginf() == (expected[:, :, 0].T == 0)).all()
+
+
+def of_shape(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("k", "scale", "takes"),
+    [
+        pytest.param(lambda: of_shape(5, 2, 64), 1.0, True, id="contiguous"),
+        pytest.param(lambda: of_shape(2, 5, 64).transpose(0, 1), 1.0, True, id="heads_outside"),
+        pytest.param(lambda: of_shape(5, 3, 2, 64)[:, 1], 1.0, True, id="part_of_qkv"),
+        pytest.param(lambda: of_shape(1, 2, 64), 1.0, True, id="one_token"),
+        pytest.param(lambda: of_shape(5, 72)[:, None, :64].expand(5, 1, 64), 1.0, True, id="one_head_of_wider_tokens"),
+        pytest.param(lambda: of_shape(5, 2, 56), 1.0, True, id="fewer_columns"),
+        pytest.param(lambda: of_shape(5, 2, 72), 1.0, False, id="more_columns"),
+        pytest.param(lambda: of_shape(5, 2, 60), 1.0, False, id="columns_of_120_bytes"),
+        pytest.param(lambda: of_shape(5, 2, 68)[:, :, :64], 1.0, False, id="heads_136_bytes_apart"),
+        pytest.param(lambda: of_shape(5, 140)[:, :128].unflatten(1, (2, 64)), 1.0, False, id="tokens_280_bytes_apart"),
+        pytest.param(lambda: of_shape(5, 136)[:, :128].unflatten(1, (2, 64)), 1.0, False, id="no_multiple_of_heads"),
+        pytest.param(lambda: of_shape(649)[1:641].view(5, 2, 64), 1.0, False, id="misaligned"),
+        pytest.param(lambda: of_shape(5, 1, 64).expand(5, 2, 64), 1.0, False, id="expanded"),
+        pytest.param(lambda: of_shape(0, 2, 64), 1.0, False, id="no_keys"),
+        pytest.param(lambda: of_shape(5, 2, 64), 1e-40, False, id="scale_of_0_in_float32"),
+    ],
+)
+def test_what_the_copy_engine_does_not_take_is_left_to_the_portable_kernel(
+    k: Callable[[], Tensor], scale: float, takes: bool
+) -> None:
+    keys = k()
+    call = Call(of_shape(5, 2, keys.shape[2]), keys, of_shape(*keys.shape), None, None, False, scale)
+    assert cuda_kernel.fits_hopper(cuda_kernel.HOPPER[0], call) == takes
+
+
+@pytest.mark.parametrize("configuration", HOPPER)
+def test_products_do_not_wait_for_one_another_and_no_register_is_spilled(configuration: Configuration) -> None:
+    """Of wgmma that the compiler makes wait one by one, a wait follows each."""
+    columns, keys = configuration.options["columns"], configuration.options["keys"]
+    names = [kernel.name for kernel in cuda_kernel.HOPPER_KERNELS]
+    resources = compile_ahead_of_time(cuda_kernel.HOPPER_SOURCE, names, "sm_90a")
+    for kernel in configuration.options["kernels"].values():
+        made = resources[kernel.name]
+        assert (made.spill_store_bytes, made.spill_load_bytes) == (0, 0)
+        # In the loop, and of the first keys and the last values.
+        assert made.instruction_counts["HGMMA"] == 2 * (columns // 16 + keys // 16)
+        assert made.instruction_counts["WARPGROUP"] <= 8
+        assert configuration.options["shared_bytes"] <= 227 * 1024
