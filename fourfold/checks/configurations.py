@@ -24,7 +24,7 @@ def configuration_agrees(configuration: Configuration, subject: Subject, search:
         raise Unsupported(f"the configuration needs {configuration.needs}")
     kernel = f"{subject.operation.name}_{subject.backend}"
     if subject.large is not None:
-        subject = replace(subject, large=replace(subject.large, combines=False))
+        subject = replace(subject, large=replace(subject.large, every=0))
     with tuning.forced(kernel, configuration.name) as forced:
         forward_agrees(subject, search)
     if not forced.launches:

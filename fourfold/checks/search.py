@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fourfold.checks.comparisons import cases_past_comparisons
 from fourfold.checks.database import Filed
 from fourfold.checks.escapes import held
-from fourfold.core.case import Case
+from fourfold.core.case import Case, RecentCases
 from fourfold.core.claims import EXACT, NO_CLAIMS, Claims
 from fourfold.core.comparison import Agreement
 from fourfold.core.dtypes import DType
@@ -41,6 +41,10 @@ REFUSED_TRIES = 10
 # quickly to small whole numbers.
 FEW_ELEMENTS = 8
 SEED = secrets.randbits(32)  # one for this process
+# Cases that other checks, backends and laws use again: what the oracle says of them is computed once. A run that judges
+# somebody else's code in its own process shares nothing.
+SHARED_ELEMENTS = 2_000_000
+shared = RecentCases(0)
 # What the output is called among the results of a call.
 OUTPUT = "output"
 # How the reasons begin for which a check says nothing of an implementation, and need not.
@@ -190,9 +194,7 @@ class Search:
     brief: bool = False
     # Whether a check may reuse the results that the subject gave for an equal case before.
     keeps: bool = True
-    # The seed of the cases that `alike` checks share; of all cases, where `seeded` is set.
     seed: int = field(default_factory=lambda: 0 if hypothesis.settings().derandomize else SEED)
-    seeded: bool = False
     note: Callable[[Case], None] = lambda case: None  # called with each case before it runs
     worst: float = 0.0
     ran: int = 0
@@ -231,7 +233,7 @@ class Search:
     ) -> None:
         """Run `body` on generated cases. On failure Hypothesis shrinks the case, if `shrink` is set, and shows it.
 
-        Searches with the same seed and strategy draw the same cases.
+        Searches with the same seed and strategy draw the same cases. Without a seed, the name stands for it.
         """
 
         before, limit = self._refused(), REFUSED_TRIES * (examples or self.examples)
@@ -267,10 +269,7 @@ class Search:
             ],
         )
         test = settings(hypothesis.given(strategy)(holds))
-        if seed is None and self.seeded:
-            seed = f"{self.seed} {name}"
-        if seed is not None:
-            test = hypothesis.seed(seed)(test)
+        test = hypothesis.seed(f"{self.seed} {seed or name}")(test)
         if self.blob:
             test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
         try:
@@ -291,7 +290,7 @@ class Search:
         """Run `body` on a case; gives whether it was of use: suitable, and not refused."""
         try:
             with held():
-                body(case)
+                body(shared.same(case))
         except Unsuitable:
             return False
         except Exception as error:
@@ -330,9 +329,10 @@ class Search:
         """Run `body` on the operation's named examples, then on generated cases, some of them with special values.
 
         With `few` there are an eighth as many cases, none of them large, and no named ones but those of `also`. This is
-        for checks that call often, and for behaviour that depends little on the case. Checks with the same `alike` get
-        the same cases in one process. With `large` the subject's large cases follow the named ones, and with `dear` one
-        of them may take seconds. Named examples of more elements than `most_named` are left out.
+        for checks that call often, and for behaviour that depends little on the case. All backends get the same cases,
+        so that the oracle is asked once; so do checks with the same `alike`. With `large` the subject's large cases
+        follow the named ones, and with `dear` one of them may take seconds. Named examples of more elements than
+        `most_named` are left out.
         """
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
         if self.brief:
@@ -350,7 +350,7 @@ class Search:
             strategy = subject.operation.cases(subject.dtype, elements)
             if special and not subject.claims.finite:
                 strategy = cases_with_special_values(subject.dtype, strategy, subject.operation.ordinary)
-            seed = f"{self.seed} {alike} {subject} {elements}" if alike else None
+            seed = f"{alike or check} {subject.operation.name} {subject.dtype} {elements}"
             self.for_all(name, strategy, body, shrink, examples, seed)
 
         most = self.elements // 4 if few else self.elements

@@ -50,6 +50,8 @@ from fourfold.core.far_apart import NoRoom
 from fourfold.core.operation import Operation
 
 FORWARD = "forward"
+# Most checks depend little on the dtype: a plain run makes them of this library's own implementations in this one.
+PLAIN = ("float32",)
 # Between the name of a check and that of an output, where there are several.
 OF = " of output "
 # In place of an output's name: all of them in a row.
@@ -64,6 +66,7 @@ class Check:
         name: as users see it.
         run: raises where the claim does not hold.
         dtypes: the dtypes that it looks at, if any of them is claimed; else the first that is. Empty for all.
+        plain: in which dtypes the default profile makes it of this library's own implementations; empty for all.
         all_nightly: whether tests that are marked with the check look at other dtypes too: where none of `dtypes` is
             selected, and under the nightly profile.
         only: the one dtype that it can be made in; None for any.
@@ -77,6 +80,7 @@ class Check:
     name: str
     run: Callable[..., None]
     dtypes: Collection[str] = ()
+    plain: Collection[str] = PLAIN
     all_nightly: bool = False
     only: str | None = None
     devices: Collection[str] = ("cpu", "cuda")
@@ -113,9 +117,9 @@ class Check:
             raise Unsupported("no case that was drawn is of use to this check") from error
 
 
-BACKWARD = Check(name="backward", run=backward.backward_agrees, gradients=True)
+BACKWARD = Check(name="backward", run=backward.backward_agrees, plain=(), gradients=True)
 STANDARD = (
-    Check(name=FORWARD, run=forward.forward_agrees),
+    Check(name=FORWARD, run=forward.forward_agrees, plain=()),
     BACKWARD,
     # The gradients that are asked for decide which work is left out, in the same way for every dtype.
     Check(
@@ -134,7 +138,7 @@ STANDARD = (
     # Nor does where tensors lie beside one another.
     Check(name="sharing", run=sharing.inputs_may_share_memory, dtypes=("float32",)),
     Check(name="graph", run=graph.place_in_the_graph_does_not_matter, dtypes=("float32",), gradients=True),
-    Check(name="gradcheck", run=gradcheck.gradcheck, only="float64", gradients=True),
+    Check(name="gradcheck", run=gradcheck.gradcheck, only="float64", plain=(), gradients=True),
     # Reads and writes depend on the width of an element, and on whether it is converted.
     Check(name="memory", run=memory.memory_is_respected, dtypes=("float16", "float32"), all_nightly=True),
     # The order of a sum is the same in every dtype.

@@ -1,5 +1,7 @@
 """A case: the inputs of one call, rounded to the tested dtype, with their memory layouts and a cotangent."""
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -69,6 +71,15 @@ class Case:
         # Without this method Hypothesis prints a dataclass field by field.
         printer.text(repr(self))
 
+    @property
+    def digest(self) -> bytes:
+        """A digest of the arrays, parameters and layouts; equal cases have the same."""
+        digest = hashlib.sha256(repr((self.parameters, self.layouts)).encode())
+        for name, array in {**self.inputs, "grad_output": self.grad_output}.items():
+            digest.update(repr((name, array.dtype.name, array.shape)).encode())
+            digest.update(array.tobytes())
+        return digest.digest()
+
     def with_inputs(self, **inputs: np.ndarray) -> Self:
         """The same case with some inputs replaced. The replaced inputs are contiguous."""
         layouts = {name: layout for name, layout in self.layouts.items() if name not in inputs}
@@ -91,3 +102,31 @@ class Case:
     def tensors(self, dtype: DType, device: str) -> dict[str, torch.Tensor]:
         """All inputs as tensors in their layouts."""
         return {name: self.tensor(name, dtype, device) for name in self.inputs}
+
+
+class RecentCases:
+    """Cases seen lately, so that an equal case is the same object and what is known of it is found again.
+
+    Args:
+        elements: the most elements of all cases together; the oldest are forgotten first.
+    """
+
+    def __init__(self, elements: float) -> None:
+        self.elements = elements
+        self._cases: OrderedDict[bytes, Case] = OrderedDict()
+        self._held = 0
+
+    def same(self, case: Case) -> Case:
+        """Return the equal case that was seen lately, if there is one, else this case."""
+        if case.elements > self.elements:
+            return case
+        digest = case.digest
+        if digest in self._cases:
+            self._cases.move_to_end(digest)
+            return self._cases[digest]
+        self._cases[digest] = case
+        self._held += case.elements
+        while self._held > self.elements:
+            _, oldest = self._cases.popitem(last=False)
+            self._held -= oldest.elements
+        return case

@@ -24,7 +24,7 @@ from fourfold.core.claims import Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import Operation
 from fourfold.core.surroundings import out_of_sight
-from fourfold.running import modules
+from fourfold.running import modules, profiles
 from fourfold.running.calling import CannotBeCalled, as_operation
 from fourfold.running.candidate_session import Unanswered
 from fourfold.running.cuda_candidates import CudaCandidate
@@ -38,8 +38,6 @@ from fourfold.strategies.large_cases import LargeCases
 
 # The backend of somebody's own implementation; what it is related to by a law is taken from torch.
 CANDIDATE = "candidate"
-# Of the budget for large cases that the library's own kernels get: they change seldom, and their sizes are known.
-OWN_SHARE = 0.25
 
 
 class SelectionError(ValueError):
@@ -240,9 +238,9 @@ class Selection:
         cells = tuple(
             Cell(operation, backend_name, dtype_name)
             for operation in choose("--op", op, operations)
+            for dtype_name in choose("--dtype", dtype, DTYPES)
             for backend_name in chosen_backends
             if backend_name != CANDIDATE or operation in by_operation
-            for dtype_name in choose("--dtype", dtype, DTYPES)
         )
         return cls(
             operations=operations,
@@ -338,7 +336,12 @@ class Selection:
             depends_on_batch=self.depends_on_batch(cell, device),
             offsets_in_32_bits=self.offsets_in_32_bits(cell, device),
             large=LargeCases(
-                operation, claims, dtype, self._constants(cell, implementation), 1.0 if foreign else OWN_SHARE
+                operation,
+                claims,
+                dtype,
+                self._constants(cell, implementation),
+                share=1.0 if foreign else profiles.OWN_SHARE,
+                every=1 if foreign or profiles.is_full() else profiles.OWN_EVERY,
             ),
         )
 

@@ -7,7 +7,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import zlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 from fourfold.backends.tuning import Configuration
 from fourfold.checks.escapes import hear_ctrl_c, held
 from fourfold.checks.outputs import of_output, together
-from fourfold.checks.search import Search, Subject, Unsupported
-from fourfold.checks.standard import ALL, Check, named, outputs_for
+from fourfold.checks.search import SHARED_ELEMENTS, Search, Subject, Unsupported, shared
+from fourfold.checks.standard import ALL, PLAIN, Check, named, outputs_for
 from fourfold.compat import xdist_internals
 from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE
@@ -27,7 +27,7 @@ from fourfold.core.executed import recorder
 from fourfold.core.operation import Law, Operation
 from fourfold.core.refusals import Refusals
 from fourfold.core.tampering import Tampered, random_state_kept
-from fourfold.running import isolation
+from fourfold.running import isolation, profiles
 from fourfold.running.account import NEVER, Account, is_of_all_checks
 from fourfold.running.candidate_session import end_all
 from fourfold.running.cells import CANDIDATE, Cell
@@ -45,13 +45,6 @@ from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
 from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, refer, skip_reason, tell
 from fourfold.running.watch import WATCH, Watch
 from fourfold.running.wrong_cells import WrongCells
-
-hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
-# The same cases every time: a pull request fails by what it changes.
-hypothesis.settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True, database=None)
-NIGHTLY = "nightly"
-hypothesis.settings.register_profile(NIGHTLY, max_examples=1000, deadline=None)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 # Of a GPU's memory: a context, compiled kernels, and what a test holds.
 WORKER_BYTES = 3 << 30
@@ -124,10 +117,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    only = "only(backends=, dtypes=, devices=, kernels=, batched=, whole=): the cells that a test is about"
+    only = "only(backends=, dtypes=, devices=, kernels=, batched=, whole=, plain=): the cells that a test is about"
+    full = "full: a test that the profiles full and nightly run, and the default profile leaves out"
     check = "check(name): the check that a test makes, whose dtypes, devices and number of examples it takes"
     decisive = "decisive: a candidate that has failed here is known to be wrong, and looked at briefly by other checks"
-    for marker in (only, check, decisive):
+    for marker in (only, check, decisive, full):
         config.addinivalue_line("markers", marker)
     if os.environ.get("CI"):
         for package in OWN:
@@ -147,6 +141,7 @@ def pytest_configure(config: pytest.Config) -> None:
         xdist_internals.hand_out_one_by_one(config)
     record = Record(config)
     runs_tests = not xdist_internals.is_controller(config)
+    shared.elements = 0 if config.getoption("candidate") else SHARED_ELEMENTS
     if config.getoption("candidate") and runs_tests and not config.getoption("untrusted"):
         config.stash[WATCH] = Watch(config, config.stash[SELECTION].operations)
     watches_lines = config.getoption("candidate") or config.getoption("executed")
@@ -194,10 +189,10 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"fourfold: {where}; torch {torch.__version__}; {examples(config)} examples a check ({profile})"
 
 
-def examples(config: pytest.Config) -> int:
-    """Generated cases of each check."""
+def examples(config: pytest.Config, own: bool = False) -> int:
+    """Generated cases of each check; of this library's `own` implementations fewer under the default profile."""
     given = config.getoption("examples")
-    return hypothesis.settings().max_examples if given is None else given
+    return given if given is not None else profiles.examples(own)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -222,7 +217,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         and (check is None or check.applies_to(selection.operations[cell.operation]))
     ]
     if check:
-        cells = looked_at(cells, check, hypothesis.settings.get_current_profile_name() == NIGHTLY)
+        cells = looked_at(cells, check, hypothesis.settings.get_current_profile_name() == profiles.NIGHTLY)
+    if not profiles.is_full():
+        cells = thinned(cells, only.get("plain", check.plain if check else PLAIN))
     if "law" in metafunc.fixturenames:
         triples = [
             (cell, law, output)
@@ -273,27 +270,58 @@ def looked_at(cells: list[Cell], check: Check, nightly: bool) -> list[Cell]:
     return [cell for cell in cells if cell.dtype in check.dtypes or (cell.operation, cell.backend) not in of_these]
 
 
+def thinned(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
+    """The cells of candidates, and of this library's implementations those of some dtypes, where any is among them."""
+    if not dtypes:
+        return cells
+    those = {(cell.operation, cell.backend) for cell in cells if cell.dtype in dtypes}
+    return [
+        cell
+        for cell in cells
+        if cell.backend == CANDIDATE or cell.dtype in dtypes or (cell.operation, cell.backend) not in those
+    ]
+
+
 def computes(cell: Cell, config: pytest.Config) -> bool:
     """Whether a cell's implementation is to compute for itself, and not by torch."""
     return cell.backend in (KERNELS if not config.getoption("forbid_fallback") else (*KERNELS, CANDIDATE))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not profiles.is_full():
+        leave_out(config, items, [item for item in items if item.get_closest_marker("full")])
     if config.getoption("candidate"):
         # Its result decides whether the other checks are brief.
         items.sort(key=lambda item: item.get_closest_marker("decisive") is None)
+    elif config.stash[DEVICE] == "cpu":
+        side_by_side(items)
     elif xdist_internals.is_worker(config) and config.stash[DEVICE] == "cuda":
         items.sort(key=order_on_gpu)
     of_cells = {item: identity for item in items if (identity := Identity.of_item(item))}
     for item, identity in of_cells.items():
         item.user_properties.append(identity.property)
     if config.stash[SELECTION].narrowed:
-        chosen: dict[bool, list[pytest.Item]] = {True: [], False: []}
-        for item in items:
-            chosen[item in of_cells or is_benchmark(item)].append(item)
-        if chosen[False]:
-            config.hook.pytest_deselected(items=chosen[False])
-            items[:] = chosen[True]
+        leave_out(config, items, [item for item in items if item not in of_cells and not is_benchmark(item)])
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item], others: list[pytest.Item]) -> None:
+    """Deselect the `others` of the items."""
+    if others:
+        config.hook.pytest_deselected(items=others)
+        gone = set(others)
+        items[:] = [item for item in items if item not in gone]
+
+
+def side_by_side(items: list[pytest.Item]) -> None:
+    """Order the tests of cells by operation and dtype, so that one process asks the oracle once for all backends."""
+    identities = [(place, item, Identity.of_item(item)) for place, item in enumerate(items)]
+    of_cells = [(place, item, identity.cell) for place, item, identity in identities if identity]
+    first: dict[tuple[str, str], int] = {}
+    for place, _, cell in of_cells:
+        first.setdefault((cell.operation, cell.dtype), place)
+    wanted = sorted(of_cells, key=lambda each: first[each[2].operation, each[2].dtype])
+    for (place, _, _), (_, item, _) in zip(of_cells, wanted):
+        items[place] = item
 
 
 def order_on_gpu(item: pytest.Item) -> tuple[int, int]:
@@ -378,7 +406,7 @@ def subject(
 def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Callable[[Case], None]) -> Search:
     """How hard a check looks, and what it saw."""
     identity, check = Identity.of_item(request.node), check_of(request.node)
-    most = examples(pytestconfig)
+    most = examples(pytestconfig, own=identity is not None and identity.cell.backend != CANDIDATE)
     made = Search(
         examples=min(most, check.examples) if check and check.examples else most,
         blob=pytestconfig.getoption("reproduce"),

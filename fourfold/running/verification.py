@@ -184,7 +184,7 @@ def _with_lines(verdict: Verdict, executed: Executed) -> Verdict:
 
 def _verified(trial: "Trial", plan: Plan) -> Verdict:
     started, seed = time.perf_counter(), secrets.randbits(32) if plan.seed is None else plan.seed
-    search = Search(examples=plan.examples, seed=seed, seeded=True, blob=plan.reproduce)
+    search = Search(examples=plan.examples, seed=seed, blob=plan.reproduce)
     constants = ""
     outcomes, warnings = list[Outcome](), list[str]()
     wrong, refused = set[tuple[str, str]](), dict[tuple[str, str], Outcome]()

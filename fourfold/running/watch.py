@@ -14,7 +14,7 @@ from fourfold.core.integrity import Snapshot, code_from, modules_of
 # The packages of what judges and tells: this one, and what runs and reports tests.
 OWN, OTHERS = "fourfold", RUNNERS
 # What a check does not change of its search.
-LIMITS = ("elements", "blob", "brief", "keeps", "seed", "seeded", "refusals", "note")
+LIMITS = ("elements", "blob", "brief", "keeps", "seed", "refusals", "note")
 WATCH = pytest.StashKey["Watch"]()
 
 

@@ -66,7 +66,7 @@ class _Size:
 def combined(large: LargeCases) -> Iterator[Combined]:
     """The combined cases of an operation for one implementation and dtype, which lie within its claims."""
     operation, dtype = large.operation, large.dtype
-    sizes = _sizes(large) if operation.sized is not None and large.combines else []
+    sizes = _sizes(large) if operation.sized is not None and large.every else []
     cheap = [size for size in sizes if size.price <= DEAR]
     if operation.sized is None or not cheap:
         return
@@ -98,10 +98,9 @@ def combined(large: LargeCases) -> Iterator[Combined]:
 
 
 def _is_taken(large: LargeCases, place: int) -> bool:
-    """Whether a dtype has the case at a place: float32 has all of them, or the first dtype that is claimed."""
-    claimed = list(large.claims.dtypes) or ["float32"]
-    full = "float32" if "float32" in claimed else claimed[0]
-    return large.dtype.name == full or place % EVERY == list(DTYPES).index(large.dtype.name) % EVERY
+    """Whether a dtype has the case at a place: float32 has the most of them, or the first dtype that is claimed."""
+    every = large.every if large.is_first else EVERY
+    return place % every == list(DTYPES).index(large.dtype.name) % every
 
 
 def _sizes(large: LargeCases) -> list[_Size]:

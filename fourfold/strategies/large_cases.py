@@ -86,7 +86,8 @@ class LargeCases:
         dtype: of the cases.
         constants: of the implementation's source.
         share: of the budget for cases of constants.
-        combines: whether combined cases follow: see `fourfold.strategies.combinations`.
+        every: the first dtype takes each of the combined cases for 1 (see `fourfold.strategies.combinations`), each
+            n-th for n, and none for 0.
     """
 
     operation: Operation
@@ -94,7 +95,7 @@ class LargeCases:
     dtype: DType
     constants: Constants = field(default=NONE)
     share: float = 1.0
-    combines: bool = True
+    every: int = 1
 
     def cases(self, examples: int, dear: bool) -> Iterator[tuple[str, Case]]:
         """The cases that a check of so many generated cases takes, by name; `dear` ones past its budget too."""
@@ -123,7 +124,7 @@ class LargeCases:
 
     def chosen(self, examples: int, dear: bool) -> list[Chosen]:
         """What fits into the budget of a check."""
-        place = 0 if self._is_first else 1
+        place = 0 if self.is_first else 1
         times = max(examples, GENERATED) / GENERATED
         every = _affordable(self._every(), EVERY[place] * times)
         asked = sorted(self._asked(), key=lambda chosen: chosen[:2])
@@ -161,7 +162,7 @@ class LargeCases:
     def probes(self) -> Iterator[tuple[Mapping[str, int], Case]]:
         """Small cases for `past`: one, and for each axis that it can be larger along another, with their sizes."""
         sized = self.operation.sized
-        if sized is None or not self._is_first or not self.constants.comparisons:
+        if sized is None or not self.is_first or not self.constants.comparisons:
             return
         for sizes in (dict(sized.axes), *({**sized.axes, axis: 4 * size + 1} for axis, size in sized.axes.items())):
             if self.allows(sizes):
@@ -198,7 +199,7 @@ class LargeCases:
         return self._price(sizes, sized.largest(sizes))
 
     @property
-    def _is_first(self) -> bool:
+    def is_first(self) -> bool:
         """Whether most large cases are of this dtype."""
         claimed = list(self.claims.dtypes) or ["float32"]
         return self.dtype.name == ("float32" if "float32" in claimed else claimed[0])

@@ -1,19 +1,38 @@
 """A test that is marked with a check takes the check's dtypes, devices and number of examples from the table."""
 
+import itertools
+import os
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import warm
 
 from fourfold.checks import standard
 from fourfold.checks.search import Search
 from fourfold.checks.standard import Check, named
 from fourfold.core.dtypes import DTYPES
 from fourfold.running.cells import Cell
-from fourfold.running.plugin import examples, looked_at
+from fourfold.running.plugin import examples, looked_at, thinned
 
-OPERATIONS = Path(__file__).parents[1] / "operations"
+ROOT = Path(__file__).parents[2]
+OPERATIONS = ROOT / "tests" / "operations"
+
+
+DRAWS = """
+import hypothesis, pytest
+from hypothesis import strategies as st
+
+@pytest.mark.full
+def test_full():
+    pass
+
+@hypothesis.given(st.integers())
+def test_draws(n):
+    with open("drawn.txt", "a") as file:
+        print(n, file=file)
+"""
 
 
 def cells(*dtypes: str) -> list[Cell]:
@@ -57,6 +76,42 @@ def test_the_nightly_profile_looks_at_all_dtypes_where_a_check_says_so(check: Ch
 def test_a_backend_without_the_dtypes_of_a_check_is_looked_at_in_its_own() -> None:
     others = [Cell("softmax", "cuda", "bfloat16")]
     assert looked_at(cells("float32", "float64") + others, MOSTLY, nightly=False) == cells("float32") + others
+
+
+def test_a_plain_run_takes_own_cells_in_few_dtypes_and_candidates_in_all() -> None:
+    own, candidates = cells(*DTYPES), [Cell("softmax", "candidate", dtype) for dtype in DTYPES]
+    assert thinned(own + candidates, ("float32",)) == cells("float32") + candidates
+    assert thinned(own, ()) == own
+    assert thinned(cells("float16", "bfloat16"), ("float32",)) == cells("float16", "bfloat16")
+
+
+def test_tests_of_one_operation_and_dtype_are_neighbours() -> None:
+    done = warm.run(
+        *("pytest", "tests/operations/test_forward.py", "tests/operations/test_memory.py", "--collect-only", "-q"),
+        *("--device=cpu", "--op=softmax", "--op=giou", "--backend=torch", "--backend=cuda"),
+        cwd=ROOT,
+        env=os.environ,
+    )
+    keys = re.findall(r"\[(\w+)-\w+-(\w+)\]", done.stdout)
+    assert len(set(keys)) == 8
+    assert [key for key, _ in itertools.groupby(keys)] == list(dict.fromkeys(keys))
+
+
+def test_the_default_profile_draws_the_same_cases_in_every_run_and_leaves_marked_tests_out(tmp_path: Path) -> None:
+    tests, drawn = tmp_path / "test_drawn.py", tmp_path / "drawn.txt"
+    tests.write_text(DRAWS)
+
+    def drawn_by(*options: str) -> tuple[str, str]:
+        drawn.unlink(missing_ok=True)
+        done = warm.run("pytest", "-p", "fourfold", tests, *options, cwd=tmp_path, env=os.environ)
+        return done.stdout, drawn.read_text()
+
+    (first, cases), (_, again) = drawn_by(), drawn_by()
+    assert "1 passed, 1 deselected" in first
+    assert cases == again
+    output, others = drawn_by("--hypothesis-profile=full")
+    assert "2 passed" in output
+    assert others != cases
 
 
 def test_each_check_of_the_table_has_one_test_in_the_operations_folder() -> None:

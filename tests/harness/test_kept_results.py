@@ -9,9 +9,9 @@ import pytest
 import torch
 from fourfold.properties import vector_add
 
-from fourfold.checks.laws import MOST_KEPT, Kept, law_holds
+from fourfold.checks.laws import MOST_KEPT, law_holds
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core.case import Case
+from fourfold.core.case import Case, RecentCases
 from fourfold.core.dtypes import DTYPES, DType
 from fourfold.core.operation import Evaluate, Relation
 
@@ -87,9 +87,9 @@ def test_what_one_implementation_gave_is_not_anothers() -> None:
 def test_only_cases_that_are_alike_in_everything_are_taken_for_one() -> None:
     x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((2, 3), np.float32)
     case = Case({"x": x, "y": y}, y, {"eps": 1.0})
-    kept = Kept()
-    assert kept.like(case) is case
-    assert kept.like(Case({"x": x.copy(), "y": y.copy()}, y.copy(), {"eps": 1.0})) is case
+    recent = RecentCases(100)
+    assert recent.same(case) is case
+    assert recent.same(Case({"x": x.copy(), "y": y.copy()}, y.copy(), {"eps": 1.0})) is case
     for other in (
         case.with_inputs(x=x.reshape(3, 2)),
         case.with_inputs(x=x.view(np.int32)),
@@ -98,7 +98,19 @@ def test_only_cases_that_are_alike_in_everything_are_taken_for_one() -> None:
         replace(case, grad_output=-y),
         replace(case, layouts={"x": "transposed"}),
     ):
-        assert kept.like(other) is other
+        assert recent.same(other) is other
+
+
+def test_the_oldest_cases_are_forgotten_first_and_large_ones_at_once() -> None:
+    cases = [Case({"x": np.full(40, number, np.float32)}, np.zeros(40, np.float32)) for number in range(3)]
+    recent = RecentCases(100)
+    first, second, third = map(recent.same, cases)
+    assert recent.same(replace(third)) is third
+    assert recent.same(replace(second)) is second
+    assert recent.same(replace(first)) is not first
+    large = Case({"x": np.zeros(101, np.float32)}, np.zeros(1, np.float32))
+    assert recent.same(large) is large
+    assert recent.same(replace(large)) is not large
 
 
 def test_searches_that_are_alike_draw_the_same_cases_and_others_do_not() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-import hypothesis
 import pytest
 
 from fourfold import backends
@@ -16,20 +15,19 @@ from fourfold.checks.ahead_of_time import COMMAND, COMPILE_ONLY, environment, is
 from fourfold.checks.search import Subject
 from fourfold.mutation.triton_mutants import triton_functions
 from fourfold.running.cells import Cell
-from fourfold.running.plugin import NIGHTLY
+from fourfold.running.profiles import is_full
 
 # The most shared memory that a block may have, in bytes, by compute capability.
 MOST_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # NVRTC's names of the architectures, with the instructions that only they have.
 CUDA_ARCHITECTURES = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
-# A plain run compiles each dtype for one architecture, and float32, whose kernels are the most, for two.
-PLAIN = {"float16": (80,), "bfloat16": (90,), "float32": (80, 100), "float64": (90,)}
+# What a plain run compiles: one dtype for an older architecture, and one, whose kernels are the most, for a newer one.
+PLAIN = {"float16": (80,), "float32": (90,)}
 
 
 def architectures(cell: Cell) -> tuple[int, ...]:
-    """The architectures that a cell is compiled for: all of them under the nightly profile."""
-    nightly = hypothesis.settings.get_current_profile_name() == NIGHTLY
-    return tuple(CUDA_ARCHITECTURES) if nightly else PLAIN[cell.dtype]
+    """The architectures that a cell is compiled for: one in a plain run."""
+    return tuple(CUDA_ARCHITECTURES) if is_full() else PLAIN.get(cell.dtype, (90,))
 
 
 class Compiler:
@@ -83,7 +81,7 @@ def compiler() -> Iterator[Compiler]:
         made.close()
 
 
-@pytest.mark.only(backends=["triton"])
+@pytest.mark.only(backends=["triton"], plain=PLAIN)
 def test_triton_kernels_compile_for_every_architecture(cell: Cell, compiler: Compiler, device: str) -> None:
     # Without the subject, which a machine without a GPU need not be able to run.
     if reason := backends.unsupported(cell.operation, cell.backend, cell.dtype, device):
@@ -98,7 +96,7 @@ def test_triton_kernels_compile_for_every_architecture(cell: Cell, compiler: Com
         assert all(kernel["shared_bytes"] <= MOST_SHARED_BYTES[capability] for kernel in compiled)
 
 
-@pytest.mark.only(backends=["cuda"], whole=True)
+@pytest.mark.only(backends=["cuda"], whole=True, plain=PLAIN)
 def test_cuda_kernels_compile_for_every_architecture(subject: Subject, cell: Cell) -> None:
     kernels = [k for k in backends.module(cell.operation, "cuda").KERNELS if is_for(k, cell.dtype)]
     assert kernels, f"{cell.operation} has no CUDA kernel for {cell.dtype}"

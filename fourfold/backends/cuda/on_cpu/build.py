@@ -50,7 +50,7 @@ _CHECKED = [
     "-DFOURFOLD_CHECKED",
     "-O1",
     "-finline-small-functions",
-    "-g",
+    "-g1",  # the lines of inlined calls are all that a report needs
     "-fno-omit-frame-pointer",
     # With a tail call, the caller of a check's hook would be missing from the report.
     "-fno-optimize-sibling-calls",
