@@ -194,7 +194,8 @@ class Search:
     brief: bool = False
     # Whether a check may reuse the results that the subject gave for an equal case before.
     keeps: bool = True
-    seed: int = field(default_factory=lambda: 0 if hypothesis.settings().derandomize else SEED)
+    # Without a seed cases are random, and a failure is tried first by the next run.
+    seed: int | None = field(default_factory=lambda: 0 if hypothesis.settings().derandomize else None)
     note: Callable[[Case], None] = lambda case: None  # called with each case before it runs
     worst: float = 0.0
     ran: int = 0
@@ -233,7 +234,7 @@ class Search:
     ) -> None:
         """Run `body` on generated cases. On failure Hypothesis shrinks the case, if `shrink` is set, and shows it.
 
-        Searches with the same seed and strategy draw the same cases. Without a seed, the name stands for it.
+        Searches with the same seed and strategy draw the same cases.
         """
 
         before, limit = self._refused(), REFUSED_TRIES * (examples or self.examples)
@@ -269,7 +270,10 @@ class Search:
             ],
         )
         test = settings(hypothesis.given(strategy)(holds))
-        test = hypothesis.seed(f"{self.seed} {seed or name}")(test)
+        if seed is None and self.seed is not None:
+            seed = f"{self.seed} {name}"
+        if seed is not None:
+            test = hypothesis.seed(seed)(test)
         if self.blob:
             test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
         try:
@@ -329,8 +333,8 @@ class Search:
         """Run `body` on the operation's named examples, then on generated cases, some of them with special values.
 
         With `few` there are an eighth as many cases, none of them large, and no named ones but those of `also`. This is
-        for checks that call often, and for behaviour that depends little on the case. All backends get the same cases,
-        so that the oracle is asked once; so do checks with the same `alike`. With `large` the subject's large cases
+        for checks that call often, and for behaviour that depends little on the case. With a seed all backends get the
+        same cases, so that the oracle is asked once; checks with the same `alike` always do. With `large` the subject's large cases
         follow the named ones, and with `dear` one of them may take seconds. Named examples of more elements than
         `most_named` are left out.
         """
@@ -350,8 +354,10 @@ class Search:
             strategy = subject.operation.cases(subject.dtype, elements)
             if special and not subject.claims.finite:
                 strategy = cases_with_special_values(subject.dtype, strategy, subject.operation.ordinary)
-            seed = f"{alike or check} {subject.operation.name} {subject.dtype} {elements}"
-            self.for_all(name, strategy, body, shrink, examples, seed)
+            drawn, seed = f"{alike or check} {subject.operation.name} {subject.dtype} {elements}", self.seed
+            if alike and seed is None:
+                seed = SEED
+            self.for_all(name, strategy, body, shrink, examples, None if seed is None else f"{seed} {drawn}")
 
         most = self.elements // 4 if few else self.elements
         if self.brief:
