@@ -334,8 +334,8 @@ class Search:
 
         With `few` there are an eighth as many cases, none of them large, and no named ones but those of `also`. This is
         for checks that call often, and for behaviour that depends little on the case. With a seed all backends get the
-        same cases, so that the oracle is asked once; checks with the same `alike` always do. With `large` the subject's large cases
-        follow the named ones, and with `dear` one of them may take seconds. Named examples of more elements than
+        same cases, so that the oracle is asked once; checks with the same `alike` always do. With `large` the large
+        cases follow the named ones, and with `dear` one of them may take seconds. Named examples of more elements than
         `most_named` are left out.
         """
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples

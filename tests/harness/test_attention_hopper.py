@@ -49,6 +49,7 @@ def agrees(configuration: Configuration, dtype: str, **shape: Any) -> None:
     assert forced.launches
 
 
+@pytest.mark.full
 @emulated
 @pytest.mark.parametrize("configuration", HOPPER)
 def test_the_kernel_is_right_in_bfloat16_too(configuration: Configuration) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import warm
+from samples import sampled
 
 import fourfold
 from fourfold.backends.cuda import on_cpu as cuda_on_cpu
@@ -424,7 +425,7 @@ def test_a_run_of_a_part_names_what_never_ran_if_it_is_asked(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(cuda_on_cpu.unavailable_reason() is not None, reason=cuda_on_cpu.unavailable_reason() or "")
-@pytest.mark.parametrize("processes", [(), ("--untrusted", "-n2")])
+@pytest.mark.parametrize("processes", sampled([(), ("--untrusted", "-n2")], ()))
 def test_lines_of_a_cuda_kernel_are_named_too(processes: tuple[str, ...], tmp_path: Path) -> None:
     written(tmp_path, IN_CUDA, "add.cu")
     printed, verdict = run(tmp_path, "--forward-only", *processes, kernel="add.cu:add<<<(n + 255) / 256, 256>>>")

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from samples import sampled
 
 from fourfold.checks.catalogue import operations
 from fourfold.checks.search import need
@@ -505,7 +506,7 @@ def test_a_case_that_a_check_has_no_use_for_is_left_out() -> None:
     assert seen == [1.0]
 
 
-@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@pytest.mark.parametrize("backend", sampled(["triton", "cuda"], "triton"))
 def test_the_kernels_of_an_operation_pass_every_check_as_they_are(backend: str, tmp_path: pathlib.Path) -> None:
     chosen = ["--op", "vector_add", "--backend", backend, "--dtype", "float64", "--examples", "2", "--sample", "1"]
     command = [sys.executable, "-m", "fourfold.mutation", *chosen, "--report", str(tmp_path / "report.json")]

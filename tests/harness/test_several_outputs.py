@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from samples import sampled
 
 import fourfold
 from fourfold import backends, operation, result, tensor, verify
@@ -135,7 +136,7 @@ def test_a_wide_cotangent_is_rounded_when_it_is_read() -> None:
     assert (gradient.error >= 2**-25 / 3).all()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", sampled(["float16", "float32", "float64"], "float32"))
 def test_several_outputs_pass(dtype: str) -> None:
     verdict = verify(fused, add_rms_norm, dtypes=[dtype], examples=5, seed=1, device="cpu")
     assert verdict.passed, verdict

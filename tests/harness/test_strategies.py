@@ -24,6 +24,7 @@ from fourfold.properties.boxes import (
 )
 from fourfold.properties.giou import EPS
 from hypothesis import strategies as st
+from samples import sampled
 
 from fourfold.checks.catalogue import operations
 from fourfold.core.case import Case
@@ -38,6 +39,8 @@ LOSSES = ("giou_loss", "giou_loss_ragged")
 BY_DISTANCE = ("diou_loss", "ciou_loss", "diou_loss_ragged", "ciou_loss_ragged")
 BOXED = ("giou", *LOSSES)
 FLOAT32 = DTYPES["float32"]
+# A plain run draws from these: one of rows, and one of ragged batches.
+SAMPLE = ("softmax", "giou_loss_ragged")
 DRAWS = 300
 # Enough for a sample of some thousand boxes.
 ELEMENTS = 4 * 4100
@@ -110,7 +113,7 @@ def test_boxes_that_count_lie_on_both_sides_of_zero(name: str) -> None:
         assert often([bool((boxes[:, 3] < 0).any()) for boxes in second], 1 / 5)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", sampled(OPERATIONS, *SAMPLE))
 def test_inputs_stay_within_the_elements_asked_for(name: str) -> None:
     for elements in (16, 64, 1024):
         for case in drawn_cases(name, count=40, elements=elements):
@@ -146,6 +149,7 @@ def test_sizes_keep_their_limit(limit: int) -> None:
     assert min(drawn) == 0
 
 
+@pytest.mark.full
 def test_giou_is_drawn_with_none_to_three_leading_axes() -> None:
     cases = drawn_cases("giou", count=10 * DRAWS, elements=32)
     assert {case["boxes1"].ndim - 1 for case in cases} == {0, 1, 2, 3}
@@ -222,7 +226,7 @@ def test_counts_of_few_boxes_are_as_in_a_face_detection_set() -> None:
     assert often([median == 2 for median in medians], 1 / 50)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", sampled(OPERATIONS, *SAMPLE))
 def test_nan_and_infinity_appear_but_not_in_most_cases(name: str) -> None:
     boxes = [np.concatenate([b.ravel() for b in boxes_of(case)]) for case in many_small_cases(name)]
     assert often([bool(np.isnan(b).any()) for b in boxes])
@@ -255,7 +259,7 @@ def test_special_values_are_of_each_kind_and_as_many_as_asked(dtype: str) -> Non
     assert np.count_nonzero(values == 2) == pytest.approx(3200, abs=160)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", sampled(OPERATIONS, *SAMPLE))
 def test_every_layout_appears_for_every_tensor(name: str) -> None:
     cases = drawn_cases(name) + many_small_cases(name)
     tensors = {tensor for case in cases for tensor in case.layouts}
@@ -282,7 +286,7 @@ def test_strides_of_zero_reach_boxes_and_cotangents_of_giou() -> None:
         assert often(seen)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", sampled(OPERATIONS, *SAMPLE))
 def test_layouts_apply_to_every_case_drawn(name: str) -> None:
     contiguous = []
     for case in many_small_cases(name):
@@ -294,7 +298,7 @@ def test_layouts_apply_to_every_case_drawn(name: str) -> None:
     assert often([not c for c in contiguous], 1 / 8)
 
 
-@pytest.mark.parametrize("name", WITH_GRADIENTS)
+@pytest.mark.parametrize("name", sampled(WITH_GRADIENTS, *SAMPLE))
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_cotangents_are_never_all_ones_and_sometimes_zero(name: str, dtype: str) -> None:
     cotangents = [wide(case.grad_output) for case in drawn_cases(name, dtype, DRAWS // 3, 64)]
@@ -391,7 +395,7 @@ def test_special_values_include_a_square_that_overflows_and_numbers_below_the_no
     assert special["eps"] == float(np.float64(1e-5).astype(kind.numpy))
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", sampled(OPERATIONS, *SAMPLE))
 def test_special_values_reach_searches_of_the_usual_length(name: str) -> None:
     plain = OPERATIONS[name].cases(FLOAT32, 1024)
     cases = collect(cases_with_special_values(FLOAT32, plain), 500)
@@ -431,7 +435,7 @@ def test_every_eps_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", sampled(OPERATIONS, *SAMPLE))
 def test_inputs_have_the_type_under_test(name: str, dtype: str) -> None:
     kind = DTYPES[dtype].numpy
     smooth = collect(OPERATIONS[name].smooth(DTYPES[dtype]), 10)

@@ -28,7 +28,14 @@ print(json.dumps(code))
 """
 
 
-@pytest.mark.parametrize(("operation", "parameters"), [("softmax", 0), ("layer_norm", 2), ("rms_norm", 1)])
+@pytest.mark.parametrize(
+    ("operation", "parameters"),
+    [
+        pytest.param("softmax", 0, marks=pytest.mark.full),
+        pytest.param("layer_norm", 2, marks=pytest.mark.full),
+        ("rms_norm", 1),
+    ],
+)
 def test_kernels_of_rows_are_compiled_once_for_any_number_of_them(operation: str, parameters: int) -> None:
     command = [sys.executable, "-W", "ignore", "-c", COMPILED, operation, str(parameters)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
