@@ -270,8 +270,8 @@ done
 """
 
 
-def calls_of_ci(folder: Path, failing: str, *versions: str) -> tuple[int, list[str]]:
-    """The exit code of CI, and what it calls, in which environment."""
+def calls_of_ci(script: str, folder: Path, failing: str, *versions: str) -> tuple[int, list[str]]:
+    """Return the exit code of a script of CI, and what it calls, in which environment."""
     ci = copied_ci(folder, README.read_text())
     fake = folder / "bin" / "python3"
     fake.parent.mkdir()
@@ -281,7 +281,7 @@ def calls_of_ci(folder: Path, failing: str, *versions: str) -> tuple[int, list[s
     path = f"{fake.parent}:{os.environ['PATH']}"
     # CI itself sets PIP_CONSTRAINT where these tests run with the oldest versions.
     settings = {"PATH": path, "LOG": str(log), "FAILING": failing, "PIP_CONSTRAINT": ""}
-    done = run(str(ci / "run"), *versions, cwd=folder, **settings)
+    done = run(str(ci / script), *versions, cwd=folder, **settings)
     return done.returncode, log.read_text().splitlines()
 
 
@@ -289,27 +289,34 @@ def calls_of_ci(folder: Path, failing: str, *versions: str) -> tuple[int, list[s
 def test_ci_runs_the_readmes_commands_with_the_versions_of_today_and_with_the_oldest(
     failing: str, tmp_path: Path
 ) -> None:
-    code, calls = calls_of_ci(tmp_path, failing)
-    of_pytest = [call for call in calls if call.startswith("pytest")]
-    assert [call for call in calls if call not in of_pytest] == [
-        "pip install ray CI=1 ",
-        *(f"{call} CI=1 {pins}" for pins in ("", "floors.txt") for call in ("pip install -e .", "fourfold tour")),
-    ]
-    if failing != "fourfold":
-        today, floors = of_pytest
-        assert today == "pytest -n auto CI=1 "
-        given = re.fullmatch(r"pytest -n auto --examples 3 (.*) CI=1 floors\.txt", floors)
+    code, calls = calls_of_ci("run", tmp_path, failing)
+    *today, install, contract, operations = calls
+    expected = ["pip install ray CI=1 ", "pip install -e . CI=1 ", "fourfold tour CI=1 ", "pytest -n auto CI=1 "]
+    assert today == expected[: 3 if failing == "fourfold" else 4]
+    assert install == "pip install -e . CI=1 floors.txt"
+    for call, least in ((contract, 10), (operations, 2)):
+        given = re.fullmatch(r"pytest -n auto (.*) CI=1 floors\.txt", call)
         assert given
-        paths = given[1].split()
-        assert len(paths) > 10
+        paths = [word for word in given[1].split() if word.startswith("tests/")]
+        assert len(paths) >= least
         assert all((ROOT / path).exists() for path in paths)
     assert bool(code) == bool(failing)
 
 
-def test_ci_runs_all_tests_with_the_versions_that_it_is_told(tmp_path: Path) -> None:
-    code, calls = calls_of_ci(tmp_path, "", "floors")
+def test_each_release_of_torch_is_an_environment_of_its_own(tmp_path: Path) -> None:
+    code, calls = calls_of_ci("versions", tmp_path, "", "2.12", "2.15")
     assert code == 0
-    assert calls == [f"{call} CI=1 floors.txt" for call in ("pip install -e .", "fourfold tour", "pytest -n auto")]
+    assert [call for call in calls if call.startswith("pip")] == [
+        "pip install -e . CI=1 2.12.txt",
+        "pip install -e . CI=1 2.15.txt",
+    ]
+    assert len(calls) == 6
+
+
+def test_a_release_that_cannot_be_installed_fails_and_the_others_are_tried(tmp_path: Path) -> None:
+    code, calls = calls_of_ci("versions", tmp_path, "pip", "2.12", "2.15")
+    assert code == 1
+    assert [call.split()[-1] for call in calls] == ["2.12.txt", "2.15.txt"]
 
 
 # ---- the tour
