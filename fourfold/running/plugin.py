@@ -24,6 +24,7 @@ from fourfold.compat import xdist_internals
 from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE
 from fourfold.core.executed import recorder
+from fourfold.core.not_reached import NotReached
 from fourfold.core.operation import Law, Operation
 from fourfold.core.refusals import Refusals
 from fourfold.core.tampering import Tampered, random_state_kept
@@ -416,7 +417,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             return (yield)
         with random_state_kept(), held(pytest.skip.Exception, pytest.exit.Exception):
             result = yield
-    except Unsupported as reason:
+    except (Unsupported, NotReached) as reason:
         _tampered(pyfuncitem.config, identity)
         pytest.skip(str(reason))
     except Exception:
@@ -442,7 +443,7 @@ def pytest_runtest_makereport(
     if call.when == "call" and search is not None:
         seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds, "grade": search.grade}
         seen |= {"refusals": dict(search.refusals.counts) if search.refusals else {}, "warnings": search.warnings}
-        seen["remarks"] = search.remarks
+        seen["remarks"], seen["unreached"] = search.remarks, search.unreached.lines()
         seen["constants"] = search.constants
         item.user_properties.append((SEARCH, seen))
     report = yield
@@ -512,6 +513,7 @@ class Record:
                 tally.seconds += seen["seconds"]
                 tally.refusals.update(seen["refusals"])
                 tally.warnings += [said for said in seen["warnings"] if said not in tally.warnings]
+                tally.remarks += [said for said in seen["unreached"] if said not in tally.remarks]
                 if identity.cell.backend == CANDIDATE:
                     tally.remarks += [said for said in seen["remarks"] if said not in tally.remarks]
                 tally.storage |= seen["grade"] == STORAGE

@@ -150,7 +150,7 @@ class Entries:
         for key, seen in report.user_properties:
             if key == SEARCH and isinstance(seen, dict):
                 entry |= {"worst_error_over_bound": seen["worst"], "examples": seen["examples"]}
-                told = ("grade", "refusals", "warnings", "remarks", "constants")
+                told = ("grade", "refusals", "warnings", "remarks", "unreached", "constants")
                 entry |= {name: seen[name] for name in told if seen[name]}
                 entry["seconds"] = round(seen["seconds"], 3)
             elif key == FAILURE and isinstance(seen, dict):

@@ -32,6 +32,7 @@ from fourfold.compat import hypothesis_internals
 from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE, Claims, claims_of
 from fourfold.core.dtypes import DTYPES
+from fourfold.core.not_reached import NotReached, Unreached
 from fourfold.core.operation import Operation
 from fourfold.core.refusals import Refusals, is_of_the_interpreter
 from fourfold.core.refusals import reason as told_by
@@ -427,7 +428,8 @@ class Trial:
 
     def outcome(self, check: Check, dtype: str, search: Search) -> tuple[Outcome, list[str]]:
         """What one check came to, and its warnings."""
-        search.refusals, search.warnings, search.remarks = Refusals() if self.refusals else None, [], []
+        search.refusals, search.unreached = Refusals() if self.refusals else None, Unreached()
+        search.warnings, search.remarks = [], []
         search.started = time.perf_counter()
         told: dict[str, Any] = {"outcome": PASSED}
         last: list[str] = [""]
@@ -439,7 +441,7 @@ class Trial:
                 check.judge(subject, search)
             if search.brief:
                 told = {"outcome": UNSUPPORTED, "reason": BRIEFLY}
-        except Unsupported as reason:
+        except (Unsupported, NotReached) as reason:
             told = {"outcome": REFUSED if isinstance(reason, Refused) else UNSUPPORTED, "reason": str(reason)}
         except Exception as error:
             if is_of_the_interpreter(error):
@@ -460,7 +462,7 @@ class Trial:
             examples=search.ran,
             refusals=refused,
             seconds=round(search.seconds, 3),
-            remarks=tuple(search.remarks),
+            remarks=(*search.remarks, *search.unreached.lines()),
             **told,
         )
         return made, search.warnings
@@ -524,7 +526,7 @@ class Trial:
 
 def _failure_of(check: Callable[[Subject, Search], None], subject: Subject, search: Search) -> Failure | None:
     """How a subject fails a check; None if it passes, or says no by an exception."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception, NotReached):
         try:
             with held():
                 check(subject, search)
