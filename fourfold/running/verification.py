@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fourfold import backends
-from fourfold.backends.triton import takeover
+from fourfold.backends.triton import compilation, takeover
 from fourfold.checks import standard
 from fourfold.checks.catalogue import operations
 from fourfold.checks.escapes import Escape, held
@@ -66,6 +66,8 @@ EXAMPLES = 25
 _RESULT = re.compile(r"gradient of \w+|output|left side")
 # Cases outside of the claims that are tried.
 OUTSIDE = 12
+# Options of a suite that are no limits of its searches.
+GIVEN = ("claims", "device", "refusals", "strict_errors", "compile_seconds")
 ACCEPT = "Claims(gradients=False) accepts a forward pass alone"
 BRIEFLY = "looked at briefly, by a few small cases: it is wrong already"
 
@@ -85,6 +87,7 @@ def verify(
     strict_errors: bool = False,
     untrusted: bool = False,
     call_seconds: float = CALL_SECONDS,
+    compile_seconds: float = compilation.SECONDS,
     first_failure: bool = False,
     seconds: float = math.inf,
     forbid_fallback: bool = False,
@@ -108,6 +111,8 @@ def verify(
         strict_errors: whether bad input must raise the operation's declared errors.
         untrusted: whether it runs in a process of its own, where it cannot change what judges it. On the CPU alone.
         call_seconds: that a call may take, if it is untrusted.
+        compile_seconds: of a processor that Triton's compiler may take for a kernel. A case with a kernel that takes
+            longer is not reached.
         first_failure: whether the first check that fails is the last that is made.
         seconds: after which no further check is begun. If some were left out for that, the verdict has not passed.
         forbid_fallback: whether to check that torch is used for memory alone, and not to compute.
@@ -131,7 +136,9 @@ def verify(
         seconds=seconds,
         forbid_fallback=forbid_fallback,
     )
-    with Trial.of(implementation, operation, claims, device, refusals, strict_errors, own_process) as trial:
+    with Trial.of(
+        implementation, operation, claims, device, refusals, strict_errors, own_process, compile_seconds
+    ) as trial:
         return verified(trial, plan)
 
 
@@ -266,7 +273,7 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
     Raises:
         ValueError: an option is not as `verify` says.
     """
-    given = {name: options.pop(name) for name in ("claims", "device", "refusals", "strict_errors") if name in options}
+    given = {name: options.pop(name) for name in GIVEN if name in options}
     dtypes, only = options.pop("dtypes", ()), options.pop("only", ())
     trial = Trial.of(
         implementation,
@@ -318,6 +325,7 @@ class Trial:
     strict_errors: bool
     origin: Path
     constants: Constants
+    compile_seconds: float
 
     @classmethod
     def of(
@@ -329,6 +337,7 @@ class Trial:
         refusals: bool,
         strict_errors: bool,
         call_seconds: float | None = None,
+        compile_seconds: float = compilation.SECONDS,
     ) -> "Trial":
         """That of an implementation, in a process of its own if `call_seconds` is given: see `verify`."""
         if device not in ("auto", "cpu", "cuda"):
@@ -357,6 +366,7 @@ class Trial:
             strict_errors=strict_errors,
             origin=_file_of(implementation),
             constants=_constants_of(implementation),
+            compile_seconds=compile_seconds,
         )
 
     def __enter__(self) -> Self:
@@ -377,7 +387,7 @@ class Trial:
             if self.device == "cpu":
                 torch.set_num_threads(1)
             self._undefined_lanes(self.claims.undefined_lanes_are_zero)
-            with computing_exactly():
+            with computing_exactly(), compilation.compilation_limited(self.device, self.compile_seconds):
                 yield
         finally:
             self._undefined_lanes(False)
