@@ -478,7 +478,8 @@ compilations.append(triton.JITFunction._do_compile is shipped_compile)
 restored = triton.JITFunction.run is shipped and triton.runtime.driver._active is before
 returned = triton_internals.code_of(returned) == codes[1]
 codes = [[code.digest, code.name, code.cubin[:4].hex(), code.ptx] for code in codes]
-print(json.dumps(dict(asked=asked, restored=restored, returned=returned, codes=codes, shapes=shapes, compilations=compilations)))
+found = dict(asked=asked, restored=restored, returned=returned, codes=codes, shapes=shapes, compilations=compilations)
+print(json.dumps(found))
 """
 
 

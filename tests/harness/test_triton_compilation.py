@@ -15,6 +15,11 @@ import torch
 from fourfold.backends.triton import compilation
 from fourfold.backends.triton.compilation import ends_within
 from fourfold.checks.ahead_of_time import environment
+from fourfold.checks.catalogue import operations
+from fourfold.checks.search import Search, Subject
+from fourfold.core.case import Case
+from fourfold.core.comparison import Agreement
+from fourfold.core.dtypes import DTYPES
 from fourfold.core.not_reached import NotReached
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +129,30 @@ def test_the_exception_passes_through_a_backward_pass() -> None:
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(NotReached, match="not reached: too long"):
         torch.autograd.grad(Identity.apply(x), [x], torch.ones(2))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_a_gpu_small_examples_are_compiled_before_large_ones(device: str) -> None:
+    operation = operations()["softmax"]
+    given = Subject(
+        operation=operation,
+        backend="candidate",
+        dtype=DTYPES["float16"],
+        device=device,
+        implementation=torch.softmax,
+        sibling=lambda name: (operation, torch.softmax),
+    )
+    elements = list[int]()
+    search = Search(examples=1)
+
+    def body(case: Case) -> None:
+        elements.append(case.elements)
+        search.saw(Agreement(0.0, case.elements, 0))
+
+    search.cases(given, "forward", body)
+    named = elements[: len(operation.examples)]
+    assert len(named) == len(operation.examples)
+    assert (named == sorted(named)) == (device == "cuda")
 
 
 def spin() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fourfold.compat.triton_internals import Compilation
 
 # Seconds of a processor that the compiler may take for a kernel, unless told.
-SECONDS = 10.0
+SECONDS = 5.0
 
 # By the clock, a child that takes so many times its limit does nothing but wait.
 CLOCK = 30
