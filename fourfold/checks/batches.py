@@ -107,7 +107,7 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
         results: the least number of elements of the output.
 
     Raises:
-        NoRoom: the device lacks the memory.
+        NotReached: the device lacks the memory.
     """
     operation = subject.operation
 

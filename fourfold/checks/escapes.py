@@ -9,6 +9,7 @@ from types import FrameType
 
 import pytest
 
+from fourfold.core.not_reached import NotReached
 from fourfold.core.refusals import Escape, escape_of
 
 __all__ = ["Escape", "hear_ctrl_c", "held"]
@@ -22,7 +23,7 @@ ONE_INTERRUPT = 1.0
 def held(*but: type[BaseException]) -> Iterator[None]:
     """Within it, what would end the run is an error; but for a Ctrl-C of the user's, once `hear_ctrl_c` was called.
 
-    A test's own end, as at its time limit, goes through as it is.
+    A test's own end, as at its time limit, goes through as it is, and so does `NotReached`.
 
     Args:
         but: what else goes through as it is.
@@ -34,7 +35,7 @@ def held(*but: type[BaseException]) -> Iterator[None]:
         yield
     except BaseException as error:
         is_of_the_user = isinstance(error, KeyboardInterrupt) and _ctrl_c.is_set()
-        if isinstance(error, (Exception, *but)) or type(error) is pytest.fail.Exception or is_of_the_user:
+        if isinstance(error, (Exception, NotReached, *but)) or type(error) is pytest.fail.Exception or is_of_the_user:
             raise
         raise escape_of(error) from None
 

@@ -15,7 +15,7 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
     """Each tensor in turn, the cotangent included, may have elements that lie 2^31 or more apart along any axis.
 
     Raises:
-        NoRoom: the device lacks the memory, or the range of addresses.
+        NotReached: the device lacks the memory, or the range of addresses.
         Unsupported: the implementation's module says why it does not support such offsets.
     """
     if subject.claims.contiguous:

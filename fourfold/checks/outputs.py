@@ -17,6 +17,7 @@ from fourfold.checks.search import Failure, Search, Subject
 from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement
 from fourfold.core.dtypes import DType
+from fourfold.core.not_reached import NotReached
 from fourfold.core.operation import Operation, gradients_of
 from fourfold.core.outputs import alone, in_a_row, outputs_of
 from fourfold.core.refusals import OutOfTime
@@ -144,6 +145,6 @@ def requires_gradient(
                 return any(each.requires_grad for each in (output if isinstance(output, tuple | list) else [output]))
         except OutOfTime:
             break  # another example would take as long
-        except Exception:
+        except (Exception, NotReached):
             continue
     return True

@@ -27,7 +27,7 @@ def room(device: str, needed: int) -> Iterator[None]:
         needed: bytes of its memory.
 
     Raises:
-        NoRoom: the GPU is smaller than that, or other processes hold the memory.
+        NotReached: the GPU is smaller than that, or other processes hold the memory.
     """
     if device != "cuda" or needed <= LITTLE:
         yield
@@ -40,6 +40,18 @@ def room(device: str, needed: int) -> Iterator[None]:
             yield
         finally:
             torch.cuda.empty_cache()
+
+
+def wait_for_others() -> None:
+    """Wait until other processes leave this one a part of the GPU's memory, in turn with those that need much of it.
+
+    Raises:
+        NotReached: they do not.
+    """
+    gpu = torch.device("cuda", torch.cuda.current_device())
+    with _turn(gpu):
+        torch.cuda.empty_cache()
+        far_apart.wait_for_room(gpu, torch.cuda.get_device_properties(gpu).total_memory // far_apart.PART)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The arguments of a check: a subject, and a search for cases on which the subject is wrong."""
 
+import contextlib
 import itertools
 import math
 import secrets
@@ -18,13 +19,15 @@ from hypothesis import strategies as st
 from fourfold.checks.comparisons import cases_past_comparisons
 from fourfold.checks.database import Filed
 from fourfold.checks.escapes import held
+from fourfold.checks.room import wait_for_others
 from fourfold.core.case import Case, RecentCases
 from fourfold.core.claims import EXACT, NO_CLAIMS, Claims
 from fourfold.core.comparison import Agreement
 from fourfold.core.dtypes import DType
-from fourfold.core.far_apart import NoRoom, others_hold_the_memory
+from fourfold.core.far_apart import others_hold_the_memory
+from fourfold.core.not_reached import NotReached, Unreached
 from fourfold.core.operation import Operation, evaluate_tensors
-from fourfold.core.refusals import Refusals, by_the_implementation, is_refusal
+from fourfold.core.refusals import Refusals, by_the_implementation, chain, is_refusal
 from fourfold.strategies.combinations import combined
 from fourfold.strategies.large_cases import LargeCases
 from fourfold.strategies.special_values import cases_with_special_values
@@ -37,6 +40,8 @@ FEW_NAMED = 6
 AFTER_REFUSALS = 5
 # Generated cases that it may refuse for each of them before it is asked no more. Hypothesis would try hundreds.
 REFUSED_TRIES = 10
+# How often a case is run again, after others have left it some of a GPU's memory.
+AGAIN = 3
 # After a failure, search again with at most this many elements. Hypothesis draws them one by one, so they shrink
 # quickly to small whole numbers.
 FEW_ELEMENTS = 8
@@ -81,16 +86,31 @@ def need(condition: Any) -> None:
         raise Unsuitable
 
 
-class _Lacking(BaseException):
-    """Carries a `NoRoom` past Hypothesis, which looks for a smaller case only of what is an `Exception`."""
-
-    def __init__(self, no_room: NoRoom) -> None:
-        super().__init__()
-        self.no_room = no_room
+class _PassedOverEnough(BaseException):
+    """Ends a search that can use no case. Hypothesis would go on to draw cases, ten for each that it wants."""
 
 
-class _RefusedEnough(BaseException):
-    """Ends a search whose cases are all refused. Hypothesis would go on to draw cases, ten for each that it wants."""
+def _run_with_room(body: Callable[[Case], None], case: Case) -> None:
+    """Run `body` on a case; run it again where other processes held a GPU's memory, and have released some.
+
+    Raises:
+        NotReached: they have not, or the case could not be run for another reason.
+    """
+    for attempts_left in reversed(range(1 + AGAIN)):
+        try:
+            with held():
+                body(case)
+            return
+        except Exception as error:
+            for cause in chain(error):
+                if isinstance(cause, NotReached) and cause.is_of_this_package:
+                    raise cause from None
+            lacking = others_hold_the_memory(error)
+            if lacking is None:
+                raise
+            if not attempts_left:
+                raise lacking from error
+        wait_for_others()  # here, where no frame of the error holds memory any more
 
 
 class Refused(Unsupported):
@@ -204,6 +224,8 @@ class Search:
     started: float = field(default_factory=time.perf_counter)
     # The cases that the implementation refused, where it may.
     refusals: Refusals | None = None
+    # The cases that could not be run here.
+    unreached: Unreached = field(default_factory=Unreached)
     # What is wrong, and no failure: a bad input that gives a result, say.
     warnings: list[str] = field(default_factory=list)
     # What a check has found out beside its claim: which rate of wrong calls is excluded, say.
@@ -237,17 +259,13 @@ class Search:
         Searches with the same seed and strategy draw the same cases.
         """
 
-        before, limit = self._refused(), REFUSED_TRIES * (examples or self.examples)
+        before, limit = self._passed_over(), REFUSED_TRIES * (examples or self.examples)
 
         def holds(case: Case) -> None:
-            if not self.ran and self._refused() - before >= limit:
-                raise _RefusedEnough
+            if not self.ran and self._passed_over() - before >= limit:
+                raise _PassedOverEnough
             self.note(case)
-            try:
-                used = self._ran(body, case)
-            except NoRoom as error:
-                raise _Lacking(error) from error
-            if not used:
+            if not self._ran(body, case):
                 hypothesis.reject()
 
         # Hypothesis shows the name of the function where it tells of a failure.
@@ -278,28 +296,32 @@ class Search:
             test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
         try:
             test()
-        except _RefusedEnough:
+        except _PassedOverEnough:
             return
-        except _Lacking as lacking:
-            raise lacking.no_room from None
         except hypothesis.errors.Unsatisfiable:
-            if self.refusals is None or not self.refusals.total:
+            if not self._passed_over():
                 raise
 
-    def _refused(self) -> int:
-        """How many cases were refused so far."""
-        return self.refusals.total if self.refusals is not None else 0
+    def _passed_over(self) -> int:
+        """How many cases were refused or not reached so far."""
+        return self.unreached.total + (self.refusals.total if self.refusals is not None else 0)
 
     def _ran(self, body: Callable[[Case], None], case: Case) -> bool:
-        """Run `body` on a case; gives whether it was of use: suitable, and not refused."""
+        """Run `body` on a case; gives whether it was of use: suitable, reached, and not refused.
+
+        Raises:
+            NotReached: no other case would be reached either.
+        """
         try:
-            with held():
-                body(shared.same(case))
+            _run_with_room(body, shared.same(case))
         except Unsuitable:
             return False
+        except NotReached as error:
+            self.unreached.add(error, case)
+            if error.lasts:
+                raise
+            return False
         except Exception as error:
-            if no_room := others_hold_the_memory(error):
-                raise no_room from error
             if self.refusals is None or not is_refusal(error):
                 raise
             self.refusals.add(error)
@@ -307,7 +329,7 @@ class Search:
         return True
 
     def one(self, name: str, case: Case, body: Callable[[Case], None]) -> bool:
-        """Run `body` on a named case; gives whether it was of use: suitable, and not refused."""
+        """Run `body` on a named case; gives whether it was of use: suitable, reached, and not refused."""
         self.note(case)
         try:
             return self._ran(body, case)
@@ -341,13 +363,11 @@ class Search:
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
         if self.brief:
             examples = min(examples, BRIEF_GENERATED)
-        if not self.blob:
+
+        def first() -> None:
             named_cases = self._named(subject, named and not few, also, most_named)
             for name, case in itertools.chain(named_cases, self._large(subject, dear) if large else ()):
                 self.one(name, case, body)
-
-        if self.refusals is not None and self.refusals.total and not self.ran:
-            examples = min(examples, AFTER_REFUSALS)
 
         def among(elements: int, shrink: bool = True) -> None:
             name = f"{check} {subject} {elements}"
@@ -357,7 +377,8 @@ class Search:
             drawn, seed = f"{alike or check} {subject.operation.name} {subject.dtype} {elements}", self.seed
             if alike and seed is None:
                 seed = SEED
-            self.for_all(name, strategy, body, shrink, examples, None if seed is None else f"{seed} {drawn}")
+            wanted = min(examples, AFTER_REFUSALS) if self._passed_over() and not self.ran else examples
+            self.for_all(name, strategy, body, shrink, wanted, None if seed is None else f"{seed} {drawn}")
 
         most = self.elements // 4 if few else self.elements
         if self.brief:
@@ -369,7 +390,9 @@ class Search:
             except hypothesis.errors.DidNotReproduce:
                 among(most)
             return
-        self._shrunk(among, most)
+        with contextlib.suppress(NotReached):  # which is counted, and lasts
+            first()
+            self._shrunk(among, most)
         if not self.brief:
             self.must_have_seen_something(subject, check)
 
@@ -384,7 +407,7 @@ class Search:
                 for elements in (FEW_ELEMENTS, most):
                     try:
                         among(elements)
-                    except hypothesis.errors.Unsatisfiable:
+                    except (hypothesis.errors.Unsatisfiable, NotReached):
                         continue  # the check can use no case of so few elements
                     except Exception as smaller:
                         raise smaller from None
@@ -393,19 +416,23 @@ class Search:
     def _named(
         self, subject: Subject, named: bool, also: Mapping[str, Case], most: float
     ) -> Iterable[tuple[str, Case]]:
-        """The operation's examples, if `named`, and those of `also`. A brief search gets only small ones of them."""
+        """The operation's examples, if `named`, and those of `also`. A brief search gets only small ones of them.
+
+        On a GPU they come in the order of their sizes: what is too large for the compiler is then known before more of
+        that size is compiled.
+        """
         makers = subject.operation.examples if named else {}
         made = ((name, make(subject.dtype)) for name, make in makers.items())
         cases = itertools.chain((pair for pair in made if pair[1].elements <= most), also.items())
         if not self.brief:
-            return cases
+            return cases if subject.device == "cpu" else sorted(cases, key=lambda pair: pair[1].elements)
 
         small = (pair for pair in cases if pair[1].grad_output.size and pair[1].elements <= BRIEF_NAMED_ELEMENTS)
         return sorted(small, key=lambda pair: pair[1].elements)[:BRIEF_NAMED]
 
     def _large(self, subject: Subject, dear: bool) -> Iterator[tuple[str, Case]]:
         """Large cases, of sizes that the implementation's source asks for; none if brief, or all else was refused."""
-        if subject.large is None or self.brief or (self._refused() and not self.ran):
+        if subject.large is None or self.brief or (self._passed_over() and not self.ran):
             return
         self.constants = subject.large.told(self.examples)
         yield from subject.large.cases(self.examples, dear)
@@ -418,11 +445,14 @@ class Search:
 
         Raises:
             Refused: the implementation refused every case, or every one that could have failed.
+            Unsupported: no case that could have failed was reached.
             Vacuous: no example could have failed.
             Failure: no result had more than one element although the output of a named example has.
         """
         if self.refusals is not None and self.refusals.total and not self.substantial:
             raise Refused(self.refusals)
+        if self.unreached.total and not self.substantial:
+            raise Unsupported("; ".join(self.unreached.lines()))
         seen = f"{subject}: {check} ran {self.ran} examples, and"
         if not self.substantial:
             raise Vacuous(f"{seen} none of them could have failed: no bound says anything")

@@ -46,7 +46,6 @@ from fourfold.core import (
     tampering,
 )
 from fourfold.core.claims import Claims
-from fourfold.core.far_apart import NoRoom
 from fourfold.core.operation import Operation
 
 FORWARD = "forward"
@@ -111,8 +110,6 @@ class Check:
             search.examples = min(search.examples, self.examples)
         try:
             self.run(subject, search)
-        except NoRoom as error:
-            raise Unsupported(str(error)) from error
         except Unsatisfiable as error:
             raise Unsupported("no case that was drawn is of use to this check") from error
 

@@ -1,6 +1,7 @@
 """Triton's private parts: launches that skip its lookup of compiled kernels, and compilation without a GPU."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -96,6 +97,85 @@ def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         triton.JITFunction.run = shipped
+
+
+class NotKept(BaseException):
+    """Triton's cache on disk does not hold what is wanted: it would have to be compiled."""
+
+
+class Compilation(NamedTuple):
+    """What Triton is about to compile, or to load from its cache on disk.
+
+    Attributes:
+        kernel: its name.
+        digest: of the kernel's source and of what it calls.
+        sizes: the integers among its constants, by name.
+        num_warps: of a program.
+        load: loads it from the cache, and raises `NotKept` if it is not there.
+        run: compiles it if it is not there, and loads it.
+    """
+
+    kernel: str
+    digest: str
+    sizes: dict[str, int]
+    num_warps: int
+    load: Callable[[], Any]
+    run: Callable[[], Any]
+
+
+_loading = threading.local()
+
+
+@contextlib.contextmanager
+def _unchanged(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
+    """Within it, Triton compiles as ever."""
+    yield
+
+
+@uses(
+    "triton.runtime.JITFunction._do_compile",
+    "triton.runtime.JITFunction().cache_key",
+    "triton.backends.nvidia.compiler.CUDABackend.add_stages",
+    otherwise=_unchanged,
+)
+@contextlib.contextmanager
+def compilations_replaced(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
+    """Within it, `compilation` takes the place of compiling and loading a kernel that this process has not yet.
+
+    Triton's public hooks cannot tell whether the cache holds a kernel. It asks its backend for the stages of a
+    compilation if the cache does not.
+    """
+    shipped, backend = triton.JITFunction._do_compile, find("triton.backends.nvidia.compiler.CUDABackend")
+    stages = backend.add_stages
+
+    def run(kernel: Any, key: Any, signature: Any, device: Any, constants: Any, options: Any, *rest: Any) -> Any:
+        def compile_or_load() -> Any:
+            return shipped(kernel, key, signature, device, constants, options, *rest)
+
+        def load() -> Any:
+            _loading.now = True
+            try:
+                return compile_or_load()
+            finally:
+                _loading.now = False
+
+        names = [parameter.name for parameter in parameters(kernel)]
+        sizes = {names[path[0]]: value for path, value in constants.items() if type(value) is int}
+        found = Compilation(
+            kernel.__name__, kernel.cache_key, sizes, getattr(options, "num_warps", 1), load, compile_or_load
+        )
+        return compilation(found)
+
+    def add_stages(*arguments: Any, **named: Any) -> Any:
+        if getattr(_loading, "now", False):
+            raise NotKept
+        return stages(*arguments, **named)
+
+    triton.JITFunction._do_compile, backend.add_stages = run, add_stages
+    try:
+        yield
+    finally:
+        triton.JITFunction._do_compile, backend.add_stages = shipped, stages
 
 
 @uses("triton.backends.compiler.GPUTarget")

@@ -5,6 +5,7 @@ function elsewhere. Neither sees what Triton's interpreter makes of a kernel qui
 marks: see `fourfold.backends.triton.interpreter_marks`.
 """
 
+import atexit
 import contextlib
 import os
 import sys
@@ -246,8 +247,10 @@ class Monitor(Recorder):
 
 
 def new_recorder(marks: Marks) -> Recorder:
-    """A recorder that fits this release of Python."""
-    return Monitor(marks) if monitoring is not None else Tracer(marks)
+    """A recorder that fits this release of Python. It stops before the interpreter clears modules, at exit."""
+    made = Monitor(marks) if monitoring is not None else Tracer(marks)
+    atexit.register(made._stop)
+    return made
 
 
 def sees_all_threads() -> bool:

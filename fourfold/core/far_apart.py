@@ -9,6 +9,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from fourfold.core.not_reached import NotReached
+
 # The storage has at least this many elements before and after the tensor's first one. An offset of 2^31 or more that
 # wraps around in 32 bits stays inside of it.
 SIDE = 2**31
@@ -18,15 +20,13 @@ MAP_NORESERVE = 0x4000  # Linux's value; Python 3.13 added mmap.MAP_NORESERVE
 POISON = float("nan")
 
 
-# Seconds to wait for other processes on a GPU to release memory.
-PATIENCE = 60.0
+# How often to look whether other processes on a GPU have released memory, and the seconds between.
+LOOKS, PAUSE = 120, 0.5
+# The part of a GPU's memory that is enough for most cases.
+PART = 8
 
 
-class NoRoom(MemoryError):
-    """The device lacks the memory, or the range of addresses, for a tensor."""
-
-
-def others_hold_the_memory(error: Exception) -> NoRoom | None:
+def others_hold_the_memory(error: Exception) -> NotReached | None:
     """What an error comes to if a GPU's memory is lacking because other processes hold it; None if that is not so."""
     told = str(error).lower().replace("_", " ")
     if "out of memory" not in told or not torch.cuda.is_available():
@@ -35,25 +35,25 @@ def others_hold_the_memory(error: Exception) -> NoRoom | None:
     free, total = torch.cuda.mem_get_info()
     own = torch.cuda.memory_reserved()
     others = total - free - own
-    if free > total // 8 or others < own:
+    if free > total // PART or others < own:
         return None
-    return NoRoom(f"the GPU has {free / 2**30:.1f} GiB free: other processes hold {others / 2**30:.1f} GiB")
+    return NotReached("other processes hold the GPU's memory", lasts=True)
 
 
 def wait_for_room(device: torch.device, needed: int) -> None:
     """Wait until a GPU has `needed` bytes free.
 
     Raises:
-        NoRoom: the GPU is smaller than that, or `PATIENCE` seconds have passed.
+        NotReached: the GPU is smaller than that, or it had not so much free in `LOOKS` looks.
     """
-    end = time.monotonic() + PATIENCE
-    while True:
+    for _ in range(LOOKS):
         free, total = torch.cuda.mem_get_info(device)
         if free >= needed:
             return
-        if total < needed or time.monotonic() > end:
-            raise NoRoom(f"{device} has no {needed / 2**30:.1f} GiB free")
-        time.sleep(0.5)
+        if total < needed:
+            break
+        time.sleep(PAUSE)
+    raise NotReached(f"{device} has no {needed / 2**30:.1f} GiB free", lasts=total >= needed)
 
 
 def _storage(elements: int, like: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ def _storage(elements: int, like: torch.Tensor) -> torch.Tensor:
     try:
         pages = _Pages.of(elements * like.element_size())
     except OSError as error:
-        raise NoRoom(f"no {elements * like.element_size() >> 30} GiB of addresses: {error}") from error
+        raise NotReached(f"no {elements * like.element_size() >> 30} GiB of addresses: {error}") from error
     storage = torch.frombuffer(pages, dtype=like.dtype)
     _pages[storage.data_ptr()] = pages
     return storage
@@ -123,7 +123,7 @@ def laid_out(tensor: torch.Tensor, axis: int) -> torch.Tensor:
     offset that wraps around in 32 bits leads.
 
     Raises:
-        NoRoom: the device lacks the memory, or the range of addresses.
+        NotReached: the device lacks the memory, or the range of addresses.
     """
     strides = list(torch.empty(tensor.movedim(axis, 0).shape[1:], device="meta").stride())
     inner = 1 + sum((n - 1) * s for n, s in zip(tensor.movedim(axis, 0).shape[1:], strides))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from fourfold.compat.test_runners import PASSING_OVER
 from fourfold.core.executed import recorder
+from fourfold.core.not_reached import NotReached
 
 # Messages of CUDA errors after which nothing can be run in the process.
 _LOST_CONTEXT = re.compile(r"illegal (memory access|address|instruction)|misaligned address|launch failure|device-side")
@@ -24,7 +25,6 @@ _PASS_OVER_CLASSES = {
     "fourfold.checks.search.Unsuitable",
     "fourfold.checks.search.Unsupported",
     "fourfold.checks.search.Refused",
-    "fourfold.core.far_apart.NoRoom",
 }
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
@@ -69,6 +69,10 @@ def by_the_implementation() -> Iterator[None]:
     begun = recorder.begin()
     try:
         yield
+    except NotReached as error:
+        if not error.is_of_this_package:
+            raise escape_of(error) from None
+        raise
     except Exception as error:
         if hasattr(error, "by_the_implementation"):
             raise

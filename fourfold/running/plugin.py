@@ -1,5 +1,6 @@
 """What pytest is told here: options, which cells there are, and the table that closes a run."""
 
+import contextlib
 import os
 
 # Before NumPy is imported: the tiles that the interpreter multiplies are small, and threads that wait for one another
@@ -15,6 +16,7 @@ import hypothesis
 import pytest
 import torch
 
+from fourfold.backends.triton import compilation
 from fourfold.backends.tuning import Configuration
 from fourfold.checks.escapes import hear_ctrl_c, held
 from fourfold.checks.outputs import of_output, together
@@ -24,6 +26,7 @@ from fourfold.compat import xdist_internals
 from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE
 from fourfold.core.executed import recorder
+from fourfold.core.not_reached import NotReached
 from fourfold.core.operation import Law, Operation
 from fourfold.core.refusals import Refusals
 from fourfold.core.tampering import Tampered, random_state_kept
@@ -107,6 +110,13 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         metavar="S",
         help=f"with --untrusted: what a call may take, {CALL_SECONDS:g} unless told",
     )
+    group.addoption(
+        "--compile-seconds",
+        type=float,
+        default=compilation.SECONDS,
+        metavar="S",
+        help=f"on a GPU: what Triton's compiler may take for a kernel, {compilation.SECONDS:g} unless told",
+    )
     group.addoption("--verdict", type=Path, metavar="FILE", help="write what each check came to as JSON")
     group.addoption(
         "--executed",
@@ -128,8 +138,9 @@ def pytest_configure(config: pytest.Config) -> None:
             config.addinivalue_line("filterwarnings", rf"error:::{package}\b")
     for warning in OF_CACHES:
         config.addinivalue_line("filterwarnings", f"ignore:{warning}")
-    if not config.getoption("call_seconds") > 0:
-        raise pytest.UsageError(f"--call-seconds must be above 0, not {config.getoption('call_seconds')}")
+    for name in ("call_seconds", "compile_seconds"):
+        if not config.getoption(name) > 0:
+            raise pytest.UsageError(f"--{name.replace('_', '-')} must be above 0, not {config.getoption(name)}")
     if config.getoption("examples") is not None and config.getoption("examples") < 1:
         raise pytest.UsageError(f"--examples must be at least 1, not {config.getoption('examples')}")
     config.stash[LEFT_BEHIND] = LeftBehind()
@@ -137,6 +148,9 @@ def pytest_configure(config: pytest.Config) -> None:
     hear_ctrl_c()
     prepare(config)
     share_the_machine(config.stash[DEVICE])
+    limits = contextlib.ExitStack()
+    limits.enter_context(compilation.compilation_limited(config.stash[DEVICE], config.getoption("compile_seconds")))
+    config.add_cleanup(limits.close)
     if config.stash[DEVICE] == "cuda":  # on a CPU neighbours in one process share what the oracle gave
         xdist_internals.hand_out_one_by_one(config)
     record = Record(config)
@@ -444,7 +458,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             return (yield)
         with random_state_kept(), held(pytest.skip.Exception, pytest.exit.Exception):
             result = yield
-    except Unsupported as reason:
+    except (Unsupported, NotReached) as reason:
         _tampered(pyfuncitem.config, identity)
         pytest.skip(str(reason))
     except Exception:
@@ -470,7 +484,7 @@ def pytest_runtest_makereport(
     if call.when == "call" and search is not None:
         seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds, "grade": search.grade}
         seen |= {"refusals": dict(search.refusals.counts) if search.refusals else {}, "warnings": search.warnings}
-        seen["remarks"] = search.remarks
+        seen["remarks"], seen["unreached"] = search.remarks, search.unreached.lines()
         seen["constants"] = search.constants
         item.user_properties.append((SEARCH, seen))
     report = yield
@@ -540,6 +554,7 @@ class Record:
                 tally.seconds += seen["seconds"]
                 tally.refusals.update(seen["refusals"])
                 tally.warnings += [said for said in seen["warnings"] if said not in tally.warnings]
+                tally.remarks += [said for said in seen["unreached"] if said not in tally.remarks]
                 if identity.cell.backend == CANDIDATE:
                     tally.remarks += [said for said in seen["remarks"] if said not in tally.remarks]
                 tally.storage |= seen["grade"] == STORAGE

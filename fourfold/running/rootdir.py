@@ -20,7 +20,7 @@ import pytest
 # Those of `fourfold` that take a value.
 OPTIONS = (
     *("--op", "--backend", "--dtype", "--device", "--examples", "--candidate", "--claims"),
-    *("--verdict", "--reproduce", "--report", "--call-seconds"),
+    *("--verdict", "--reproduce", "--report", "--call-seconds", "--compile-seconds"),
     *("--perf-gate-seconds", "--perf-gate-slowdowns"),
 )
 CONFIGURATIONS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")

@@ -38,7 +38,7 @@ class Tally:
     refusals: Counter[str] = field(default_factory=Counter)
     # What is no failure, and worth to be known.
     warnings: list[str] = field(default_factory=list)
-    # What checks of somebody's own implementation have found out beside their claims.
+    # What checks of somebody's own implementation have found out beside their claims, and which cases none reached.
     remarks: list[str] = field(default_factory=list)
     # Whether the implementation is as exact as its dtype can store, and no more.
     storage: bool = False

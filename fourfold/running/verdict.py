@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fourfold.backends.cuda.declarations import SUFFIXES
+from fourfold.backends.triton import compilation
 from fourfold.checks.escapes import Escape
 from fourfold.checks.grades import Imprecise
 from fourfold.checks.search import Failure, Vacuous
@@ -115,6 +116,8 @@ def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | 
     device = config.stash.get(DEVICE, config.getoption("device"))
     if device != "auto":
         command += ["--device", device]
+    if (seconds := config.getoption("compile_seconds")) != compilation.SECONDS:
+        command.append(f"--compile-seconds={seconds:g}")
     if identity is not None and identity.cell.backend == CANDIDATE:
         operation = identity.cell.operation
         own = [text for text in config.getoption("candidate") if text.partition("=")[0] == operation]
@@ -150,7 +153,7 @@ class Entries:
         for key, seen in report.user_properties:
             if key == SEARCH and isinstance(seen, dict):
                 entry |= {"worst_error_over_bound": seen["worst"], "examples": seen["examples"]}
-                told = ("grade", "refusals", "warnings", "remarks", "constants")
+                told = ("grade", "refusals", "warnings", "remarks", "unreached", "constants")
                 entry |= {name: seen[name] for name in told if seen[name]}
                 entry["seconds"] = round(seen["seconds"], 3)
             elif key == FAILURE and isinstance(seen, dict):

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fourfold import backends
-from fourfold.backends.triton import takeover
+from fourfold.backends.triton import compilation, takeover
 from fourfold.checks import standard
 from fourfold.checks.catalogue import operations
 from fourfold.checks.escapes import Escape, held
@@ -32,6 +32,7 @@ from fourfold.compat import hypothesis_internals
 from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE, Claims, claims_of
 from fourfold.core.dtypes import DTYPES
+from fourfold.core.not_reached import NotReached, Unreached
 from fourfold.core.operation import Operation
 from fourfold.core.refusals import Refusals, is_of_the_interpreter
 from fourfold.core.refusals import reason as told_by
@@ -65,6 +66,8 @@ EXAMPLES = 25
 _RESULT = re.compile(r"gradient of \w+|output|left side")
 # Cases outside of the claims that are tried.
 OUTSIDE = 12
+# Options of a suite that are no limits of its searches.
+GIVEN = ("claims", "device", "refusals", "strict_errors", "compile_seconds")
 ACCEPT = "Claims(gradients=False) accepts a forward pass alone"
 BRIEFLY = "looked at briefly, by a few small cases: it is wrong already"
 
@@ -84,6 +87,7 @@ def verify(
     strict_errors: bool = False,
     untrusted: bool = False,
     call_seconds: float = CALL_SECONDS,
+    compile_seconds: float = compilation.SECONDS,
     first_failure: bool = False,
     seconds: float = math.inf,
     forbid_fallback: bool = False,
@@ -107,6 +111,8 @@ def verify(
         strict_errors: whether bad input must raise the operation's declared errors.
         untrusted: whether it runs in a process of its own, where it cannot change what judges it. On the CPU alone.
         call_seconds: that a call may take, if it is untrusted.
+        compile_seconds: of a processor that Triton's compiler may take for a kernel. A case with a kernel that takes
+            longer is not reached.
         first_failure: whether the first check that fails is the last that is made.
         seconds: after which no further check is begun. If some were left out for that, the verdict has not passed.
         forbid_fallback: whether to check that torch is used for memory alone, and not to compute.
@@ -130,7 +136,9 @@ def verify(
         seconds=seconds,
         forbid_fallback=forbid_fallback,
     )
-    with Trial.of(implementation, operation, claims, device, refusals, strict_errors, own_process) as trial:
+    with Trial.of(
+        implementation, operation, claims, device, refusals, strict_errors, own_process, compile_seconds
+    ) as trial:
         return verified(trial, plan)
 
 
@@ -265,7 +273,7 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
     Raises:
         ValueError: an option is not as `verify` says.
     """
-    given = {name: options.pop(name) for name in ("claims", "device", "refusals", "strict_errors") if name in options}
+    given = {name: options.pop(name) for name in GIVEN if name in options}
     dtypes, only = options.pop("dtypes", ()), options.pop("only", ())
     trial = Trial.of(
         implementation,
@@ -317,6 +325,7 @@ class Trial:
     strict_errors: bool
     origin: Path
     constants: Constants
+    compile_seconds: float
 
     @classmethod
     def of(
@@ -328,6 +337,7 @@ class Trial:
         refusals: bool,
         strict_errors: bool,
         call_seconds: float | None = None,
+        compile_seconds: float = compilation.SECONDS,
     ) -> "Trial":
         """That of an implementation, in a process of its own if `call_seconds` is given: see `verify`."""
         if device not in ("auto", "cpu", "cuda"):
@@ -356,6 +366,7 @@ class Trial:
             strict_errors=strict_errors,
             origin=_file_of(implementation),
             constants=_constants_of(implementation),
+            compile_seconds=compile_seconds,
         )
 
     def __enter__(self) -> Self:
@@ -376,7 +387,7 @@ class Trial:
             if self.device == "cpu":
                 torch.set_num_threads(1)
             self._undefined_lanes(self.claims.undefined_lanes_are_zero)
-            with computing_exactly():
+            with computing_exactly(), compilation.compilation_limited(self.device, self.compile_seconds):
                 yield
         finally:
             self._undefined_lanes(False)
@@ -427,7 +438,8 @@ class Trial:
 
     def outcome(self, check: Check, dtype: str, search: Search) -> tuple[Outcome, list[str]]:
         """What one check came to, and its warnings."""
-        search.refusals, search.warnings, search.remarks = Refusals() if self.refusals else None, [], []
+        search.refusals, search.unreached = Refusals() if self.refusals else None, Unreached()
+        search.warnings, search.remarks = [], []
         search.started = time.perf_counter()
         told: dict[str, Any] = {"outcome": PASSED}
         last: list[str] = [""]
@@ -439,7 +451,7 @@ class Trial:
                 check.judge(subject, search)
             if search.brief:
                 told = {"outcome": UNSUPPORTED, "reason": BRIEFLY}
-        except Unsupported as reason:
+        except (Unsupported, NotReached) as reason:
             told = {"outcome": REFUSED if isinstance(reason, Refused) else UNSUPPORTED, "reason": str(reason)}
         except Exception as error:
             if is_of_the_interpreter(error):
@@ -460,7 +472,7 @@ class Trial:
             examples=search.ran,
             refusals=refused,
             seconds=round(search.seconds, 3),
-            remarks=tuple(search.remarks),
+            remarks=(*search.remarks, *search.unreached.lines()),
             **told,
         )
         return made, search.warnings
@@ -524,7 +536,7 @@ class Trial:
 
 def _failure_of(check: Callable[[Subject, Search], None], subject: Subject, search: Search) -> Failure | None:
     """How a subject fails a check; None if it passes, or says no by an exception."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception, NotReached):
         try:
             with held():
                 check(subject, search)

@@ -460,10 +460,26 @@ for capability in (80, 90):
     with triton_internals.driver_replaced(driver), triton_internals.launches_replaced(run):
         returned = fill_kernel[(3,)](torch.zeros(8), 4, 5, BLOCK=8, num_warps=2)
         assert triton.runtime.driver.active is driver
+compilations, shipped_compile = [], triton.JITFunction._do_compile
+
+def compile_or_load(wanted):
+    try:
+        wanted.load()
+        kept = True
+    except triton_internals.NotKept:
+        kept = False
+    compilations.append([wanted.kernel, len(wanted.digest), wanted.sizes, wanted.num_warps, kept])
+    return wanted.run()
+
+with triton_internals.driver_replaced(driver), triton_internals.compilations_replaced(compile_or_load):
+    for kernel in (fill_kernel, triton.JITFunction(fill_kernel.fn)):  # the second finds on disk what the first compiles
+        kernel.warmup(torch.zeros(8), 4, 5, BLOCK=16, num_warps=2, grid=(3,))
+compilations.append(triton.JITFunction._do_compile is shipped_compile)
 restored = triton.JITFunction.run is shipped and triton.runtime.driver._active is before
 returned = triton_internals.code_of(returned) == codes[1]
 codes = [[code.digest, code.name, code.cubin[:4].hex(), code.ptx] for code in codes]
-print(json.dumps(dict(asked=asked, restored=restored, returned=returned, codes=codes, shapes=shapes)))
+found = dict(asked=asked, restored=restored, returned=returned, codes=codes, shapes=shapes, compilations=compilations)
+print(json.dumps(found))
 """
 
 
@@ -473,6 +489,7 @@ def compiled_without_a_gpu() -> dict[str, Any]:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "fills.py").write_text(FILLS)
+        environment["TRITON_CACHE_DIR"] = folder
         command = [sys.executable, "-W", "ignore", "-c", COMPILES, folder]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert not done.returncode, done.stderr
@@ -484,6 +501,18 @@ def launches_that_are_replaced() -> None:
     found = compiled_without_a_gpu()
     assert found["asked"] == [["fill_kernel", [3], False, 3, ["BLOCK", "num_warps"]]] * 2
     assert found["returned"]
+
+
+@contract(
+    "triton.runtime.JITFunction._do_compile",
+    "triton.runtime.JITFunction().cache_key",
+    "triton.backends.nvidia.compiler.CUDABackend.add_stages",
+)
+def compilations_that_are_replaced() -> None:
+    *found, restored = compiled_without_a_gpu()["compilations"]
+    about = ["fill_kernel", 64, {"BLOCK": 16}, 2]
+    assert found == [[*about, False], [*about, True]]
+    assert restored
 
 
 @contract("triton._C.libtriton.nvidia.cublas.CublasLt")

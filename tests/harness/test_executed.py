@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import subprocess
 import sys
 import textwrap
 import threading
@@ -313,6 +314,47 @@ def test_nothing_is_said_of_functions_that_torch_compiles(tmp_path: Path) -> Non
     executed.recorder.close()
     told.add(told.told())
     assert list(told.lines()) == [COMPILED]
+
+
+# A process that never closes its recorder. What is registered first at exit runs last, and prints what is left.
+UNCLOSED = """
+import atexit, sys, types
+
+callbacks = {}
+if not hasattr(sys, "monitoring"):  # before Python 3.12
+    sys.monitoring = types.SimpleNamespace(
+        events=types.SimpleNamespace(PY_START=1, LINE=2, NO_EVENTS=0),
+        get_tool=lambda tool: None,
+        use_tool_id=lambda tool, name: None,
+        register_callback=lambda tool, event, callback: None,
+        set_events=lambda tool, events: None,
+        set_local_events=lambda tool, code, events: None,
+        restart_events=lambda: None,
+        free_tool_id=lambda tool: None,
+    )
+shipped = sys.monitoring.register_callback
+
+
+def register(tool, event, callback):
+    callbacks[event] = callback
+    return shipped(tool, event, callback)
+
+
+sys.monitoring.register_callback = register
+atexit.register(lambda: print(sorted(event for event, callback in callbacks.items() if callback is not None)))
+from fourfold.core.executed import recorder
+
+recorder.users += 1
+recorder.watch({"/nowhere.py": {1: 1}})
+assert all(callbacks.values()) and len(callbacks) == 2
+"""
+
+
+def test_nothing_watches_while_the_interpreter_ends() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", UNCLOSED]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
 # ---- verify

@@ -1,32 +1,32 @@
 """Waiting for memory for tensors with elements far apart, on a GPU that other processes use too."""
 
 import dataclasses
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fourfold.checks.catalogue import operations
-from fourfold.checks.search import Search, Subject, Unsupported
+from fourfold.checks.escapes import held
+from fourfold.checks.search import AGAIN, Search, Subject, Unsupported
 from fourfold.checks.standard import STANDARD
 from fourfold.core import far_apart
 from fourfold.core.dtypes import DTYPES
+from fourfold.core.not_reached import NotReached
+from fourfold.core.refusals import Escape, Refusals
 
 GPU = torch.device("cuda", 0)
+REFUSALS = Refusals()
 
 
 def told(monkeypatch: pytest.MonkeyPatch, free: Iterator[int]) -> list[float]:
     """Make torch report these numbers of free bytes out of 100. Return the list of sleeps, which take no time."""
-    clock = [0.0]
     slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        clock[0] += seconds
-
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free), 100))
-    monkeypatch.setattr(far_apart.time, "sleep", sleep)
-    monkeypatch.setattr(far_apart.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (next(free), 100))
+    monkeypatch.setattr(far_apart.time, "sleep", slept.append)
     return slept
 
 
@@ -38,37 +38,41 @@ def test_others_may_give_back_what_they_have_done_with(monkeypatch: pytest.Monke
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = told(monkeypatch, iter([10] * 1000))
-    with pytest.raises(far_apart.NoRoom, match="cuda:0 has no"):
+    with pytest.raises(NotReached, match="cuda:0 has no"):
         far_apart.wait_for_room(GPU, 50)
-    assert far_apart.PATIENCE <= sum(slept) < 2 * far_apart.PATIENCE
+    assert len(slept) == far_apart.LOOKS
 
 
 def test_nobody_waits_for_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = told(monkeypatch, iter([90]))
-    with pytest.raises(far_apart.NoRoom):
+    with pytest.raises(NotReached):
         far_apart.wait_for_room(GPU, 101)
     assert not slept
 
 
-@pytest.mark.parametrize(
-    ("free", "own", "is_lacking"),
-    [(5, 10, True), (5, 80, False), (60, 10, False)],
-    ids=["others_hold_it", "it_holds_all_itself", "it_asks_for_too_much"],
-)
-@pytest.mark.parametrize("named", [True, False])
-def test_memory_that_other_processes_hold_accuses_no_kernel(
-    free: int, own: int, is_lacking: bool, named: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """A GPU with 100 bytes, that says of each look in turn how many are free, the last number for ever; no sleep."""
+    gpu = SimpleNamespace(free=[5], own=10, looks=0)
+
+    def mem_get_info(device: object = None) -> tuple[int, int]:
+        gpu.looks += 1
+        return gpu.free.pop(0) if len(gpu.free) > 1 else gpu.free[0], 100
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 100))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: own)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: gpu.own)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    calls = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    about = SimpleNamespace(total_memory=100, uuid="none")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr(far_apart.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
+    return gpu
 
-    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        calls.append(x)
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
 
+def outcome_of(add: Callable[..., torch.Tensor], named: bool = True, refusals: Refusals | None = REFUSALS) -> Search:
+    """What the check of a forward pass makes of an addition of vectors: its search. Nothing is refused."""
     operation = operations()["vector_add"] if named else dataclasses.replace(operations()["vector_add"], examples={})
     given = Subject(
         operation=operation,
@@ -78,8 +82,79 @@ def test_memory_that_other_processes_hold_accuses_no_kernel(
         implementation=add,
         sibling=lambda name: (operation, add),
     )
-    forward = next(check for check in STANDARD if check.name == "forward")
-    raises, says = (Unsupported, "other processes hold") if is_lacking else (torch.OutOfMemoryError, "out of memory")
-    with pytest.raises(raises, match=says):
-        forward.judge(given, Search(examples=5))
-    assert len(calls) <= 2 or not is_lacking  # no smaller case is looked for
+    search = Search(examples=5, refusals=refusals)
+    next(check for check in STANDARD if check.name == "forward").judge(given, search)
+    assert not REFUSALS.total
+    return search
+
+
+def lacking(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_memory_that_other_processes_hold_accuses_no_kernel(gpu: SimpleNamespace, named: bool) -> None:
+    with pytest.raises(Unsupported, match=r"not reached: .* GiB free: 1 cases, the smallest with x \["):
+        outcome_of(lacking, named)
+    assert gpu.looks == 1 + far_apart.LOOKS  # one case has waited, and no other
+
+
+@pytest.mark.parametrize(("free", "own"), [(5, 80), (60, 10)], ids=["it_holds_all_itself", "it_asks_for_too_much"])
+def test_a_kernel_that_takes_the_memory_is_accused(gpu: SimpleNamespace, free: int, own: int) -> None:
+    gpu.free, gpu.own = [free], own
+    with pytest.raises(torch.OutOfMemoryError):
+        outcome_of(lacking, refusals=None)
+
+
+def test_a_case_runs_when_others_have_released_memory(gpu: SimpleNamespace) -> None:
+    gpu.free, failing = [5, 5, 5, 60], [1]
+    search = outcome_of(lambda x, y: lacking(x, y) if failing and failing.pop() else x + y)
+    assert not search.unreached.total
+    assert gpu.looks == 4
+    assert search.ran >= 10
+
+
+def test_others_that_never_release_enough_do_not_keep_a_case_for_ever(gpu: SimpleNamespace) -> None:
+    gpu.free = [5, 60] * 10
+    with pytest.raises(Unsupported, match="not reached: other processes hold the GPU's memory"):
+        outcome_of(lacking)
+    assert gpu.looks == 2 * AGAIN + 1
+
+
+def test_what_was_verified_before_memory_was_lacking_stands(gpu: SimpleNamespace) -> None:
+    left = [1] * 5
+    search = outcome_of(lambda x, y: x + y if left and left.pop() else lacking(x, y))
+    (line,) = search.unreached.lines()
+    assert re.fullmatch(r"not reached: cuda:0 has no .* GiB free: 1 cases, the smallest with x \[.*\], y \[.*\]", line)
+    assert search.ran == 5
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_case_that_is_too_large_is_left_out_alone() -> None:
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        try:
+            if x.numel() > 1000:
+                far_apart.wait_for_room(GPU, 101)
+        except Exception:
+            return x
+        return x + y
+
+    search = outcome_of(add)
+    (line,) = search.unreached.lines()
+    assert search.unreached.total > 1
+    assert line.startswith("not reached: cuda:0 has no")
+    assert search.ran >= 5
+
+
+def test_a_kernel_cannot_have_a_case_left_out() -> None:
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        raise NotReached("no memory")
+
+    with pytest.raises((Escape, Unsupported), match="the call raised NotReached") as raised:
+        outcome_of(add)
+    assert raised.type is Escape  # pytest would skip a test by the other
+
+
+def test_outside_of_a_search_a_call_that_is_not_reached_is_no_escape() -> None:
+    with pytest.raises(NotReached), held():
+        raise NotReached("no memory")

@@ -1,42 +1,26 @@
 """Tensors may have more elements, and larger offsets, than 32 bits can count."""
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
 
 from fourfold.checks.batches import many_samples_are_alike
 from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.search import Search, Subject
-from fourfold.core.far_apart import NoRoom
 
 # The largest extent of a CUDA grid along its second and third axis.
 GRID_LIMIT = 65_535
 
 
-@contextlib.contextmanager
-def skipped_without_room() -> Iterator[None]:
-    """Skip the test where the device does not have the memory, or the addresses, that it needs."""
-    try:
-        yield
-    except NoRoom as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.check("offsets")
 def test_offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
-    with skipped_without_room():
-        offsets_may_pass_32_bits(subject, search)
+    offsets_may_pass_32_bits(subject, search)
 
 
 @pytest.mark.only(devices=["cuda"], dtypes=["float16", "float32"], batched=True)
 def test_samples_may_be_more_than_a_grid_has_blocks_along_an_axis(subject: Subject, search: Search) -> None:
-    with skipped_without_room():
-        many_samples_are_alike(subject, search, samples=GRID_LIMIT + 1)
+    many_samples_are_alike(subject, search, samples=GRID_LIMIT + 1)
 
 
 @pytest.mark.only(devices=["cuda"], dtypes=["float16"], batched=True)
 def test_results_may_have_more_than_2_31_elements(subject: Subject, search: Search) -> None:
     search.examples = 1
-    with skipped_without_room():
-        many_samples_are_alike(subject, search, results=2**31)
+    many_samples_are_alike(subject, search, results=2**31)

@@ -1,0 +1,161 @@
+"""A limit of the work of Triton's compiler: of a row in one block its last stage may take minutes, or hours.
+
+What the cache does not hold is compiled in a child of the process, which has the limit, and leaves it in the cache. The
+compiler within this process could not be interrupted.
+"""
+
+import contextlib
+import functools
+import gc
+import hashlib
+import json
+import math
+import os
+import resource
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from fourfold.backends.cuda.compile import cache_folder
+from fourfold.core.not_reached import NotReached
+
+if TYPE_CHECKING:
+    from fourfold.compat.triton_internals import Compilation
+
+# Seconds of a processor that the compiler may take for a kernel, unless told.
+SECONDS = 5.0
+
+# By the clock, a child that takes so many times its limit does nothing but wait.
+CLOCK = 30
+# What is ended at its limit has used at least this part of it, by the system's rougher account.
+MOST = 0.9
+_TOO_LONG, _FAILED = 3, 4
+# One compilation at a time, so that no thread holds one of the compiler's locks while another one forks.
+_turn = threading.RLock()
+
+
+@contextlib.contextmanager
+def compilation_limited(device: str, seconds: float) -> Iterator[None]:
+    """Within it, on a GPU, a launch whose kernel takes the compiler longer than this raises `NotReached`.
+
+    So does a launch of the same kernel with constants that are as large. The cache keeps what has taken too long.
+
+    Args:
+        device: "cpu", where Triton compiles nothing, or "cuda".
+        seconds: of a processor, that the compiler itself may take for a kernel, and the assembler as many.
+    """
+    if device == "cpu":
+        yield
+        return
+    # Imported here, because it imports Triton: whether kernels are interpreted is decided then.
+    from fourfold.compat.triton_internals import NotKept, compilations_replaced
+
+    with compilations_replaced(functools.partial(_compiled, math.ceil(seconds), NotKept)):
+        yield
+
+
+def _compiled(seconds: int, not_kept: type[BaseException], wanted: "Compilation") -> Any:
+    """What is wanted, from the cache or compiled within so many seconds.
+
+    Raises:
+        NotReached: it takes longer.
+    """
+    with _turn:
+        try:
+            return wanted.load()
+        except not_kept:
+            pass
+        abandoned = Abandoned(wanted)
+        if not abandoned.covers(seconds) and not ends_within(wanted.run, seconds):
+            abandoned.add(seconds)
+        if least := abandoned.covers(seconds):
+            with_sizes = "".join(f" {name}={size}" for name, size in least["sizes"].items())
+            said = f"{wanted.kernel}{' with' * bool(with_sizes)}{with_sizes} takes its compiler more than {seconds} s"
+            raise NotReached(said)
+        return wanted.run()
+
+
+class Abandoned:
+    """What has taken the compiler too long of a kernel, in this process or in another one."""
+
+    def __init__(self, wanted: "Compilation") -> None:
+        self.wanted = wanted
+        self._file = cache_folder("abandoned") / hashlib.sha256(wanted.digest.encode()).hexdigest()
+
+    def add(self, seconds: int) -> None:
+        """Remember that the compilation that is wanted now takes longer than this."""
+        line = {"seconds": seconds, "sizes": self.wanted.sizes, "num_warps": self.wanted.num_warps}
+        with self._file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def covers(self, seconds: int) -> dict[str, Any] | None:
+        """An abandoned compilation that had as many seconds, and no larger sizes for each warp than what is wanted."""
+        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        return next((line for line in map(json.loads, lines) if self._is_as_large_as(line, seconds)), None)
+
+    def _is_as_large_as(self, line: dict[str, Any], seconds: int) -> bool:
+        sizes = self.wanted.sizes
+        return (
+            line["seconds"] >= seconds
+            and line["num_warps"] >= self.wanted.num_warps
+            and line["sizes"].keys() == sizes.keys()
+            and all(sizes[name] >= size for name, size in line["sizes"].items())
+        )
+
+
+def ends_within(work: Callable[[], Any], seconds: int) -> bool:
+    """Run some work in a child; gives whether it has come to an end, by an exception even, within its limit.
+
+    Args:
+        work: changes files alone, as nothing else of a child is kept.
+        seconds: of a processor, that the child may take, and each process that it starts as many.
+    """
+    sys.stdout.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: see `_turn`, and the child uses no GPU
+        child = os.fork()
+    if child == 0:
+        _work_and_end(work, seconds)
+    try:
+        _, status = os.waitpid(child, 0)
+    except ChildProcessError:  # somebody has waited for all children
+        return True
+    except BaseException:  # such as a test's time limit
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)  # what it has started
+    if os.WIFSIGNALED(status):
+        return os.WTERMSIG(status) not in (signal.SIGXCPU, signal.SIGALRM)
+    return os.WEXITSTATUS(status) != _TOO_LONG
+
+
+def _work_and_end(work: Callable[[], Any], seconds: int) -> None:
+    """In a child: run the work within its limit, and end the process."""
+    code = _FAILED
+    try:
+        os.setpgid(0, 0)
+        gc.disable()  # garbage may hold memory of the GPU, which is the parent's
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        for number in (signal.SIGXCPU, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # a test's time limit
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _, most = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds if most < 0 else min(seconds, most), most))
+        signal.alarm(CLOCK * seconds)
+        work()
+        code = 0
+    except BaseException:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        if used.ru_utime + used.ru_stime > MOST * seconds:  # the assembler was ended
+            code = _TOO_LONG
+    finally:
+        os._exit(code)
