@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from fourfold.backends.cuda.compile import cache_folder
 from fourfold.core.not_reached import NotReached
+from fourfold.core.refusals import chain
 
 if TYPE_CHECKING:
     from fourfold.compat.triton_internals import Compilation
@@ -30,8 +31,6 @@ SECONDS = 5.0
 
 # By the clock, a child that takes so many times its limit does nothing but wait.
 CLOCK = 30
-# What is ended at its limit has used at least this part of it, by the system's rougher account.
-MOST = 0.9
 _TOO_LONG, _FAILED = 3, 4
 # One compilation at a time, so that no thread holds one of the compiler's locks while another one forks.
 _turn = threading.RLock()
@@ -153,9 +152,9 @@ def _work_and_end(work: Callable[[], Any], seconds: int) -> None:
         signal.alarm(CLOCK * seconds)
         work()
         code = 0
-    except BaseException:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        if used.ru_utime + used.ru_stime > MOST * seconds:  # the assembler was ended
+    except BaseException as error:
+        # The assembler, a process of its own, has the same limit.
+        if any(getattr(cause, "returncode", None) == -signal.SIGXCPU for cause in chain(error)):
             code = _TOO_LONG
     finally:
         os._exit(code)
