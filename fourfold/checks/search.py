@@ -37,6 +37,9 @@ FEW_NAMED = 6
 AFTER_REFUSALS = 5
 # Generated cases that it may refuse for each of them before it is asked no more. Hypothesis would try hundreds.
 REFUSED_TRIES = 10
+# A search of which no case could have failed draws more, up to this many times the cases that were wanted. Of few cases
+# all may be empty by chance, and hardly of many.
+MORE_CASES = 8
 # After a failure, search again with at most this many elements. Hypothesis draws them one by one, so they shrink
 # quickly to small whole numbers.
 FEW_ELEMENTS = 8
@@ -364,8 +367,13 @@ class Search:
                 among(most)
             return
         self._shrunk(among, most)
-        if not self.brief:
-            self.must_have_seen_something(subject, check)
+        if self.brief:
+            return
+        limit = MORE_CASES * examples
+        while examples < limit and not self._refused() and self._unseen(subject):
+            examples *= 2
+            self._shrunk(among, most)
+        self.must_have_seen_something(subject, check)
 
     def _shrunk(self, among: Callable[..., None], most: int) -> None:
         """Search `among` cases of at most so many elements. After a failure search again, for a case that is small."""
@@ -417,9 +425,15 @@ class Search:
         """
         if self.refusals is not None and self.refusals.total and not self.substantial:
             raise Refused(self.refusals)
-        seen = f"{subject}: {check} ran {self.ran} examples, and"
+        if unseen := self._unseen(subject):
+            kind = Failure if self.substantial else Vacuous
+            raise kind(f"{subject}: {check} ran {self.ran} examples, and {unseen}")
+
+    def _unseen(self, subject: Subject) -> str:
+        """What a search must have seen to verify anything and has not, in words; empty if there is nothing."""
         if not self.substantial:
-            raise Vacuous(f"{seen} none of them could have failed: no bound says anything")
+            return "none of them could have failed: no bound says anything"
         examples = subject.operation.examples.values()
         if self.largest <= 1 and any(make(subject.dtype).grad_output.size > 1 for make in examples):
-            raise Failure(f"{seen} no result had more than one element, as those of {subject.operation.name} may")
+            return f"no result had more than one element, as those of {subject.operation.name} may"
+        return ""
