@@ -25,6 +25,10 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "heights_equal_to_eps": example(
         [[[0, 0, 1, 0.25], [0, 0, 0.25, 0.25]]], [[[1, 0.5, 3, 0.75], [0.125, 0, 0.25, 0.125]]], eps=0.25
     ),
+    # Around 0, where the centres have fewer digits to lose than the differences of the corners.
+    "one_centre_near_zero": example(
+        [[[-1.1398697, -2.2312558, 1.1235247, 2.2389002]]], [[[-0.019489482, -0.018528586, 0.0031444621, 0.026172975]]]
+    ),
     "far_from_zero": example([[[200, 300, 220, 310]]], [[[202, 296, 226, 308]]]),
 }
 

@@ -42,6 +42,9 @@ AFTER_REFUSALS = 5
 REFUSED_TRIES = 10
 # How often a case is run again, after others have left it some of a GPU's memory.
 AGAIN = 3
+# A search of which no case could have failed draws more, up to this many times the cases that were wanted. Of few cases
+# all may be empty by chance, and hardly of many.
+MORE_CASES = 8
 # After a failure, search again with at most this many elements. Hypothesis draws them one by one, so they shrink
 # quickly to small whole numbers.
 FEW_ELEMENTS = 8
@@ -393,6 +396,10 @@ class Search:
         with contextlib.suppress(NotReached):  # which is counted, and lasts
             first()
             self._shrunk(among, most)
+            limit = MORE_CASES * examples
+            while not self.brief and examples < limit and not self._passed_over() and self._unseen(subject):
+                examples *= 2
+                self._shrunk(among, most)
         if not self.brief:
             self.must_have_seen_something(subject, check)
 
@@ -453,9 +460,15 @@ class Search:
             raise Refused(self.refusals)
         if self.unreached.total and not self.substantial:
             raise Unsupported("; ".join(self.unreached.lines()))
-        seen = f"{subject}: {check} ran {self.ran} examples, and"
+        if unseen := self._unseen(subject):
+            kind = Failure if self.substantial else Vacuous
+            raise kind(f"{subject}: {check} ran {self.ran} examples, and {unseen}")
+
+    def _unseen(self, subject: Subject) -> str:
+        """What a search must have seen to verify anything and has not, in words; empty if there is nothing."""
         if not self.substantial:
-            raise Vacuous(f"{seen} none of them could have failed: no bound says anything")
+            return "none of them could have failed: no bound says anything"
         examples = subject.operation.examples.values()
         if self.largest <= 1 and any(make(subject.dtype).grad_output.size > 1 for make in examples):
-            raise Failure(f"{seen} no result had more than one element, as those of {subject.operation.name} may")
+            return f"no result had more than one element, as those of {subject.operation.name} may"
+        return ""

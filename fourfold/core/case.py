@@ -55,6 +55,12 @@ class Case:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # NumPy turns an array without axes into a scalar in most of its functions: arithmetic, flip, an index.
+        inputs = {name: np.asarray(array) for name, array in self.inputs.items()}
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "grad_output", np.asarray(self.grad_output))
+
     def __getitem__(self, name: str) -> np.ndarray:
         return self.inputs[name]
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -764,6 +765,12 @@ def histories(made: DefinedOperation, implementation: Callable[..., Any]) -> Sea
     search = Search(examples=32)
     history_does_not_matter(subject(made, implementation), search)
     return search
+
+
+def test_other_numbers_of_an_index_without_axes_are_a_tensor_too() -> None:
+    case = Case({"ids": np.array(1), "table": np.ones((3, 2), np.float32)}, np.ones(2, np.float32))
+    one = replace(embedding, cases=lambda dtype, elements: st.just(case), examples={})
+    assert histories(one, embedding.definition).substantial
 
 
 def test_other_calls_have_numbers_that_are_declared() -> None:

@@ -1,5 +1,6 @@
 """The harness rejects a specification that accepts impostors, and a search that checked no element."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -100,6 +101,15 @@ def test_a_search_among_empty_cases_is_no_verification() -> None:
     given = subject(SOFTMAX, examples={}, cases=drawn(lambda n: empty))
     with pytest.raises(Failure, match="none of them could have failed"):
         forward_agrees(given, Search(examples=5))
+
+
+def test_a_search_whose_first_cases_are_all_empty_draws_more() -> None:
+    empty, full = (Case({"x": array}, array) for array in (np.zeros((0, 3), np.float32), np.ones((2, 3), np.float32)))
+    draws, search = itertools.count(), Search(examples=3)
+    cases = drawn(lambda n: empty if next(draws) < 5 else full)
+    forward_agrees(subject(SOFTMAX, examples={}, cases=cases), search)
+    assert search.substantial
+    assert search.ran < 5 + 2 * search.examples
 
 
 def test_a_search_among_single_numbers_is_no_verification_where_there_may_be_more() -> None:
