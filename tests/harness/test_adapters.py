@@ -173,7 +173,11 @@ def test_batch_normalization_takes_the_statistics_of_the_batch(tmp_path: Path, t
 def test_a_solution_is_not_called_under_autocast_unless_it_claims_so(tmp_path: Path) -> None:
     """The weights of a model are no inputs, so what autocast's rounding of them costs is in no bound."""
     problem, solution = tmp_path / "problem.py", tmp_path / "solution.py"
-    text = PROBLEM.replace("torch.relu(self.linear(x)).sum(dim=1, keepdim=True)", "self.linear(x)")
+    # x times 4 (1 + 2^-10) - 4, and times 0 where the weights are rounded: it shows for every x but 0.
+    text = PROBLEM.replace("torch.relu(self.linear(x)).sum(dim=1, keepdim=True)", "x * self.linear(torch.ones_like(x))")
+    text = text.replace("(dim, out)", "(dim, 1).requires_grad_(False)").replace(
+        "\n    def forward", "        self.linear.weight[:], self.linear.bias[:] = 1 + 2**-10, -4\n\n    def forward"
+    )
     problem.write_text(text.replace("4096, 16384", "2, 4"))
     solution.write_text(problem.read_text().replace("Model(", "ModelNew("))
     verdict = fourfold.verify_kernelbench(problem, solution, **QUICK)
