@@ -1,8 +1,10 @@
 """The command ``fourfold``: a thin skin over pytest and the modules of this package."""
 
 import argparse
+import functools
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 
 import fourfold
 from fourfold.running import sanitize
+from fourfold.running.processes import Stop, become, die_with, kill_descendants
 
 # A kernel of a .cu file, with its launch or without.
 LAUNCHED = re.compile(r"\.cuh?:")
@@ -48,7 +51,7 @@ def pytest_command(*arguments: str) -> list[str]:
 
 def verify(arguments: Sequence[str]) -> int:
     """``fourfold verify FILE:FUNCTION --as OPERATION [PYTEST OPTION ...]``; gives pytest's exit code."""
-    return subprocess.run(command_of_verify(arguments)).returncode
+    return become(command_of_verify(arguments))
 
 
 def command_of_verify(arguments: Sequence[str]) -> list[str]:
@@ -98,7 +101,7 @@ def launched(parser: argparse.ArgumentParser, given: argparse.Namespace) -> str:
 
 def mutate(arguments: Sequence[str]) -> int:
     """``fourfold mutate ...``: see `fourfold.mutation`."""
-    return subprocess.run([sys.executable, "-m", "fourfold.mutation", *arguments]).returncode
+    return become([sys.executable, "-m", "fourfold.mutation", *arguments])
 
 
 def grade(arguments: Sequence[str]) -> int:
@@ -128,7 +131,10 @@ class Verification:
         self.function, self._verdict = function, folder / f"{function}.json"
         options = ["--dtype", "float32", "--verdict", str(self._verdict), "-q", "-p", "no:cacheprovider", "--tb=no"]
         command = pytest_command("--candidate", f"softmax={example()}:{function}", *options)
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        die = functools.partial(die_with, os.getpid())
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die
+        )
 
     def result(self) -> dict[str, Any]:
         """The verdict, when the run has ended.
@@ -158,6 +164,17 @@ def table_of(printed: str) -> str:
 
 def tour() -> int:
     """Verify both kernels of the example; gives 0 where the right one is accepted and the wrong one rejected."""
+    with Stop() as stop:
+        try:
+            return guided()
+        except KeyboardInterrupt:
+            kill_descendants()
+            print("fourfold tour: interrupted", file=sys.stderr)
+            return stop.status
+
+
+def guided() -> int:
+    """Print the tour; gives its exit code."""
     print(f"Two Triton kernels for softmax, in {example()}, are put through every check in float32.", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: Verification(name, Path(folder)) for name in ("softmax", "softmax_without_maximum")}

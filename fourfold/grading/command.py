@@ -14,6 +14,7 @@ from fourfold.grading.driver import chosen, grade, of_file
 from fourfold.grading.pool import NoWorkers
 from fourfold.grading.progress import Watched
 from fourfold.grading.results import Graded, InUse
+from fourfold.running.processes import Stop
 from fourfold.running.verification import EXAMPLES
 
 DESCRIPTION = "judge many candidates, each in a process of its own"
@@ -44,11 +45,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def command(arguments: Sequence[str]) -> int:
-    """``fourfold grade ...``; gives 0 if every candidate has a verdict, 2 for bad arguments, 130 if interrupted."""
+    """``fourfold grade ...``; gives 0 if every candidate has a verdict, 2 for bad arguments, 130 after Ctrl-C."""
     options = parser()
     given = options.parse_args(arguments)
     if not given.candidates.is_file():
         options.error(f"{given.candidates} is no file")
+    with Stop() as stop:
+        return grade_file(given, stop)
+
+
+def grade_file(given: argparse.Namespace, stop: Stop) -> int:
+    """Grade by the options; gives the exit code."""
     console = Console(stderr=True, highlight=False)
     graded: list[Graded] = []
     watched: Watched | None = None
@@ -79,7 +86,7 @@ def command(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         kept = f"; the same command goes on: {given.out} has what is judged" if given.out else ""
         print(f"fourfold grade: interrupted{kept}", file=sys.stderr)
-        return 130
+        return stop.status
     finally:
         if watched is not None and watched.counts:
             watched.tell()

@@ -6,7 +6,6 @@ import queue
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ import pynvml
 from fourfold.running import messages
 from fourfold.running.candidate_session import search_path
 from fourfold.running.exit_codes import spelled
+from fourfold.running.processes import command_of
 
 # Seconds for a worker to import everything, and to answer once a candidate's own time is over.
 STARTING_SECONDS, ANSWERING_SECONDS = 300.0, 120.0
@@ -81,15 +81,7 @@ class LocalWorker:
             more[_DEVICES] = gpu
         with other:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-W",
-                    "ignore",
-                    "-m",
-                    "fourfold.grading.worker",
-                    *map(str, (other.fileno(), device, self.folder)),
-                ],
+                command_of("fourfold.grading.worker", other.fileno(), device, self.folder),
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **more},

@@ -1,8 +1,8 @@
 """A worker: a process that has everything imported, and is forked for each candidate.
 
-`python -m fourfold.grading.worker DESCRIPTOR DEVICE FOLDER` answers the driver, one candidate at a time. The fork
-judges. The worker itself imports no candidate: it watches time, memory, processes and disk, ends what goes too far, and
-removes what is left behind. So no candidate finds anything of the one before.
+It answers the driver, one candidate at a time. The fork judges. The worker itself imports no candidate: it watches
+time, memory, processes and disk, ends what goes too far, and removes what is left behind. So no candidate finds
+anything of the one before.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ from fourfold.checks.catalogue import operations
 from fourfold.grading.candidates import Candidate
 from fourfold.grading.judging import Settings, failed, judge
 from fourfold.running import candidate_session, messages
-from fourfold.running.candidate_process import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 from fourfold.running.exit_codes import spelled
 from fourfold.running.findings import CRASHED, TIMED_OUT
 from fourfold.running.messages import printable
+from fourfold.running.processes import adopt_orphans, descendants, die_with
 
 # Seconds between two looks at what a candidate takes.
 BETWEEN_LOOKS = 0.25
@@ -165,7 +165,7 @@ class Worker:
         code = 1
         try:
             os.setsid()
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with(self.own)
             self.connection.close()
             resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_DISK, MOST_DISK))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -233,7 +233,7 @@ class Worker:
     def _too_much(self, begun: Judge, candidate: Candidate, trusted: bool) -> str | None:
         """What the candidate takes too much of, or None."""
         judging = {begun.process, candidate_session.first_process_number()}
-        others = [child for child in _running(self.own) if child.pid not in judging]
+        others = [child for child in descendants(self.own) if child.pid not in judging]
         if len(others) > MOST_PROCESSES:
             return f"crashed: it has started {len(others)} processes, and may have {MOST_PROCESSES}"
         taken = sum(map(_bytes_of, others))
@@ -271,7 +271,7 @@ class Worker:
         if first is not None and not candidate_session.first_process_of_parent().alive:
             candidate_session.end_all()
             first = None
-        while left := [child for child in _running(self.own) if child.pid != first]:
+        while left := [child for child in descendants(self.own) if child.pid != first]:
             for child in left:
                 with contextlib.suppress(psutil.Error):
                     child.kill()
@@ -317,16 +317,6 @@ def _exit_code(process: int, seconds: float) -> int | None:
     return None
 
 
-def _running(process: int) -> list[psutil.Process]:
-    """Each process that a process has started, and theirs, but for those that have ended."""
-    found = []
-    for child in psutil.Process(process).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
-    return found
-
-
 def _bytes_of(process: psutil.Process) -> int:
     """The memory of a process; what it shares with others counts in part."""
     with contextlib.suppress(psutil.Error):
@@ -349,11 +339,11 @@ def _printed(folder: Path) -> str:
     return ""
 
 
-def main(descriptor: int, device: str, folder: str) -> None:
+def main(descriptor: str, device: str, folder: str) -> None:
     """Work until the driver closes the connection. The folder is the worker's own, for temporary files."""
     tempfile.tempdir = os.environ["TMPDIR"] = folder
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a candidate leaves behind becomes a child of this process
-    connection = messages.Connection(socket.socket(fileno=descriptor))
+    adopt_orphans()  # what a candidate leaves behind becomes a child of this process
+    connection = messages.Connection(socket.socket(fileno=int(descriptor)))
     try:
         worker = Worker(connection)
         ready: dict[str, Any] = {"where": f"{socket.gethostname()} {os.getpid()}"}
@@ -364,7 +354,3 @@ def main(descriptor: int, device: str, folder: str) -> None:
     finally:
         candidate_session.end_all()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:4])

@@ -8,6 +8,7 @@ The exit status is 1 if a mutant survives that `tests/known_wrong/equivalent_mut
 
 import argparse
 import collections
+import contextlib
 import json
 import multiprocessing
 import os
@@ -16,7 +17,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -32,6 +34,7 @@ from fourfold.mutation.mutant import Mutant
 from fourfold.mutation.sources import MAKERS, mutants_of_files, reached, sources
 from fourfold.mutation.trial import Outcome, Trials, Unmutated
 from fourfold.running.cells import CANDIDATE, Candidate
+from fourfold.running.processes import Stop, begin_child, kill_descendants
 
 DTYPE_ORDER = ("float32", "float16", "float64", "bfloat16")
 
@@ -97,27 +100,42 @@ _trials: Trials
 _unmutated: Unmutated
 
 
-def _try(numbered: tuple[int, Mutant]) -> tuple[int, Outcome]:
+def _try(number: int, mutant: Mutant) -> tuple[int, Outcome]:
     # Each worker has its own copy of the kernels.
     _trials.directory = _trials.directory.parent / f"worker_{os.getpid()}"
-    number, mutant = numbered
     return number, _trials.outcome(mutant, _unmutated)
 
 
-def tried(trials: Trials, unmutated: Unmutated, mutants: list[Mutant], jobs: int) -> Iterator[tuple[int, Outcome]]:
+def tried(
+    trials: Trials, unmutated: Unmutated, mutants: list[Mutant], jobs: int
+) -> Generator[tuple[int, Outcome], None, None]:
     """Try the mutants in parallel. Yield the index and the outcome of each as soon as it is known."""
     global _trials, _unmutated
     _trials, _unmutated = trials, unmutated
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_try, enumerate(mutants))
+    forked = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, forked, initializer=begin_child, initargs=(os.getpid(),)) as workers:
+        try:
+            for future in as_completed([workers.submit(_try, *numbered) for numbered in enumerate(mutants)]):
+                yield future.result()
+        except BaseException:
+            kill_descendants()  # the workers would go on with what they have
+            raise
 
 
 def main(given: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
     options = arguments(given)
+    with Stop() as stop:
+        try:
+            return run(options)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return stop.status
+
+
+def run(options: argparse.Namespace) -> int:
+    """Try the mutants that the command line selects. Return the exit status."""
     candidate = Candidate.parse(options.candidate, operations()) if options.candidate else None
-    operation = candidate.operation if candidate else options.op
-    backend = CANDIDATE if candidate else options.backend
     every, texts = mutants_of(options, candidate)
     mutants = chosen(options, every)
     if options.list:
@@ -126,6 +144,8 @@ def main(given: list[str] | None = None) -> int:
         print(f"{len(mutants)} mutants")
         return 0
     torch.set_num_threads(1)
+    operation = candidate.operation if candidate else options.op
+    backend = CANDIDATE if candidate else options.backend
     started = time.perf_counter()
     dtypes = [name for name in DTYPE_ORDER if options.dtype is None or name in options.dtype]
     with tempfile.TemporaryDirectory(prefix="fourfold-mutation-") as directory:
@@ -135,26 +155,51 @@ def main(given: list[str] | None = None) -> int:
         print(f"{operation} {backend}: {len(mutants)} of {len(every)} mutants; as they are the kernels pass", end=" ")
         print(f"{len(trials.steps)} checks in {sum(unmutated.seconds):.0f} s", flush=True)
         outcomes: dict[int, Outcome] = {}
-        for number, outcome in tried(trials, unmutated, mutants, options.jobs):
-            outcomes[number] = outcome
-            mutant = mutants[number]
-            if outcome.status == "survived":
-                print(f"survived: {mutant.file}:{mutant.line}: {mutant.operator}: {mutant.code}", flush=True)
-                print(f"    {mutant.before}  ->  {mutant.after}   ({outcome.seconds} s)", flush=True)
-            if options.report and (len(outcomes) % 20 == 0 or len(outcomes) == len(mutants)):
+
+        def report() -> None:
+            if options.report:
                 write_report(options, operation, backend, trials, unmutated, mutants, outcomes, texts, started)
-    entries = known.read(options.known) if options.known.exists() else []
-    statuses = {mutants[number].identity: outcome.status for number, outcome in outcomes.items()}
-    # The list covers all operations: an entry may name a function that this operation does not use.
-    of_files = mutants_of_files(texts, "triton" if candidate else options.backend)
-    listed, problems = known.classified(entries, of_files, statuses)
-    unknown = summarise(mutants, outcomes, listed, time.perf_counter() - started)
-    for problem in problems:
-        print(problem)
-    return int(bool(unknown or problems))
+
+        try:
+            with contextlib.closing(tried(trials, unmutated, mutants, options.jobs)) as results:
+                for number, outcome in results:
+                    outcomes[number] = outcome
+                    if outcome.status == "survived":
+                        print_survivor(mutants[number], outcome)
+                    if len(outcomes) % 20 == 0:
+                        report()
+        finally:  # of an interrupted run, too
+            report()
+            problems = summarise(options, mutants, outcomes, texts, time.perf_counter() - started)
+    return int(problems)
+
+
+def print_survivor(mutant: Mutant, outcome: Outcome) -> None:
+    """Print a mutant that no check has rejected."""
+    print(f"survived: {mutant.file}:{mutant.line}: {mutant.operator}: {mutant.code}", flush=True)
+    print(f"    {mutant.before}  ->  {mutant.after}   ({outcome.seconds} s)", flush=True)
 
 
 def summarise(
+    options: argparse.Namespace,
+    mutants: list[Mutant],
+    outcomes: dict[int, Outcome],
+    texts: dict[str, str],
+    seconds: float,
+) -> bool:
+    """Print the counts of the outcomes. Return whether a survivor is not listed, or the list is wrong."""
+    entries = known.read(options.known) if options.known.exists() else []
+    statuses = {mutants[number].identity: outcome.status for number, outcome in outcomes.items()}
+    # The list covers all operations: an entry may name a function that this operation does not use.
+    of_files = mutants_of_files(texts, "triton" if options.candidate else options.backend)
+    listed, problems = known.classified(entries, of_files, statuses)
+    unknown = print_counts(mutants, outcomes, listed, seconds)
+    for problem in problems:
+        print(problem)
+    return bool(unknown or problems)
+
+
+def print_counts(
     mutants: list[Mutant], outcomes: dict[int, Outcome], listed: dict[tuple, known.Known], seconds: float
 ) -> int:
     """Print the counts of the outcomes, and return the number of survivors that are not listed."""

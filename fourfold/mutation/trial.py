@@ -44,6 +44,7 @@ from fourfold.core.dtypes import DTYPES
 from fourfold.core.operation import reference, reference_gradients
 from fourfold.mutation.mutant import Mutant
 from fourfold.running.cells import Candidate, Cell, Selection
+from fourfold.running.processes import begin_child
 
 # A step hangs if it takes this many times as long as with the unmutated kernels, plus a grace time.
 TIMES_AS_LONG = 10.0
@@ -77,13 +78,19 @@ class Kernels(NamedTuple):
         importlib.import_module(self.package.rpartition(".")[0]).__path__.insert(0, str(folder))
 
 
+@dataclasses.dataclass(kw_only=True)
 class Given(Search):
-    """A search over cases that were drawn in advance."""
+    """A search over cases that were drawn in advance.
 
-    def __init__(self, cases: Mapping[str, Case], wanted: Callable[[str], bool]) -> None:
-        # Keep no results: each check must really run, so that the trace sees the lines.
-        super().__init__(examples=len(cases), keeps=False)
-        self.given, self.wanted = cases, wanted
+    Attributes:
+        given: the cases, by name.
+        wanted: whether to run a case.
+    """
+
+    given: Mapping[str, Case]
+    wanted: Callable[[str], bool]
+    # Keep no results: each check must really run, so that the trace sees the lines.
+    keeps: bool = False
 
     def cases(
         self,
@@ -388,7 +395,7 @@ class Trials:
             assert say is not None
             say(step=step, case=name, lines={file: sorted(found) for file, found in lines.items()})
 
-        given = Given(this.cases, wanted)
+        given = Given(examples=len(this.cases), given=this.cases, wanted=wanted)
         if say is not None and self.backend != "cuda":
             given.cases = functools.partial(_each, this.cases, traced)  # type: ignore[method-assign]
         with force:
@@ -426,10 +433,12 @@ class Trials:
         place = self._prepare(mutant)
         read, write = os.pipe()
         sys.stdout.flush()
+        own = os.getpid()
         child = os.fork()
         if child == 0:
             try:
                 os.close(read)
+                begin_child(own)
                 os.setsid()  # a process group of its own, so that killing it also ends g++
                 with os.fdopen(write, "w") as pipe:
                     _child(pipe, body, self.kernels, place, self._candidate_of(mutant))

@@ -16,6 +16,7 @@ from fourfold.running.cells import CANDIDATE, Cell
 from fourfold.running.executed import Executed
 from fourfold.running.identity import Identity
 from fourfold.running.shortcomings import Coverage, listed, shortcomings
+from fourfold.running.table import Matrix
 from fourfold.running.verdict import SEARCH, Entries, skip_reason
 
 # Among what a report carries: that its cell as a whole cannot run here.
@@ -30,12 +31,13 @@ class Account:
 
     Attributes:
         coverage: what was verified of each cell.
+        matrix: the table.
         changed: what candidates have changed of the program that judges them, and what they have forged.
         executed: which of the implementations' lines have run.
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config, self.entries = config, Entries()
+        self.config, self.entries, self.matrix = config, Entries(), Matrix()
         self.coverage: dict[Cell, Coverage] = {}
         self.changed: list[str] = []
         self.executed = Executed()
@@ -57,6 +59,7 @@ class Account:
         if identity is None or (report.when != "call" and report.passed):
             return None
         self.entries.add(identity, report)
+        self.matrix.add(identity.cell, report)
         coverage = self.coverage.setdefault(identity.cell, Coverage())
         if report.skipped:
             coverage.unsupported.append(skip_reason(report))

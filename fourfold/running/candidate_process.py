@@ -6,7 +6,6 @@ judge reads.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import functools
 import importlib
@@ -40,42 +39,35 @@ from fourfold.running import messages, models, modules
 from fourfold.running.calling import CannotBeCalled, as_operation
 from fourfold.running.frames import own_frames, words
 from fourfold.running.messages import Connection
+from fourfold.running.processes import adopt_orphans, children, die_with
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # Of an exception: how many of those that it was raised from, frames and characters are told.
 MOST_CAUSES, MOST_FRAMES, MOST_WORDS = 8, 50, 20_000
 # The largest file that a candidate can write.
 MOST_FILE_BYTES = 1 << 32
 
 
-def prctl(option: int, value: int) -> None:
-    """Set a property of this process."""
-    ctypes.CDLL(None).prctl(option, value)
-
-
 # ---- the first process, which is forked
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: str) -> None:
     """Answer the judge until it closes the connection."""
-    parent = os.getppid()
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a candidate leaves behind becomes a child of this process
+    adopt_orphans()  # what a candidate leaves behind becomes a child of this process
     if os.environ.get("TRITON_INTERPRET") == "1":
         importlib.import_module("fourfold.backends.triton.interpreter").install()
         # A kernel is not to see by the variable that it is interpreted.
         importlib.import_module("triton").knobs.runtime.interpret = True
         del os.environ["TRITON_INTERPRET"]
-    control = Connection(socket.socket(fileno=descriptor))
+    control = Connection(socket.socket(fileno=int(descriptor)))
     running: set[int] = set()
     with contextlib.suppress(messages.Ended):
         while True:
             text, _, files = control.receive()
             if text["do"] == "start":
+                own = os.getpid()
                 process = os.fork()
                 if process == 0:
+                    die_with(own)
                     control.close()
                     become_candidate(files[0], Path(text["folder"]), text["most_bytes"])
                 running.add(process)
@@ -113,18 +105,10 @@ def end(process: int, seconds: float, running: set[int]) -> int | None:
     return code
 
 
-def children() -> set[int]:
-    """The processes that this one has to wait for."""
-    with contextlib.suppress(OSError):  # of a kernel that does not tell
-        return set(map(int, Path("/proc/thread-self/children").read_text().split()))
-    return set()
-
-
 def become_candidate(descriptor: int, folder: Path, most_bytes: int) -> None:
     """Run a candidate in this process, which has just been forked, until the judge closes the connection."""
     os.setsid()
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    prctl(PR_SET_CHILD_SUBREAPER, 0)
+    adopt_orphans(False)
     with contextlib.suppress(OSError):  # where memory runs out, this process is ended before the judge
         Path("/proc/self/oom_score_adj").write_text("1000")
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))

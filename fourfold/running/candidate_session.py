@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
@@ -26,6 +25,7 @@ from fourfold.running import messages
 from fourfold.running.exit_codes import spelled
 from fourfold.running.findings import CRASHED, TIMED_OUT
 from fourfold.running.messages import Connection, Malformed, printable
+from fourfold.running.processes import command_of
 
 # Seconds for the first process, which imports torch, and to answer.
 STARTING_SECONDS = 120.0
@@ -33,7 +33,6 @@ STARTING_SECONDS = 120.0
 SECONDS_TO_END = 2.0
 # Of what a process has printed before it died.
 SHOWN_CHARACTERS = 2000
-_MAIN = "import sys; from fourfold.running.candidate_process import main; main(int(sys.argv[1]))"
 
 
 class Unanswered(Exception):
@@ -74,7 +73,7 @@ class FirstProcess:
         self.words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         with other:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", "-c", _MAIN, str(other.fileno())],
+                command_of("fourfold.running.candidate_process", other.fileno()),
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self.words,

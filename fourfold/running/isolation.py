@@ -6,8 +6,8 @@ cannot interrupt any more is ended, with its process, some time after its time l
 """
 
 import contextlib
-import ctypes
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Generator, Iterable
@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from fourfold.compat import pytest_internals, xdist_internals
+from fourfold.running import processes
 from fourfold.running.account import Account, conclude
 from fourfold.running.black_box import SILENT, BlackBox, Found, new_folder
 from fourfold.running.executed import Executed
@@ -45,7 +46,6 @@ CHANGED = "fourfold_changed"
 # And which of the implementations' lines have run in it.
 EXECUTED = "fourfold_executed"
 WORKERS = "fourfold-workers"
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclass
@@ -199,10 +199,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Watch over the workers of pytest-xdist, or over this process."""
     if xdist_internals.is_controller(config):
         config.pluginmanager.register(Workers(config), WORKERS)
+        stopped = contextlib.ExitStack()
+        stopped.enter_context(processes.Stop())
+        config.add_cleanup(stopped.close)
         if config.getoption("candidate"):
             adopt_orphans()
         return
     if xdist_internals.is_worker(config):
+        processes.die_with(os.getppid())
         task = Task(BlackBox(Path(xdist_internals.inputs(config)[_KEY])))
     else:
         task = config.stash.get(TASK, None) or Task(BlackBox(new_folder()))
@@ -264,23 +268,23 @@ def try_import(config: pytest.Config) -> None:
     said = box.folder / "said"
     sys.stdout.flush()
     sys.stderr.flush()
-    process = os.fork()
-    if process == 0:
-        code = 0
-        try:
-            said.write_text(said_on_import(config, box))
-        except KeyboardInterrupt:
-            code = int(pytest.ExitCode.INTERRUPTED)
-        except Exception:  # of something else, which the run itself comes upon
-            said.write_text("")
-        finally:
-            os._exit(code)
-    code, found = wait_for(process), box.found()
+    with processes.Stop(relays=True) as stop:
+        if stop.fork() == 0:
+            code = 0
+            try:
+                said.write_text(said_on_import(config, box))
+            except KeyboardInterrupt:
+                code = int(pytest.ExitCode.INTERRUPTED)
+            except Exception:  # of something else, which the run itself comes upon
+                said.write_text("")
+            finally:
+                os._exit(code)
+        code, found = stop.wait(), box.found()
+    if stop.signal is not None or code == pytest.ExitCode.INTERRUPTED:
+        raise SystemExit(int(pytest.ExitCode.INTERRUPTED))
     if said.exists():
         if text := said.read_text():
             raise pytest.UsageError(text)
-    elif code == pytest.ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
     elif found.importing:
         cause = spelled(code) if found.cause == SILENT else found.cause
         raise pytest.UsageError(died_of_import(replace(found, cause=cause)))
@@ -336,18 +340,28 @@ def died_of_import(found: Found) -> str:
 
 def supervise(config: pytest.Config) -> int:
     """Fork children, each of which runs what the former have not, until one comes to the end. Gives its exit code."""
-    told: list[dict[str, Any]] = []
     if config.getoption("candidate"):
         adopt_orphans()
+    with processes.Stop(relays=True) as stop:
+        return ended_children(config, stop)
+
+
+def ended_children(config: pytest.Config, stop: processes.Stop) -> int:
+    """The exit code of a run by children, of which each takes up what the one before has not run."""
+    told: list[dict[str, Any]] = []
     false = 0
     while True:
-        code, entries, found, unknown = told_by_child(config, told)
+        code, entries, found, unknown = told_by_child(config, told, stop)
         false += unknown
         end = next((entry for entry in entries if not entry["nodeid"] and entry.get("ended")), None)
         if end is not None:
+            if stop.signal is not None:  # which may have killed the process after this
+                code = int(pytest.ExitCode.INTERRUPTED if end["status"] is None else end["status"])
             return concluded(config, [*told, *entries], false, code, end)
         ended = {entry["nodeid"] for entry in entries if entry.get("ended")}
         running = [entry["nodeid"] for entry in entries if entry["nodeid"] not in {*ended, ""}]
+        if stop.signal is not None:
+            return killed(config, [*told, *entries], false, stop.signal, running[-1] if running else "")
         if not running:
             return ended_outside_of_tests(config, [*told, *entries], code, found)
         report = pytest.TestReport(running[-1], ("", None, ""), {}, "failed", "", "call")
@@ -357,16 +371,17 @@ def supervise(config: pytest.Config) -> int:
         print(f"\n{report.nodeid}: the process {found.cause.partition(chr(10))[0]}. Another takes over.")
 
 
-def told_by_child(config: pytest.Config, told: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]], Found, int]:
+def told_by_child(
+    config: pytest.Config, told: list[dict[str, Any]], stop: processes.Stop
+) -> tuple[int, list[dict[str, Any]], Found, int]:
     """Fork a child that runs tests; gives its exit code, what it has told, what it has left, and how much is false."""
     folder, pipe = new_folder(), Pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    process = os.fork()
-    if process == 0:
+    if stop.fork() == 0:
         run_as_child(config, Task(BlackBox(folder), told, pipe.for_child()))
     pipe.listen()
-    code = wait_for(process)
+    code = stop.wait()
     if config.getoption("candidate"):
         end_orphans()
     entries, found = pipe.entries(), BlackBox(folder).found()
@@ -384,6 +399,24 @@ def concluded(config: pytest.Config, entries: list[dict[str, Any]], false: int, 
     for line in lacking:
         print(f"not passed: {line.removeprefix('not passed: ')}")
     return written(config, account, code, entries)
+
+
+def killed(config: pytest.Config, entries: list[dict[str, Any]], false: int, number: int, test: str) -> int:
+    """The exit code of a run that was stopped, and whose process had to be killed; prints the table.
+
+    Args:
+        config: of the process that has started it.
+        entries: what was told.
+        false: how much more was not the run's own.
+        number: the signal.
+        test: that was running; "" if none was.
+    """
+    interrupted = int(pytest.ExitCode.INTERRUPTED)
+    _, account, _ = conclude(config, entries, false, interrupted, {"status": interrupted})
+    print(f"\n{signal.Signals(number).name} has ended the run" + (f" in {test}" if test else ""))
+    if account.matrix.tallies:
+        print(" verified ".center(shutil.get_terminal_size().columns, "="), *account.matrix.lines(), sep="\n")
+    return written(config, account, interrupted, entries)
 
 
 def written(config: pytest.Config, account: Account, code: int, entries: list[dict[str, Any]]) -> int:
@@ -416,14 +449,13 @@ _own_children: set[int] = set()
 
 def adopt_orphans() -> None:
     """From here on, what a candidate leaves running becomes a child of this process when its own has ended."""
-    _own_children.update(children())
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _own_children.update(processes.children())
+    processes.adopt_orphans()
 
 
 def end_orphans() -> None:
     """End the children of this process but for its own: what a candidate has left running could write into files."""
-    for process in (left := children() - _own_children):
+    for process in (left := processes.children() - _own_children):
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
@@ -437,18 +469,8 @@ def end_orphans_of(config: pytest.Config) -> None:
         end_orphans()
 
 
-def children() -> set[int]:
-    """The processes that are children of this one; none where the system does not tell."""
-    with contextlib.suppress(OSError):
-        tasks = Path("/proc/self/task").iterdir()
-        return {int(number) for task in tasks for number in (task / "children").read_text().split()}
-    return set()
-
-
 def run_as_child(config: pytest.Config, task: Task) -> None:
     """Run the tests and leave, past whoever called pytest."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     config.stash[TASK] = task
     config.option.no_header |= bool(task.told)
     try:
@@ -458,20 +480,6 @@ def run_as_child(config: pytest.Config, task: Task) -> None:
             print(f"ERROR: {message}", file=sys.stderr)
         code = pytest.ExitCode.USAGE_ERROR
     raise SystemExit(int(code))
-
-
-def wait_for(process: int) -> int:
-    """A process's exit code; the negative number of the signal that it died of. Ctrl-C is the child's to answer."""
-    handlers: dict[int, Any] = {
-        signal.SIGINT: signal.SIG_IGN,
-        signal.SIGTERM: lambda *_: os.kill(process, signal.SIGTERM),
-    }
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def describe(config: pytest.Config, report: pytest.TestReport, found: Found) -> None:

@@ -24,7 +24,6 @@ from fourfold.checks.search import SHARED_ELEMENTS, Search, Subject, Unsupported
 from fourfold.checks.standard import ALL, PLAIN, Check, named, outputs_for
 from fourfold.compat import xdist_internals
 from fourfold.core.case import Case
-from fourfold.core.claims import STORAGE
 from fourfold.core.executed import recorder
 from fourfold.core.not_reached import NotReached
 from fourfold.core.operation import Law, Operation
@@ -45,7 +44,7 @@ from fourfold.running.shortcomings import listed
 from fourfold.running.table import Matrix
 from fourfold.running.threads import LeftBehind
 from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
-from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, refer, skip_reason, tell
+from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, refer, tell
 from fourfold.running.watch import WATCH, Watch
 from fourfold.running.wrong_cells import WrongCells
 
@@ -170,7 +169,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(record, "fourfold-record")
     if not xdist_internals.is_worker(config):
         config.pluginmanager.register(ProgressReporter(config), "fourfold-progress")
-    config.stash[TABLE] = record.matrix
+    config.stash[TABLE] = record.account.matrix
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
@@ -502,7 +501,7 @@ class Record:
     """Tallies the reports, of this process or of the workers, and closes the run with the table."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config, self.matrix, self.account = config, Matrix(), Account(config)
+        self.config, self.account = config, Account(config)
         self.causes: dict[str, str] = {}  # of failures, and the test that had each first
         self.shortcomings: list[str] = []
         self.passed = False
@@ -538,28 +537,6 @@ class Record:
             return
         if not self.is_worker:
             self._shorten(report)
-        tally = self.matrix.of(identity.cell)
-        if report.skipped:
-            reason = skip_reason(report)
-            tally.skipped[reason] = tally.skipped.get(reason, 0) + 1
-        else:
-            tally.failed += report.failed
-            tally.passed += report.passed
-        for name, seen in report.user_properties if report.when == "call" else ():
-            if name == FAILURE:
-                tally.kinds.add(seen["kind"])
-            if name == SEARCH:
-                tally.worst = max(tally.worst, seen["worst"])
-                tally.examples += seen["examples"]
-                tally.seconds += seen["seconds"]
-                tally.refusals.update(seen["refusals"])
-                tally.warnings += [said for said in seen["warnings"] if said not in tally.warnings]
-                tally.remarks += [said for said in seen["unreached"] if said not in tally.remarks]
-                if identity.cell.backend == CANDIDATE:
-                    tally.remarks += [said for said in seen["remarks"] if said not in tally.remarks]
-                tally.storage |= seen["grade"] == STORAGE
-                if identity.cell.backend == CANDIDATE:
-                    tally.constants = tally.constants or seen["constants"]
 
     def _shorten(self, report: Any) -> None:
         """Show a cause once: what else fails by it refers to the first."""
@@ -598,9 +575,9 @@ class Record:
         """Print the table."""
         if self.is_worker:
             return
-        if self.matrix.tallies:
+        if self.account.matrix.tallies:
             terminalreporter.section("verified", sep="=")
-            for line in self.matrix.lines():
+            for line in self.account.matrix.lines():
                 terminalreporter.line(line)
         if self.passed and is_of_all_checks(self.config):
             for line in self.account.executed.lines(self.config.getoption("executed")):

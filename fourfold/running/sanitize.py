@@ -8,12 +8,13 @@ import dataclasses
 import json
 import os
 import runpy
-import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from fourfold.running.processes import become
 
 DESCRIPTION = (
     "Run a Python script with Triton kernels on the CPU, though it was written for a GPU. Report every load and store"
@@ -47,13 +48,13 @@ def capability(text: str) -> tuple[int, int]:
 
 
 def command(arguments: Sequence[str]) -> int:
-    """The command in this process; gives the exit code: 0 without an error, 1 with one, 2 for wrong arguments."""
+    """The command, in place of this process: 0 without an error, 1 with one, 2 for wrong arguments."""
     given = parser().parse_args(arguments)
     if not given.module and not Path(given.script).is_file():
         print(f"fourfold sanitize: SCRIPT: there is no file {given.script}", file=sys.stderr)
         return 2
     run = [sys.executable, "-m", "fourfold.running.sanitize", *arguments]
-    return subprocess.run(run, env={**os.environ, **ENVIRONMENT}).returncode
+    return become(run, **ENVIRONMENT)
 
 
 def say(text: Any) -> None:

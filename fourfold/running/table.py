@@ -1,13 +1,16 @@
 """The table that closes a run: what each cell came to, and why some were not run."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fourfold.backends import BACKENDS
+from fourfold.core.claims import STORAGE
 from fourfold.core.dtypes import DTYPES
 from fourfold.running.cells import CANDIDATE, Cell
 from fourfold.running.findings import CRASHED, IMPRECISE, TAMPERED, TIMED_OUT, UNDECIDED
+from fourfold.running.verdict import FAILURE, SEARCH, skip_reason
 
 # What is said of failures that are no wrong results.
 KINDS = {
@@ -44,6 +47,19 @@ class Tally:
     storage: bool = False
     # The constants of the source of a candidate that sizes come from, in a line.
     constants: str = ""
+
+    def searched(self, seen: Mapping[str, Any], of_candidate: bool) -> None:
+        """Count what the search of a check has seen."""
+        self.worst = max(self.worst, seen["worst"])
+        self.examples += seen["examples"]
+        self.seconds += seen["seconds"]
+        self.refusals.update(seen["refusals"])
+        self.warnings += [said for said in seen["warnings"] if said not in self.warnings]
+        self.remarks += [said for said in seen["unreached"] if said not in self.remarks]
+        self.storage |= seen["grade"] == STORAGE
+        if of_candidate:
+            self.remarks += [said for said in seen["remarks"] if said not in self.remarks]
+            self.constants = self.constants or seen["constants"]
 
     def show(self, footnote: "Footnotes") -> str:
         """Worst error over bound, examples and seconds; or how many checks failed; or a footnote."""
@@ -85,9 +101,20 @@ class Matrix:
     def __init__(self) -> None:
         self.tallies: dict[Cell, Tally] = {}
 
-    def of(self, cell: Cell) -> Tally:
-        """The tally of a cell."""
-        return self.tallies.setdefault(cell, Tally())
+    def add(self, cell: Cell, report: Any) -> None:
+        """Count what a test of a cell came to."""
+        tally = self.tallies.setdefault(cell, Tally())
+        if report.skipped:
+            reason = skip_reason(report)
+            tally.skipped[reason] = tally.skipped.get(reason, 0) + 1
+        else:
+            tally.failed += report.failed
+            tally.passed += report.passed
+        for name, seen in report.user_properties if report.when == "call" else ():
+            if name == FAILURE:
+                tally.kinds.add(seen["kind"])
+            if name == SEARCH:
+                tally.searched(seen, cell.backend == CANDIDATE)
 
     def lines(self) -> Iterator[str]:
         """The table, fit for a terminal of 80 columns, operations one below the other."""

@@ -1,6 +1,7 @@
 """Each mutant has one small mistake, and its trial tells killed, survived, invalid and not reached apart."""
 
 import ast
+import dataclasses
 import json
 import os
 import pathlib
@@ -502,8 +503,13 @@ def test_a_case_that_a_check_has_no_use_for_is_left_out() -> None:
         need(case.grad_output.any())
         seen.extend(case.grad_output)
 
-    trial.Given(cases, lambda name: True).cases(None, "forward", body)
+    trial.Given(examples=len(cases), given=cases, wanted=lambda name: True).cases(None, "forward", body)
     assert seen == [1.0]
+
+
+def test_a_check_that_is_repeated_by_wider_bounds_has_the_same_cases() -> None:
+    given = trial.Given(examples=1, given={"none": Case({}, np.zeros(1))}, wanted=lambda name: True)
+    assert dataclasses.replace(given, keeps=False).given is given.given
 
 
 @pytest.mark.parametrize("backend", sampled(["triton", "cuda"], "triton"))
