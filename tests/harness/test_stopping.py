@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP end every process of a run, and keep what it has finished; SIGKILL ends every process."""
 
 import json
+import contextlib
 import os
 import select
 import shlex
@@ -168,7 +169,10 @@ class Run:
     def stop(self, *signals: int) -> subprocess.CompletedProcess[str]:
         """Send the signals to the process that was started; gives what it came to once all processes have ended."""
         family = self.processes()
-        handles = [os.pidfd_open(process.pid) for process in family]
+        handles = []
+        for process in family:
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                handles.append(os.pidfd_open(process.pid))
         started = time.monotonic()
         try:
             for number in signals:
