@@ -49,10 +49,9 @@ MORE_CASES = 8
 # quickly to small whole numbers.
 FEW_ELEMENTS = 8
 SEED = secrets.randbits(32)  # one for this process
-# Cases that other checks, backends and laws use again: what the oracle says of them is computed once. A run that judges
-# somebody else's code in its own process shares nothing.
-SHARED_ELEMENTS = 2_000_000
-shared = RecentCases(0)
+# Cases of this library's own implementations, which other checks and backends use again: what the oracle says of them is
+# computed once.
+shared = RecentCases(2_000_000)
 # What the output is called among the results of a call.
 OUTPUT = "output"
 # How the reasons begin for which a check says nothing of an implementation, and need not.
@@ -219,6 +218,9 @@ class Search:
     keeps: bool = True
     # Without a seed cases are random, and a failure is tried first by the next run.
     seed: int | None = field(default_factory=lambda: 0 if hypothesis.settings().derandomize else None)
+    shares: bool = (
+        False  # whether equal cases are `shared`; a kernel that changes what it is given must not reach others
+    )
     note: Callable[[Case], None] = lambda case: None  # called with each case before it runs
     worst: float = 0.0
     ran: int = 0
@@ -316,7 +318,7 @@ class Search:
             NotReached: no other case would be reached either.
         """
         try:
-            _run_with_room(body, shared.same(case))
+            _run_with_room(body, shared.same(case) if self.shares else case)
         except Unsuitable:
             return False
         except NotReached as error:

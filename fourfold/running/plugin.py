@@ -20,7 +20,7 @@ from fourfold.backends.triton import compilation
 from fourfold.backends.tuning import Configuration
 from fourfold.checks.escapes import hear_ctrl_c, held
 from fourfold.checks.outputs import of_output, together
-from fourfold.checks.search import SHARED_ELEMENTS, Search, Subject, Unsupported, shared
+from fourfold.checks.search import Search, Subject, Unsupported
 from fourfold.checks.standard import ALL, PLAIN, Check, named, outputs_for
 from fourfold.compat import xdist_internals
 from fourfold.core.case import Case
@@ -154,7 +154,6 @@ def pytest_configure(config: pytest.Config) -> None:
         xdist_internals.hand_out_one_by_one(config)
     record = Record(config)
     runs_tests = not xdist_internals.is_controller(config)
-    shared.elements = 0 if config.getoption("candidate") else SHARED_ELEMENTS
     if config.getoption("candidate") and runs_tests and not config.getoption("untrusted"):
         config.stash[WATCH] = Watch(config, config.stash[SELECTION].operations)
     watches_lines = config.getoption("candidate") or config.getoption("executed")
@@ -419,8 +418,10 @@ def subject(
 def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Callable[[Case], None]) -> Search:
     """How hard a check looks, and what it saw."""
     identity, check = Identity.of_item(request.node), check_of(request.node)
-    most = examples(pytestconfig, own=identity is not None and identity.cell.backend != CANDIDATE)
+    own = identity is not None and identity.cell.backend != CANDIDATE
+    most = examples(pytestconfig, own)
     made = Search(
+        shares=own,
         examples=min(most, check.examples) if check and check.examples else most,
         blob=pytestconfig.getoption("reproduce"),
         note=note,

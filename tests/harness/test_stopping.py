@@ -1,7 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP end every process of a run, and keep what it has finished; SIGKILL ends every process."""
 
-import json
 import contextlib
+import json
 import os
 import select
 import shlex
