@@ -49,8 +49,7 @@ MORE_CASES = 8
 # quickly to small whole numbers.
 FEW_ELEMENTS = 8
 SEED = secrets.randbits(32)  # one for this process
-# Cases of this library's own implementations, which other checks and backends use again: what the oracle says of them is
-# computed once.
+# Cases of this library's own implementations, which other checks and backends use again: the oracle is asked once.
 shared = RecentCases(2_000_000)
 # What the output is called among the results of a call.
 OUTPUT = "output"
