@@ -217,9 +217,8 @@ class Search:
     keeps: bool = True
     # Without a seed cases are random, and a failure is tried first by the next run.
     seed: int | None = field(default_factory=lambda: 0 if hypothesis.settings().derandomize else None)
-    shares: bool = (
-        False  # whether equal cases are `shared`; a kernel that changes what it is given must not reach others
-    )
+    # Whether equal cases are `shared`: a kernel that changes what it is given must not reach others.
+    shares: bool = False
     note: Callable[[Case], None] = lambda case: None  # called with each case before it runs
     worst: float = 0.0
     ran: int = 0

@@ -278,20 +278,19 @@ def looked_at(cells: list[Cell], check: Check, nightly: bool) -> list[Cell]:
         return cells
     if not check.all_nightly:
         return [cell for cell in cells if cell.dtype in check.dtypes]
-    of_these = {(cell.operation, cell.backend) for cell in cells if cell.dtype in check.dtypes}
-    return [cell for cell in cells if cell.dtype in check.dtypes or (cell.operation, cell.backend) not in of_these]
+    return of_dtypes(cells, check.dtypes)
+
+
+def of_dtypes(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
+    """The cells of some dtypes, and all of an operation and backend that has none of these."""
+    those = {(cell.operation, cell.backend) for cell in cells if cell.dtype in dtypes}
+    return [cell for cell in cells if cell.dtype in dtypes or (cell.operation, cell.backend) not in those]
 
 
 def thinned(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
-    """The cells of candidates, and of this library's implementations those of some dtypes, where any is among them."""
-    if not dtypes:
-        return cells
-    those = {(cell.operation, cell.backend) for cell in cells if cell.dtype in dtypes}
-    return [
-        cell
-        for cell in cells
-        if cell.backend == CANDIDATE or cell.dtype in dtypes or (cell.operation, cell.backend) not in those
-    ]
+    """The cells of candidates, and those `of_dtypes` of this library's implementations; all where no dtype is named."""
+    kept = set(of_dtypes(cells, dtypes)) if dtypes else set(cells)
+    return [cell for cell in cells if cell.backend == CANDIDATE or cell in kept]
 
 
 def computes(cell: Cell, config: pytest.Config) -> bool:
