@@ -124,7 +124,9 @@ def become(given: int, output: int, errors: int) -> None:
         os.dup2(file_number, standard)
         os.close(file_number)
     faulthandler.register(SAY_WHERE, file=2)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
+    # A shell lets what it runs in the background ignore the first of these, and nohup the second.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(request["cwd"])
     inherited = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     own = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
