@@ -128,6 +128,10 @@ DEFINITIONS: dict[str, Definition] = {
 # its closed form, in which less cancels.
 FACTORS = {"layer_norm": 60.0, "giou": 4.0, "matmul": 8.0}
 
+# In rare cases all results have wider bounds: 1% of matmul's results, 1.5% of layer_norm's, and none of the others'. Of
+# 16 cases these are too many by chance.
+EXAMPLES = {"layer_norm": 100, "matmul": 100}
+
 
 def both(name: str, case: Case, dtype: DType) -> list[tuple[Bounded, Bounded]]:
     """The oracle's output and gradients, and those of the definition in torch."""
@@ -148,7 +152,9 @@ def both(name: str, case: Case, dtype: DType) -> list[tuple[Bounded, Bounded]]:
 def test_a_definition_has_the_values_and_bounds_of_the_numpy_oracle(name: str, dtype: str) -> None:
     compared, results_seen, outliers = 0, 0, 0
 
-    @hypothesis.settings(max_examples=16, deadline=None, database=None, phases=[hypothesis.Phase.generate])
+    @hypothesis.settings(
+        max_examples=EXAMPLES.get(name, 16), deadline=None, database=None, phases=[hypothesis.Phase.generate]
+    )
     @hypothesis.seed(3)
     @hypothesis.given(st.data())
     def agree(data: st.DataObject) -> None:
