@@ -308,7 +308,9 @@ def the_identity_gives_a_with_its_scales(evaluate: Evaluate, case: Case, dtype: 
     finite = np.isfinite(a.value).all(axis=1, keepdims=True) & np.isfinite(case["scale_a"]).all(axis=1, keepdims=True)
     with np.errstate(over="ignore", invalid="ignore"):
         sizes = abs(of_rows.value * of_columns.value)
-    usual = (sizes < LARGEST_SCALE) & ((sizes > LEAST_SCALE) | (sizes == 0)) & np.logical_not(_is_extreme(case["scale_a"]))
+    usual = (
+        (sizes < LARGEST_SCALE) & ((sizes > LEAST_SCALE) | (sizes == 0)) & np.logical_not(_is_extreme(case["scale_a"]))
+    )
     columns_finite = np.isfinite(scale_b).all(axis=1)[column][None]
     yield equal_where(finite & usual & columns_finite, output, expected)
 
