@@ -51,6 +51,8 @@ from fourfold.core.operation import Operation
 FORWARD = "forward"
 # Most checks depend little on the dtype: a plain run makes them of this library's own implementations in this one.
 PLAIN = ("float32",)
+# Results and gradients are compared in a type of 16 bits too. Gradcheck sees what is particular to float64.
+COMPARED = ("float16", "float32")
 # Between the name of a check and that of an output, where there are several.
 OF = " of output "
 # In place of an output's name: all of them in a row.
@@ -114,9 +116,9 @@ class Check:
             raise Unsupported("no case that was drawn is of use to this check") from error
 
 
-BACKWARD = Check(name="backward", run=backward.backward_agrees, plain=(), gradients=True)
+BACKWARD = Check(name="backward", run=backward.backward_agrees, plain=COMPARED, gradients=True)
 STANDARD = (
-    Check(name=FORWARD, run=forward.forward_agrees, plain=()),
+    Check(name=FORWARD, run=forward.forward_agrees, plain=COMPARED),
     BACKWARD,
     # The gradients that are asked for decide which work is left out, in the same way for every dtype.
     Check(

@@ -46,7 +46,7 @@ from fourfold.running.threads import LeftBehind
 from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
 from fourfold.running.verdict import DEVICE, FAILURE, SEARCH, SELECTION, refer, tell
 from fourfold.running.watch import WATCH, Watch
-from fourfold.running.wrong_cells import WrongCells
+from fourfold.running.wrong_cells import BRIEFLY, NOT_MADE, WrongCells
 
 # Of a GPU's memory: a context, compiled kernels, and what a test holds.
 WORKER_BYTES = 3 << 30
@@ -57,7 +57,6 @@ KERNELS = ("triton", "cuda")
 TABLE = pytest.StashKey[Matrix]()
 # The cells of candidates that are known to be wrong.
 WRONG = pytest.StashKey[WrongCells]()
-LOOKED_AT_BRIEFLY = "looked at briefly, by a few small cases: it is wrong already"
 # The packages whose warnings are errors in CI.
 OWN = ("fourfold", "tests", "conftest")
 # How warnings begin that nothing can be kept in a folder that the user must not write to: pytest's, of the seconds
@@ -129,7 +128,7 @@ def pytest_configure(config: pytest.Config) -> None:
     only = "only(backends=, dtypes=, devices=, kernels=, batched=, whole=, plain=): the cells that a test is about"
     full = "full: a test that the profiles full and nightly run, and the default profile leaves out"
     check = "check(name): the check that a test makes, whose dtypes, devices and number of examples it takes"
-    decisive = "decisive: a candidate that has failed here is known to be wrong, and looked at briefly by other checks"
+    decisive = "decisive: a candidate that has failed here is known to be wrong, and other checks are brief"
     for marker in (only, check, decisive, full):
         config.addinivalue_line("markers", marker)
     if os.environ.get("CI"):
@@ -455,6 +454,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     try:
         if identity is None:
             return (yield)
+        if pyfuncitem.config.stash[DEVICE] == "cuda" and identity.cell in pyfuncitem.config.stash[WRONG]:
+            raise Unsupported(NOT_MADE)
         with random_state_kept(), held(pytest.skip.Exception, pytest.exit.Exception):
             result = yield
     except (Unsupported, NotReached) as reason:
@@ -493,7 +494,7 @@ def pytest_runtest_makereport(
         if identity.cell.backend == CANDIDATE and item.get_closest_marker("decisive"):
             item.config.stash[WRONG].add(identity.cell)
     if report.passed and call.when == "call" and search is not None and search.brief:
-        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, LOOKED_AT_BRIEFLY)
+        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, BRIEFLY)
     return report
 
 

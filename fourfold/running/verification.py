@@ -57,6 +57,7 @@ from fourfold.running.shortcomings import listed
 from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
 from fourfold.running.verdict import counterexample, kind_of
 from fourfold.running.watch import Watched
+from fourfold.running.wrong_cells import BRIEFLY, NOT_MADE
 from fourfold.strategies import defaults
 from fourfold.strategies.constants import Constants, constants_in, constants_of
 from fourfold.strategies.large_cases import LargeCases
@@ -69,7 +70,6 @@ OUTSIDE = 12
 # Options of a suite that are no limits of its searches.
 GIVEN = ("claims", "device", "refusals", "strict_errors", "compile_seconds")
 ACCEPT = "Claims(gradients=False) accepts a forward pass alone"
-BRIEFLY = "looked at briefly, by a few small cases: it is wrong already"
 
 
 def verify(
@@ -205,6 +205,9 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
             of = dtype, output
             if of in refused:
                 outcomes.append(replace(refused[of], check=check.name, refusals={}, seconds=0.0))
+                continue
+            if of in wrong and trial.device == "cuda":
+                outcomes.append(Outcome(check=check.name, dtype=dtype, outcome=UNSUPPORTED, reason=NOT_MADE))
                 continue
             plan.told(check.name, dtype)
             own = replace(search, brief=plan.brief or of in wrong)

@@ -1,8 +1,15 @@
-"""The cells of candidates that are known to be wrong: what one worker has found out is for all of them."""
+"""The cells of candidates that are known to be wrong: what one worker finds out is for all of them.
+
+Other checks of such a cell look at a few small cases. On a GPU, where Triton would compile for each of them, they are
+not made.
+"""
 
 from pathlib import Path
 
 from fourfold.running.cells import Cell
+
+BRIEFLY = "looked at briefly, by a few small cases: it is wrong already"
+NOT_MADE = "not made: it is wrong already"
 
 
 class WrongCells:

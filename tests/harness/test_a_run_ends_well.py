@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import warm
+from samples import sampled
 
 from fourfold.checks.escapes import Escape, held
 from fourfold.checks.search import FORWARD_ONLY
@@ -83,7 +84,7 @@ def test_tests_with_names_like_those_of_cells_are_not_taken_for_cells(tmp_path: 
     assert "= verified =" not in ended.output
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["without_workers", "a_worker"])
+@pytest.mark.parametrize("workers", sampled([[], ["-n", "1"]], []), ids=["without_workers", "a_worker"])
 def test_checks_are_told_by_their_operation_and_claim(workers: list[str], tmp_path: Path) -> None:
     tests = [OPERATIONS / "test_laws.py", FORWARD]
     selected = ["--op", "vector_add", "--backend", "torch", *QUICK, *workers]
@@ -145,6 +146,7 @@ def test_failures_of_one_cause_are_shown_once_and_repeated_from_the_same_folder(
     assert again.verdict["counts"] == {"passed": 0, "failed": 1, "unsupported": 0}
 
 
+@pytest.mark.full
 def test_repeating_from_within_the_clone_names_the_test_from_there(tmp_path: Path) -> None:
     wrong = written(tmp_path / "wrong.py", "def add(x, y):\n    return x - y\n")
     candidate = f"vector_add={wrong}:add"
@@ -169,6 +171,7 @@ def test_candidates_import_what_is_in_their_own_folder(tmp_path: Path, monkeypat
 # ---- runs that lack something
 
 
+@pytest.mark.full
 def test_candidate_without_gradients_is_told_what_it_lacks(tmp_path: Path) -> None:
     add = written(tmp_path / "add.py", "def add(x, y):\n    return (x + y).detach()\n")
     tests = [FORWARD, OPERATIONS / "test_backward.py", "--candidate", f"vector_add={add}:add", *QUICK]
@@ -306,6 +309,7 @@ def test_page_is_made_without_the_part_that_is_damaged(tmp_path: Path) -> None:
 INSTALLED = "[pytest11]\nfourfold.running.rootdir = fourfold.running.rootdir\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variable", [False, True], ids=["arguments", "PYTEST_ADDOPTS"])
 def test_command_works_again_when_its_files_are_there_in_a_suite_that_loads_the_plugin(
     variable: bool, project: Path
@@ -328,6 +332,7 @@ def test_command_works_again_when_its_files_are_there_in_a_suite_that_loads_the_
     assert "warning" not in ended.output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["without_workers", "a_worker"])
 def test_command_works_again_when_its_files_are_there_with_the_plugin_as_an_option(
     workers: list[str], project: Path
@@ -379,6 +384,7 @@ def test_plugin_of_every_run_imports_next_to_nothing() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ci", ["", "1"], ids=["plain", "ci"])
 def test_folder_that_must_not_be_written_to_is_no_failure_and_no_noise(ci: str, tmp_path: Path) -> None:
     written(tmp_path / ".hypothesis", "")
@@ -474,7 +480,9 @@ def test_errors_and_time_limits_stay_what_they_are(raised: type[BaseException]) 
     assert type(caught.value) is raised
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "0"], ["-n", "1"]], ids=["child", "one_process", "a_worker"])
+@pytest.mark.parametrize(
+    "workers", sampled([[], ["-n", "0"], ["-n", "1"]], []), ids=["child", "one_process", "a_worker"]
+)
 def test_threads_that_are_left_behind_do_not_keep_the_run(workers: list[str], tmp_path: Path) -> None:
     ends = written(tmp_path / "ends.py", ENDS)
     candidate = f"--candidate=vector_add={ends}:leaves_a_thread"

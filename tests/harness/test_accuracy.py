@@ -187,6 +187,7 @@ def test_indices_have_no_rounding_errors(tmp_path: Path) -> None:
     assert all(row.errors["candidate"].largest == 0 for row in found.rows())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_a_normalized_single_column_has_no_gradient_on_a_gpu_either(

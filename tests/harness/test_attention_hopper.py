@@ -57,6 +57,7 @@ def test_the_kernel_is_right_in_bfloat16_too(configuration: Configuration) -> No
     agrees(configuration, "bfloat16", heads=(2, 1), columns=configuration.options["columns"])
 
 
+@pytest.mark.full
 @emulated
 @pytest.mark.parametrize("heads_at_once", [1, 2])
 def test_heads_may_take_turns(heads_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:

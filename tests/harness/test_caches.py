@@ -58,6 +58,7 @@ def test_kernel_of_the_emulation_that_is_damaged_is_compiled_anew(damage: str, k
     assert len(again.path.read_bytes()) == len(whole)
 
 
+@pytest.mark.full
 @on_cpu
 def test_runtime_of_the_emulation_that_is_damaged_is_compiled_anew(kernel: Path) -> None:
     build.build(kernel, "fill", [], checked=False)

@@ -240,6 +240,7 @@ def test_default_that_gives_another_result_is_named_with_both_values(wrong: Call
     assert f"with eps left out: its default is {own}, the definition's is 1e-06: output" in str(verdict)
 
 
+@pytest.mark.full
 def test_default_that_no_case_tells_apart_is_a_warning() -> None:
     def nearly(x: Tensor, eps: float = 1e-6 * (1 + 2**-40), scale: float = 1.0) -> Tensor:
         return rms(x, eps, scale)

@@ -93,10 +93,11 @@ def test_tests_of_one_operation_and_dtype_are_neighbours() -> None:
         env=os.environ,
     )
     keys = re.findall(r"\[(\w+)-\w+-(\w+)\]", done.stdout)
-    assert len(set(keys)) == 8
+    assert len(set(keys)) == 4  # of giou and softmax in two dtypes
     assert [key for key, _ in itertools.groupby(keys)] == list(dict.fromkeys(keys))
 
 
+@pytest.mark.full
 def test_the_default_profile_draws_the_same_cases_in_every_run_and_leaves_marked_tests_out(tmp_path: Path) -> None:
     tests, drawn = tmp_path / "test_drawn.py", tmp_path / "drawn.txt"
     tests.write_text(DRAWS)

@@ -18,8 +18,8 @@ from fourfold.checks.search import Failure, Search
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES
 from fourfold.running.cells import Candidate, Selection, SelectionError
-from fourfold.running.plugin import LOOKED_AT_BRIEFLY
 from fourfold.running.verdict import counterexample
+from fourfold.running.wrong_cells import BRIEFLY, NOT_MADE
 
 ROOT = Path(__file__).parents[2]
 CANDIDATES = Path(__file__).parent / "candidates"
@@ -58,6 +58,7 @@ def by_cell(verdict: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 # ---- Triton kernels that import nothing of this project
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["add", "add_without_mask_on_its_loads"])
 def test_verdict_on_a_triton_candidate_does_not_depend_on_what_else_is_loaded(
     name: str, tmp_path: Path, device: str
@@ -79,9 +80,10 @@ def test_a_candidate_with_a_wrong_output_is_looked_at_briefly_by_the_other_check
     first, *others = verdict["checks"]
     assert first["check"].startswith("forward")
     assert first["outcome"] == "failed"
-    assert {check["outcome"] for check in others} == {"failed", "unsupported"}
+    # On a GPU, where each case may cost a compilation, they are not made.
+    assert {check["outcome"] for check in others} == ({"failed", "unsupported"} if device == "cpu" else {"unsupported"})
     briefly = [check for check in others if check["outcome"] == "unsupported"]
-    assert {check["reason"] for check in briefly} == {LOOKED_AT_BRIEFLY}
+    assert {check["reason"] for check in briefly} == {BRIEFLY if device == "cpu" else NOT_MADE}
     looked = [check for check in others if not check["check"].startswith("errors")]
     assert max(check.get("examples", 0) for check in looked) <= 10
 

@@ -70,7 +70,7 @@ def faults(file: str, kernel: str) -> set[int]:
 @pytest.mark.parametrize(
     ("kernel", "options"),
     [
-        ("softmax.cu:softmax_kernel", SOFTMAX),
+        pytest.param("softmax.cu:softmax_kernel", SOFTMAX, marks=pytest.mark.full),
         ("vector_add.cu:vector_add", ADD),
         pytest.param("matmul.cu:matmul_kernel", MATMUL, marks=pytest.mark.full),
     ],
@@ -89,15 +89,21 @@ def test_a_right_kernel_is_accepted_from_a_folder_of_its_own(kernel, options, tm
 @pytest.mark.parametrize(
     ("kernel", "options", "says"),
     [
-        ("softmax.cu:no_maximum", SOFTMAX, r"output\[.*\] is (?:nan|inf|0\.0)"),
+        pytest.param("softmax.cu:no_maximum", SOFTMAX, r"output\[.*\] is (?:nan|inf|0\.0)", marks=pytest.mark.full),
         ("softmax.cu:no_barrier", SOFTMAX, r"Race: no_barrier \(softmax\.cu:(\d+)\), block .*no barrier between"),
-        (
+        pytest.param(
             "softmax.cu:wrong_index",
             SOFTMAX,
             r"OutOfBounds: wrong_index \(softmax\.cu:(\d+)\), block .*argument 0 \(x\)",
+            marks=pytest.mark.full,
         ),
         ("vector_add.cu:no_bounds", ADD, r"OutOfBounds: no_bounds \(vector_add\.cu:(\d+)\), block .*argument 0 \(a\)"),
-        ("matmul.cu:no_barrier", MATMUL, r"Race: no_barrier \(matmul\.cu:(\d+)\), block .*shared array [AB]s"),
+        pytest.param(
+            "matmul.cu:no_barrier",
+            MATMUL,
+            r"Race: no_barrier \(matmul\.cu:(\d+)\), block .*shared array [AB]s",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_wrong_kernel_is_rejected_at_its_line(kernel, options, says, tmp_path):
@@ -115,6 +121,7 @@ def test_a_wrong_kernel_is_rejected_at_its_line(kernel, options, says, tmp_path)
     assert f"{HERE}/{kernel}<<<" in check["repeat"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kernel",
     sampled(["softmax_kernel", "no_maximum", "no_barrier", "wrong_index"], "softmax_kernel", "no_barrier"),
@@ -135,6 +142,7 @@ def test_a_kernel_comes_to_the_same_in_a_process_of_its_own(kernel, tmp_path, mo
     assert {each[2] for each in there} >= {"passed" if kernel == "softmax_kernel" else "failed"}
 
 
+@pytest.mark.full
 def test_a_kernel_of_a_process_of_its_own_is_never_loaded_by_its_judge(tmp_path, monkeypatch):
     source = HERE / "softmax.cu"
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
@@ -147,6 +155,7 @@ def test_a_kernel_of_a_process_of_its_own_is_never_loaded_by_its_judge(tmp_path,
     kernel.end()
 
 
+@pytest.mark.full
 def test_the_command_that_repeats_a_failure_does(tmp_path):
     options = [*ADD, "--dtype", "float32", "-k", "output_agrees"]
     _, verdict = verify(tmp_path, str(HERE / "vector_add.cu:no_bounds"), *options)
@@ -157,6 +166,7 @@ def test_the_command_that_repeats_a_failure_does(tmp_path):
     assert check["message"] in again.stdout
 
 
+@pytest.mark.full
 def test_a_kernel_of_float_is_verified_in_float32_and_says_so_of_other_dtypes(tmp_path):
     done, verdict = verify(tmp_path, str(HERE / "vector_add.cu:vector_add"), *ADD, "-k", "output_agrees")
     assert done.returncode == 0
@@ -168,6 +178,7 @@ def test_a_kernel_of_float_is_verified_in_float32_and_says_so_of_other_dtypes(tm
     assert "nothing was verified" in done.stdout
 
 
+@pytest.mark.full
 def test_a_template_is_verified_in_every_dtype(tmp_path):
     options = [*LAYER_NORM, "--dtype", "float16", "--dtype", "bfloat16", "--dtype", "float32"]
     done, verdict = verify(tmp_path, str(HERE / "layer_norm.cu:layer_norm_kernel"), *options, "-k", "output_agrees")

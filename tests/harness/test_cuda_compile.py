@@ -4,6 +4,7 @@ import pathlib
 import time
 
 import pytest
+from samples import sampled
 
 from fourfold.backends.cuda import compile as cuda_compile
 from fourfold.backends.cuda.compile import (
@@ -26,7 +27,7 @@ NAMES = [
 ]
 
 
-@pytest.fixture(params=ARCHITECTURES)
+@pytest.fixture(params=sampled(ARCHITECTURES, "sm_90a"))
 def arch(request):
     try:
         cuda_compile._nvrtc_version()
@@ -119,6 +120,7 @@ def test_a_kernel_is_compiled_once_until_a_header_changes(tmp_path, monkeypatch)
     assert compiled == [names, names]
 
 
+@pytest.mark.full
 def test_what_was_compiled_for_another_cache_is_described_as_well(tmp_path, monkeypatch):
     # A driver caches what NVRTC compiles, but not the log with the resources. The compiled code contains the time.
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "first"))

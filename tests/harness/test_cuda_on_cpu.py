@@ -617,6 +617,7 @@ def test_a_changed_header_is_compiled_anew(tmp_path):
         assert c.item() == value
 
 
+@pytest.mark.full
 def test_kernels_of_one_file_are_compiled_together_and_once(tmp_path, monkeypatch):
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
     source = tmp_path / "k.cu"
@@ -633,6 +634,7 @@ def test_kernels_of_one_file_are_compiled_together_and_once(tmp_path, monkeypatc
     assert compiled == [["k<0>", "k<1>", "k<2>"]]
 
 
+@pytest.mark.full
 def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path):
     source = tmp_path / "k.cu"
     source.write_text("__global__ void k(float* c) { c[threadIdx.x] = threadIdx.x; }")

@@ -810,6 +810,7 @@ def test_integers_of_an_earlier_call_are_found() -> None:
         histories(picked_rows, with_former_index)
 
 
+@pytest.mark.full
 def test_other_numbers_keep_the_layout_and_the_shape_of_the_output() -> None:
     for name in DECLARED:
         for case in cases_of(name)[:30]:

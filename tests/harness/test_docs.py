@@ -378,6 +378,7 @@ def test_the_tours_record_is_sharp(tmp_path: Path) -> None:
     assert re.search(r"\b2 passed", done.stdout)
 
 
+@pytest.mark.full
 def test_in_this_library_pytest_asks_the_tours_operation_for_what_the_page_says(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     clone.mkdir()

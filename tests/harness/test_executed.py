@@ -366,6 +366,7 @@ def _on_the_cpu(device: str) -> None:
         pytest.skip("needs --device cpu")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("_on_the_cpu")
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -383,6 +384,7 @@ def test_verify_names_what_never_ran(text: str, expected: list[tuple[str, str]],
     assert [each["lines"] for each in json.loads(verdict.json())["never_executed"]] == [lines for lines, _ in expected]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("_on_the_cpu")
 def test_lines_are_seen_in_a_process_of_its_own(tmp_path: Path) -> None:
     verdict = fourfold.verify(f"{written(tmp_path, PLAIN)}:add", "vector_add", device="cpu", seed=1, untrusted=True)
@@ -405,6 +407,7 @@ def test_a_wrong_kernel_is_not_accused_of_lines(tmp_path: Path, device: str) -> 
     assert fourfold.verify(kernel, "vector_add", device=device, seed=1).never_executed is None
 
 
+@pytest.mark.full
 def test_a_kernel_that_ran_before_is_not_accused(tmp_path: Path) -> None:
     written(tmp_path, UNREACHED)
     script = """
@@ -436,6 +439,7 @@ def run(folder: Path, *options: str, kernel: str = "kernels.py:add") -> tuple[st
     return done.stdout, json.loads(verdict.read_text()) if verdict.exists() else {}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("processes", [(), ("--untrusted", "-n2")])
 def test_a_run_names_what_never_ran_in_any_of_its_processes(processes: tuple[str, ...], tmp_path: Path) -> None:
     written(tmp_path, UNREACHED)
@@ -450,6 +454,7 @@ def test_a_run_names_what_never_ran_in_any_of_its_processes(processes: tuple[str
 PART = ("-k", "oracle and float32")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [(), ("--dtype=float32",), ("--examples=3",)])
 def test_a_run_of_a_part_accuses_nobody(options: tuple[str, ...], tmp_path: Path) -> None:
     written(tmp_path, PLAIN)

@@ -246,6 +246,7 @@ def test_nothing_of_a_candidate_is_left(verdicts: Mapping[str, Graded]) -> None:
         assert "86399" not in (each.info["cmdline"] or ())
 
 
+@pytest.mark.full
 def test_no_candidate_meets_another_and_a_lost_worker_costs_only_attempts() -> None:
     leaves = (
         f"{ADD}    import os\n    os.environ['LEFT'] = 'x'\n    torch.LEFT = 1\n    open('left', 'w')\n"
@@ -360,6 +361,7 @@ def workers_of(process: int) -> list[psutil.Process]:
     return []
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
     file, out = write(tmp_path, 5), tmp_path / "results.jsonl"
     first = run(file, "--out", out)
@@ -661,6 +663,7 @@ def test_without_ray_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         fourfold.grade([], ray="auto")
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_a_run_and_keeps_what_is_judged(tmp_path: Path) -> None:
     file, out = write(tmp_path, 6), tmp_path / "results.jsonl"
     process = run(file, "--out", out)

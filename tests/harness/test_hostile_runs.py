@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import warm
+from samples import sampled
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = ROOT / "tests" / "known_wrong" / "hostile"
@@ -136,7 +137,7 @@ def rejects_each(ended: Ended, expected: dict[str, tuple[str, str, str]]) -> Non
         assert re.search(says, entry["message"]), entry
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["without_workers", "workers"])
+@pytest.mark.parametrize("workers", sampled([[], ["-n", "2"]], []), ids=["without_workers", "workers"])
 def test_untrusted_kernels_decide_neither_exit_code_nor_verdict(workers: list[str], tmp_path: Path) -> None:
     kernels = {operation: name for operation, (name, *_) in UNTRUSTED.items()}
     ended = run(tmp_path, kernels, "--untrusted", *workers)

@@ -64,6 +64,7 @@ def launches(interpreted: bool) -> dict[str, list]:
     return found["launches"]
 
 
+@pytest.mark.full
 def test_the_interpreter_runs_the_blocks_that_a_gpu_runs() -> None:
     interpreted, compiled = launches(True), launches(False)
     assert interpreted.keys() == compiled.keys()

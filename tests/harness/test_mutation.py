@@ -431,6 +431,7 @@ print(json.dumps(vars(trials.outcome(refused, unmutated))))
 """
 
 
+@pytest.mark.full
 def test_what_the_compiler_refuses_is_no_mutant_by_whichever_name_it_is_called(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-c", REFUSED, str(tmp_path / "trials")]
     named = {**os.environ, "CXX": shutil.which(os.environ.get("CXX") or "g++") or ""}
@@ -460,6 +461,7 @@ print(json.dumps({"by": outcome.by, "launched": sorted(unmutated.launched[0]), "
 """
 
 
+@pytest.mark.full
 def test_of_a_mutant_only_what_its_trial_launches_is_compiled(tmp_path: pathlib.Path) -> None:
     log, compiler = tmp_path / "log", tmp_path / "compiler"
     units = 'for a; do case "$a" in *.cpp) echo "unit $a"; grep -o "FOURFOLD_KERNEL(.*)" "$a";; esac; done'
@@ -512,6 +514,7 @@ def test_a_check_that_is_repeated_by_wider_bounds_has_the_same_cases() -> None:
     assert dataclasses.replace(given, keeps=False).given is given.given
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", sampled(["triton", "cuda"], "triton"))
 def test_the_kernels_of_an_operation_pass_every_check_as_they_are(backend: str, tmp_path: pathlib.Path) -> None:
     chosen = ["--op", "vector_add", "--backend", backend, "--dtype", "float64", "--examples", "2", "--sample", "1"]

@@ -178,6 +178,7 @@ def test_numbers_that_are_not_floats_are_converted(scale: object) -> None:
     assert seen == [float]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", backends.BACKENDS)
 def test_a_whole_number_may_be_given_for_a_parameter(backend: str) -> None:
     boxes, matrix = torch.tensor([[0.0, 0.0, 1.0, 2.0], [1.0, 1.0, 4.0, 2.0]]), torch.tensor([[1.0, -2.0], [3.0, 0.5]])

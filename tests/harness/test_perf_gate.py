@@ -336,6 +336,7 @@ def test_what_no_wait_makes_slower_is_not_planted_in() -> None:
     assert max(tried) < 1e7  # another kernel that reads the length may really have to wait this long
 
 
+@pytest.mark.full
 def test_kernels_wait_as_long_as_they_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FOURFOLD_CUDA_ON_CPU", "fast")
@@ -406,6 +407,7 @@ def test_a_trial_that_is_stopped_tells_what_it_has_found(monkeypatch: pytest.Mon
     ]
 
 
+@pytest.mark.full
 def test_a_run_puts_the_gate_on_trial() -> None:
     command = ["pytest", "tests/benchmarks", "-k", "small and forward", "--device=cpu"]
     command += ["--op=vector_add", "--backend=cuda", "--benchmark-only", "--benchmark-max-time=0.05"]

@@ -139,6 +139,7 @@ def test_files_that_an_operation_includes_or_imports_are_known(operation: str) -
 # ---- the command
 
 
+@pytest.mark.full
 def test_a_changed_kernel_is_found_and_the_others_have_the_same_code(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,7 +80,7 @@ def failed(verdict: Verdict) -> set[str]:
     return {outcome.check for outcome in verdict.outcomes if outcome.failure is not None}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", sampled(DTYPES, "bfloat16"))
 def test_a_result_of_the_declared_dtype_passes(dtype: str) -> None:
     verdict = verify(in_float32, logsumexp, dtypes=[dtype], examples=6, seed=0, device="cpu")
     assert verdict.passed, verdict
@@ -185,6 +185,7 @@ def test_too_few_outputs_fail_and_are_no_refusal(wrong: Callable[..., Any]) -> N
     assert "y and total and scale must be returned as 3 tensors in a tuple" in str(verdict)
 
 
+@pytest.mark.full
 def test_gradients_are_checked_under_cotangents_of_all_outputs_together() -> None:
     """A gradient that is right for each output alone, and wrong for both, is found."""
 
@@ -225,6 +226,7 @@ def test_a_zero_cotangent_times_an_infinity_is_free() -> None:
     assert np.isfinite(of_one.error[0])
 
 
+@pytest.mark.full
 def test_claims_restrict_each_output() -> None:
     few = Claims(sizes={"cols": (2, 4)}, contiguous=True).restricted(add_rms_norm)
     for record in (few, *few.outputs.values()):
@@ -263,6 +265,7 @@ def test_outputs_of_one_shape_lie_side_by_side_and_others_in_a_row() -> None:
             assert (part.dtype, part.is_contiguous()) == (output.dtype, True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", backends.BACKENDS)
 def test_an_output_that_is_not_used_adds_nothing(backend: str) -> None:
     """Zeros in place of its cotangent would make NaN of what is not finite, as the first row is."""
@@ -380,6 +383,7 @@ def last_ones(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tens
     return values[..., :k].contiguous(), (x.shape[-1] - 1 - indices[..., :k]).contiguous()
 
 
+@pytest.mark.full
 def test_a_right_choice_passes_and_one_that_changes_in_backward_does_not() -> None:
     verdict = verify(last_ones, "topk", dtypes=["float32"], examples=5, seed=1, device="cpu")
     assert verdict.passed, verdict

@@ -238,6 +238,7 @@ def test_run_that_is_stopped_keeps_what_is_finished(options: list[str], signals:
     assert "= verified =" in done.stdout
 
 
+@pytest.mark.full
 def test_nothing_is_left_of_a_run_that_is_killed(started: Started) -> None:
     options = ["--candidate=vector_add=kernels.py:deaf", *CANDIDATE, "--untrusted", "-n", "1"]
     run = started(*TESTS, *options)
@@ -259,12 +260,14 @@ def test_verify_is_stopped(started: Started) -> None:
     assert json.loads(run.verdict.read_text())["counts"]["passed"] == 1
 
 
+@pytest.mark.full
 def test_tour_is_stopped(started: Started) -> None:
     run = started("fourfold", "tour", PYTEST_ADDOPTS="-p witness")
     run.wait_for("finished")
     assert run.stop(SIGTERM).returncode == 128 + SIGTERM
 
 
+@pytest.mark.full
 def test_grading_that_is_stopped_keeps_what_is_finished(tmp_path: Path, started: Started) -> None:
     source = KERNELS
     lines = [{"id": name, "operation": "vector_add", "source": source, "function": name} for name in ("absent", "deaf")]
@@ -279,6 +282,7 @@ def test_grading_that_is_stopped_keeps_what_is_finished(tmp_path: Path, started:
     assert "the same command goes on: results.jsonl has what is judged" in done.stderr
 
 
+@pytest.mark.full
 def test_mutation_that_is_stopped_keeps_what_is_finished(tmp_path: Path, started: Started) -> None:
     options = ["--candidate=vector_add=mutated.py:add", "--function=add_kernel", "--dtype=float32", "--examples=1"]
     run = started("fourfold.mutation", *options, "--quick", "--report=report.json")

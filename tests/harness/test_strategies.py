@@ -86,7 +86,7 @@ def often(happened: list[bool], share: float = 1 / DRAWS) -> bool:
     return np.mean(happened) >= share
 
 
-@pytest.mark.parametrize("name", BOXED)
+@pytest.mark.parametrize("name", sampled(BOXED, *SAMPLE))
 def test_no_boxes_one_box_and_thousands_are_drawn(name: str) -> None:
     rows, few = ([rows_of(name, case) for case in cases] for cases in (drawn_cases(name), many_small_cases(name)))
     assert often([n == 0 for n in rows + few])
@@ -126,6 +126,7 @@ def drawn_sizes() -> list[int]:
     return collect(sizes(1025), 8000)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("block", [32, 64, 128])
 def test_rows_come_one_short_of_a_block_in_full_and_one_past_it(block: int) -> None:
     for size in (block - 1, block, block + 1):
@@ -340,6 +341,7 @@ def special_cases() -> list[Case]:
     return collect(cases_with_special_values(FLOAT32, plain), 5000)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["x", "w"])
 def test_every_special_value_is_put_into_every_input_and_at_every_place(name: str) -> None:
     changed = [wide(case[name]).ravel() for case in special_cases()]
@@ -395,6 +397,7 @@ def test_special_values_include_a_square_that_overflows_and_numbers_below_the_no
     assert special["eps"] == float(np.float64(1e-5).astype(kind.numpy))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sampled(OPERATIONS, *SAMPLE))
 def test_special_values_reach_searches_of_the_usual_length(name: str) -> None:
     plain = OPERATIONS[name].cases(FLOAT32, 1024)
@@ -419,7 +422,9 @@ def test_rows_in_turn_have_each_value_that_is_not_finite_at_each_place(dtype: st
         assert same(of_kind.diagonal(), value).all()
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_GRADIENTS if name not in (*LOSSES, *BY_DISTANCE)])
+@pytest.mark.parametrize(
+    "name", sampled([each for each in WITH_GRADIENTS if each not in (*LOSSES, *BY_DISTANCE)], *SAMPLE)
+)
 def test_cotangents_come_strided_and_with_strides_of_zero(name: str) -> None:
     strides = []
     for case in many_small_cases(name):

@@ -97,6 +97,7 @@ def compiled(folder: Path, *wanted: tuple[str, int, int]) -> list[Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.full
 def test_a_block_that_takes_too_long_is_not_reached_and_larger_ones_are_not_compiled(tmp_path: Path) -> None:
     small, long, longer, many_warps = (
         ("softmax_kernel", *each) for each in ((999, 4), (65000, 4), (262144, 2), (65000, 32))

@@ -3,9 +3,12 @@
 import json
 import subprocess
 
+import pytest
+
 from fourfold.checks.ahead_of_time import COMMAND, environment
 
 
+@pytest.mark.full
 def test_kernels_for_short_rows_and_for_long_ones_are_compiled() -> None:
     done = subprocess.run([*COMMAND, "softmax", "float16", "90"], env=environment(), capture_output=True, text=True)
     assert not done.returncode, done.stderr

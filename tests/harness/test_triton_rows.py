@@ -28,6 +28,7 @@ print(json.dumps(code))
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("operation", "parameters"),
     [

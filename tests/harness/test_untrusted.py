@@ -587,6 +587,7 @@ def test_wrong_triton_kernel_comes_to_the_same_in_both_ways() -> None:
     assert triton == outcomes(modules.of_file(EXAMPLE).softmax_without_maximum, ["float32"])
 
 
+@pytest.mark.full
 def test_torchs_function_comes_to_the_same_in_both_ways(place: Path) -> None:
     there = outcomes(f"{place}:softmax", ["float16", "float64"], untrusted=True)
     assert there == outcomes(modules.of_file(place).softmax, ["float16", "float64"])
@@ -731,6 +732,7 @@ def sum_and_product(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x + x, x * x
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("function", ["sum_and_product", "sum_and_wrong_product"])
 def test_operation_with_several_outputs_comes_to_the_same_in_both_ways(function: str, place: Path) -> None:
     given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1}
@@ -741,6 +743,7 @@ def test_operation_with_several_outputs_comes_to_the_same_in_both_ways(function:
     assert here.passed is there.passed is (function == "sum_and_product")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("function", "operation", "check"),
     [

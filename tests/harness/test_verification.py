@@ -235,6 +235,7 @@ def equal_rows(dtype: DType) -> Case:
     return Case({"x": np.zeros((4, 230), dtype.numpy)}, np.full((4, 230), 1.8515625, dtype.numpy))
 
 
+@pytest.mark.full
 def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
     options: dict[str, Any] = {"device": "cpu", "dtypes": ["bfloat16", "float32"], "only": ["forward", "backward"]}
     softmax = replace(operations()["softmax"], examples={"equal rows": equal_rows})
@@ -346,6 +347,7 @@ def test_bad_input_that_gives_a_result_is_a_warning_unless_errors_are_strict() -
     assert checks_that(strict, "failed") == {"bad input"}
 
 
+@pytest.mark.full
 def test_a_silently_wrong_result_outside_of_the_claims_is_told_once() -> None:
     verdict = fourfold.verify(silent_about_strides, "softmax", claims=Claims(contiguous=True, gradients=False), **ONE)
     assert verdict.passed, str(verdict)
@@ -493,6 +495,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("library", ["triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"])
 def test_a_kernel_may_have_imported_a_function_of_libdevice_by_its_name(library: str, tmp_path: Path) -> None:
     script = tmp_path / "by_name.py"

@@ -21,8 +21,8 @@ from fourfold.running.profiles import is_full
 MOST_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # NVRTC's names of the architectures, with the instructions that only they have.
 CUDA_ARCHITECTURES = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
-# What a plain run compiles: one dtype for an older architecture, and one, whose kernels are the most, for a newer one.
-PLAIN = {"float16": (80,), "float32": (90,)}
+# A plain run compiles for one dtype and one architecture.
+PLAIN = {"float16": (90,)}
 
 
 def architectures(cell: Cell) -> tuple[int, ...]:
