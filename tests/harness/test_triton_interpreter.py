@@ -114,8 +114,33 @@ def test_what_a_mask_leaves_out_is_not_taken_to_be_zero(dtype: torch.dtype) -> N
 
     assert total(BLOCK, given=False) == total(BLOCK, given=True) == BLOCK
     assert total(BLOCK - 1, given=True) == BLOCK - 1
-    left_out = math.nan if dtype.is_floating_point else -1
-    assert total(BLOCK - 1, given=False) == pytest.approx(BLOCK - 1 + left_out, nan_ok=True)
+    # Whichever lanes are left out.
+    for n in range(BLOCK - 6, BLOCK):
+        assert total(n, given=False) != total(n, given=True) == n
+
+
+@triton.jit
+def swallowing_kernel(x_ptr, output_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    tl.store(output_ptr, tl.max(x, axis=0).to(tl.float32))
+    tl.store(output_ptr + 1, tl.min(x, axis=0).to(tl.float32))
+    tl.store(output_ptr + 2, tl.sum((x > 2).to(tl.int32), axis=0).to(tl.float32))
+    tl.store(output_ptr + 3, tl.sum((x < 2).to(tl.int32), axis=0).to(tl.float32))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]
+)
+def test_what_a_mask_leaves_out_shows_where_nan_is_swallowed(dtype: torch.dtype) -> None:
+    output, x = torch.empty(4), torch.full([BLOCK], 2, dtype=dtype)
+    swallowing_kernel[(1,)](x, output, BLOCK, BLOCK=BLOCK)
+    assert output.tolist() == [2, 2, 0, 0]
+    swallowing_kernel[(1,)](x, output, BLOCK - 6, BLOCK=BLOCK)
+    largest, least, above, below = output.tolist()
+    assert largest > 2 > least
+    assert above > 0
+    assert below > 0
 
 
 @triton.jit

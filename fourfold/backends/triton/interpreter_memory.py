@@ -2,20 +2,22 @@
 
 The interpreter is kinder than a GPU. It reads and writes whatever a pointer leads to, so that nobody notices a load
 without a mask as long as the value is not used. And where a mask is false and the load names no other value, it gives
-0, where a GPU may give anything. Here such a lane is NaN, or an integer whose bits are all set.
+0, where a GPU may give anything. Here such lanes differ, see `undefined`.
 """
 
 import contextlib
+import functools
 import types
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from fourfold.backends.triton.interpreter_arithmetic import NUMPY_FLOATS, Handle, narrowed, numpy_type, widened
+from fourfold.backends.triton.interpreter_arithmetic import OPERANDS, Handle, narrowed, numpy_type, widened
 from fourfold.core.refusals import Fault
 
 # From this many elements on, NumPy reads and writes faster than the interpreter, up to ten times.
@@ -39,6 +41,27 @@ def undefined_lanes_are_zero(yes: bool) -> None:
 def are_undefined_lanes_zero() -> bool:
     """What `undefined_lanes_are_zero` was last told."""
     return _undefined.are_zero
+
+
+@functools.cache
+def undefined(kind: str, dtype: np.dtype, lanes: int) -> np.ndarray:
+    """Return what lanes hold that a mask leaves out, along a block's last axis.
+
+    Floating-point lanes are NaN, large and large negative in turn: a maximum and a comparison swallow NaN, and a
+    minimum and a sum show it. Of integers every other lane has all bits set, which is no valid index; those between
+    are small numbers that may be one.
+
+    Args:
+        kind: the name of Triton's type.
+        dtype: of the array that holds the lanes.
+        lanes: the length of the axis.
+    """
+    places = np.arange(lanes)
+    if kind in OPERANDS:
+        floats = OPERANDS[kind]
+        large = float(ml_dtypes.finfo(floats).max) / 2
+        return np.array([np.nan, large, -large])[places % 3].astype(floats).view(dtype)
+    return np.where(places % 2, places // 2 % 16, -1).astype(np.int64).astype(dtype)
 
 
 class OutOfBounds(IndexError, Fault):
@@ -147,7 +170,7 @@ class Memory(interpreter.InterpreterBuilder):
         return complete, self.storages.check(what, addresses, max(pointers.get_element_ty().primitive_bitwidth // 8, 1))
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
-        """tl.load. A masked lane without another value is NaN, or an integer whose bits are all set."""
+        """tl.load. Masked lanes without another value hold what `undefined` returns."""
         kept = np.asarray(mask.data)
         complete, storage = self.check("load", ptrs, kept)
         kind = ptrs.get_element_ty()
@@ -165,10 +188,9 @@ class Memory(interpreter.InterpreterBuilder):
                 loaded.data[left_out] = np.broadcast_to(other.data, left_out.shape)[left_out]
         elif _undefined.are_zero:
             loaded.data[left_out] = 0
-        elif kind.name in NUMPY_FLOATS:
-            loaded.data.view(NUMPY_FLOATS[kind.name])[left_out] = np.nan
         else:
-            loaded.data[left_out] = ~loaded.data.dtype.type(0)
+            held = undefined(kind.name, loaded.data.dtype, left_out.shape[-1])
+            loaded.data[left_out] = np.broadcast_to(held, left_out.shape)[left_out]
         return loaded
 
     def before_store(self, storage: tuple[int, int] | None) -> None:
