@@ -340,7 +340,7 @@ class Selection:
                 claims,
                 dtype,
                 self._constants(cell, implementation),
-                share=1.0 if foreign else profiles.OWN_SHARE,
+                share=profiles.share(own=not foreign),
                 every=1 if foreign or profiles.is_full() else profiles.OWN_EVERY,
             ),
         )

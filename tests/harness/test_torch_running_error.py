@@ -15,7 +15,7 @@ from fourfold.checks.catalogue import operations
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES, DType
 from fourfold.core.operation import wide
-from fourfold.core.running_error import Bounded
+from fourfold.core.running_error import Bounded, HangsOnRounding
 from fourfold.core.running_error_rules import rounded, units
 from fourfold.core.torch_running_error import NoTorchRule, backward_of, forward_of, rule
 from fourfold.core.torch_running_error_tensors import RULES
@@ -865,3 +865,22 @@ def test_the_tails_of_gelu_are_bounded_by_what_erf_and_tanh_cost_there(approxima
     tail = x.numpy() < -6
     assert in_units[tail].max() < 2.5
     assert in_units[(x.numpy() > -5) & (x.numpy() < -3)].min() > 5
+
+
+def test_a_mask_made_in_place_of_comparisons_without_doubt_is_taken() -> None:
+    def definition(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(x.shape, dtype=torch.bool)  # plain: it was made without numbers
+        mask.logical_and_(x > 0)
+        return torch.where(mask, x, 0.0)
+
+    def of_sums(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(x.shape[:1], dtype=torch.bool)
+        mask.logical_and_(x.sum(-1) > 0)
+        return torch.where(mask, x[:, 0], 0.0)
+
+    x = torch.tensor([[1.0, -2.0], [3.0, 0.0]])
+    (output,) = results(definition, DTYPES["float32"], x, x=x)[:1]
+    assert output.value.tolist() == [[1.0, 0.0], [3.0, 0.0]]
+    rounded = torch.tensor([[0.1, 0.2, -0.3]])  # whether their sum is positive hangs on rounding
+    with pytest.raises(HangsOnRounding):
+        results(of_sums, DTYPES["float32"], rounded[:, 0], x=rounded)
