@@ -1,5 +1,6 @@
 """The check that each of hundreds of calls gives the same, and that all of their results stay as they are."""
 
+import contextlib
 import functools
 import itertools
 import time
@@ -12,9 +13,11 @@ from fourfold.checks.grades import graded
 from fourfold.checks.history import changed, tells_apart
 from fourfold.checks.results import compare_results, describe, expected_results, named_results
 from fourfold.checks.search import Failure, Search, Subject, Unsupported
+from fourfold.core import costs
 from fourfold.core.case import Case
 from fourfold.core.comparison import Agreement
 from fourfold.core.dtypes import bits
+from fourfold.core.not_reached import NotReached
 from fourfold.core.operation import gradients_of
 
 # More calls than 8 bits count, and more results than anybody keeps buffers for.
@@ -23,10 +26,9 @@ CALLS = 400
 ASKED = 4
 # One call in so many has a backward pass.
 BACKWARD = 8
-# By device: the calls end after so many seconds of the processors. Waiting for a GPU counts as well.
-PROCESSOR_SECONDS = {"cpu": 0.8, "cuda": 4.0}
-# They end after so many seconds of the clock, too.
-SECONDS = 10.0
+# By device: how many functions all calls may call. Where Triton is interpreted, they are thousands a call. Some calls
+# are made of any kernel.
+FUNCTIONS, LEAST = {"cpu": 2_000_000, "cuda": 10_000_000}, 25
 # How sure it is that a rate of wrong calls is excluded.
 CONFIDENCE = 0.95
 Results = dict[str, torch.Tensor]
@@ -123,20 +125,28 @@ def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
     if not found:
         raise Unsupported("no named example has values that are told from others")
 
-    for name, case, other in found:
-        if search.one(name, case, functools.partial(_call_many_times, subject, search, other)):
-            break
+    with contextlib.suppress(NotReached):  # which is counted, and lasts
+        for name, case, other in found:
+            if search.one(name, case, functools.partial(_call_many_times, subject, search, other)):
+                break
     search.must_have_seen_something(subject, "many calls")
 
 
 def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) -> None:
     calls = _Calls(subject, (case, other))
     order = np.random.default_rng(0).integers(0, 2, CALLS)
-    processor, clock = time.process_time(), time.perf_counter()
-    for n in range(CALLS):
-        calls.make(int(order[n]), backward=n % BACKWARD == 0)
-        if time.process_time() - processor > PROCESSOR_SECONDS[subject.device] or time.perf_counter() - clock > SECONDS:
-            break
+    until = time.monotonic() + costs.MOST_SECONDS
+
+    def make(total: int) -> None:
+        for n in range(len(calls.made), total):
+            if n and time.monotonic() > until:
+                return
+            calls.make(int(order[n]), backward=n % BACKWARD == 0)
+
+    make(BACKWARD)  # the first calls may compile and tune
+    cost = costs.functions_called(functools.partial(make, 2 * BACKWARD)) / BACKWARD
+    wanted = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS))
+    make(wanted)
     agreements = calls.judge()
     search.saw(*agreements)
     total = len(calls.made)
@@ -146,3 +156,4 @@ def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) 
         f"{alike} in {total} ({with_backward} of them with a backward pass):"
         f" a rate over {excluded_rate(total):.2%} is excluded with {CONFIDENCE:.0%} confidence"
     )
+    costs.need_all(total, wanted)

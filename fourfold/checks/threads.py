@@ -10,16 +10,15 @@ from fourfold.checks.grades import graded
 from fourfold.checks.history import changed, tells_apart
 from fourfold.checks.results import compare_results, describe, expected_results, named_results
 from fourfold.checks.search import Failure, Search, Subject, need
-from fourfold.core.at_once import NeverReturns, called_at_once
+from fourfold.core.at_once import FUNCTIONS, NeverReturns, called_at_once
 from fourfold.core.case import Case
+from fourfold.core.costs import need_all
 from fourfold.core.dtypes import differing
 from fourfold.core.operation import gradients_of
 from fourfold.core.refusals import by_the_implementation
 
 # Threads that call at once, half of them with other values.
 THREADS = 4
-# By device: seconds of the processors after which a thread makes no further call. Waiting for a GPU counts as well.
-PROCESSOR_SECONDS = {"cpu": 0.1, "cuda": 0.5}
 Results = dict[str, torch.Tensor]
 
 
@@ -40,24 +39,24 @@ def _called(subject: Subject, case: Case) -> Results:
     return named_results(output.detach(), dict(zip(names, gradients)))
 
 
-def _at_once(subject: Subject, cases: list[Case]) -> list[list[Results]]:
-    """The results of calls that a thread for each case makes, all at once: see `called_at_once`.
+def _at_once(subject: Subject, cases: list[Case]) -> tuple[int, list[list[Results]]]:
+    """Call from a thread for each case, all at once: see `called_at_once`.
 
     Raises:
         Failure: a thread has not come to its end.
         BaseException: what a thread has raised.
     """
-    seconds = PROCESSOR_SECONDS[subject.device]
+    functions = FUNCTIONS[subject.device]
     try:
         if subject.elsewhere:
-            return _at_once_elsewhere(subject, cases, seconds)
+            return _at_once_elsewhere(subject, cases, functions)
         device = torch.cuda.current_device() if subject.device == "cuda" else None
 
         def begin() -> None:
             if device is not None:
                 torch.cuda.set_device(device)  # each thread has its own
 
-        found = called_at_once([functools.partial(_called, subject, case) for case in cases], seconds, begin)
+        found = called_at_once([functools.partial(_called, subject, case) for case in cases], functions, begin)
         if device is not None:
             torch.cuda.synchronize()
         return found
@@ -65,7 +64,7 @@ def _at_once(subject: Subject, cases: list[Case]) -> list[list[Results]]:
         raise Failure(f"{subject}: {error}") from None
 
 
-def _at_once_elsewhere(subject: Subject, cases: list[Case], seconds: float) -> list[list[Results]]:
+def _at_once_elsewhere(subject: Subject, cases: list[Case], functions: float) -> tuple[int, list[list[Results]]]:
     """The same by threads of the process that the implementation runs in."""
     of_another_process: Any = subject.implementation
     calls, wanted = [], []
@@ -74,8 +73,8 @@ def _at_once_elsewhere(subject: Subject, cases: list[Case], seconds: float) -> l
         calls.append(({**tensors, **case.parameters}, grad_output))
         wanted.append(names)
     with by_the_implementation():
-        found = of_another_process.called_at_once(calls, wanted, seconds)
-    return [
+        count, found = of_another_process.called_at_once(calls, wanted, functions)
+    return count, [
         [named_results(output, dict(zip(names, gradients))) for output, gradients in results]
         for names, results in zip(wanted, found)
     ]
@@ -100,7 +99,8 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
             output, gradients, tensors = subject.evaluate(each)  # the first call may compile, tune and allocate
             alone.append(named_results(output.detach(), gradients))
             agreements += compare_results(subject, alone[-1], right, tensors, "before threads call at once: ")
-        for place, calls in enumerate(_at_once(subject, [cases[place % 2] for place in range(THREADS)])):
+        wanted, found = _at_once(subject, [cases[place % 2] for place in range(THREADS)])
+        for place, calls in enumerate(found):
             given = cases[place % 2].tensors(subject.dtype, subject.device)
             for results in calls:
                 when = f"where {THREADS} threads call at once: "
@@ -110,5 +110,6 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
                     if count:
                         raise Failure(f"{subject}: {when}{name} is not the same bit for bit\nwith {describe(given)}")
         search.saw(*agreements)
+        need_all(sum(map(len, found)), wanted * THREADS)
 
     search.cases(subject, "threads", body, few=True, also=subject.small_example())

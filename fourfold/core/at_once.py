@@ -1,6 +1,5 @@
 """Threads that make calls at once, and let one another run in their midst."""
 
-import itertools
 import random
 import sys
 import threading
@@ -8,17 +7,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from fourfold.core import costs
+
 # How often each thread calls at most.
 CALLS = 40
+# By device: how many functions a thread calls at most. The turns of the threads count as `CALL` functions in each call.
+FUNCTIONS, CALL = {"cpu": 30_000, "cuda": 150_000}, 1_000
 # How often a thread lets the others run within a call, about.
 TURNS = 10
-# Seconds that a thread is waited for. One that takes longer waits for another for ever.
+# Seconds of the clock that threads are waited for while none of them ends a call. They wait for one another for ever.
 PATIENCE = 60.0
 Results = TypeVar("Results")
 
 
 class NeverReturns(Exception):
-    """A thread has not come to its end."""
+    """Threads have not come to their ends, and end no call."""
 
 
 class _Turns:
@@ -37,36 +40,41 @@ class _Turns:
             time.sleep(0)
 
 
-def _functions_called(call: Callable[[], Any]) -> int:
-    """How many functions a call calls."""
-    events, before = itertools.count(), sys.getprofile()
-    sys.setprofile(lambda frame, event, argument: next(events) and None)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return next(events)
+def _all_end(threads: Sequence[threading.Thread], found: Sequence[Sequence[Any]], patience: float) -> bool:
+    """Wait for threads to end; gives whether they have."""
+    before = None
+    while alive := [thread for thread in threads if thread.is_alive()]:
+        progress = len(alive), sum(map(len, found))
+        if progress == before:
+            return False
+        before = progress
+        alive[0].join(patience)
+    return True
 
 
 def called_at_once(
     calls: Sequence[Callable[[], Results]],
-    seconds: float,
+    functions: float,
     begin: Callable[[], None] = lambda: None,
     patience: float | None = None,
-) -> list[list[Results]]:
-    """The results of calls that a thread for each of them makes again and again, all at once, taking turns.
+) -> tuple[int, list[list[Results]]]:
+    """Call from a thread for each of `calls`, again and again, all at once and taking turns.
+
+    Gives the number of calls that each thread was to make, and the results. There are fewer where the calls take longer
+    than `costs.MOST_SECONDS`.
 
     Args:
-        calls: what each thread calls.
-        seconds: of the processors after which no thread makes a further call.
+        calls: what each thread calls. The first of them was called before.
+        functions: what the calls of a thread may cost, as in `FUNCTIONS`.
         begin: is called in each thread first.
-        patience: seconds that a thread is waited for; `PATIENCE` unless given.
+        patience: seconds; `PATIENCE` unless given.
 
     Raises:
         NeverReturns: a thread has not come to its end.
         BaseException: what a thread has raised.
     """
-    share = TURNS / max(_functions_called(calls[0]), TURNS)
+    cost = costs.functions_called(calls[0])
+    wanted, share = costs.calls_within(functions, CALL + cost, CALLS), TURNS / max(cost, TURNS)
     found: list[list[Results]] = [[] for _ in calls]
     raised: list[BaseException] = []
     start = threading.Barrier(len(calls))
@@ -76,19 +84,20 @@ def called_at_once(
             begin()
             start.wait()
             sys.setprofile(_Turns(share, place))
-            while len(found[place]) < CALLS and time.process_time() < until:
+            for _ in range(wanted):
                 found[place].append(calls[place]())
+                if time.monotonic() > until:
+                    break
         except BaseException as error:
             raised.append(error)
 
     threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(calls))]
-    until = time.process_time() + seconds
+    until = time.monotonic() + costs.MOST_SECONDS
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(PATIENCE if patience is None else patience)
+    ended = _all_end(threads, found, PATIENCE if patience is None else patience)
     if raised:
         raise raised[0]
-    if any(thread.is_alive() for thread in threads):
+    if not ended:
         raise NeverReturns(f"of {len(calls)} threads that call at once some never return")
-    return found
+    return wanted, found

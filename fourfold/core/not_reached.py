@@ -1,4 +1,4 @@
-"""Cases that were not reached: for want of memory, or because their kernels take the compiler too long.
+"""Cases that were not reached: for want of memory, or because their kernels, or the compiler, take too long.
 
 Such a case says nothing of the implementation. It is no failure and no refusal, and the verdict names it.
 """
@@ -11,7 +11,9 @@ from fourfold.core.case import Case
 
 # The files that raise `NotReached`. Any other that does wants a case passed over.
 _PACKAGE = Path(__file__).resolve().parents[1]
-_SOURCES = {str(_PACKAGE / source) for source in ("core/far_apart.py", "backends/triton/compilation.py")}
+_SOURCES = {
+    str(_PACKAGE / source) for source in ("core/costs.py", "core/far_apart.py", "backends/triton/compilation.py")
+}
 
 
 class NotReached(BaseException):

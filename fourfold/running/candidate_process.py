@@ -307,10 +307,11 @@ class Served:
         try:
             with conditions(text, contextlib.nullcontext()):
                 calls = [functools.partial(self._called, said, text["output"]) for said in text["calls"]]
-                found = called_at_once(calls, text["seconds"], patience=text["patience"])
+                wanted, found = called_at_once(calls, text["functions"], patience=text["patience"])
         except NeverReturns as error:
             return {"never": str(error)}
-        return {"results": [[[self._result(part) for part in parts] for parts in thread] for thread in found]}
+        results = [[[self._result(part) for part in parts] for parts in thread] for thread in found]
+        return {"wanted": wanted, "results": results}
 
     def compare(self, text: dict[str, Any]) -> dict[str, Any]:
         """Both sides of comparisons in a call. What the call gives is of no interest."""

@@ -196,15 +196,15 @@ class UntrustedFunction:
         self,
         calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
         wanted: Sequence[Sequence[str]],
-        seconds: float,
+        functions: float,
         output: tuple[Sequence[str], int] | None = None,
-    ) -> list[list[tuple[torch.Tensor, list[torch.Tensor]]]]:
-        """The output and the gradients of calls by several threads at once; see `fourfold.core.at_once`.
+    ) -> tuple[int, list[list[tuple[torch.Tensor, list[torch.Tensor]]]]]:
+        """Call from several threads at once; gives outputs and gradients as `fourfold.core.at_once` gives results.
 
         Args:
             calls: the arguments and the cotangent of each thread's calls.
             wanted: the inputs of each whose gradients are asked for.
-            seconds: of the processors after which no thread makes a further call.
+            functions: what the calls of a thread may cost, as in `at_once.FUNCTIONS`.
             output: the names of the outputs, and the place of the one that is asked for; None where there is one.
 
         Raises:
@@ -221,15 +221,15 @@ class UntrustedFunction:
                 kept += [*held, cotangent]
                 said = messages.of_tensor(cotangent, session.number_of(cotangent))
                 asked.append({"arguments": spelled, "cotangent": said, "inputs": list(inputs)})
-            text = {"do": "at_once", "calls": asked, "seconds": seconds, "patience": at_once.PATIENCE, "output": output}
-            answer, storages = self._ask(session, {**text, **conditions()})
+            text = {"do": "at_once", "calls": asked, "functions": functions, "output": output}
+            answer, storages = self._ask(session, {**text, "patience": at_once.PATIENCE, **conditions()})
             if answer.get("never"):
                 raise NeverReturns(printable(str(answer["never"]))[:1000])
-            results = answer.get("results")
+            count, results = answer.get("wanted"), answer.get("results")
             with in_turn(session):
-                if not isinstance(results, list) or len(results) != len(calls):
+                if type(count) is not int or not isinstance(results, list) or len(results) != len(calls):
                     raise Malformed("no results of each thread")
-                return [_results(each, len(inputs), storages) for each, inputs in zip(results, wanted)]
+                return count, [_results(each, len(inputs), storages) for each, inputs in zip(results, wanted)]
 
     def compared(
         self, comparisons: Sequence[Comparison], arguments: Mapping[str, Any]

@@ -61,12 +61,12 @@ class UntrustedKernel(UntrustedFunction):
         self,
         calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
         wanted: Sequence[Sequence[str]],
-        seconds: float,
+        functions: float,
         output: tuple[Sequence[str], int] | None = None,
-    ) -> list[list[tuple[torch.Tensor, list[torch.Tensor]]]]:
-        """The outputs of calls by several threads at once: see `UntrustedFunction.called_at_once`."""
+    ) -> tuple[int, list[list[tuple[torch.Tensor, list[torch.Tensor]]]]]:
+        """Call from several threads at once: see `UntrustedFunction.called_at_once`."""
         prepared = [(self._prepared(**arguments), cotangent) for arguments, cotangent in calls]
-        return super().called_at_once(prepared, wanted, seconds, output)
+        return super().called_at_once(prepared, wanted, functions, output)
 
     def kernel_lines(self) -> list[Line]:
         """The lines of its files, and whether they ran in its process, by what that says."""

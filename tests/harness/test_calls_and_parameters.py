@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from fourfold.checks import threads
 from fourfold.checks.history import changed
 from fourfold.checks.many_calls import CONFIDENCE, excluded_rate
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core import at_once
+from fourfold.core import at_once, costs
 from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES
 
@@ -153,11 +154,12 @@ def test_kernel_that_holds_a_lock_is_accepted() -> None:
 
 def test_threads_that_never_return_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(at_once, "PATIENCE", 0.05)
-    ended = threading.Event()
+    ended, waiting = threading.Event(), []
 
     def waits(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
         if threading.current_thread() is not threading.main_thread():
-            ended.wait(10)
+            waiting.append(threading.current_thread())
+            ended.wait()
         return rms(x, eps, scale)
 
     subject = Subject(
@@ -173,7 +175,90 @@ def test_threads_that_never_return_are_told_of(monkeypatch: pytest.MonkeyPatch) 
             threads.threads_do_not_matter(subject, Search(examples=1, brief=True))
     finally:
         ended.set()
-        time.sleep(0.1)
+        for thread in waiting:
+            thread.join()
+
+
+class Slow:
+    """Stands for a thread that ends a call, or itself, each time its patience is over.
+
+    Args:
+        calls: how many it ends before it waits for ever; itself after them if `ends`.
+    """
+
+    def __init__(self, calls: int, ends: bool) -> None:
+        self.left, self.ends, self.found = calls, ends, []
+
+    def is_alive(self) -> bool:
+        return bool(self.left) or not self.ends
+
+    def join(self, patience: float) -> None:
+        if self.left:
+            self.left -= 1
+            self.found.append(patience)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_slow_threads_are_waited_for_as_long_as_they_end_calls(last: bool) -> None:
+    slow = [Slow(calls=2, ends=True), Slow(calls=0, ends=True), Slow(calls=3, ends=last)]
+    assert at_once._all_end(slow, [each.found for each in slow], 0.0) == last
+    assert [each.left for each in slow] == [0, 0, 0]
+
+
+# ---- the number of calls
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which seconds pass between any two looks at the clock."""
+    for name in ("process_time", "thread_time"):
+        ticks = itertools.count(step=2.0)
+        monkeypatch.setattr(time, name, ticks.__next__)
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_busy_machine_makes_as_many_calls() -> None:
+    made: dict[str, int] = {}
+
+    def counted(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        made[name] = made.get(name, 0) + 1
+        return rms(x, eps, scale)
+
+    for name in ("many calls", "threads"):
+        verdict = judged(counted, name)
+        assert verdict.passed, str(verdict)
+    assert made["many calls"] > 400
+    assert made["threads"] >= 4 * 10 * 4  # threads, calls of each, cases
+
+
+def test_fewer_calls_are_made_of_what_calls_many_functions() -> None:
+    def nothing() -> None:
+        """Nothing."""
+
+    def interpreted(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        for _ in range(8000 // 2):
+            nothing()
+        return rms(x, eps, scale)
+
+    found = [judged(interpreted, "many calls").outcomes[0].remarks[0].partition(":")[0] for _ in range(2)]
+    assert found == ["no differing call in 200 (25 of them with a backward pass)"] * 2
+
+
+@pytest.mark.parametrize("calls", [1, 100, 400])
+def test_number_of_calls_changes_with_the_cost_in_steps(calls: int) -> None:
+    cost = 1000 / calls
+    assert {costs.calls_within(1000, cost * factor, 400) for factor in (0.51, 0.75, 1)} == {calls}
+    assert costs.calls_within(1000, cost * 1.01, 400) == max(calls // 2, 1)
+
+
+@pytest.mark.parametrize("check", ["many calls", "threads"])
+def test_calls_that_take_too_long_are_not_reached(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "MOST_SECONDS", -1.0)
+    verdict = judged(rms.definition, check)
+    assert verdict.passed, str(verdict)
+    assert re.search(r"not reached: \d+ calls take longer than -1 s: 1 cases, the smallest with x", str(verdict))
+    wrong = itertools.count()
+    assert not judged(lambda x, eps, scale: rms(x, eps, scale) + next(wrong), check).passed
 
 
 # ---- parameters

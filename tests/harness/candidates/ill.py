@@ -1,4 +1,4 @@
-"""Candidates that do not come back from a call."""
+"""Candidates that do not come back from a call, in runs with the plugin `time_limits`."""
 
 import ctypes
 import os
@@ -6,6 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
+import time_limits
 import torch
 
 from fourfold.backends.cuda.launch import CudaKernel
@@ -25,6 +26,7 @@ def leave(x: torch.Tensor) -> None:
 
 
 def loop(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> None:
+    time_limits.interrupt()
     while True:
         pass
 
@@ -32,17 +34,21 @@ def loop(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float =
 def hang(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> None:
     """Deaf to signals, and with Python's lock held, as a kernel that spins on the CPU is."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    time_limits.end()
     ctypes.PyDLL(None).sleep(LONG)
 
 
 def wait_for_itself(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> None:
     lock = threading.Lock()
+    time_limits.interrupt()
     with lock, lock:
         pass
 
 
 def spin(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     result = pred.new_zeros(1)
+    if pred.is_cuda:
+        time_limits.end()
     CudaKernel(SOURCE, "spin").launch(1, 32, pred.new_ones(2), result)
     return result.sum() + pred.sum()
 
