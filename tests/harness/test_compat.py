@@ -682,16 +682,14 @@ import pytest
 def test_it(number):
     here = pathlib.Path(__file__).parent
     (here / f"ran{number}").touch()
-    end = time.monotonic() + 20
-    while number == 0 and len(list(here.glob("ran*"))) < 63 and time.monotonic() < end:
-        time.sleep(0.05)
-    assert len(list(here.glob("ran*"))) >= 63 or number
+    while number == 0 and len(list(here.glob("ran*"))) < 63:
+        time.sleep(0.01)
 """
 
 
 @contract("pytest.Config().option.maxschedchunk")
 def tests_that_are_handed_out_one_by_one() -> None:
-    """While a worker is at the first test it keeps one other; by default seven."""
+    """While a worker is at the first test it keeps one other; by default seven, and then the first never ends."""
     _, printed = run_pytest(WAITS, ("-n", "2"))
     assert "64 passed" in printed
 

@@ -346,7 +346,8 @@ from fourfold.mutation.__main__ import main
 from fourfold.mutation.triton_mutants import triton_mutants
 
 directory = pathlib.Path(sys.argv[1])
-trial.GRACE_SECONDS = 2.0
+NEVER, SOON = 600.0, 0.1
+trial.GRACE_SECONDS = NEVER
 text = (directory / "kernels.py").read_text()
 candidate = Candidate("vector_add", str(directory / "kernels.py"), "add")
 trials = trial.Trials("vector_add", "candidate", candidate, ["float32"], 2, directory / "trials", quick=True)
@@ -364,9 +365,20 @@ texts = {
     "raises": text.replace(sum_line, "    raise SystemExit"),
     "refused": text.replace("x + y,", "x +,"),
 }
-outcomes = {
-    name: trials.outcome(dataclasses.replace(inside, text=changed), unmutated) for name, changed in texts.items()
-}
+fork = trials._fork
+
+def with_little_grace(body, limit, mutant):
+    def limit_of_started(step):
+        trial.GRACE_SECONDS = NEVER if step is None else SOON
+        return limit(step)
+
+    yield from fork(body, limit_of_started, mutant)
+    trial.GRACE_SECONDS = NEVER
+
+outcomes = {}
+for name, changed in texts.items():
+    trials._fork = with_little_grace if name == "hangs" else fork
+    outcomes[name] = trials.outcome(dataclasses.replace(inside, text=changed), unmutated)
 outcomes["not reached"] = trials.outcome(outside, unmutated)
 (directory / "kernels.py").write_text(texts["wrong"])
 try:
