@@ -20,6 +20,7 @@ from fourfold.checks.comparisons import cases_past_comparisons
 from fourfold.checks.database import Filed
 from fourfold.checks.escapes import held
 from fourfold.checks.room import wait_for_others
+from fourfold.core.blame import Blame, marked
 from fourfold.core.case import Case, RecentCases
 from fourfold.core.claims import EXACT, NO_CLAIMS, Claims
 from fourfold.core.comparison import Agreement
@@ -27,7 +28,7 @@ from fourfold.core.dtypes import DType
 from fourfold.core.far_apart import others_hold_the_memory
 from fourfold.core.not_reached import NotReached, Unreached
 from fourfold.core.operation import Operation, evaluate_tensors
-from fourfold.core.refusals import Refusals, by_the_implementation, chain, is_refusal
+from fourfold.core.refusals import Refusals, by_the_implementation, chain, is_refusal, reason
 from fourfold.strategies.combinations import combined
 from fourfold.strategies.large_cases import LargeCases
 from fourfold.strategies.special_values import cases_with_special_values
@@ -112,6 +113,10 @@ def _run_with_room(body: Callable[[Case], None], case: Case) -> None:
             if not attempts_left:
                 raise lacking from error
         wait_for_others()  # here, where no frame of the error holds memory any more
+
+
+class Unreachable(Unsupported):
+    """No case of a check that could have failed was reached."""
 
 
 class Refused(Unsupported):
@@ -320,14 +325,17 @@ class Search:
         except Unsuitable:
             return False
         except NotReached as error:
-            self.unreached.add(error, case)
+            self.unreached.add(str(error), case)
             if error.lasts:
                 raise
             return False
         except Exception as error:
-            if self.refusals is None or not is_refusal(error):
+            if marked(error) is Blame.LACK:
+                self.unreached.add(f"not seen, as it is interpreted or emulated here: {reason(error)}", case)
+            elif self.refusals is not None and is_refusal(error):
+                self.refusals.add(error)
+            else:
                 raise
-            self.refusals.add(error)
             return False
         return True
 
@@ -452,14 +460,14 @@ class Search:
 
         Raises:
             Refused: the implementation refused every case, or every one that could have failed.
-            Unsupported: no case that could have failed was reached.
+            Unreachable: no case that could have failed was reached.
             Vacuous: no example could have failed.
             Failure: no result had more than one element although the output of a named example has.
         """
         if self.refusals is not None and self.refusals.total and not self.substantial:
             raise Refused(self.refusals)
         if self.unreached.total and not self.substantial:
-            raise Unsupported("; ".join(self.unreached.lines()))
+            raise Unreachable("; ".join(self.unreached.lines()))
         if unseen := self._unseen(subject):
             kind = Failure if self.substantial else Vacuous
             raise kind(f"{subject}: {check} ran {self.ran} examples, and {unseen}")

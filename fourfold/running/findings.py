@@ -12,12 +12,12 @@ from typing import Any, Self
 from fourfold.core.claims import EXACT, STORAGE
 from fourfold.running.executed import Unexecuted, shown
 
-PASSED, FAILED, REFUSED, UNSUPPORTED = "passed", "failed", "refused", "unsupported"
+PASSED, FAILED, REFUSED, UNREACHED, UNSUPPORTED = "passed", "failed", "refused", "not reached", "unsupported"
 WRONG = "wrong"
 # What a failure may be besides wrong.
 IMPRECISE, CRASHED, TIMED_OUT, TAMPERED = "imprecise", "crashed", "timed out", "tampered"
 RIGHT, INVALID = "right", "invalid"
-# No bound is known of what the definition computes, so that a check says nothing of the implementation.
+# The definition raises, has no bound, or the harness lacks or breaks something: nothing is said of the implementation.
 UNDECIDED = "undecided"
 # What a verdict is where checks have failed: the gravest of what the failures are.
 GRAVEST_FIRST = (TAMPERED, INVALID, CRASHED, TIMED_OUT, WRONG, UNDECIDED, IMPRECISE)
@@ -52,8 +52,8 @@ class Finding:
         frames: the way through the author's own code, as Python shows it; "" where there is none.
         cause: the same for failures of one cause.
         blob: Hypothesis's name of the case, for `verify(..., reproduce=blob)`; None for a named example.
-        kind: "wrong", "imprecise", "tampered", "undecided" where no bound is known of what is right, or, of a call in a
-            process of its own, "crashed" or "timed out".
+        kind: "wrong", "imprecise", "tampered", "undecided" where the definition or the harness has failed, or, of a
+            call in a process of its own, "crashed" or "timed out".
     """
 
     message: str
@@ -75,8 +75,9 @@ class Outcome:
     Attributes:
         check: its name.
         dtype: the dtype's name.
-        outcome: "passed", "failed", "refused" (every case was) or "unsupported" (it cannot be made here).
-        reason: why it was refused or is unsupported.
+        outcome: "passed", "failed", "refused" (every case was), "not reached" (no case could be run here) or
+            "unsupported" (the check does not apply).
+        reason: why it was refused, not reached or is unsupported.
         grade: "exact", "storage" or "wrong".
         worst: the largest error, in units of its bound.
         examples: how many cases were run.
@@ -184,14 +185,16 @@ class Verdict:
 
         - "right": it has passed.
         - "imprecise", "undecided", "wrong", "tampered", "invalid", "crashed" or "timed out": the gravest of its
-          failures. "timed out" also where checks were left out.
+          failures. "timed out" also where checks were left out, "undecided" also where no case of a check could be run.
         - "refused": no check has failed, and what it takes, or has gradients of, is not enough.
         """
         if self.passed:
             return RIGHT
         kinds = {o.failure.kind for o in self.outcomes if o.failure is not None}
         gravest = next((kind for kind in GRAVEST_FIRST if kind in kinds), None)
-        return gravest or (TIMED_OUT if self.left_out else REFUSED)
+        if gravest or self.left_out:
+            return gravest or TIMED_OUT
+        return UNDECIDED if any(o.outcome == UNREACHED for o in self.outcomes) else REFUSED
 
     def reward(self, rewards: Mapping[str, float] = REWARDS) -> float:
         """A number for what learns from verdicts.
@@ -285,7 +288,8 @@ class Verdict:
             return f"{name}: NOT PASSED; right with storage accuracy, which it does not claim"
         if failed:
             many = f"{len(self.failures)} distinct failure{'s' * (len(self.failures) != 1)}"
-            return f"{name}: {self.kind.upper()}; {failed} of {len(self.outcomes)} checks failed, {many}"
+            shown = "CANNOT JUDGE" if self.kind == UNDECIDED else self.kind.upper()
+            return f"{name}: {shown}; {failed} of {len(self.outcomes)} checks failed, {many}"
         return f"{name}: NOT PASSED; {'; '.join(self.shortcomings)}"
 
     def __str__(self) -> str:
@@ -341,11 +345,11 @@ class Verdict:
 def _cell(outcome: Outcome | None) -> str:
     if outcome is None:
         return ""
-    if outcome.failure is not None and outcome.failure.kind in (CRASHED, TIMED_OUT, TAMPERED):
+    if outcome.failure is not None and outcome.failure.kind in (CRASHED, TIMED_OUT, TAMPERED, UNDECIDED):
         return outcome.failure.kind.upper()
     if outcome.outcome == FAILED:
         return "FAILED" if outcome.grade == WRONG else "STORAGE"
-    if outcome.outcome in (REFUSED, UNSUPPORTED):
+    if outcome.outcome in (REFUSED, UNREACHED, UNSUPPORTED):
         return outcome.outcome
     storage = " storage" if outcome.grade == STORAGE else ""
     return f"{outcome.worst:.2f} {outcome.examples:>4}{storage}"

@@ -15,7 +15,7 @@ from fourfold.running.verdict import FAILURE, SEARCH, skip_reason
 # What is said of failures that are no wrong results.
 KINDS = {
     IMPRECISE: "imprecise: right if each intermediate is rounded to the dtype, which is not claimed",
-    UNDECIDED: "undecided: no bound is known of what is right, which says nothing of the kernel",
+    UNDECIDED: "undecided: the definition or Fourfold has failed, which says nothing of the kernel",
     CRASHED: "crashed: the process that ran the kernel died",
     TIMED_OUT: "timed out: the kernel did not return in time",
     TAMPERED: "tampered: the kernel changed what judges it",

@@ -21,12 +21,12 @@ from fourfold import backends
 from fourfold.backends.triton import compilation, takeover
 from fourfold.checks import standard
 from fourfold.checks.catalogue import operations
-from fourfold.checks.escapes import Escape, held
+from fourfold.checks.escapes import held
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.grades import Imprecise
 from fourfold.checks.history import late_inputs_are_waited_for
 from fourfold.checks.outputs import requires_gradient, together
-from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unsupported
+from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unreachable, Unsupported
 from fourfold.checks.standard import BACKWARD, FORWARD, Check
 from fourfold.compat import hypothesis_internals
 from fourfold.core.case import Case
@@ -34,11 +34,9 @@ from fourfold.core.claims import STORAGE, Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.not_reached import NotReached, Unreached
 from fourfold.core.operation import Operation
-from fourfold.core.refusals import Refusals, is_of_the_interpreter
-from fourfold.core.refusals import reason as told_by
+from fourfold.core.refusals import Refusals
 from fourfold.core.tampering import Tampered, random_state_kept
 from fourfold.running.calling import as_operation
-from fourfold.running.candidate_session import Unanswered
 from fourfold.running.exactness import computing_exactly
 from fourfold.running.executed import Executed, watched, watched_elsewhere
 from fourfold.running.findings import (
@@ -46,16 +44,17 @@ from fourfold.running.findings import (
     MAY_BE_WRONG,
     PASSED,
     REFUSED,
+    UNREACHED,
     UNSUPPORTED,
     WRONG,
     Finding,
     Outcome,
     Verdict,
 )
-from fourfold.running.frames import cause, own_frames, spelled, words
+from fourfold.running.frames import cause, own_frames, spelled
 from fourfold.running.shortcomings import listed
 from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
-from fourfold.running.verdict import counterexample, kind_of
+from fourfold.running.verdict import counterexample, kind_of, said_of
 from fourfold.running.watch import Watched
 from fourfold.strategies import defaults
 from fourfold.strategies.constants import Constants, constants_in, constants_of
@@ -452,13 +451,10 @@ class Trial:
             if search.brief:
                 told = {"outcome": UNSUPPORTED, "reason": BRIEFLY}
         except (Unsupported, NotReached) as reason:
-            told = {"outcome": REFUSED if isinstance(reason, Refused) else UNSUPPORTED, "reason": str(reason)}
+            told = {"outcome": _outcome_of(reason), "reason": str(reason)}
         except Exception as error:
-            if is_of_the_interpreter(error):
-                told = {"outcome": REFUSED, "reason": f"not seen, as Triton interprets it here: {told_by(error)}"}
-            else:
-                told = {"outcome": FAILED, "failure": self._finding(error, last[0])}
-                search.grade = STORAGE if isinstance(error, Imprecise) else WRONG
+            told = {"outcome": FAILED, "failure": self._finding(error, last[0])}
+            search.grade = STORAGE if isinstance(error, Imprecise) else WRONG
         if changes := watched.changes():
             tampered = Tampered(f"the candidate changed what judges it: {listed(changes)}")
             told = {"outcome": FAILED, "failure": self._finding(tampered, last[0])}
@@ -487,15 +483,14 @@ class Trial:
     def _finding(self, error: Exception, at: str) -> Finding:
         notes = "\n".join(map(str, getattr(error, "__notes__", [])))
         frames = own_frames(error, self.origin)
-        own = isinstance(error, Failure | Escape | Tampered | Unanswered)
-        message = words(error) if own else f"{type(error).__name__}: {words(error)}"
+        message = said_of(error, frames)
         return Finding(
             message=message,
             counterexample=counterexample(notes) or at or None,
             frames=spelled(frames),
             cause=cause(error, frames) if frames else _cause_of(message),
             blob=hypothesis_internals.blob_in(notes),
-            kind=kind_of(error),
+            kind=kind_of(error, frames),
         )
 
     def silently_wrong_outside_of_the_claims(self, seed: int) -> list[str]:
@@ -543,6 +538,13 @@ def _failure_of(check: Callable[[Subject, Search], None], subject: Subject, sear
         except Failure as failure:
             return failure
     return None
+
+
+def _outcome_of(reason: Unsupported | NotReached) -> str:
+    """What a check came to that found no case of use."""
+    if isinstance(reason, Refused):
+        return REFUSED
+    return UNREACHED if isinstance(reason, Unreachable | NotReached) else UNSUPPORTED
 
 
 def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:

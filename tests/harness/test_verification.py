@@ -459,11 +459,13 @@ def test_what_the_interpreter_lacks_is_no_fault_of_the_kernel(untrusted: bool, t
     (tmp_path / "twice.py").write_text(ASSEMBLY)
     claims = Claims(gradients=False)
     given: Any = f"{tmp_path / 'twice.py'}:twice" if untrusted else load(tmp_path / "twice.py", ASSEMBLY).twice
-    verdict = fourfold.verify(given, twice, claims=claims, refusals=False, untrusted=untrusted, only=["forward"], **ONE)
+    verdict = fourfold.verify(given, twice, claims=claims, untrusted=untrusted, only=["forward"], **ONE)
     assert not verdict.passed
     assert not verdict.failures, str(verdict)
-    assert verdict.kind == "refused"
-    assert "as Triton interprets it here" in str(verdict)
+    assert not verdict.refusals
+    assert verdict.kind == "undecided"
+    assert verdict.outcomes[0].outcome == "not reached"
+    assert "not seen, as it is interpreted or emulated here" in str(verdict)
 
 
 BY_NAME = """

@@ -275,7 +275,7 @@ class _Writer:
 
 @functools.lru_cache(4096)
 def _code(source: str) -> types.CodeType:
-    module = compile(source, "<replayed operation of Triton's interpreter>", "exec")
+    module = compile(source, f"{__file__}, a replayed operation", "exec")
     return next(part for part in module.co_consts if isinstance(part, types.CodeType))
 
 
