@@ -21,6 +21,7 @@ from fourfold.checks.database import Filed
 from fourfold.checks.escapes import held
 from fourfold.checks.room import wait_for_others
 from fourfold.core.blame import Blame, marked
+from fourfold.core.boundary import LAYOUTS, Boundary, traits_of
 from fourfold.core.case import Case, RecentCases
 from fourfold.core.claims import EXACT, NO_CLAIMS, Claims
 from fourfold.core.comparison import Agreement
@@ -232,6 +233,8 @@ class Search:
     started: float = field(default_factory=time.perf_counter)
     # The cases that the implementation refused, where it may.
     refusals: Refusals | None = None
+    # What tells the refused cases from those that the implementation takes.
+    boundary: Boundary = field(default_factory=Boundary)
     # The cases that could not be run here.
     unreached: Unreached = field(default_factory=Unreached)
     # What is wrong, and no failure: a bad input that gives a result, say.
@@ -240,6 +243,8 @@ class Search:
     remarks: list[str] = field(default_factory=list)
     grade: str = EXACT
     constants: str = ""  # those of the source that large cases come from, in a line
+    subject: Subject | None = None  # whose cases are run
+    lays_out: bool = False  # whether the check lays tensors out in another way than their cases say
 
     def saw(self, *agreements: Agreement) -> None:
         """Count an example, and record the errors and sizes of its comparisons."""
@@ -334,10 +339,20 @@ class Search:
                 self.unreached.add(f"not seen, as it is interpreted or emulated here: {reason(error)}", case)
             elif self.refusals is not None and is_refusal(error):
                 self.refusals.add(error)
+                self._note_boundary(case, refused=True)
             else:
                 raise
             return False
+        self._note_boundary(case, refused=False)
         return True
+
+    def _note_boundary(self, case: Case, refused: bool) -> None:
+        if self.refusals is not None:
+            operation, dtype = (None, None) if self.subject is None else (self.subject.operation, self.subject.dtype)
+            traits = traits_of(operation, case, dtype)
+            self.boundary.add(
+                {name: of for name, of in traits.items() if not (self.lays_out and name in LAYOUTS)}, refused
+            )
 
     def one(self, name: str, case: Case, body: Callable[[Case], None]) -> bool:
         """Run `body` on a named case; gives whether it was of use: suitable, reached, and not refused."""
@@ -371,6 +386,7 @@ class Search:
         cases follow the named ones, and with `dear` one of them may take seconds. Named examples of more elements than
         `most_named` are left out.
         """
+        self.subject = subject
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
         if self.brief:
             examples = min(examples, BRIEF_GENERATED)

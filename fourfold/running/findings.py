@@ -159,6 +159,7 @@ class Verdict:
         seed: of the generated cases.
         seconds: how long it took.
         constants: those of the implementation's source that sizes of large cases come from, in a line.
+        suggested_claim: a claim that leaves out every case that was refused, as ``contiguous=True``; "" without one.
         never_executed: lines of the implementation that never ran; None where that is not known, as of a wrong one.
         left_out: how many checks were not made, because time had run out.
         speeds: how fast it is, where this was asked for, and it has passed.
@@ -175,6 +176,7 @@ class Verdict:
     seed: int
     seconds: float
     constants: str = ""
+    suggested_claim: str = ""
     never_executed: tuple[Unexecuted, ...] | None = None
     left_out: int = 0
     speeds: tuple[Speed, ...] = ()
@@ -220,8 +222,7 @@ class Verdict:
             return number
         doublings = [math.log2(speed.certain) for speed in self.speeds]
         for_speed = sum(doublings) / len(doublings) if doublings else 0.0
-        taken = self.examples / max(self.examples + self.refusals.total(), 1)
-        return taken * (number + min(max(for_speed, LEAST_FOR_SPEED), MOST_FOR_SPEED))
+        return (1 - self.refused_share) * (number + min(max(for_speed, LEAST_FOR_SPEED), MOST_FOR_SPEED))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -266,6 +267,11 @@ class Verdict:
         return sum((Counter(o.refusals) for o in self.outcomes), Counter())
 
     @property
+    def refused_share(self) -> float:
+        """The share of cases that were refused, from 0 to 1."""
+        return self.refusals.total() / max(self.examples + self.refusals.total(), 1)
+
+    @property
     def failures(self) -> list[tuple[Outcome, Finding]]:
         """Every distinct failure, with the first check that found it."""
         first: dict[str, tuple[Outcome, Finding]] = {}
@@ -298,9 +304,7 @@ class Verdict:
     def _lines(self) -> Iterator[str]:
         yield self.summary
         yield from self._table()
-        total = self.examples + self.refusals.total()
-        for reason, count in self.refusals.most_common(SHOWN):
-            yield f"refused {count} of {total} cases: {reason}"
+        yield from refusal_lines(self.refusals, self.examples, self.suggested_claim)
         for number, (outcome, failure) in enumerate(self.failures, 1):
             same = [o for o in self.outcomes if o.failure is not None and o.failure.cause == failure.cause]
             also = f" (and {len(same) - 1} other checks)" if len(same) > 1 else ""
@@ -326,6 +330,7 @@ class Verdict:
     def json(self) -> str:
         """The whole verdict as JSON."""
         about = {"kind": self.kind, "passed": self.passed, "grade": self.grade, "worst_error_over_bound": self.worst}
+        about["refused_share"] = self.refused_share
         return json.dumps({**about, "summary": self.summary, **asdict(self)}, indent=1, default=str)
 
     def html(self) -> str:
@@ -340,6 +345,23 @@ class Verdict:
             f'<h1>{title}</h1><p style="color:{colour};font-weight:600">{html.escape(self.summary)}</p>'
             f"<pre>{text}</pre></html>\n"
         )
+
+
+def refusal_lines(refusals: Counter[str], examples: int, claim: str) -> Iterator[str]:
+    """The share of cases that were refused, the claim that leaves them out, and the reasons, a line each.
+
+    Args:
+        refusals: how many cases were refused, by reason.
+        examples: how many were not.
+        claim: leaves out every case that was refused; "" without one.
+    """
+    if not refusals:
+        return
+    total = examples + refusals.total()
+    stated = f": the claim `{claim}` leaves out all of them" if claim else ""
+    yield f"refused {refusals.total() / total:.0%} of the cases{stated}"
+    for reason, count in refusals.most_common(SHOWN):
+        yield f"refused {count} of {total} cases: {reason}"
 
 
 def _cell(outcome: Outcome | None) -> str:

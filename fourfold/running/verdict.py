@@ -18,6 +18,7 @@ from fourfold.checks.grades import Imprecise
 from fourfold.checks.search import Failure, Vacuous
 from fourfold.compat import hypothesis_internals, pytest_internals
 from fourfold.core.blame import Blame, marked, statement
+from fourfold.core.boundary import Boundary
 from fourfold.core.refusals import Fault
 from fourfold.core.tampering import Tampered
 from fourfold.running.candidate_session import Unanswered
@@ -183,6 +184,10 @@ class Entries:
                 entry |= {"worst_error_over_bound": seen["worst"], "examples": seen["examples"]}
                 told = ("grade", "refusals", "warnings", "remarks", "unreached", "constants")
                 entry |= {name: seen[name] for name in told if seen[name]}
+                if seen["refusals"]:
+                    refused = sum(seen["refusals"].values())
+                    entry["refused_share"] = refused / (refused + seen["examples"])
+                    entry["suggested_claim"] = Boundary.of(seen["boundary"]).claim()
                 entry["seconds"] = round(seen["seconds"], 3)
             elif key == FAILURE and isinstance(seen, dict):
                 entry |= seen

@@ -9,6 +9,8 @@ import math
 import re
 import secrets
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +31,7 @@ from fourfold.checks.outputs import requires_gradient, together
 from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unreachable, Unsupported
 from fourfold.checks.standard import BACKWARD, FORWARD, Check
 from fourfold.compat import hypothesis_internals
+from fourfold.core.boundary import Boundary
 from fourfold.core.case import Case
 from fourfold.core.claims import STORAGE, Claims, claims_of
 from fourfold.core.dtypes import DTYPES
@@ -50,6 +53,7 @@ from fourfold.running.findings import (
     Finding,
     Outcome,
     Verdict,
+    refusal_lines,
 )
 from fourfold.running.frames import cause, own_frames, spelled
 from fourfold.running.shortcomings import listed
@@ -193,7 +197,7 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
     started, seed = time.perf_counter(), secrets.randbits(32) if plan.seed is None else plan.seed
     search = Search(examples=plan.examples, seed=seed, blob=plan.reproduce)
     constants = ""
-    outcomes, warnings = list[Outcome](), list[str]()
+    outcomes, warnings, boundary = list[Outcome](), list[str](), Boundary()
     wrong, refused = set[tuple[str, str]](), dict[tuple[str, str], Outcome]()
     left = trial.planned(plan.dtypes, plan.only, plan.forbid_fallback)
     failed = stopped = False
@@ -209,6 +213,7 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
             own = replace(search, brief=plan.brief or of in wrong)
             outcome, said = trial.outcome(check, dtype, own)
             constants = constants or own.constants
+            boundary.update(own.boundary)
             outcomes.append(outcome)
             failed = failed or outcome.outcome == FAILED
             stopped = plan.first_failure and outcome.failure is not None and outcome.failure.kind not in MAY_BE_WRONG
@@ -238,6 +243,7 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
         seed=seed,
         seconds=time.perf_counter() - started,
         constants=constants,
+        suggested_claim=boundary.claim(),
         left_out=0 if failed else len(left),
     )
 
@@ -296,17 +302,36 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
 
 def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -> Callable[..., None]:
     """One test of a suite."""
+    refused_all: set[str] = set()
 
     def test(self: Any, dtype: str) -> None:
+        own, name = replace(search), f"{trial.name} as {trial.operation.name}, {dtype}"
         with trial.settings():
-            outcome, _ = trial.outcome(check, dtype, replace(search))
+            outcome, _ = trial.outcome(check, dtype, own)
         if outcome.failure is not None:
-            pytest.fail(f"{trial.name} as {trial.operation.name}, {dtype}: {outcome.failure}", pytrace=False)
+            pytest.fail(f"{name}: {outcome.failure}", pytrace=False)
+        if outcome.outcome == REFUSED and standard.parts_of(check.name)[0] == FORWARD:
+            refused_all.add(dtype)
+            if refused_all == {*dtypes}:
+                pytest.fail(f"{name}: nothing was verified: {outcome.reason}", pytrace=False)
+        if outcome.refusals:
+            told = "; ".join(refusal_lines(Counter(outcome.refusals), outcome.examples, own.boundary.claim()))
+            _warn_of_refusals(trial, f"{name}, {check.name}: {told}")
         if outcome.reason:
             pytest.skip(outcome.reason)
 
     test.__doc__ = check.run.__doc__ or check.name
     return pytest.mark.parametrize("dtype", dtypes)(test)
+
+
+class RefusedCases(UserWarning):
+    """A kernel of a suite refused cases that its claims do not leave out."""
+
+
+def _warn_of_refusals(trial: "Trial", message: str) -> None:
+    """Warn, at the place of the kernel: this module's own warnings are errors in CI."""
+    code = getattr(inspect.unwrap(trial.given), "__code__", None) if callable(trial.given) else None
+    warnings.warn_explicit(message, RefusedCases, str(trial.origin), getattr(code, "co_firstlineno", 1))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -438,6 +463,7 @@ class Trial:
     def outcome(self, check: Check, dtype: str, search: Search) -> tuple[Outcome, list[str]]:
         """What one check came to, and its warnings."""
         search.refusals, search.unreached = Refusals() if self.refusals else None, Unreached()
+        search.boundary = Boundary()
         search.warnings, search.remarks = [], []
         search.started = time.perf_counter()
         told: dict[str, Any] = {"outcome": PASSED}

@@ -118,6 +118,9 @@ def test_a_refusal_is_counted_and_no_failure_unless_an_option_says_so(tmp_path: 
     assert done.returncode == pytest.ExitCode.OK, done.stdout
     assert set(verdict["checks"][0]["refusals"]) == {"ValueError: x and y must be contiguous"}
     assert re.search(r"refused \d+ of \d+ cases: ValueError: x and y must be contiguous", done.stdout)
+    assert re.search(r"refused \d+% of the cases: the claim `contiguous=True` leaves out all of them", done.stdout)
+    assert verdict["checks"][0]["suggested_claim"] == "contiguous=True"
+    assert 0 < verdict["checks"][0]["refused_share"] < 1
     done, verdict = verify(tmp_path, candidate, "--no-refusals", *ADD)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "--no-refusals" in verdict["checks"][0]["repeat"]
