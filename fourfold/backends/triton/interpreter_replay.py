@@ -233,7 +233,7 @@ class _Writer:
         if np.broadcast_shapes(*map(shape_of, blocks)) != shape:
             return None
         direct = self.call(step, tuple(self.value(x) for x, _ in sources))
-        if not any(scalar for _, scalar in sources):
+        if not any(scalar for _, scalar in sources) or all(scalar for _, scalar in sources):
             return direct
         # NumPy lays the result out like its operands. A number that is broadcast lies row by row, so that the result
         # does too: a sum of it is rounded differently in another layout.
