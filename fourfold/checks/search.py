@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -64,7 +65,15 @@ NO_GRADIENTS = "has no gradients"
 
 
 class Failure(AssertionError):
-    """An implementation failed a check."""
+    """An implementation failed a check.
+
+    Attributes:
+        worst: the largest error, in units of its bound; 0 where none was compared.
+    """
+
+    def __init__(self, message: str, worst: float = 0.0) -> None:
+        super().__init__(message)
+        self.worst = worst
 
 
 class Vacuous(Failure):
@@ -335,6 +344,8 @@ class Search:
                 raise
             return False
         except Exception as error:
+            if isinstance(error, Failure):
+                self.worst = max(self.worst, min(error.worst, sys.float_info.max))  # JSON has no infinity
             if marked(error) is Blame.LACK:
                 self.unreached.add(f"not seen, as it is interpreted or emulated here: {reason(error)}", case)
             elif self.refusals is not None and is_refusal(error):

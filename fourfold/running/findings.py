@@ -79,7 +79,7 @@ class Outcome:
             "unsupported" (the check does not apply).
         reason: why it was refused, not reached or is unsupported.
         grade: "exact", "storage" or "wrong".
-        worst: the largest error, in units of its bound.
+        worst: the largest error that was seen, in units of its bound: above 1 of a wrong result.
         examples: how many cases were run.
         refusals: how many cases were refused, by reason.
         seconds: how long it took.
@@ -253,7 +253,7 @@ class Verdict:
 
     @property
     def worst(self) -> float:
-        """The largest error of all checks that passed, in units of its bound."""
+        """The largest error of all checks, in units of its bound: above 1 of a wrong result."""
         return max((o.worst for o in self.outcomes), default=0.0)
 
     @property

@@ -19,6 +19,7 @@ from fourfold.checks.search import Failure, Vacuous
 from fourfold.compat import hypothesis_internals, pytest_internals
 from fourfold.core.blame import Blame, marked, statement
 from fourfold.core.boundary import Boundary
+from fourfold.core.claims import EXACT, STORAGE
 from fourfold.core.refusals import Fault
 from fourfold.core.tampering import Tampered
 from fourfold.running.candidate_session import Unanswered
@@ -59,7 +60,8 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
     of_cuda = origin.suffix in SUFFIXES and not of_a_check  # no frame of Python's is in such a file
     message = said_of(error, frames)
     failure = {"message": message, "counterexample": case or at or None, "repeat": repeated}
-    failure["kind"] = kind_of(error, frames)
+    kind = kind_of(error, frames)
+    failure |= {"kind": kind, "grade": grade_of(kind)}
     if frames:
         failure["cause"] = cause(error, frames)
     elif of_cuda:
@@ -105,6 +107,11 @@ def said_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> s
     said = f"{type(error).__name__}: {words(error) or statement(error)}"
     blame = blame_for_undecided(error, frames)
     return f"{UNDECIDED_BY[blame]}: {said}" if blame else said
+
+
+def grade_of(kind: str) -> str:
+    """The grade of an implementation by the kind of its failure; "exact" where nothing is said against it."""
+    return {IMPRECISE: STORAGE, UNDECIDED: EXACT}.get(kind, WRONG)
 
 
 def refer(report: Any, first: str) -> None:

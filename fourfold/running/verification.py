@@ -25,7 +25,6 @@ from fourfold.checks import standard
 from fourfold.checks.catalogue import operations
 from fourfold.checks.escapes import held
 from fourfold.checks.forward import forward_agrees
-from fourfold.checks.grades import Imprecise
 from fourfold.checks.history import late_inputs_are_waited_for
 from fourfold.checks.outputs import requires_gradient, together
 from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unreachable, Unsupported
@@ -33,7 +32,7 @@ from fourfold.checks.standard import BACKWARD, FORWARD, Check
 from fourfold.compat import hypothesis_internals
 from fourfold.core.boundary import Boundary
 from fourfold.core.case import Case
-from fourfold.core.claims import STORAGE, Claims, claims_of
+from fourfold.core.claims import Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.not_reached import NotReached, Unreached
 from fourfold.core.operation import Operation
@@ -58,7 +57,7 @@ from fourfold.running.findings import (
 from fourfold.running.frames import cause, own_frames, spelled
 from fourfold.running.shortcomings import listed
 from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
-from fourfold.running.verdict import counterexample, kind_of, said_of
+from fourfold.running.verdict import counterexample, grade_of, kind_of, said_of
 from fourfold.running.watch import Watched
 from fourfold.strategies import defaults
 from fourfold.strategies.constants import Constants, constants_in, constants_of
@@ -479,8 +478,8 @@ class Trial:
         except (Unsupported, NotReached) as reason:
             told = {"outcome": _outcome_of(reason), "reason": str(reason)}
         except Exception as error:
-            told = {"outcome": FAILED, "failure": self._finding(error, last[0])}
-            search.grade = STORAGE if isinstance(error, Imprecise) else WRONG
+            finding = self._finding(error, last[0])
+            told, search.grade = {"outcome": FAILED, "failure": finding}, grade_of(finding.kind)
         if changes := watched.changes():
             tampered = Tampered(f"the candidate changed what judges it: {listed(changes)}")
             told = {"outcome": FAILED, "failure": self._finding(tampered, last[0])}

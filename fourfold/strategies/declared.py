@@ -158,7 +158,7 @@ def _try(made: DefinedOperation) -> None:
     Raises:
         DefinitionError: it raises an error.
     """
-    dtype, kinds = DTYPES["float32"], set()
+    dtype, kinds = DTYPES["float32"], set[str]()
     for name, make in itertools.islice(made.examples.items(), FEW_NAMED):
         case = None
         try:

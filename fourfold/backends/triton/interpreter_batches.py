@@ -88,7 +88,7 @@ def loop(*bounds: Any, **options: Any) -> Any:
     if not _are_batched((*bounds, *options.values())):
         numbers = range(*bounds, *[options[name] for name in ("step",) if name in options])
         types = [x.dtype for x in (*bounds, options.get("step")) if isinstance(x, tl.tensor)]
-        fits = -(1 << 31) <= min(numbers.start, numbers.stop) and max(numbers.start, numbers.stop) < 1 << 31
+        fits = min(numbers.start, numbers.stop) >= -(1 << 31) and max(numbers.start, numbers.stop) < 1 << 31
         kind = max([tl.int32 if fits else tl.int64, *types], key=lambda each: each.primitive_bitwidth)
         return (tl.tensor(Handle(np.array([number], numpy_type(kind)), kind), kind) for number in numbers)
     start, stop, step = [*([0] if len(bounds) == 1 else []), *bounds, options.get("step", 1)][:3]
