@@ -211,8 +211,10 @@ class Subject:
         """Require that the implementation has gradients.
 
         Raises:
-            Unsupported: it has none, or the operation has none.
+            Unsupported: it has none, or claims none, or the operation has none.
         """
+        if not self.claims.gradients:
+            raise Unsupported(f"{UNCLAIMED} gradients")
         if not self.differentiable:
             raise Unsupported(FORWARD_ONLY)
         if not self.operation.differentiable:

@@ -274,3 +274,31 @@ def test_failed_check_has_its_counterexample_in_the_verdict(tmp_path: Path, devi
     (check,) = verdict["checks"]
     assert check["message"].startswith(f"giou · candidate · float32 · {device}: output[0] is 0.1111111")
     assert check["counterexample"].startswith("Case(boxes1=array([[0.0, 0.0, 1.0, 1.0]], float32), boxes2=")
+
+
+FORWARD_ALONE = """
+import fourfold
+import torch
+
+
+@fourfold.claims(gradients=False, dtypes=("float32",))
+def softmax(x):
+    return torch.softmax(x.detach(), -1)
+
+
+@fourfold.claims(dtypes=("float32",))
+def without_the_claim(x):
+    return torch.softmax(x.detach(), -1)
+"""
+
+
+@pytest.mark.parametrize("untrusted", [[], ["--untrusted"]], ids=["trusted", "untrusted"])
+@pytest.mark.parametrize(("function", "passes"), [("softmax", True), ("without_the_claim", False)])
+def test_claims_of_the_source_are_heard(function: str, passes: bool, untrusted: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FORWARD_ALONE)
+    checks = ["-k", "test_output_agrees or test_gradients_agree", "--dtype=float64", "--device=cpu", *untrusted]
+    done, verdict = verify(tmp_path, f"--candidate=softmax={tmp_path / 'mine.py'}:{function}", *checks)
+    assert (done.returncode == pytest.ExitCode.OK) is passes, done.stdout
+    reasons = {check["reason"] for check in verdict["checks"] if check["outcome"] == "unsupported"}
+    assert "not claimed: float64" in reasons
+    assert ("not claimed: gradients" in reasons) is passes
