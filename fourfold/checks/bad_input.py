@@ -8,7 +8,7 @@ from fourfold.checks.escapes import held
 from fourfold.checks.search import Failure, Search, Subject
 from fourfold.core.comparison import Agreement
 from fourfold.core.declared_errors import ON_ANOTHER_DEVICE
-from fourfold.core.refusals import has_lost_device, is_fault, is_refusal, reason
+from fourfold.core.refusals import has_lost_device, is_fault, is_rejection, reason
 
 
 def declared_errors_are_raised(subject: Subject, search: Search) -> None:
@@ -63,7 +63,7 @@ def _bad_input_is_noticed(subject: Subject, search: Search) -> None:
         except Exception as error:
             if has_lost_device(error):
                 raise Failure(f"{subject}: bad input, {declared.name}, ends the use of the GPU: {error}") from error
-            if not is_refusal(error):
+            if not is_rejection(error):
                 if not is_fault(error):
                     raise
                 search.warnings.append(f"bad input is not noticed: {declared.name}: {reason(error)}")

@@ -40,4 +40,5 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
                 del output, gradients, tensors  # before another process may take as much
         search.saw(*agreements)
 
+    search.lays_out = True
     search.cases(subject, "offsets", body, few=True, also=subject.operation.examples_for_offsets(subject.dtype))

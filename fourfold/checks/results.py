@@ -33,7 +33,7 @@ def compare_results(
     """
     what = {name: f"{when}{name}" for name in results}
     problems = (_problem(subject, result, subject.dtype_of(name), what[name]) for name, result in results.items())
-    problem = next(filter(None, problems), None)
+    problem, worst = next(filter(None, problems), None), 0.0
     if problem is None:
         agreements = []
         try:
@@ -42,8 +42,8 @@ def compare_results(
                 agreements.append(compare(array, expectation(expected[name], dtype), dtype, what[name]))
             return agreements
         except Disagreement as disagreement:
-            problem = str(disagreement)
-    raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}")
+            problem, worst = str(disagreement), disagreement.worst
+    raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}", worst)
 
 
 def _problem(subject: Subject, actual: torch.Tensor, dtype: DType, what: str) -> str | None:

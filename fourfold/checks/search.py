@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -20,6 +21,8 @@ from fourfold.checks.comparisons import cases_past_comparisons
 from fourfold.checks.database import Filed
 from fourfold.checks.escapes import held
 from fourfold.checks.room import wait_for_others
+from fourfold.core.blame import Blame, marked
+from fourfold.core.boundary import LAYOUTS, Boundary, traits_of
 from fourfold.core.case import Case, RecentCases
 from fourfold.core.claims import EXACT, NO_CLAIMS, Claims
 from fourfold.core.comparison import Agreement
@@ -27,7 +30,7 @@ from fourfold.core.dtypes import DType
 from fourfold.core.far_apart import others_hold_the_memory
 from fourfold.core.not_reached import NotReached, Unreached
 from fourfold.core.operation import Operation, evaluate_tensors
-from fourfold.core.refusals import Refusals, by_the_implementation, chain, is_refusal
+from fourfold.core.refusals import Refusals, by_the_implementation, chain, is_refusal, reason
 from fourfold.strategies.combinations import combined
 from fourfold.strategies.large_cases import LargeCases
 from fourfold.strategies.special_values import cases_with_special_values
@@ -62,7 +65,15 @@ NO_GRADIENTS = "has no gradients"
 
 
 class Failure(AssertionError):
-    """An implementation failed a check."""
+    """An implementation failed a check.
+
+    Attributes:
+        worst: the largest error, in units of its bound; 0 where none was compared.
+    """
+
+    def __init__(self, message: str, worst: float = 0.0) -> None:
+        super().__init__(message)
+        self.worst = worst
 
 
 class Vacuous(Failure):
@@ -112,6 +123,10 @@ def _run_with_room(body: Callable[[Case], None], case: Case) -> None:
             if not attempts_left:
                 raise lacking from error
         wait_for_others()  # here, where no frame of the error holds memory any more
+
+
+class Unreachable(Unsupported):
+    """No case of a check that could have failed was reached."""
 
 
 class Refused(Unsupported):
@@ -196,8 +211,10 @@ class Subject:
         """Require that the implementation has gradients.
 
         Raises:
-            Unsupported: it has none, or the operation has none.
+            Unsupported: it has none, or claims none, or the operation has none.
         """
+        if not self.claims.gradients:
+            raise Unsupported(f"{UNCLAIMED} gradients")
         if not self.differentiable:
             raise Unsupported(FORWARD_ONLY)
         if not self.operation.differentiable:
@@ -227,6 +244,8 @@ class Search:
     started: float = field(default_factory=time.perf_counter)
     # The cases that the implementation refused, where it may.
     refusals: Refusals | None = None
+    # What tells the refused cases from those that the implementation takes.
+    boundary: Boundary = field(default_factory=Boundary)
     # The cases that could not be run here.
     unreached: Unreached = field(default_factory=Unreached)
     # What is wrong, and no failure: a bad input that gives a result, say.
@@ -235,6 +254,8 @@ class Search:
     remarks: list[str] = field(default_factory=list)
     grade: str = EXACT
     constants: str = ""  # those of the source that large cases come from, in a line
+    subject: Subject | None = None  # whose cases are run
+    lays_out: bool = False  # whether the check lays tensors out in another way than their cases say
 
     def saw(self, *agreements: Agreement) -> None:
         """Count an example, and record the errors and sizes of its comparisons."""
@@ -320,16 +341,31 @@ class Search:
         except Unsuitable:
             return False
         except NotReached as error:
-            self.unreached.add(error, case)
+            self.unreached.add(str(error), case)
             if error.lasts:
                 raise
             return False
         except Exception as error:
-            if self.refusals is None or not is_refusal(error):
+            if isinstance(error, Failure):
+                self.worst = max(self.worst, min(error.worst, sys.float_info.max))  # JSON has no infinity
+            if marked(error) is Blame.LACK:
+                self.unreached.add(f"not seen, as it is interpreted or emulated here: {reason(error)}", case)
+            elif self.refusals is not None and is_refusal(error):
+                self.refusals.add(error)
+                self._note_boundary(case, refused=True)
+            else:
                 raise
-            self.refusals.add(error)
             return False
+        self._note_boundary(case, refused=False)
         return True
+
+    def _note_boundary(self, case: Case, refused: bool) -> None:
+        if self.refusals is not None:
+            operation, dtype = (None, None) if self.subject is None else (self.subject.operation, self.subject.dtype)
+            traits = traits_of(operation, case, dtype)
+            self.boundary.add(
+                {name: of for name, of in traits.items() if not (self.lays_out and name in LAYOUTS)}, refused
+            )
 
     def one(self, name: str, case: Case, body: Callable[[Case], None]) -> bool:
         """Run `body` on a named case; gives whether it was of use: suitable, reached, and not refused."""
@@ -363,6 +399,7 @@ class Search:
         cases follow the named ones, and with `dear` one of them may take seconds. Named examples of more elements than
         `most_named` are left out.
         """
+        self.subject = subject
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
         if self.brief:
             examples = min(examples, BRIEF_GENERATED)
@@ -452,14 +489,14 @@ class Search:
 
         Raises:
             Refused: the implementation refused every case, or every one that could have failed.
-            Unsupported: no case that could have failed was reached.
+            Unreachable: no case that could have failed was reached.
             Vacuous: no example could have failed.
             Failure: no result had more than one element although the output of a named example has.
         """
         if self.refusals is not None and self.refusals.total and not self.substantial:
             raise Refused(self.refusals)
         if self.unreached.total and not self.substantial:
-            raise Unsupported("; ".join(self.unreached.lines()))
+            raise Unreachable("; ".join(self.unreached.lines()))
         if unseen := self._unseen(subject):
             kind = Failure if self.substantial else Vacuous
             raise kind(f"{subject}: {check} ran {self.ran} examples, and {unseen}")

@@ -52,6 +52,7 @@ def inputs_may_share_memory(subject: Subject, search: Search) -> None:
 
     Of a tensor that is given twice the gradient is the sum of both. No input is written to.
     """
+    search.lays_out = True
     for arrangement in _arrangements(subject):
         if subject.claims.outside(subject.operation, arrangement.case, subject.dtype) is None:
             check = _given_twice if arrangement.twice else _shared

@@ -9,7 +9,15 @@ from fourfold.core.running_error import Bounded, OneOf
 
 
 class Disagreement(AssertionError):
-    """A result that differs from its reference by more than its bound."""
+    """A result that differs from its reference by more than its bound.
+
+    Attributes:
+        worst: the largest error, in units of its bound; 0 where shapes differ.
+    """
+
+    def __init__(self, message: str, worst: float = 0.0) -> None:
+        super().__init__(message)
+        self.worst = worst
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,8 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
         wrong = int(np.count_nonzero(ratio > 1.0))
         raise Disagreement(
             f"{what}{list(index)} is {actual[at]!s}, expected {value[at]!s} within {bound[at]:.3g}"
-            f" (error over bound {agreement.worst:.3g}; {wrong} of {ratio.size} elements are wrong)"
+            f" (error over bound {agreement.worst:.3g}; {wrong} of {ratio.size} elements are wrong)",
+            agreement.worst,
         )
     return agreement
 

@@ -1,4 +1,4 @@
-"""Cases that were not reached: for want of memory, or because their kernels, or the compiler, take too long.
+"""Cases that were not reached: for want of memory or of time, or because the interpreter or the emulator lacks something.
 
 Such a case says nothing of the implementation. It is no failure and no refusal, and the verdict names it.
 """
@@ -43,10 +43,10 @@ class Unreached:
 
     _by_reason: dict[str, tuple[int, Case]] = field(default_factory=dict)
 
-    def add(self, error: NotReached, case: Case) -> None:
+    def add(self, reason: str, case: Case) -> None:
         """Count a case."""
-        count, smallest = self._by_reason.get(str(error), (0, case))
-        self._by_reason[str(error)] = count + 1, min(smallest, case, key=lambda each: each.elements)
+        count, smallest = self._by_reason.get(reason, (0, case))
+        self._by_reason[reason] = count + 1, min(smallest, case, key=lambda each: each.elements)
 
     @property
     def total(self) -> int:

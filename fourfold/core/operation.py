@@ -17,7 +17,7 @@ from fourfold.core.case import Case, is_floating, scaled
 from fourfold.core.declared_errors import DeclaredError
 from fourfold.core.dtypes import DType, returned
 from fourfold.core.far_apart import SHORTEST_AXIS
-from fourfold.core.refusals import by_the_implementation
+from fourfold.core.refusals import by_the_definition, by_the_implementation
 from fourfold.core.running_error import Arithmetic, Bounded, lift
 from fourfold.core.tampering import nothing_else_changes
 from fourfold.core.workloads import Make
@@ -286,7 +286,8 @@ def _once(oracle: Callable, case: Case, dtype: DType, ask: Callable[[], Any]) ->
     said = _said.setdefault(case, {})
     key = (oracle, dtype.name, dtype.arithmetic)
     if key not in said:
-        said[key] = ask()
+        with by_the_definition():
+            said[key] = ask()
     return said[key]
 
 

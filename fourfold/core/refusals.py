@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fourfold.compat.test_runners import PASSING_OVER
+from fourfold.core.blame import Blame, blame_of, mark, marked, statement
 from fourfold.core.executed import recorder
 from fourfold.core.not_reached import NotReached
 
@@ -59,7 +60,7 @@ def escape_of(error: BaseException) -> Escape:
 
 @contextlib.contextmanager
 def by_the_implementation() -> Iterator[None]:
-    """Mark exceptions that are raised inside as the implementation's own, but for those that say whose they are.
+    """Mark whose the exceptions are that are raised inside, but for those that are marked already.
 
     Which lines of the implementation run inside is recorded.
 
@@ -74,34 +75,38 @@ def by_the_implementation() -> Iterator[None]:
             raise escape_of(error) from None
         raise
     except Exception as error:
-        if hasattr(error, "by_the_implementation"):
-            raise
-        if is_order(error):
-            raise escape_of(error) from None
-        with contextlib.suppress(AttributeError, TypeError):  # some exceptions take no attributes
-            error.by_the_implementation = True  # type: ignore[attr-defined]
+        if marked(error) is None:
+            if is_order(error):
+                raise escape_of(error) from None
+            mark(error, blame_of(error))
         raise
     finally:
         recorder.end(begun)
 
 
+@contextlib.contextmanager
+def by_the_definition() -> Iterator[None]:
+    """Mark exceptions that are raised inside as those of the definition that kernels are compared with."""
+    try:
+        yield
+    except Exception as error:
+        mark(error, Blame.DEFINITION)
+        raise
+
+
 def is_refusal(error: BaseException) -> bool:
-    """Whether an exception is the implementation's own and reports no fault."""
-    if not isinstance(error, Exception) or not getattr(error, "by_the_implementation", False):
-        return False
-    # A name that is not there is nobody's way to say no.
-    slip = any(isinstance(cause, NameError) for cause in chain(error))
-    return not slip and not is_fault(error) and not has_lost_device(error)
+    """Whether an exception is a refusal of the implementation's, and reports no fault."""
+    return marked(error) is Blame.REFUSAL and not is_fault(error) and not has_lost_device(error)
+
+
+def is_rejection(error: BaseException) -> bool:
+    """Whether an exception keeps a call with bad input from giving a result: a refusal, or what Python raises there."""
+    return is_refusal(error) or (marked(error) is Blame.BUG and not is_fault(error) and not has_lost_device(error))
 
 
 def has_lost_device(error: BaseException) -> bool:
     """Whether an exception says that the process can use its GPU no more, as after an illegal memory access."""
     return any(_LOST_CONTEXT.search(str(cause)) for cause in chain(error))
-
-
-def is_of_the_interpreter(error: BaseException) -> bool:
-    """Whether Triton's interpreter says that it lacks something, such as inline assembly. A GPU may have it."""
-    return any("not supported in interpreter mode" in str(cause) for cause in chain(error))
 
 
 def is_fault(error: BaseException) -> bool:
@@ -122,7 +127,7 @@ def reason(error: BaseException) -> str:
     innermost = error
     while innermost.__cause__ is not None:
         innermost = innermost.__cause__
-    line = next((line.strip() for line in str(innermost).splitlines() if line.strip()), "")
+    line = next((line.strip() for line in str(innermost).splitlines() if line.strip()), "") or statement(innermost)
     kind = type(innermost).__name__
     said = f"{kind}: {line}" if line else kind
     return f"{said} (it asks for a GPU, and there is none here)" if _NO_GPU.search(said) else said

@@ -407,14 +407,15 @@ def grouped(a: Bounded, groups: int) -> Bounded:
     spatial = (a.ndim - 2) // 2
     a = a.reshape(a.shape[0], groups, a.shape[1] // groups, *a.shape[2:])
     a = a.transpose(1, 0, *range(3, 3 + spatial), 2, *range(3 + spatial, 3 + 2 * spatial))
-    return a.reshape(groups, math.prod(a.shape[1 : 2 + spatial]), -1)
+    # Each length is given: of no elements, as of an empty batch, NumPy infers none.
+    return a.reshape(groups, math.prod(a.shape[1 : 2 + spatial]), math.prod(a.shape[2 + spatial :]))
 
 
 def correlated(a: Bounded, weight: Bounded, stride: Sequence[int], dilation: Sequence[int], groups: int) -> Bounded:
     """The sums of products of the elements under the kernel and its weights, ``[out, in / groups, *kernel]``."""
     under = windows(a, weight.shape[2:], stride, dilation)
     places = under.shape[2 : a.ndim]
-    weights = weight.reshape(groups, weight.shape[0] // groups, -1).transpose(0, 2, 1)
+    weights = weight.reshape(groups, weight.shape[0] // groups, math.prod(weight.shape[1:])).transpose(0, 2, 1)
     result = unpadded(matrix_product(grouped(under, groups), weights))
     result = result.transpose(1, 0, 2).reshape(a.shape[0], *places, weight.shape[0])
     return result.moved(lambda part: np.moveaxis(part, -1, 1))

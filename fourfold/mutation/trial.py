@@ -35,7 +35,7 @@ from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.outputs import of_output, together
 from fourfold.checks.repeatability import repeats_bit_for_bit
-from fourfold.checks.search import Failure, Search, Subject, Unsuitable
+from fourfold.checks.search import Failure, Search, Subject, Unsuitable, Unsupported
 from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.core import registry
 from fourfold.core.case import Case
@@ -383,7 +383,11 @@ class Trials:
     def _run(self, step: int, wanted: Callable[[str], bool], say: Callable[..., None] | None = None) -> None:
         """Run a step on the wanted cases. With `say`, run Python kernels on all cases and report each case's lines."""
         this = self.steps[step]
-        subject = self._selection().subject(Cell(self.operation.name, self.backend, this.dtype), "cpu")
+        selection, cell = self._selection(), Cell(self.operation.name, self.backend, this.dtype)
+        if self.candidate and selection.unsupported(cell, "cpu"):
+            return
+        subject = selection.subject(cell, "cpu")
+        cases = _claimed(subject, this.cases)
         tuning = importlib.import_module("fourfold.backends.tuning")
         force: Any = contextlib.nullcontext()
         if this.configuration:
@@ -395,10 +399,11 @@ class Trials:
             assert say is not None
             say(step=step, case=name, lines={file: sorted(found) for file, found in lines.items()})
 
-        given = Given(examples=len(this.cases), given=this.cases, wanted=wanted)
+        given = Given(examples=len(cases), given=cases, wanted=wanted)
         if say is not None and self.backend != "cuda":
-            given.cases = functools.partial(_each, this.cases, traced)  # type: ignore[method-assign]
-        with force:
+            given.cases = functools.partial(_each, cases, traced)  # type: ignore[method-assign]
+        # What a candidate does not claim, as gradients, is not checked.
+        with force, contextlib.suppress(*[Unsupported] * bool(self.candidate)):
             this.check(of_output(subject, this.output) if this.output else together(subject), given)
 
     def _compiling_only(self, names: frozenset[str]) -> contextlib.AbstractContextManager[None]:
@@ -617,6 +622,13 @@ def _lines_that_run(places: Mapping[str, str]) -> Iterator[dict[str, set[int]]]:
         yield ran
     finally:
         sys.settrace(former)
+
+
+def _claimed(subject: Subject, cases: Mapping[str, Case]) -> dict[str, Case]:
+    """The cases that an implementation claims to take, in the layouts that it claims."""
+    claims, operation, dtype = subject.claims, subject.operation, subject.dtype
+    within = {name: case for name, case in cases.items() if claims.outside(operation, case, dtype) is None}
+    return {name: claims.adapted(case) for name, case in within.items()}
 
 
 def _each(

@@ -76,7 +76,8 @@ def like(
     )
     defined.__name__ = name or str(getattr(definition, "__name__", "reference"))
     sizes = {} if vary else {_axis(size): size for size in lengths}
-    return operation(sizes=sizes, **declared, **fields)(defined)
+    # What has no bound is found by the verdict: here a definition is somebody else's.
+    return operation(sizes=sizes, tried=False, **declared, **fields)(defined)
 
 
 def _axis(size: int) -> str:

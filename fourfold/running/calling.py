@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
         found = found()
     if isinstance(found, type) and issubclass(found, torch.autograd.Function):
         found = found.apply  # type: ignore[attr-defined]
+    if _is_kernel_of_triton(found):
+        raise CannotBeCalled(f"{_name(found)} is a Triton kernel: give the function that launches it")
     if not callable(found):
         raise CannotBeCalled(f"a {type(found).__name__} is no function: it cannot be called as {operation}{wanted}")
     owner = getattr(found, "__self__", None)
@@ -47,9 +50,19 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
     try:
         own.bind(*wanted.parameters)
     except TypeError as error:
-        name = getattr(found, "__name__", type(found).__name__)
-        raise CannotBeCalled(f"{name}{own} cannot be called as {operation}{wanted}: {error}") from None
+        raise CannotBeCalled(f"{_name(found)}{own} cannot be called as {operation}{wanted}: {error}") from None
     return in_order(found, wanted)
+
+
+def _is_kernel_of_triton(given: Any) -> bool:
+    """Whether this is what ``@triton.jit`` or ``@triton.autotune`` makes, compiled or interpreted."""
+    runtime = sys.modules.get("triton.runtime.jit")
+    return runtime is not None and isinstance(given, runtime.KernelInterface)
+
+
+def _name(given: Any) -> str:
+    inner = getattr(given, "fn", given)  # of a kernel of Triton's: the function
+    return getattr(inner, "__name__", type(given).__name__)
 
 
 def by_name(found: Callable[..., Any], own: inspect.Signature, wanted: inspect.Signature) -> Callable[..., Any]:

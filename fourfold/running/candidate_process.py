@@ -28,6 +28,7 @@ import torch
 from fourfold.core import far_apart
 from fourfold.core.arena import Arena
 from fourfold.core.at_once import NeverReturns, called_at_once
+from fourfold.core.blame import blame_of, statement
 from fourfold.core.case import Case
 from fourfold.core.compared import Compared, Comparison
 from fourfold.core.dispatch import Fallbacks
@@ -379,7 +380,7 @@ class Served:
                 {
                     "type": type(cause).__name__,
                     "bases": [base.__name__ for base in type(cause).__mro__ if base.__module__ == "builtins"],
-                    "words": words(cause)[:MOST_WORDS],
+                    "words": (words(cause) or statement(cause))[:MOST_WORDS],
                     "fault": isinstance(cause, Fault),
                     "cause": cause.__cause__ is not None,
                     "line": getattr(cause, "line", None) if type(getattr(cause, "line", None)) is int else None,
@@ -387,6 +388,7 @@ class Served:
                 for cause, _ in zip(chain(error), range(MOST_CAUSES))
             ],
             "frames": [[frame.filename, frame.lineno or 0, frame.name, frame.line or ""] for frame in frames],
+            "blame": blame_of(error).value,
             "escape": is_order(error),
             "tampered": isinstance(error, Tampered),
         }

@@ -19,6 +19,7 @@ import torch
 import fourfold
 from fourfold.checks.search import Unsupported
 from fourfold.core import far_apart
+from fourfold.core.blame import Blame
 from fourfold.core.refusals import OutOfTime
 from fourfold.core.surroundings import VARIABLES
 from fourfold.running import messages
@@ -38,7 +39,7 @@ SHOWN_CHARACTERS = 2000
 class Unanswered(Exception):
     """A call that the candidate's process has not answered: a failure, and no refusal."""
 
-    by_the_implementation = False
+    fourfold_blame = Blame.BUG
     kind = CRASHED
 
 
@@ -330,4 +331,4 @@ def in_turn(session: Session) -> Iterator[None]:
 class NotSent(Unsupported):
     """A case cannot be sent, which is no refusal."""
 
-    by_the_implementation = False
+    fourfold_blame = Blame.HARNESS

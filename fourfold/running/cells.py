@@ -254,11 +254,11 @@ class Selection:
     def unsupported(self, cell: Cell, device: str) -> str | None:
         """Why a cell cannot run on a device, or None."""
         if cell.backend == CANDIDATE:
-            claimed = self.claims.dtypes if self.claims else ()
-            if claimed and cell.dtype not in claimed:
-                return f"{UNCLAIMED} {cell.dtype}"
             kernel = self.candidates[cell.operation].of_cuda
-            return kernel.unsupported(cell.dtype, device) if kernel else None
+            if kernel and (reason := kernel.unsupported(cell.dtype, device)):
+                return reason
+            claimed = self._claims(cell).dtypes
+            return f"{UNCLAIMED} {cell.dtype}" if claimed and cell.dtype not in claimed else None
         return backends.unsupported(cell.operation, cell.backend, cell.dtype, device)
 
     def depends_on_batch(self, cell: Cell, device: str) -> str | None:
@@ -315,7 +315,7 @@ class Selection:
 
         implementation = self.implementation(cell.operation, cell.backend)
         foreign = cell.backend == CANDIDATE
-        claims = (self.claims or claims_of(implementation)) if foreign else Claims()
+        claims = self._claims(cell)
         if device == "cpu":
             memory = importlib.import_module("fourfold.backends.triton.interpreter_memory")
             memory.undefined_lanes_are_zero(claims.undefined_lanes_are_zero)
@@ -344,6 +344,12 @@ class Selection:
                 every=1 if foreign or profiles.is_full() else profiles.OWN_EVERY,
             ),
         )
+
+    def _claims(self, cell: Cell) -> Claims:
+        """What is claimed of a cell's implementation: by the run, or else by the source of a candidate."""
+        if cell.backend != CANDIDATE:
+            return Claims()
+        return self.claims or claims_of(self.implementation(cell.operation, cell.backend))
 
     def _constants(self, cell: Cell, implementation: Callable[..., Any]) -> Constants:
         """The constants of a cell's source."""

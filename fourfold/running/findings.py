@@ -12,12 +12,12 @@ from typing import Any, Self
 from fourfold.core.claims import EXACT, STORAGE
 from fourfold.running.executed import Unexecuted, shown
 
-PASSED, FAILED, REFUSED, UNSUPPORTED = "passed", "failed", "refused", "unsupported"
+PASSED, FAILED, REFUSED, UNREACHED, UNSUPPORTED = "passed", "failed", "refused", "not reached", "unsupported"
 WRONG = "wrong"
 # What a failure may be besides wrong.
 IMPRECISE, CRASHED, TIMED_OUT, TAMPERED = "imprecise", "crashed", "timed out", "tampered"
 RIGHT, INVALID = "right", "invalid"
-# No bound is known of what the definition computes, so that a check says nothing of the implementation.
+# The definition raises, has no bound, or the harness lacks or breaks something: nothing is said of the implementation.
 UNDECIDED = "undecided"
 # What a verdict is where checks have failed: the gravest of what the failures are.
 GRAVEST_FIRST = (TAMPERED, INVALID, CRASHED, TIMED_OUT, WRONG, UNDECIDED, IMPRECISE)
@@ -52,8 +52,8 @@ class Finding:
         frames: the way through the author's own code, as Python shows it; "" where there is none.
         cause: the same for failures of one cause.
         blob: Hypothesis's name of the case, for `verify(..., reproduce=blob)`; None for a named example.
-        kind: "wrong", "imprecise", "tampered", "undecided" where no bound is known of what is right, or, of a call in a
-            process of its own, "crashed" or "timed out".
+        kind: "wrong", "imprecise", "tampered", "undecided" where the definition or the harness has failed, or, of a
+            call in a process of its own, "crashed" or "timed out".
     """
 
     message: str
@@ -75,10 +75,11 @@ class Outcome:
     Attributes:
         check: its name.
         dtype: the dtype's name.
-        outcome: "passed", "failed", "refused" (every case was) or "unsupported" (it cannot be made here).
-        reason: why it was refused or is unsupported.
+        outcome: "passed", "failed", "refused" (every case was), "not reached" (no case could be run here) or
+            "unsupported" (the check does not apply).
+        reason: why it was refused, not reached or is unsupported.
         grade: "exact", "storage" or "wrong".
-        worst: the largest error, in units of its bound.
+        worst: the largest error that was seen, in units of its bound: above 1 of a wrong result.
         examples: how many cases were run.
         refusals: how many cases were refused, by reason.
         seconds: how long it took.
@@ -158,6 +159,7 @@ class Verdict:
         seed: of the generated cases.
         seconds: how long it took.
         constants: those of the implementation's source that sizes of large cases come from, in a line.
+        suggested_claim: a claim that leaves out every case that was refused, as ``contiguous=True``; "" without one.
         never_executed: lines of the implementation that never ran; None where that is not known, as of a wrong one.
         left_out: how many checks were not made, because time had run out.
         speeds: how fast it is, where this was asked for, and it has passed.
@@ -174,6 +176,7 @@ class Verdict:
     seed: int
     seconds: float
     constants: str = ""
+    suggested_claim: str = ""
     never_executed: tuple[Unexecuted, ...] | None = None
     left_out: int = 0
     speeds: tuple[Speed, ...] = ()
@@ -184,14 +187,16 @@ class Verdict:
 
         - "right": it has passed.
         - "imprecise", "undecided", "wrong", "tampered", "invalid", "crashed" or "timed out": the gravest of its
-          failures. "timed out" also where checks were left out.
+          failures. "timed out" also where checks were left out, "undecided" also where no case of a check could be run.
         - "refused": no check has failed, and what it takes, or has gradients of, is not enough.
         """
         if self.passed:
             return RIGHT
         kinds = {o.failure.kind for o in self.outcomes if o.failure is not None}
         gravest = next((kind for kind in GRAVEST_FIRST if kind in kinds), None)
-        return gravest or (TIMED_OUT if self.left_out else REFUSED)
+        if gravest or self.left_out:
+            return gravest or TIMED_OUT
+        return UNDECIDED if any(o.outcome == UNREACHED for o in self.outcomes) else REFUSED
 
     def reward(self, rewards: Mapping[str, float] = REWARDS) -> float:
         """A number for what learns from verdicts.
@@ -217,8 +222,7 @@ class Verdict:
             return number
         doublings = [math.log2(speed.certain) for speed in self.speeds]
         for_speed = sum(doublings) / len(doublings) if doublings else 0.0
-        taken = self.examples / max(self.examples + self.refusals.total(), 1)
-        return taken * (number + min(max(for_speed, LEAST_FOR_SPEED), MOST_FOR_SPEED))
+        return (1 - self.refused_share) * (number + min(max(for_speed, LEAST_FOR_SPEED), MOST_FOR_SPEED))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -249,7 +253,7 @@ class Verdict:
 
     @property
     def worst(self) -> float:
-        """The largest error of all checks that passed, in units of its bound."""
+        """The largest error of all checks, in units of its bound: above 1 of a wrong result."""
         return max((o.worst for o in self.outcomes), default=0.0)
 
     @property
@@ -261,6 +265,11 @@ class Verdict:
     def refusals(self) -> Counter[str]:
         """How many cases were refused, by reason."""
         return sum((Counter(o.refusals) for o in self.outcomes), Counter())
+
+    @property
+    def refused_share(self) -> float:
+        """The share of cases that were refused, from 0 to 1."""
+        return self.refusals.total() / max(self.examples + self.refusals.total(), 1)
 
     @property
     def failures(self) -> list[tuple[Outcome, Finding]]:
@@ -285,7 +294,8 @@ class Verdict:
             return f"{name}: NOT PASSED; right with storage accuracy, which it does not claim"
         if failed:
             many = f"{len(self.failures)} distinct failure{'s' * (len(self.failures) != 1)}"
-            return f"{name}: {self.kind.upper()}; {failed} of {len(self.outcomes)} checks failed, {many}"
+            shown = "CANNOT JUDGE" if self.kind == UNDECIDED else self.kind.upper()
+            return f"{name}: {shown}; {failed} of {len(self.outcomes)} checks failed, {many}"
         return f"{name}: NOT PASSED; {'; '.join(self.shortcomings)}"
 
     def __str__(self) -> str:
@@ -294,9 +304,7 @@ class Verdict:
     def _lines(self) -> Iterator[str]:
         yield self.summary
         yield from self._table()
-        total = self.examples + self.refusals.total()
-        for reason, count in self.refusals.most_common(SHOWN):
-            yield f"refused {count} of {total} cases: {reason}"
+        yield from refusal_lines(self.refusals, self.examples, self.suggested_claim)
         for number, (outcome, failure) in enumerate(self.failures, 1):
             same = [o for o in self.outcomes if o.failure is not None and o.failure.cause == failure.cause]
             also = f" (and {len(same) - 1} other checks)" if len(same) > 1 else ""
@@ -322,6 +330,7 @@ class Verdict:
     def json(self) -> str:
         """The whole verdict as JSON."""
         about = {"kind": self.kind, "passed": self.passed, "grade": self.grade, "worst_error_over_bound": self.worst}
+        about["refused_share"] = self.refused_share
         return json.dumps({**about, "summary": self.summary, **asdict(self)}, indent=1, default=str)
 
     def html(self) -> str:
@@ -338,14 +347,31 @@ class Verdict:
         )
 
 
+def refusal_lines(refusals: Counter[str], examples: int, claim: str) -> Iterator[str]:
+    """The share of cases that were refused, the claim that leaves them out, and the reasons, a line each.
+
+    Args:
+        refusals: how many cases were refused, by reason.
+        examples: how many were not.
+        claim: leaves out every case that was refused; "" without one.
+    """
+    if not refusals:
+        return
+    total = examples + refusals.total()
+    stated = f": the claim `{claim}` leaves out all of them" if claim else ""
+    yield f"refused {refusals.total() / total:.0%} of the cases{stated}"
+    for reason, count in refusals.most_common(SHOWN):
+        yield f"refused {count} of {total} cases: {reason}"
+
+
 def _cell(outcome: Outcome | None) -> str:
     if outcome is None:
         return ""
-    if outcome.failure is not None and outcome.failure.kind in (CRASHED, TIMED_OUT, TAMPERED):
+    if outcome.failure is not None and outcome.failure.kind in (CRASHED, TIMED_OUT, TAMPERED, UNDECIDED):
         return outcome.failure.kind.upper()
     if outcome.outcome == FAILED:
         return "FAILED" if outcome.grade == WRONG else "STORAGE"
-    if outcome.outcome in (REFUSED, UNSUPPORTED):
+    if outcome.outcome in (REFUSED, UNREACHED, UNSUPPORTED):
         return outcome.outcome
     storage = " storage" if outcome.grade == STORAGE else ""
     return f"{outcome.worst:.2f} {outcome.examples:>4}{storage}"

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fourfold.checks.escapes import Escape
+from fourfold.core.blame import Blame, mark
 from fourfold.core.refusals import Fault
 from fourfold.core.tampering import Tampered
 from fourfold.running.candidate_session import AnsweredWrongly
@@ -44,9 +45,14 @@ def exception(said: Any) -> Exception:
     else:
         for (one, of), another in zip(zip(made, causes), made[1:]):
             one.__cause__, one.__context__ = (another, None) if of.get("cause") else (None, another)
-    error.by_the_implementation = not (said.get("escape") or said.get("tampered"))  # type: ignore[attr-defined]
+    mark(error, Blame.BUG if isinstance(error, Escape | Tampered) else _blame(said.get("blame")))
     setattr(error, FRAMES_ELSEWHERE, list(_frames(said.get("frames"))))
     return error
+
+
+def _blame(said: Any) -> Blame:
+    """Whose the exception is, by what its process says. That can accuse nobody but the candidate."""
+    return Blame(said) if said in (Blame.REFUSAL.value, Blame.LACK.value, Blame.HARNESS.value) else Blame.BUG
 
 
 def _one(said: Mapping[str, Any]) -> Exception:

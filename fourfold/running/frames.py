@@ -1,19 +1,14 @@
 """Of an exception's traceback the part that a kernel's author can do something about: from the kernel's own file on."""
 
 import re
-import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-import fourfold
+from fourfold.core.blame import Owner, owner_of
 
 # The attribute of an exception that was raised in another process: its frames there.
 FRAMES_ELSEWHERE = "fourfold_frames_elsewhere"
-_HARNESS = Path(fourfold.__file__).resolve().parent
-# In a wheel these lie within the harness's folder.
-_OPERATIONS = tuple(_HARNESS / name for name in ("impls", "oracles", "properties"))
-_LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def own_frames(error: BaseException, origin: Path) -> list[traceback.FrameSummary]:
@@ -50,7 +45,4 @@ def _lies_in(frame: traceback.FrameSummary, origin: Path) -> bool:
 
 def is_of_a_library(frame: traceback.FrameSummary) -> bool:
     """Whether a frame is Python's own, an installed package's or the harness's."""
-    folders = Path(frame.filename).parents
-    if any(folder in folders for folder in _OPERATIONS):
-        return False
-    return frame.filename.startswith("<") or any(folder in folders for folder in (_HARNESS, *_LIBRARIES))
+    return frame.filename.startswith("<") or owner_of(frame.filename) is not Owner.AUTHOR

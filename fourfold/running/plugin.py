@@ -485,7 +485,7 @@ def pytest_runtest_makereport(
         seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds, "grade": search.grade}
         seen |= {"refusals": dict(search.refusals.counts) if search.refusals else {}, "warnings": search.warnings}
         seen["remarks"], seen["unreached"] = search.remarks, search.unreached.lines()
-        seen["constants"] = search.constants
+        seen["constants"], seen["boundary"] = search.constants, search.boundary.as_dict()
         item.user_properties.append((SEARCH, seen))
     report = yield
     identity = Identity.of_item(item)

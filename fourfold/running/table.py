@@ -6,21 +6,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fourfold.backends import BACKENDS
+from fourfold.core.boundary import Boundary
 from fourfold.core.claims import STORAGE
 from fourfold.core.dtypes import DTYPES
 from fourfold.running.cells import CANDIDATE, Cell
-from fourfold.running.findings import CRASHED, IMPRECISE, TAMPERED, TIMED_OUT, UNDECIDED
+from fourfold.running.findings import CRASHED, IMPRECISE, TAMPERED, TIMED_OUT, UNDECIDED, refusal_lines
 from fourfold.running.verdict import FAILURE, SEARCH, skip_reason
 
 # What is said of failures that are no wrong results.
 KINDS = {
     IMPRECISE: "imprecise: right if each intermediate is rounded to the dtype, which is not claimed",
-    UNDECIDED: "undecided: no bound is known of what is right, which says nothing of the kernel",
+    UNDECIDED: "undecided: the definition or Fourfold has failed, which says nothing of the kernel",
     CRASHED: "crashed: the process that ran the kernel died",
     TIMED_OUT: "timed out: the kernel did not return in time",
     TAMPERED: "tampered: the kernel changed what judges it",
 }
-# Reasons of refusals, and warnings, of a cell.
+# Warnings of a cell.
 SHOWN = 4
 
 
@@ -39,6 +40,8 @@ class Tally:
     skipped: dict[str, int] = field(default_factory=dict)
     # Cases that the implementation refused, by reason.
     refusals: Counter[str] = field(default_factory=Counter)
+    # What tells them from the others.
+    boundary: Boundary = field(default_factory=Boundary)
     # What is no failure, and worth to be known.
     warnings: list[str] = field(default_factory=list)
     # What checks of somebody's own implementation have found out beside their claims, and which cases none reached.
@@ -54,6 +57,7 @@ class Tally:
         self.examples += seen["examples"]
         self.seconds += seen["seconds"]
         self.refusals.update(seen["refusals"])
+        self.boundary.update(Boundary.of(seen["boundary"]))
         self.warnings += [said for said in seen["warnings"] if said not in self.warnings]
         self.remarks += [said for said in seen["unreached"] if said not in self.remarks]
         self.storage |= seen["grade"] == STORAGE
@@ -138,9 +142,8 @@ class Matrix:
         """Constants that sizes come from, what implementations refused, and warnings."""
         yield from unique(f"{c.operation}: {of.constants}" for c, of in self.tallies.items() if of.constants)
         for cell, tally in self.tallies.items():
-            cases = tally.examples + tally.refusals.total()
-            for reason, count in tally.refusals.most_common(SHOWN):
-                yield f"{cell}: refused {count} of {cases} cases: {reason}"
+            for line in refusal_lines(tally.refusals, tally.examples, tally.boundary.claim()):
+                yield f"{cell}: {line}"
             yield from (f"{cell}: {said}" for said in tally.remarks)
             yield from (f"{cell}: warning: {said}" for said in tally.warnings[:SHOWN])
             if len(tally.warnings) > SHOWN:

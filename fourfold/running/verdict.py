@@ -4,7 +4,8 @@ import importlib.metadata
 import json
 import re
 import shlex
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from fourfold.checks.escapes import Escape
 from fourfold.checks.grades import Imprecise
 from fourfold.checks.search import Failure, Vacuous
 from fourfold.compat import hypothesis_internals, pytest_internals
-from fourfold.core.running_error import HangsOnRounding, NoRule
+from fourfold.core.blame import Blame, marked, statement
+from fourfold.core.boundary import Boundary
+from fourfold.core.claims import EXACT, STORAGE
+from fourfold.core.refusals import Fault
 from fourfold.core.tampering import Tampered
 from fourfold.running.candidate_session import Unanswered
 from fourfold.running.cells import CANDIDATE, Selection, SelectionError
@@ -27,6 +31,12 @@ from fourfold.running.untrusted import CALL_SECONDS
 
 # What a test's report carries besides pytest's own, by name: what a search has seen, and how it has failed.
 SEARCH, FAILURE = "search", "failure"
+# Whose errors say nothing of the implementation, and what is told of them.
+UNDECIDED_BY = {
+    Blame.DEFINITION: "cannot judge: the definition, and not the kernel, raised",
+    Blame.LACK: "cannot judge, as it is interpreted or emulated here",
+    Blame.HARNESS: "cannot judge: Fourfold, and not the kernel, raised (please report it)",
+}
 DEVICE = pytest.StashKey[str]()
 SELECTION = pytest.StashKey[Selection]()
 
@@ -48,9 +58,10 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
     frames = own_frames(error, origin)
     of_a_check = isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered)
     of_cuda = origin.suffix in SUFFIXES and not of_a_check  # no frame of Python's is in such a file
-    message = words(error) if of_a_check else f"{type(error).__name__}: {words(error)}"
+    message = said_of(error, frames)
     failure = {"message": message, "counterexample": case or at or None, "repeat": repeated}
-    failure["kind"] = kind_of(error)
+    kind = kind_of(error, frames)
+    failure |= {"kind": kind, "grade": grade_of(kind)}
     if frames:
         failure["cause"] = cause(error, frames)
     elif of_cuda:
@@ -64,18 +75,43 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
     report.sections.append(("repeat with", repeated))
 
 
-def kind_of(error: BaseException) -> str:
+def kind_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
     """What a failure is: "wrong", "imprecise", "undecided", "crashed", "timed out" or "tampered".
 
-    A definition that no rule bounds, or without any bound that is finite, says nothing of the implementation.
+    Args:
+        error: that a check failed by.
+        frames: those of the implementation's own code. Without any, an exception that nobody was found to have raised
+            is the harness's.
     """
     if isinstance(error, Unanswered):
         return error.kind
     if isinstance(error, Tampered):
         return TAMPERED
-    if isinstance(error, NoRule | HangsOnRounding | Vacuous):
+    if isinstance(error, Vacuous) or blame_for_undecided(error, frames):
         return UNDECIDED
     return IMPRECISE if isinstance(error, Imprecise) else WRONG
+
+
+def blame_for_undecided(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> Blame | None:
+    """Whose an error is that says nothing of the implementation; None for any other error."""
+    blame = marked(error)
+    if blame is None and not frames and not isinstance(error, AssertionError | Fault | SelectionError):
+        blame = Blame.HARNESS
+    return blame if blame in UNDECIDED_BY else None
+
+
+def said_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    """What is wrong, in words: what a check says, or the exception, and whose it is if not the implementation's."""
+    if isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered):
+        return words(error)
+    said = f"{type(error).__name__}: {words(error) or statement(error)}"
+    blame = blame_for_undecided(error, frames)
+    return f"{UNDECIDED_BY[blame]}: {said}" if blame else said
+
+
+def grade_of(kind: str) -> str:
+    """The grade of an implementation by the kind of its failure; "exact" where nothing is said against it."""
+    return {IMPRECISE: STORAGE, UNDECIDED: EXACT}.get(kind, WRONG)
 
 
 def refer(report: Any, first: str) -> None:
@@ -155,6 +191,10 @@ class Entries:
                 entry |= {"worst_error_over_bound": seen["worst"], "examples": seen["examples"]}
                 told = ("grade", "refusals", "warnings", "remarks", "unreached", "constants")
                 entry |= {name: seen[name] for name in told if seen[name]}
+                if seen["refusals"]:
+                    refused = sum(seen["refusals"].values())
+                    entry["refused_share"] = refused / (refused + seen["examples"])
+                    entry["suggested_claim"] = Boundary.of(seen["boundary"]).claim()
                 entry["seconds"] = round(seen["seconds"], 3)
             elif key == FAILURE and isinstance(seen, dict):
                 entry |= seen

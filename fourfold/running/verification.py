@@ -9,6 +9,8 @@ import math
 import re
 import secrets
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,24 +23,22 @@ from fourfold import backends
 from fourfold.backends.triton import compilation, takeover
 from fourfold.checks import standard
 from fourfold.checks.catalogue import operations
-from fourfold.checks.escapes import Escape, held
+from fourfold.checks.escapes import held
 from fourfold.checks.forward import forward_agrees
-from fourfold.checks.grades import Imprecise
 from fourfold.checks.history import late_inputs_are_waited_for
 from fourfold.checks.outputs import requires_gradient, together
-from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unsupported
+from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unreachable, Unsupported
 from fourfold.checks.standard import BACKWARD, FORWARD, Check
 from fourfold.compat import hypothesis_internals
+from fourfold.core.boundary import Boundary
 from fourfold.core.case import Case
-from fourfold.core.claims import STORAGE, Claims, claims_of
+from fourfold.core.claims import Claims, claims_of
 from fourfold.core.dtypes import DTYPES
 from fourfold.core.not_reached import NotReached, Unreached
 from fourfold.core.operation import Operation
-from fourfold.core.refusals import Refusals, is_of_the_interpreter
-from fourfold.core.refusals import reason as told_by
+from fourfold.core.refusals import Refusals
 from fourfold.core.tampering import Tampered, random_state_kept
 from fourfold.running.calling import as_operation
-from fourfold.running.candidate_session import Unanswered
 from fourfold.running.exactness import computing_exactly
 from fourfold.running.executed import Executed, watched, watched_elsewhere
 from fourfold.running.findings import (
@@ -46,16 +46,18 @@ from fourfold.running.findings import (
     MAY_BE_WRONG,
     PASSED,
     REFUSED,
+    UNREACHED,
     UNSUPPORTED,
     WRONG,
     Finding,
     Outcome,
     Verdict,
+    refusal_lines,
 )
-from fourfold.running.frames import cause, own_frames, spelled, words
+from fourfold.running.frames import cause, own_frames, spelled
 from fourfold.running.shortcomings import listed
 from fourfold.running.untrusted import CALL_SECONDS, UntrustedFunction
-from fourfold.running.verdict import counterexample, kind_of
+from fourfold.running.verdict import counterexample, grade_of, kind_of, said_of
 from fourfold.running.watch import Watched
 from fourfold.running.wrong_cells import BRIEFLY, NOT_MADE
 from fourfold.strategies import defaults
@@ -194,7 +196,7 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
     started, seed = time.perf_counter(), secrets.randbits(32) if plan.seed is None else plan.seed
     search = Search(examples=plan.examples, seed=seed, blob=plan.reproduce)
     constants = ""
-    outcomes, warnings = list[Outcome](), list[str]()
+    outcomes, warnings, boundary = list[Outcome](), list[str](), Boundary()
     wrong, refused = set[tuple[str, str]](), dict[tuple[str, str], Outcome]()
     left = trial.planned(plan.dtypes, plan.only, plan.forbid_fallback)
     failed = stopped = False
@@ -213,6 +215,7 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
             own = replace(search, brief=plan.brief or of in wrong)
             outcome, said = trial.outcome(check, dtype, own)
             constants = constants or own.constants
+            boundary.update(own.boundary)
             outcomes.append(outcome)
             failed = failed or outcome.outcome == FAILED
             stopped = plan.first_failure and outcome.failure is not None and outcome.failure.kind not in MAY_BE_WRONG
@@ -242,6 +245,7 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
         seed=seed,
         seconds=time.perf_counter() - started,
         constants=constants,
+        suggested_claim=boundary.claim(),
         left_out=0 if failed else len(left),
     )
 
@@ -300,17 +304,36 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
 
 def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -> Callable[..., None]:
     """One test of a suite."""
+    refused_all: set[str] = set()
 
     def test(self: Any, dtype: str) -> None:
+        own, name = replace(search), f"{trial.name} as {trial.operation.name}, {dtype}"
         with trial.settings():
-            outcome, _ = trial.outcome(check, dtype, replace(search))
+            outcome, _ = trial.outcome(check, dtype, own)
         if outcome.failure is not None:
-            pytest.fail(f"{trial.name} as {trial.operation.name}, {dtype}: {outcome.failure}", pytrace=False)
+            pytest.fail(f"{name}: {outcome.failure}", pytrace=False)
+        if outcome.outcome == REFUSED and standard.parts_of(check.name)[0] == FORWARD:
+            refused_all.add(dtype)
+            if refused_all == {*dtypes}:
+                pytest.fail(f"{name}: nothing was verified: {outcome.reason}", pytrace=False)
+        if outcome.refusals:
+            told = "; ".join(refusal_lines(Counter(outcome.refusals), outcome.examples, own.boundary.claim()))
+            _warn_of_refusals(trial, f"{name}, {check.name}: {told}")
         if outcome.reason:
             pytest.skip(outcome.reason)
 
     test.__doc__ = check.run.__doc__ or check.name
     return pytest.mark.parametrize("dtype", dtypes)(test)
+
+
+class RefusedCases(UserWarning):
+    """A kernel of a suite refused cases that its claims do not leave out."""
+
+
+def _warn_of_refusals(trial: "Trial", message: str) -> None:
+    """Warn, at the place of the kernel: this module's own warnings are errors in CI."""
+    code = getattr(inspect.unwrap(trial.given), "__code__", None) if callable(trial.given) else None
+    warnings.warn_explicit(message, RefusedCases, str(trial.origin), getattr(code, "co_firstlineno", 1))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -442,6 +465,7 @@ class Trial:
     def outcome(self, check: Check, dtype: str, search: Search) -> tuple[Outcome, list[str]]:
         """What one check came to, and its warnings."""
         search.refusals, search.unreached = Refusals() if self.refusals else None, Unreached()
+        search.boundary = Boundary()
         search.warnings, search.remarks = [], []
         search.started = time.perf_counter()
         told: dict[str, Any] = {"outcome": PASSED}
@@ -455,13 +479,10 @@ class Trial:
             if search.brief:
                 told = {"outcome": UNSUPPORTED, "reason": BRIEFLY}
         except (Unsupported, NotReached) as reason:
-            told = {"outcome": REFUSED if isinstance(reason, Refused) else UNSUPPORTED, "reason": str(reason)}
+            told = {"outcome": _outcome_of(reason), "reason": str(reason)}
         except Exception as error:
-            if is_of_the_interpreter(error):
-                told = {"outcome": REFUSED, "reason": f"not seen, as Triton interprets it here: {told_by(error)}"}
-            else:
-                told = {"outcome": FAILED, "failure": self._finding(error, last[0])}
-                search.grade = STORAGE if isinstance(error, Imprecise) else WRONG
+            finding = self._finding(error, last[0])
+            told, search.grade = {"outcome": FAILED, "failure": finding}, grade_of(finding.kind)
         if changes := watched.changes():
             tampered = Tampered(f"the candidate changed what judges it: {listed(changes)}")
             told = {"outcome": FAILED, "failure": self._finding(tampered, last[0])}
@@ -490,15 +511,14 @@ class Trial:
     def _finding(self, error: Exception, at: str) -> Finding:
         notes = "\n".join(map(str, getattr(error, "__notes__", [])))
         frames = own_frames(error, self.origin)
-        own = isinstance(error, Failure | Escape | Tampered | Unanswered)
-        message = words(error) if own else f"{type(error).__name__}: {words(error)}"
+        message = said_of(error, frames)
         return Finding(
             message=message,
             counterexample=counterexample(notes) or at or None,
             frames=spelled(frames),
             cause=cause(error, frames) if frames else _cause_of(message),
             blob=hypothesis_internals.blob_in(notes),
-            kind=kind_of(error),
+            kind=kind_of(error, frames),
         )
 
     def silently_wrong_outside_of_the_claims(self, seed: int) -> list[str]:
@@ -546,6 +566,13 @@ def _failure_of(check: Callable[[Subject, Search], None], subject: Subject, sear
         except Failure as failure:
             return failure
     return None
+
+
+def _outcome_of(reason: Unsupported | NotReached) -> str:
+    """What a check came to that found no case of use."""
+    if isinstance(reason, Refused):
+        return REFUSED
+    return UNREACHED if isinstance(reason, Unreachable | NotReached) else UNSUPPORTED
 
 
 def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:

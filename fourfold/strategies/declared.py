@@ -8,22 +8,30 @@ def rms_norm(x, weight, eps=1e-6):
 import dataclasses
 import functools
 import inspect
+import itertools
 import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 from hypothesis import strategies as st
 
 from fourfold.core.case import Case
-from fourfold.core.operation import FOLLOWS, Operation
+from fourfold.core.dtypes import DTYPES
+from fourfold.core.operation import FOLLOWS, Operation, reference, reference_gradients
 from fourfold.core.outputs import alone, in_a_row
 from fourfold.strategies import defaults, named_cases
 from fourfold.strategies.arguments import Output, TensorInput, Values, lengths, offsets, result, tensor, values
-from fourfold.strategies.declaration import Declaration
+from fourfold.strategies.declaration import FEW_TO_TRY, Declaration
 
 __all__ = ["DefinedOperation", "lengths", "offsets", "operation", "result", "tensor", "values"]
 
+# Named examples that a definition is tried on. Those after them have longer axes.
+FEW_NAMED = 40
+# Kinds of these on which its errors are bounded: with a parameter of another value, an axis without elements, infinity.
+MOST_KINDS = 8
 _FIELDS = {each.name for each in dataclasses.fields(Operation)}
 # Fields that follow from the arguments, and cannot be given.
 _OF_ARGUMENTS = {"axes", "differentiable", "ordinary", "outputs"}
@@ -86,10 +94,15 @@ class DefinedOperation(Operation):
         return f"<operation {self.name}, defined in {self.source}>"
 
 
+class DefinitionError(ValueError):
+    """A definition cannot be evaluated with an error bound for arguments that are declared."""
+
+
 def operation(
     *,
     sizes: Mapping[str, Any] | None = None,
     returns: str | Mapping[str, str | Output | None] | None = None,
+    tried: bool = True,
     **given: Any,
 ) -> Callable[[Callable], DefinedOperation]:
     """Make the record of an operation from its definition: a decorator.
@@ -99,6 +112,7 @@ def operation(
             range, a list of sizes, or one size. ``"..."`` stands for the product of all leading axes.
         returns: the dtype of the result, as `result` takes it, where it is not the tested one. Of a definition that
             returns a tuple, the names of the outputs in order, each with its dtype or a `result`.
+        tried: whether to evaluate the definition for a few named examples at once, so that its errors are found here.
         given: by the name of an argument of the definition, what it is: `tensor`, `lengths`, `offsets`, `values`, or a
             Hypothesis strategy of a parameter. An argument that has a default may be left out; it is not passed then.
             Also fields of `fourfold.core.operation.Operation`, such as laws, errors, forward and backward, in place of
@@ -113,6 +127,8 @@ def operation(
             argument of that name; raised where the definition is decorated.
         ValueError: the definition does not take such tensors, or does not return one floating-point tensor, or as
             many as `returns` names.
+        DefinitionError: the definition raises an error where its rounding errors are bounded, as it is random, works in
+            place, or calls an operator that has no rule. The message names the line.
     """
     for field in _OF_ARGUMENTS:
         if field in given and not _is_declared(given[field]):
@@ -126,10 +142,56 @@ def operation(
 
     def decorate(definition: Callable[..., Any]) -> DefinedOperation:
         if isinstance(returns, Mapping):
-            return _of_several(definition, declared, fields, sizes or {}, returns)
-        return _made(definition, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
+            made = _of_several(definition, declared, fields, sizes or {}, returns)
+        else:
+            made = _made(definition, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
+        if tried and not {"forward", "backward"} & fields.keys():
+            _try(made)
+        return made
 
     return decorate
+
+
+def _try(made: DefinedOperation) -> None:
+    """Evaluate a definition, forward and backward, for named examples of each kind that it may treat in its own way.
+
+    Raises:
+        DefinitionError: it raises an error.
+    """
+    dtype, kinds = DTYPES["float32"], set[str]()
+    for name, make in itertools.islice(made.examples.items(), FEW_NAMED):
+        case = None
+        try:
+            case = make(dtype)
+            shapes = [tuple(size == 0 for size in array.shape) for array in case.inputs.values()]
+            finite = all(np.isfinite(array.astype(np.float64)).all() for array in case.inputs.values())
+            kind = repr((shapes, finite, sorted(case.parameters.items())))
+            if case.elements <= FEW_TO_TRY and kind not in kinds and len(kinds) < MOST_KINDS:
+                kinds.add(kind)
+                for of in made.outputs.values() or (made,):
+                    reference(of, case if not made.outputs else of.examples[name](dtype), dtype)
+                    if of.differentiable:
+                        reference_gradients(of, case if not made.outputs else of.examples[name](dtype), dtype)
+        except Exception as error:
+            innermost = error
+            while innermost.__cause__ is not None and not isinstance(innermost.__cause__, AttributeError):
+                innermost = innermost.__cause__  # type: ignore[assignment]
+            at = f" at {case!r}" if case is not None else ""
+            raise DefinitionError(
+                f"operation {made.name}: its definition cannot be judged by, as for the named example {name} it raised "
+                f"{type(innermost).__name__}: {innermost}{_line_of(error, made)}{at}"
+            ) from error
+
+
+def _line_of(error: BaseException | None, made: DefinedOperation) -> str:
+    """The innermost line of the definition's file that an exception, or what it was raised from, came through."""
+    file, found = inspect.unwrap(made.definition).__code__.co_filename, ""
+    while error is not None:
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == file:
+                found = f'\n  File "{file}", line {frame.lineno}, in {frame.name}\n    {frame.line}\n'
+        error = error.__cause__
+    return found
 
 
 def _is_declared(what: Any) -> bool:

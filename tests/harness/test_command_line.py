@@ -114,6 +114,9 @@ def test_a_refusal_is_counted_and_no_failure_unless_an_option_says_so(tmp_path: 
     assert done.returncode == pytest.ExitCode.OK, done.stdout
     assert set(verdict["checks"][0]["refusals"]) == {"ValueError: x and y must be contiguous"}
     assert re.search(r"refused \d+ of \d+ cases: ValueError: x and y must be contiguous", done.stdout)
+    assert re.search(r"refused \d+% of the cases: the claim `contiguous=True` leaves out all of them", done.stdout)
+    assert verdict["checks"][0]["suggested_claim"] == "contiguous=True"
+    assert 0 < verdict["checks"][0]["refused_share"] < 1
     done, verdict = verify(tmp_path, candidate, "--no-refusals", *ADD)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "--no-refusals" in verdict["checks"][0]["repeat"]
@@ -273,3 +276,31 @@ def test_failed_check_has_its_counterexample_in_the_verdict(tmp_path: Path, devi
     (check,) = verdict["checks"]
     assert check["message"].startswith(f"giou · candidate · float32 · {device}: output[0] is 0.1111111")
     assert check["counterexample"].startswith("Case(boxes1=array([[0.0, 0.0, 1.0, 1.0]], float32), boxes2=")
+
+
+FORWARD_ALONE = """
+import fourfold
+import torch
+
+
+@fourfold.claims(gradients=False, dtypes=("float32",))
+def softmax(x):
+    return torch.softmax(x.detach(), -1)
+
+
+@fourfold.claims(dtypes=("float32",))
+def without_the_claim(x):
+    return torch.softmax(x.detach(), -1)
+"""
+
+
+@pytest.mark.parametrize("untrusted", [[], ["--untrusted"]], ids=["trusted", "untrusted"])
+@pytest.mark.parametrize(("function", "passes"), [("softmax", True), ("without_the_claim", False)])
+def test_claims_of_the_source_are_heard(function: str, passes: bool, untrusted: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FORWARD_ALONE)
+    checks = ["-k", "test_output_agrees or test_gradients_agree", "--dtype=float64", "--device=cpu", *untrusted]
+    done, verdict = verify(tmp_path, f"--candidate=softmax={tmp_path / 'mine.py'}:{function}", *checks)
+    assert (done.returncode == pytest.ExitCode.OK) is passes, done.stdout
+    reasons = {check["reason"] for check in verdict["checks"] if check["outcome"] == "unsupported"}
+    assert "not claimed: float64" in reasons
+    assert ("not claimed: gradients" in reasons) is passes

@@ -536,3 +536,40 @@ def test_the_kernels_of_an_operation_pass_every_check_as_they_are(backend: str, 
     # Entries for functions of a shared file that only other operations use are not reported as missing.
     assert "there is no such mutant" not in done.stdout
     assert len(json.loads((tmp_path / "report.json").read_text())["outcomes"]) == 1
+
+
+OF_CLAIMS = """
+import os, pathlib, sys
+os.environ["TRITON_INTERPRET"] = "1"
+from fourfold.mutation import trial
+from fourfold.running.cells import Candidate
+
+directory = pathlib.Path(sys.argv[1])
+candidate = Candidate("vector_add", str(directory / "kernels.py"), "add")
+dtypes = ["float32", "float16"]
+trials = trial.Trials("vector_add", "candidate", candidate, dtypes, 2, directory / "trials", quick=False)
+trials.steps = tuple(step for step in trials.steps if step.name in ("forward", "backward"))
+assert {step.name for step in trials.steps} == {"forward", "backward"}
+trials.unmutated()
+print("passed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("claims", "passes"), [('gradients=False, dtypes=("float32",)', True), ("gradients=False", False)]
+)
+def test_claims_of_the_source_are_heard(claims: str, passes: bool, tmp_path: pathlib.Path) -> None:
+    forward_alone = f"""
+import fourfold
+
+
+@fourfold.claims({claims})
+def add(x, y):
+    if x.dtype != torch.float32:
+        raise AttributeError("no kernel for this dtype")
+    return Add.apply(x.detach(), y.detach())
+"""
+    (tmp_path / "kernels.py").write_text(KERNELS + forward_alone, encoding="utf-8")
+    command = [sys.executable, "-c", OF_CLAIMS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ("passed" in done.stdout) is passes, done.stderr

@@ -381,3 +381,34 @@ def test_installed_from_elsewhere_twice_and_without_any_implementation(tmp_path:
     assert all(
         name == "impls" or name.startswith("fourfold.backends.triton.interpreter") for name in done.stdout.split()
     )
+
+
+@triton.jit
+def steps_kernel(bounds, out, END: tl.constexpr):
+    for step in range(tl.load(bounds), tl.load(bounds + 1)):
+        tl.store(out + step.to(tl.int64), step.to(tl.float32))
+    for step in range(END - 2, END):
+        tl.store(out + step.to(tl.int64), -step.to(tl.float32))
+
+
+def test_a_loop_counter_is_a_tensor() -> None:
+    out = torch.zeros(8)
+    steps_kernel[(1,)](torch.tensor([1, 4], dtype=torch.int32), out, 8)
+    assert out.tolist() == [0, 1, 2, 3, 0, 0, -6, -7]
+
+
+@triton.jit
+def doubled_kernel(x, out, cols, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * cols
+    for step in range(1, 2):
+        numbers = tl.load(x + row + at, mask=at < cols, other=0.0)
+        tl.store(out + row + at + step - step, 2 * numbers, mask=at < cols)
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_a_block_may_have_one_element(block: int) -> None:
+    x, out = torch.arange(6.0), torch.zeros(6)
+    doubled_kernel[(6 // block,)](x, out, block, block)
+    doubled_kernel[(1,)](x, out, block, block)
+    assert out.tolist() == [0, 2, 4, 6, 8, 10]

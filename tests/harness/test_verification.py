@@ -26,6 +26,7 @@ from fourfold.core.case import Case
 from fourfold.core.dtypes import DTYPES, DType
 from fourfold.core.running_error import NoRule
 from fourfold.running.adapters import like
+from fourfold.running.calling import CannotBeCalled
 from fourfold.running.exactness import INEXACT
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +129,9 @@ def test_a_wrong_function_is_rejected_with_its_distinct_failures() -> None:
     first, failure = verdict.failures[0]
     assert first.check == "forward"
     assert "is nan, expected" in failure.message
+    said = json.loads(verdict.json())
+    assert said["grade"] == "wrong"
+    assert said["worst_error_over_bound"] > 1
     assert failure.counterexample.startswith("Case(x=")
     with pytest.raises(AssertionError, match="WRONG"):
         fourfold.assert_correct(without_maximum, "softmax", **ONE)
@@ -461,11 +465,13 @@ def test_what_the_interpreter_lacks_is_no_fault_of_the_kernel(untrusted: bool, t
     (tmp_path / "twice.py").write_text(ASSEMBLY)
     claims = Claims(gradients=False)
     given: Any = f"{tmp_path / 'twice.py'}:twice" if untrusted else load(tmp_path / "twice.py", ASSEMBLY).twice
-    verdict = fourfold.verify(given, twice, claims=claims, refusals=False, untrusted=untrusted, only=["forward"], **ONE)
+    verdict = fourfold.verify(given, twice, claims=claims, untrusted=untrusted, only=["forward"], **ONE)
     assert not verdict.passed
     assert not verdict.failures, str(verdict)
-    assert verdict.kind == "refused"
-    assert "as Triton interprets it here" in str(verdict)
+    assert not verdict.refusals
+    assert verdict.kind == "undecided"
+    assert verdict.outcomes[0].outcome == "not reached"
+    assert "not seen, as it is interpreted or emulated here" in str(verdict)
 
 
 BY_NAME = """
@@ -678,3 +684,10 @@ def test_a_name_that_is_not_there_is_no_refusal() -> None:
     verdict = fourfold.verify(mistaken, "softmax", only=["forward"], **ONE)
     assert verdict.kind == "wrong"
     assert "NameError: name 'no_such_name' is not defined" in str(verdict)
+
+
+def test_a_kernel_of_triton_is_no_function_that_launches_it(tmp_path: Path) -> None:
+    fourfold.verify(softmax, "softmax", only=["forward"], **ONE)
+    kernel = load(tmp_path / "twice.py", ASSEMBLY).kernel
+    with pytest.raises(CannotBeCalled, match="kernel is a Triton kernel: give the function that launches it"):
+        fourfold.verify(kernel, "softmax", only=["forward"], **ONE)

@@ -25,6 +25,7 @@ from fourfold.backends.cuda.on_cpu.launcher import CpuKernel, mode
 from fourfold.backends.cuda.parameters import Argument, Parameter, check_count, mismatch, too_large
 from fourfold.backends.launch import check_block, check_grid, check_shared_bytes
 from fourfold.compat import torch_internals
+from fourfold.core.blame import Lack
 
 if TYPE_CHECKING:
     from cuda.core import LaunchConfig
@@ -186,7 +187,7 @@ class CudaKernel:
             if isinstance(argument, torch.Tensor) and not argument.is_cpu:
                 raise ValueError(f"{self.name}: argument {i} is on {argument.device}, neither a GPU nor the CPU")
         if cluster is not None:
-            raise NotImplementedError(f"{self.name}: clusters need a GPU: on the CPU the blocks run in sequence")
+            raise Lack(f"{self.name}: clusters need a GPU: on the CPU the blocks run in sequence")
         blocks, threads = _geometry(self.name, grid, block)
         check_shared_bytes(self.name, shared_bytes)
         if 0 not in blocks:

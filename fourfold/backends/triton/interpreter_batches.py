@@ -78,13 +78,19 @@ def number_of(handle: Any) -> Any:
 
 
 def loop(*bounds: Any, **options: Any) -> Any:
-    """``range`` in a kernel. Programs that go round as often, from different numbers, stay together.
+    """``range`` in a kernel: the compiler makes its numbers tensors, of constant bounds too.
+
+    Programs that go round as often, from different numbers, stay together.
 
     Raises:
         Diverged: some go round more often than others.
     """
     if not _are_batched((*bounds, *options.values())):
-        return range(*bounds, *[options[name] for name in ("step",) if name in options])
+        numbers = range(*bounds, *[options[name] for name in ("step",) if name in options])
+        types = [x.dtype for x in (*bounds, options.get("step")) if isinstance(x, tl.tensor)]
+        fits = min(numbers.start, numbers.stop) >= -(1 << 31) and max(numbers.start, numbers.stop) < 1 << 31
+        kind = max([tl.int32 if fits else tl.int64, *types], key=lambda each: each.primitive_bitwidth)
+        return (tl.tensor(Handle(np.array([number], numpy_type(kind)), kind), kind) for number in numbers)
     start, stop, step = [*([0] if len(bounds) == 1 else []), *bounds, options.get("step", 1)][:3]
     first, last, by = (_integers(x) for x in (start, stop, step))
     times = np.maximum(-((first - last) // by), 0)

@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from fourfold.backends.triton.interpreter_arithmetic import Handle, numpy_type
+from fourfold.core.blame import Lack
 
 
 def _each(function: Callable[..., float]) -> Callable[..., np.ndarray]:
@@ -122,7 +123,7 @@ def function_of(symbol: str) -> Callable[..., Any]:
         symbol: its name in the library, as ``__nv_tanhf``.
 
     Raises:
-        NotImplementedError: it is not known here.
+        Lack: it is not known here.
     """
     name = symbol.removeprefix("__nv_")
     conversion = _CONVERSION.match(name)
@@ -140,7 +141,7 @@ def function_of(symbol: str) -> Callable[..., Any]:
         return FUNCTIONS[name[:5]]
     if name.startswith("signbit"):
         return np.signbit
-    raise NotImplementedError(f"the interpreter has no function {symbol} of libdevice")
+    raise Lack(f"the interpreter has no function {symbol} of libdevice")
 
 
 class Functions(interpreter.InterpreterBuilder):

@@ -233,7 +233,7 @@ class _Writer:
         if np.broadcast_shapes(*map(shape_of, blocks)) != shape:
             return None
         direct = self.call(step, tuple(self.value(x) for x, _ in sources))
-        if not any(scalar for _, scalar in sources):
+        if not any(scalar for _, scalar in sources) or all(scalar for _, scalar in sources):
             return direct
         # NumPy lays the result out like its operands. A number that is broadcast lies row by row, so that the result
         # does too: a sum of it is rounded differently in another layout.
@@ -275,7 +275,7 @@ class _Writer:
 
 @functools.lru_cache(4096)
 def _code(source: str) -> types.CodeType:
-    module = compile(source, "<replayed operation of Triton's interpreter>", "exec")
+    module = compile(source, f"{__file__}, a replayed operation", "exec")
     return next(part for part in module.co_consts if isinstance(part, types.CodeType))
 
 
