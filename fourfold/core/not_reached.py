@@ -1,4 +1,4 @@
-"""Cases that were not reached: for want of memory or of time, or because the interpreter or the emulator lacks something.
+"""Cases that were not reached: for want of memory or time, or because the interpreter or the emulator lacks something.
 
 Such a case says nothing of the implementation. It is no failure and no refusal, and the verdict names it.
 """
