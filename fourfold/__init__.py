@@ -10,7 +10,7 @@ from typing import Any
 # ``pytest -p fourfold`` loads the plugin. Installing this package does not: options such as --device would collide with
 # those of other test suites. Of what is named here it loads `rootdir` alone, which has no options.
 # pytest configures the last first: what is timed follows from what a run selects.
-pytest_plugins = ["fourfold.running.rootdir", "fourfold.performance.plugin", "fourfold.running.plugin"]
+pytest_plugins = ["fourfold.pytest_plugin.rootdir", "fourfold.performance.plugin", "fourfold.pytest_plugin.hooks"]
 
 # In a clone the operations lie beside this package, in impls/, oracles/ and properties/; a wheel holds them inside it.
 # Either way they are `fourfold.impls`, `fourfold.oracles` and `fourfold.properties`.
@@ -20,23 +20,23 @@ if not (Path(__file__).parent / "impls").is_dir():
 # What users import from here, and the module that has it. A module is imported when its name is first asked for:
 # `import fourfold` alone imports neither torch nor Triton.
 _PUBLIC = {
-    "Claims": "fourfold.core.claims",
-    "Verdict": "fourfold.running.findings",
-    "assert_correct": "fourfold.running.verification",
-    "claims": "fourfold.core.claims",
+    "Claims": "fourfold.operations.claims",
+    "Verdict": "fourfold.engine.verdict",
+    "assert_correct": "fourfold.engine.verification",
+    "claims": "fourfold.operations.claims",
     "cuda_kernel": "fourfold.backends.cuda.functions",
     "grade": "fourfold.grading.driver",
-    "like": "fourfold.running.adapters",
-    "lengths": "fourfold.strategies.arguments",
-    "offsets": "fourfold.strategies.arguments",
-    "operation": "fourfold.strategies.declared",
-    "result": "fourfold.strategies.arguments",
-    "suite": "fourfold.running.verification",
-    "tensor": "fourfold.strategies.arguments",
-    "values": "fourfold.strategies.arguments",
-    "verify": "fourfold.running.verification",
-    "verify_contract": "fourfold.running.adapters",
-    "verify_kernelbench": "fourfold.running.adapters",
+    "like": "fourfold.api.adapters",
+    "lengths": "fourfold.declaration.arguments",
+    "offsets": "fourfold.declaration.arguments",
+    "operation": "fourfold.declaration.definition",
+    "result": "fourfold.declaration.arguments",
+    "suite": "fourfold.engine.verification",
+    "tensor": "fourfold.declaration.arguments",
+    "values": "fourfold.declaration.arguments",
+    "verify": "fourfold.engine.verification",
+    "verify_contract": "fourfold.api.adapters",
+    "verify_kernelbench": "fourfold.api.adapters",
 }
 
 

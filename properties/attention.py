@@ -9,15 +9,8 @@ import torch
 from fourfold.oracles import attention as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, Parameter, integers, positive, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import equal_where, equals_exactly, only
-from fourfold.core.running_error import Bounded, stored, unspecified_where
-from fourfold.core.workloads import Make, Workload, tiled, whole
-from fourfold.strategies.arguments import reversed_offsets
-from fourfold.strategies.arrays import (
+from fourfold.declaration.arguments import reversed_offsets
+from fourfold.inputs.arrays import (
     FEW_ELEMENTS,
     GENERATORS,
     cotangent,
@@ -27,6 +20,13 @@ from fourfold.strategies.arrays import (
     sizes,
     values,
 )
+from fourfold.numerics.bounded import Bounded, stored, unspecified_where
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, Parameter, integers, positive, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import equal_where, equals_exactly, only
+from fourfold.operations.workloads import Make, Workload, tiled, whole
 
 # The scores of "offset" queries and keys are far from 0, and those of "spread" ones far apart.
 KINDS = ("normal", "normal", "normal", "whole", "constant", "offset", "spread", "huge", "tiny")

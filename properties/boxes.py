@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from fourfold.core.dtypes import DType
-from fourfold.strategies.arrays import (
+from fourfold.inputs.arrays import (
     AWKWARD_LARGE,
     AWKWARD_SIZES,
     GENERATORS,
@@ -15,6 +14,7 @@ from fourfold.strategies.arrays import (
     sizes,
     sprinkle_special_values,
 )
+from fourfold.numerics.dtypes import DType
 
 __all__ = [
     "AWKWARD_LARGE",

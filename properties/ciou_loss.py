@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from fourfold.oracles import ciou_loss as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Evaluate, Relation
-from fourfold.core.relations import between
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.record import Evaluate, Relation
+from fourfold.operations.relations import between
 
 from . import giou_loss
 from .boxes import pairs_of_one_aspect

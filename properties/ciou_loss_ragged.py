@@ -3,8 +3,8 @@
 from fourfold.oracles import ciou_loss_ragged as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
 
 from . import ciou_loss, giou_loss_ragged
 from .boxes import pairs_of_one_aspect

@@ -9,16 +9,16 @@ import torch
 from fourfold.oracles import cross_entropy as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, Parameter, integers, one_of, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Result, Sized
-from fourfold.core.relations import equal_where, equals, equals_exactly, only
-from fourfold.core.running_error import Bounded, as_others_scale, unspecified_where
-from fourfold.core.running_error_arrays import total
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arrays import GENERATORS, KINDS, arrays, cotangent, layouts_for, repeated, sizes, values
-from fourfold.strategies.special_values import not_finite_in_turn
+from fourfold.inputs.arrays import GENERATORS, KINDS, arrays, cotangent, layouts_for, repeated, sizes, values
+from fourfold.inputs.special_values import not_finite_in_turn
+from fourfold.numerics.bounded import Bounded, as_others_scale, unspecified_where
+from fourfold.numerics.dtypes import DType
+from fourfold.numerics.steps.along_axes import total
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, Parameter, integers, one_of, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Result, Sized
+from fourfold.operations.relations import equal_where, equals, equals_exactly, only
+from fourfold.operations.workloads import Make, tiled, whole
 
 IGNORED = -100
 REDUCTIONS = ("mean", "sum", "none")

@@ -8,14 +8,8 @@ import torch
 from fourfold.oracles import cumsum as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, Parameter, integers, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import equal_where, exactly
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arguments import reversed_offsets
-from fourfold.strategies.arrays import (
+from fourfold.declaration.arguments import reversed_offsets
+from fourfold.inputs.arrays import (
     GENERATORS,
     KINDS,
     arrays,
@@ -25,8 +19,14 @@ from fourfold.strategies.arrays import (
     rows_and_cols,
     values,
 )
-from fourfold.strategies.rows import row_examples
-from fourfold.strategies.special_values import not_finite_in_turn
+from fourfold.inputs.rows import row_examples
+from fourfold.inputs.special_values import not_finite_in_turn
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, Parameter, integers, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import equal_where, exactly
+from fourfold.operations.workloads import Make, tiled, whole
 
 # Of sums of huge numbers nothing is known but the first few.
 ROW_KINDS = tuple(kind for kind in KINDS if kind != "huge")

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from fourfold.oracles import diou_loss as oracle
 
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Evaluate, Relation
-from fourfold.core.relations import equals
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.record import Evaluate, Relation
+from fourfold.operations.relations import equals
 
 from . import giou_loss
 from .giou_loss import UNIT, example, valid_rows

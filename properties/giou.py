@@ -7,14 +7,14 @@ import numpy as np
 from fourfold.oracles import giou as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, positive, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import between, equal_where, equals, only
-from fourfold.core.running_error import Bounded
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arrays import GENERATORS
+from fourfold.inputs.arrays import GENERATORS
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, positive, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import between, equal_where, equals, only
+from fourfold.operations.workloads import Make, tiled, whole
 
 from .boxes import (
     PAIRS,

@@ -8,14 +8,14 @@ import numpy as np
 from fourfold.oracles import giou_loss as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, positive, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Law, Operation, Relation, Sized
-from fourfold.core.relations import equals_exactly
-from fourfold.core.running_error_arrays import total
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arrays import GENERATORS
+from fourfold.inputs.arrays import GENERATORS
+from fourfold.numerics.dtypes import DType
+from fourfold.numerics.steps.along_axes import total
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, positive, tensor
+from fourfold.operations.record import Cost, Evaluate, Law, Operation, Relation, Sized
+from fourfold.operations.relations import equals_exactly
+from fourfold.operations.workloads import Make, tiled, whole
 
 from .boxes import (
     PAIRS,

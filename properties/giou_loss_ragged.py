@@ -9,14 +9,14 @@ import torch
 from fourfold.oracles import giou_loss_ragged as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, DeclaredError, integers, positive, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Law, Operation, Relation, Sized
-from fourfold.core.relations import equals_exactly
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arguments import reversed_offsets
-from fourfold.strategies.arrays import GENERATORS
+from fourfold.declaration.arguments import reversed_offsets
+from fourfold.inputs.arrays import GENERATORS
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, DeclaredError, integers, positive, tensor
+from fourfold.operations.record import Cost, Evaluate, Law, Operation, Relation, Sized
+from fourfold.operations.relations import equals_exactly
+from fourfold.operations.workloads import Make, tiled, whole
 
 from . import giou_loss
 from .boxes import (

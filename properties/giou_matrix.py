@@ -7,14 +7,14 @@ import numpy as np
 from fourfold.oracles import giou_matrix as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, one_of, positive, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import between, only
-from fourfold.core.running_error import Bounded, unspecified_where
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arrays import GENERATORS, cotangent, layouts_for, repeated, sizes, sprinkle_special_values
+from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, repeated, sizes, sprinkle_special_values
+from fourfold.numerics.bounded import Bounded, unspecified_where
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, one_of, positive, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import between, only
+from fourfold.operations.workloads import Make, tiled, whole
 
 from .boxes import PAIRS, box_pairs, pairs
 from .giou import EPS

@@ -7,15 +7,7 @@ import numpy as np
 from fourfold.oracles import layer_norm as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, positive, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import equal_where, equals, exactly, only
-from fourfold.core.running_error import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale, unspecified_where
-from fourfold.core.running_error_arrays import total
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arrays import (
+from fourfold.inputs.arrays import (
     GENERATORS,
     arrays,
     cotangent,
@@ -24,8 +16,16 @@ from fourfold.strategies.arrays import (
     rows_and_cols,
     values,
 )
-from fourfold.strategies.rows import row_examples
-from fourfold.strategies.special_values import not_finite_in_turn
+from fourfold.inputs.rows import row_examples
+from fourfold.inputs.special_values import not_finite_in_turn
+from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale, unspecified_where
+from fourfold.numerics.dtypes import DType
+from fourfold.numerics.steps.along_axes import total
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, positive, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import equal_where, equals, exactly, only
+from fourfold.operations.workloads import Make, tiled, whole
 
 from .norms import (
     PARAMETER_KINDS,

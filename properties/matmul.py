@@ -9,14 +9,7 @@ import numpy as np
 from fourfold.oracles import matmul as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, not_negative, one_of, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import equal_where, only
-from fourfold.core.running_error import Bounded, stored
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arrays import (
+from fourfold.inputs.arrays import (
     FEW_ELEMENTS,
     GENERATORS,
     SEEDS,
@@ -27,7 +20,14 @@ from fourfold.strategies.arrays import (
     repeated,
     values,
 )
-from fourfold.strategies.special_values import not_finite_in_turn
+from fourfold.inputs.special_values import not_finite_in_turn
+from fourfold.numerics.bounded import Bounded, stored
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, not_negative, one_of, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import equal_where, only
+from fourfold.operations.workloads import Make, tiled, whole
 
 KINDS = ("normal", "normal", "whole", "constant", "offset", "spread", "huge", "tiny")
 ACTIVATIONS = ("none", "relu", "leaky_relu")

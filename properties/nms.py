@@ -7,14 +7,14 @@ import numpy as np
 from fourfold.oracles import nms as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, Parameter, integers, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import equals_exactly
-from fourfold.core.running_error import Bounded, NoRule, OneOf, lift
-from fourfold.core.workloads import Make, whole
-from fourfold.strategies.arrays import GENERATORS, layouts_for, repeated, sizes, sprinkle_special_values
+from fourfold.inputs.arrays import GENERATORS, layouts_for, repeated, sizes, sprinkle_special_values
+from fourfold.numerics.bounded import Bounded, NoRule, OneOf, lift
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, Parameter, integers, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import equals_exactly
+from fourfold.operations.workloads import Make, whole
 
 # ---- what is right
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Evaluate, Relation
-from fourfold.core.relations import between, equal_where, only
-from fourfold.core.running_error import Bounded
-from fourfold.core.running_error_arrays import total
-from fourfold.strategies.arrays import KINDS
+from fourfold.inputs.arrays import KINDS
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.dtypes import DType
+from fourfold.numerics.steps.along_axes import total
+from fourfold.operations.case import Case
+from fourfold.operations.record import Evaluate, Relation
+from fourfold.operations.relations import between, equal_where, only
 
 # Kinds of rows. The huge kind is rarer than the others: its squares overflow, and little is known of the result.
 ROW_KINDS = (*(kind for kind in KINDS if kind != "huge"), *KINDS)

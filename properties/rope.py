@@ -8,14 +8,14 @@ import torch
 from fourfold.oracles import rope as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, Parameter, integers, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import equal_where, equals_exactly
-from fourfold.core.running_error import Bounded
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arrays import GENERATORS, arrays, cotangent, layouts_for, leading_axes, repeated, sizes
+from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, leading_axes, repeated, sizes
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, Parameter, integers, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import equal_where, equals_exactly
+from fourfold.operations.workloads import Make, tiled, whole
 
 
 def angles(rng: np.random.Generator, count: int, half: int, dtype: DType, scale: float = 1.0) -> dict[str, np.ndarray]:

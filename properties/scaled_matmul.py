@@ -11,14 +11,14 @@ from fourfold.oracles import scaled_matmul as oracle
 from fourfold.oracles.scaled_matmul import BLOCK, ORDERS, blocks
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, Parameter, tensor
-from fourfold.core.dtypes import DTYPES, QUANTISED, DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import equal_where, only
-from fourfold.core.running_error import Bounded
-from fourfold.core.workloads import Make, Workload, whole
-from fourfold.strategies.arrays import FEW_ELEMENTS, SEEDS, cotangent, layouts_for, random_size, repeated, values
+from fourfold.inputs.arrays import FEW_ELEMENTS, SEEDS, cotangent, layouts_for, random_size, repeated, values
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, Parameter, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import equal_where, only
+from fourfold.operations.workloads import Make, Workload, whole
 
 E4M3, FLOAT32 = QUANTISED["float8_e4m3fn"], DTYPES["float32"]
 # Kinds of quantised numbers: "codes" are all finite numbers of the type, as often as one another.

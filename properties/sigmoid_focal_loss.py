@@ -9,17 +9,17 @@ import torch
 from fourfold.oracles import sigmoid_focal_loss as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, Parameter, not_negative, one_of, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Evaluate, Operation, Relation, Result, Sized
-from fourfold.core.relations import equal_where, only
-from fourfold.core.running_error import Bounded, unspecified_where
-from fourfold.core.running_error_arrays import total
-from fourfold.core.torch_running_error import backward_of, forward_of
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arrays import GENERATORS, cotangent, repeated
-from fourfold.strategies.elementwise import Elementwise
+from fourfold.inputs.arrays import GENERATORS, cotangent, repeated
+from fourfold.inputs.elementwise import Elementwise
+from fourfold.numerics.bounded import Bounded, unspecified_where
+from fourfold.numerics.dtypes import DType
+from fourfold.numerics.steps.along_axes import total
+from fourfold.numerics.torch_adapter.evaluate import backward_of, forward_of
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, Parameter, not_negative, one_of, tensor
+from fourfold.operations.record import Evaluate, Operation, Relation, Result, Sized
+from fourfold.operations.relations import equal_where, only
+from fourfold.operations.workloads import Make, tiled, whole
 
 REDUCTIONS = ("none", "mean", "sum")
 FAR = 1e4

@@ -7,15 +7,7 @@ import numpy as np
 from fourfold.oracles import softmax as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import between, equal_where, equals, equals_exactly, exactly, only
-from fourfold.core.running_error import Bounded, stored
-from fourfold.core.running_error_arrays import total
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arrays import (
+from fourfold.inputs.arrays import (
     GENERATORS,
     KINDS,
     arrays,
@@ -25,8 +17,16 @@ from fourfold.strategies.arrays import (
     rows_and_cols,
     values,
 )
-from fourfold.strategies.rows import row_examples
-from fourfold.strategies.special_values import not_finite_in_turn
+from fourfold.inputs.rows import row_examples
+from fourfold.inputs.special_values import not_finite_in_turn
+from fourfold.numerics.bounded import Bounded, stored
+from fourfold.numerics.dtypes import DType
+from fourfold.numerics.steps.along_axes import total
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import between, equal_where, equals, equals_exactly, exactly, only
+from fourfold.operations.workloads import Make, tiled, whole
 
 
 def backward(grad_output: Any, x: Any) -> tuple[Any]:

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from fourfold.oracles import swiglu as oracle
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import equals_exactly, only
-from fourfold.core.running_error import Bounded, unspecified_where
-from fourfold.strategies.elementwise import Elementwise
+from fourfold.inputs.elementwise import Elementwise
+from fourfold.numerics.bounded import Bounded, unspecified_where
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, tensor
+from fourfold.operations.record import Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import equals_exactly, only
 
 PAIRS = Elementwise(gate="spread", up="normal")
 random_case = PAIRS.random

@@ -8,16 +8,16 @@ import numpy as np
 from fourfold.oracles import topk as oracle
 from hypothesis import strategies as st
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, Parameter, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Cost, Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import equal_where, equals_exactly
-from fourfold.core.running_error import Bounded, OneOf
-from fourfold.core.workloads import Make, tiled, whole
-from fourfold.strategies.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, rows_and_cols, values
-from fourfold.strategies.rows import row_examples
-from fourfold.strategies.special_values import not_finite_in_turn
+from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, rows_and_cols, values
+from fourfold.inputs.rows import row_examples
+from fourfold.inputs.special_values import not_finite_in_turn
+from fourfold.numerics.bounded import Bounded, OneOf
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, Parameter, tensor
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import equal_where, equals_exactly
+from fourfold.operations.workloads import Make, tiled, whole
 
 # ---- what is right
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from fourfold.oracles import vector_add as oracle
 
-from fourfold.core.case import Case
-from fourfold.core.declared_errors import Arguments, tensor
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Evaluate, Operation, Relation, Sized
-from fourfold.core.relations import equals_exactly
-from fourfold.strategies.elementwise import Elementwise
+from fourfold.inputs.elementwise import Elementwise
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments, tensor
+from fourfold.operations.record import Evaluate, Operation, Relation, Sized
+from fourfold.operations.relations import equals_exactly
 
 SUMMANDS = Elementwise(x="normal", y="spread")
 random_case = SUMMANDS.random

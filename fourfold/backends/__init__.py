@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
-from fourfold.core import registry
+from fourfold.operations import registry
 
 # For each backend, the module in an operation's folder that holds its implementation.
 MODULES = {"torch": "torch_eager", "triton": "triton_kernel", "cuda": "cuda_kernel"}
@@ -41,7 +41,7 @@ def other_order(device: str) -> AbstractContextManager:
     """Context manager: run the blocks and threads of kernels in reverse order. It has no effect on a GPU."""
     if device != "cpu":
         return contextlib.nullcontext()
-    from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+    from fourfold.backends.cuda import emulator as cuda_on_cpu
 
     return cuda_on_cpu.schedule("reverse")
 
@@ -58,7 +58,7 @@ def unsupported(operation: str, backend: str, dtype: str, device: str) -> str | 
     optional function ``unsupported(dtype, device)``.
     """
     if backend == "cuda" and device == "cpu":
-        from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+        from fourfold.backends.cuda import emulator as cuda_on_cpu
 
         if reason := cuda_on_cpu.unavailable_reason():
             return reason

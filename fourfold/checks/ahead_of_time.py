@@ -21,11 +21,11 @@ import fourfold
 from fourfold import backends
 from fourfold.backends.cuda.compile import compile_ahead_of_time
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel, architecture
-from fourfold.checks.catalogue import operations
 from fourfold.checks.outputs import joined
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.operation import evaluate_tensors
+from fourfold.checks.records import operations
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
+from fourfold.operations.record import evaluate_tensors
 
 COMPILE_ONLY, CUDA, KERNELS = "--compile-only", "--cuda", "--kernels"
 # The command line that runs this module.

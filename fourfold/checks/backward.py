@@ -3,7 +3,7 @@
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, expected_results, inputs_are_unchanged, named_results
 from fourfold.checks.search import Search, Subject
-from fourfold.core.case import Case
+from fourfold.operations.case import Case
 
 
 @graded

@@ -4,11 +4,11 @@ import re
 
 import torch
 
-from fourfold.checks.escapes import held
+from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core.comparison import Agreement
-from fourfold.core.declared_errors import ON_ANOTHER_DEVICE
-from fourfold.core.refusals import has_lost_device, is_fault, is_rejection, reason
+from fourfold.numerics.compare import Agreement
+from fourfold.operations.declared_errors import ON_ANOTHER_DEVICE
+from fourfold.operations.refusals import has_lost_device, is_fault, is_rejection, reason
 
 
 def declared_errors_are_raised(subject: Subject, search: Search) -> None:

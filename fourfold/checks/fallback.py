@@ -1,9 +1,9 @@
 """The check that kernels compute their results themselves, without torch's operators."""
 
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core.case import Case
-from fourfold.core.comparison import Agreement
-from fourfold.core.dispatch import Fallbacks
+from fourfold.instruments.operator_watch import Fallbacks
+from fourfold.numerics.compare import Agreement
+from fourfold.operations.case import Case
 
 
 def nothing_is_left_to_torch(subject: Subject, search: Search) -> None:

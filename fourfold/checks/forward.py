@@ -3,8 +3,8 @@
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, inputs_are_unchanged
 from fourfold.checks.search import Search, Subject
-from fourfold.core.case import Case
-from fourfold.core.operation import reference
+from fourfold.operations.case import Case
+from fourfold.operations.record import reference
 
 
 @graded

@@ -4,9 +4,9 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 from fourfold.checks.search import OUTPUT, Failure, Search, Subject, Unsupported
-from fourfold.core.case import Case
-from fourfold.core.comparison import Agreement
-from fourfold.core.refusals import by_the_implementation
+from fourfold.numerics.compare import Agreement
+from fourfold.operations.case import Case
+from fourfold.operations.refusals import by_the_implementation
 
 
 def gradcheck(subject: Subject, search: Search) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core.claims import STORAGE
+from fourfold.operations.claims import STORAGE
 
 Check = Callable[[Subject, Search], None]
 

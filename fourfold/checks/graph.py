@@ -8,9 +8,9 @@ import torch
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, expected_gradients
 from fourfold.checks.search import Failure, Search, Subject, need
-from fourfold.core.case import Case
-from fourfold.core.operation import gradients_of
-from fourfold.core.refusals import by_the_implementation
+from fourfold.operations.case import Case
+from fourfold.operations.record import gradients_of
+from fourfold.operations.refusals import by_the_implementation
 
 # What stands between a leaf and the call.
 BEFORE: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -18,11 +18,11 @@ from fourfold.checks.results import (
 )
 from fourfold.checks.search import Failure, Search, Subject, need
 from fourfold.compat import python_internals, torch_internals
-from fourfold.core.case import Case
-from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
-from fourfold.core.dtypes import differing
-from fourfold.core.operation import gradients_of, reference
-from fourfold.core.running_error import Bounded
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
+from fourfold.numerics.dtypes import differing
+from fourfold.operations.case import Case
+from fourfold.operations.record import gradients_of, reference
 
 # How long to wait for a thread that a call has left running, before its results are compared again.
 SECONDS_FOR_STRAY_THREADS = 0.5

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fourfold.core.case import Case, is_floating
-from fourfold.core.comparison import Disagreement, compare, expectation
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Operation, reference, reference_gradients
-from fourfold.core.running_error import Bounded
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.compare import Disagreement, compare, expectation
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case, is_floating
+from fourfold.operations.record import Operation, reference, reference_gradients
 
 # Makes an impostor's values for a case and its expected result; None if there are none of that shape.
 Impostor = Callable[[Case, Bounded], np.ndarray | None]

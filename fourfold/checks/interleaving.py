@@ -14,12 +14,12 @@ from fourfold.checks.results import (
     named_results,
 )
 from fourfold.checks.search import Failure, Search, Subject, need
-from fourfold.core.case import Case
-from fourfold.core.comparison import Agreement
-from fourfold.core.dtypes import DTYPES, differing
-from fourfold.core.operation import gradients_of
-from fourfold.core.refusals import is_refusal
-from fourfold.core.running_error import Bounded
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.compare import Agreement
+from fourfold.numerics.dtypes import DTYPES, differing
+from fourfold.operations.case import Case
+from fourfold.operations.record import gradients_of
+from fourfold.operations.refusals import is_refusal
 
 # Dtypes of a call in between, of which the first that is not the subject's is taken.
 OTHER_DTYPES = ("float16", "float32")

@@ -13,12 +13,12 @@ from fourfold.checks.grades import graded
 from fourfold.checks.history import changed, tells_apart
 from fourfold.checks.results import compare_results, describe, expected_results, named_results
 from fourfold.checks.search import Failure, Search, Subject, Unsupported
-from fourfold.core import costs
-from fourfold.core.case import Case
-from fourfold.core.comparison import Agreement
-from fourfold.core.dtypes import bits
-from fourfold.core.not_reached import NotReached
-from fourfold.core.operation import gradients_of
+from fourfold.instruments import costs
+from fourfold.numerics.compare import Agreement
+from fourfold.numerics.dtypes import bits
+from fourfold.operations.case import Case
+from fourfold.operations.not_reached import NotReached
+from fourfold.operations.record import gradients_of
 
 # More calls than 8 bits count, and more results than anybody keeps buffers for.
 CALLS = 400

@@ -4,10 +4,10 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, expected_results, given_tensors, named_results
-from fourfold.checks.room import room
 from fourfold.checks.search import UNCLAIMED, Search, Subject, Unsupported, need
-from fourfold.core import far_apart
-from fourfold.core.case import Case
+from fourfold.instruments import sparse_memory
+from fourfold.instruments.gpu_memory_lock import room
+from fourfold.operations.case import Case
 
 
 @graded
@@ -25,15 +25,15 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
 
     def body(case: Case) -> None:
         given = given_tensors(subject, case)
-        places = [(name, axis) for name, tensor in given.items() for axis in far_apart.axes(tensor)]
+        places = [(name, axis) for name, tensor in given.items() for axis in sparse_memory.axes(tensor)]
         need(places)
         expected, agreements = expected_results(subject, case), []
         for far, axis in places:
 
             def place(name: str, tensor: torch.Tensor, far: str = far, axis: int = axis) -> torch.Tensor:
-                return far_apart.laid_out(tensor, axis) if name == far else tensor
+                return sparse_memory.laid_out(tensor, axis) if name == far else tensor
 
-            with room(subject.device, 2 * far_apart.SIDE * given[far].element_size()):
+            with room(subject.device, 2 * sparse_memory.SIDE * given[far].element_size()):
                 output, gradients, tensors = subject.evaluate(case, place=place)
                 when = f"with axis {axis} of {far} 2^31 elements long: "
                 agreements += compare_results(subject, named_results(output, gradients), expected, tensors, when)

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from fourfold.checks.escapes import held
+from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.results import describe
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core.case import Case
-from fourfold.core.comparison import Agreement
-from fourfold.core.dtypes import DType
-from fourfold.core.not_reached import NotReached
-from fourfold.core.operation import Operation, gradients_of
-from fourfold.core.outputs import alone, in_a_row, outputs_of
-from fourfold.core.refusals import OutOfTime
-from fourfold.core.tampering import random_state_kept
+from fourfold.instruments.tampering import random_state_kept
+from fourfold.numerics.compare import Agreement
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.not_reached import NotReached
+from fourfold.operations.outputs import alone, in_a_row, outputs_of
+from fourfold.operations.record import Operation, gradients_of
+from fourfold.operations.refusals import OutOfTime
 
 Run = Callable[[Subject, Search], None]
 

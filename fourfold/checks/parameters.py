@@ -16,10 +16,10 @@ from fourfold.checks.grades import graded
 from fourfold.checks.history import tells_apart
 from fourfold.checks.results import compare_results, expected_results, named_results
 from fourfold.checks.search import Search, Subject, Unsupported, need
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Operation, reference
-from fourfold.strategies.arrays import GENERATORS
+from fourfold.inputs.arrays import GENERATORS
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.record import Operation, reference
 
 # A parameter is drawn from the numbers whose third power, and its reciprocal, the arithmetic can hold.
 POWER = 3
@@ -72,7 +72,7 @@ def _own_defaults(implementation: Callable[..., Any], operation: Operation) -> M
 def _by_its_own_names(implementation: Callable[..., Any], operation: Operation) -> Callable[..., Any]:
     """An implementation to be called by the operation's names, which passes no more than it is given.
 
-    One with other names is otherwise called with all arguments, in order: see `fourfold.running.calling`.
+    One with other names is otherwise called with all arguments, in order: see `fourfold.candidates.load.calling`.
     """
     arguments = _own_arguments(implementation, operation)
     names = {name: p.name for name, p in arguments.items()}

@@ -5,9 +5,9 @@ import contextlib
 from fourfold import backends
 from fourfold.checks.results import describe, named_results
 from fourfold.checks.search import UNCLAIMED, Failure, Search, Subject, Unsupported
-from fourfold.core.case import Case
-from fourfold.core.comparison import Agreement
-from fourfold.core.dtypes import differing
+from fourfold.numerics.compare import Agreement
+from fourfold.numerics.dtypes import differing
+from fourfold.operations.case import Case
 
 
 def repeats_bit_for_bit(subject: Subject, search: Search) -> None:

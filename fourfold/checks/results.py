@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from fourfold.checks.search import Failure, Subject
-from fourfold.core.case import Case
-from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
-from fourfold.core.dtypes import DType, differing
-from fourfold.core.operation import reference, reference_gradients
-from fourfold.core.running_error import Bounded
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
+from fourfold.numerics.dtypes import DType, differing
+from fourfold.operations.case import Case
+from fourfold.operations.record import reference, reference_gradients
 
 
 def describe(tensors: dict[str, torch.Tensor]) -> str:

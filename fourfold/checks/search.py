@@ -17,23 +17,23 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fourfold.checks.comparisons import cases_past_comparisons
+from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.database import Filed
-from fourfold.checks.escapes import held
-from fourfold.checks.room import wait_for_others
-from fourfold.core.blame import Blame, marked
-from fourfold.core.boundary import LAYOUTS, Boundary, traits_of
-from fourfold.core.case import Case, RecentCases
-from fourfold.core.claims import EXACT, NO_CLAIMS, Claims
-from fourfold.core.comparison import Agreement
-from fourfold.core.dtypes import DType
-from fourfold.core.far_apart import others_hold_the_memory
-from fourfold.core.not_reached import NotReached, Unreached
-from fourfold.core.operation import Operation, evaluate_tensors
-from fourfold.core.refusals import Refusals, by_the_implementation, chain, is_refusal, reason
-from fourfold.strategies.combinations import combined
-from fourfold.strategies.large_cases import LargeCases
-from fourfold.strategies.special_values import cases_with_special_values
+from fourfold.checks.threshold_cases import cases_past_comparisons
+from fourfold.inputs.combinations import combined
+from fourfold.inputs.large_cases import LargeCases
+from fourfold.inputs.special_values import cases_with_special_values
+from fourfold.instruments.gpu_memory_lock import wait_for_others
+from fourfold.instruments.sparse_memory import others_hold_the_memory
+from fourfold.numerics.compare import Agreement
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.blame import Blame, marked
+from fourfold.operations.boundary import LAYOUTS, Boundary, traits_of
+from fourfold.operations.case import Case, RecentCases
+from fourfold.operations.claims import EXACT, NO_CLAIMS, Claims
+from fourfold.operations.not_reached import NotReached, Unreached
+from fourfold.operations.record import Operation, evaluate_tensors
+from fourfold.operations.refusals import Refusals, by_the_implementation, chain, is_refusal, reason
 
 # Limits of a brief search: named examples (the smallest ones) and their elements, generated cases and their elements.
 BRIEF_NAMED, BRIEF_NAMED_ELEMENTS, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 1024, 3, 64

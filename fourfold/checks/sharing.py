@@ -17,11 +17,11 @@ from fourfold.checks.results import (
     named_results,
 )
 from fourfold.checks.search import OUTPUT, Search, Subject
-from fourfold.core.axes import LEADING
-from fourfold.core.case import Case, is_floating
-from fourfold.core.operation import gradients_of, reference
-from fourfold.core.running_error import Bounded, stored
-from fourfold.strategies.combinations import made
+from fourfold.inputs.combinations import made
+from fourfold.numerics.bounded import Bounded, stored
+from fourfold.operations.axes import LEADING
+from fourfold.operations.case import Case, is_floating
+from fourfold.operations.record import gradients_of, reference
 
 # The size of all axes, so that inputs have one shape where they can, and two leading axes in place of that many rows.
 SIDE, SQUARE = 16, (4, 4)

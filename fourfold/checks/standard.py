@@ -34,19 +34,12 @@ from fourfold.checks import (
     threads,
 )
 from fourfold.checks.search import Search, Subject, Unsupported
-from fourfold.core import (
-    arena,
-    comparison,
-    dispatch,
-    dtypes,
-    operation,
-    running_error,
-    running_error_arrays,
-    running_error_rules,
-    tampering,
-)
-from fourfold.core.claims import Claims
-from fourfold.core.operation import Operation
+from fourfold.instruments import operator_watch, redzones, tampering
+from fourfold.numerics import bounded, compare, dtypes
+from fourfold.numerics.steps import along_axes, elementwise
+from fourfold.operations import record
+from fourfold.operations.claims import Claims
+from fourfold.operations.record import Operation
 
 FORWARD = "forward"
 # Most checks depend little on the dtype: a plain run makes them of this library's own implementations in this one.
@@ -272,9 +265,22 @@ def parts_of(name: str) -> tuple[str, str]:
 
 # A kernel that replaces what judges it, to be called right, is found out.
 for _judge in (
-    *(arena, backward, bad_input, batches, dispatch, fallback, forward, gradcheck, grades, history, laws, memory),
+    *(
+        redzones,
+        backward,
+        bad_input,
+        batches,
+        operator_watch,
+        fallback,
+        forward,
+        gradcheck,
+        grades,
+        history,
+        laws,
+        memory,
+    ),
     *(offsets, repeatability, results, saved_tensors, search, single_gradients, graph, interleaving, many_calls, modes),
     *(configurations, outputs, parameters, sharing, threads),
-    *(comparison, dtypes, operation, running_error, running_error_arrays, running_error_rules),
+    *(compare, dtypes, record, bounded, along_axes, elementwise),
 ):
     tampering.watch(_judge)

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fourfold.core.claims import Claims
-from fourfold.running.adapters import SMALL
+from fourfold.api.adapters import SMALL
+from fourfold.operations.claims import Claims
 
 TORCH, TRITON, CUDA, KERNELBENCH = LANGUAGES = ("torch", "triton", "cuda", "kernelbench")
 # Seconds that all stages of a candidate may take together, and bytes of memory of its own.

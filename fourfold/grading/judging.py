@@ -1,7 +1,7 @@
 """The judge of one candidate: the stages that it is put through, in a process that judges nothing else.
 
-On the CPU the candidate runs in a process of its own, which this one asks: see `fourfold.running.untrusted`. On a GPU
-it runs in this process, which is forked for it, and ended after it.
+On the CPU the candidate runs in a process of its own, which this one asks: see `fourfold.candidates.process.client`. On
+a GPU it runs in this process, which is forked for it, and ended after it.
 """
 
 import contextlib
@@ -13,22 +13,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fourfold.api.adapters import KernelBenchProblem
 from fourfold.backends.cuda.compile import CudaError
+from fourfold.candidates.frames import words
+from fourfold.candidates.integrity.escapes import Escape
+from fourfold.candidates.load import modules
+from fourfold.candidates.load.calling import CannotBeCalled
+from fourfold.candidates.load.cuda_candidates import CudaCandidate
+from fourfold.candidates.load.cuda_launches import Launch
+from fourfold.candidates.process.client import CALL_SECONDS, CannotBeImported, UntrustedFunction
+from fourfold.candidates.process.cuda_client import UntrustedKernel
+from fourfold.candidates.process.session import Unanswered
 from fourfold.checks import standard
-from fourfold.checks.catalogue import operations
-from fourfold.checks.escapes import Escape
-from fourfold.core.comparison import Disagreement
-from fourfold.core.operation import Operation
-from fourfold.grading import static
-from fourfold.grading.candidates import CUDA, KERNELBENCH, Candidate
-from fourfold.grading.speed import speeds_of
-from fourfold.running import modules
-from fourfold.running.adapters import KernelBenchProblem
-from fourfold.running.calling import CannotBeCalled
-from fourfold.running.candidate_session import Unanswered
-from fourfold.running.cuda_candidates import CudaCandidate
-from fourfold.running.cuda_launches import Launch
-from fourfold.running.findings import (
+from fourfold.checks.records import operations
+from fourfold.declaration import defaults
+from fourfold.engine.verdict import (
     FAILED,
     INVALID,
     MAY_BE_WRONG,
@@ -39,11 +38,12 @@ from fourfold.running.findings import (
     Outcome,
     Verdict,
 )
-from fourfold.running.frames import words
-from fourfold.running.untrusted import CALL_SECONDS, CannotBeImported, UntrustedFunction
-from fourfold.running.untrusted_kernels import UntrustedKernel
-from fourfold.running.verification import Plan, Trial, reference_of, signature_of, verified
-from fourfold.strategies import defaults
+from fourfold.engine.verification import Plan, Trial, reference_of, signature_of, verified
+from fourfold.grading import static
+from fourfold.grading.candidates import CUDA, KERNELBENCH, Candidate
+from fourfold.grading.speed import speeds_of
+from fourfold.numerics.compare import Disagreement
+from fourfold.operations.record import Operation
 
 STATIC, SMOKE, FULL, SPEED = ("static", "smoke", "full", "speed")
 # Generated cases of the smoke stage, beside the named ones.

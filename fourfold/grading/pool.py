@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 import pynvml
 
-from fourfold.running import messages
-from fourfold.running.candidate_session import search_path
-from fourfold.running.exit_codes import spelled
-from fourfold.running.processes import command_of
+from fourfold.candidates.process import protocol
+from fourfold.candidates.process.child import command_of
+from fourfold.candidates.process.exit_codes import spelled
+from fourfold.candidates.process.session import search_path
 
 # Seconds for a worker to import everything, and to answer once a candidate's own time is over.
 STARTING_SECONDS, ANSWERING_SECONDS = 300.0, 120.0
@@ -87,7 +87,7 @@ class LocalWorker:
                 env={**os.environ, **more},
                 start_new_session=True,
             )
-        self.socket, self.connection = own, messages.Connection(own)
+        self.socket, self.connection = own, protocol.Connection(own)
         answer = self._received(STARTING_SECONDS)
         self.gone: str = answer.get("gone", "")
         if self.gone:
@@ -99,7 +99,7 @@ class LocalWorker:
         try:
             self.connection.deadline = time.monotonic() + STARTING_SECONDS
             self.connection.send({**job, "gpu": self.gpu}, {})
-        except (messages.Ended, OSError) as error:
+        except (protocol.Ended, OSError) as error:
             raise self._lost(error) from None
         answer = self._received(job["candidate"]["seconds"] + ANSWERING_SECONDS)
         self.gone = answer.get("gone", "")
@@ -109,12 +109,12 @@ class LocalWorker:
         self.connection.deadline = time.monotonic() + seconds
         try:
             return self.connection.receive()[0]
-        except (messages.Ended, messages.Malformed, OSError) as error:  # a TimeoutError is one of these
+        except (protocol.Ended, protocol.Malformed, OSError) as error:  # a TimeoutError is one of these
             raise self._lost(error) from None
 
     def _lost(self, error: Exception) -> Lost:
         try:
-            code = self.process.wait(SECONDS_TO_END if isinstance(error, messages.Ended) else 0)
+            code = self.process.wait(SECONDS_TO_END if isinstance(error, protocol.Ended) else 0)
         except subprocess.TimeoutExpired:
             code = None
         self.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from fourfold.running.findings import Verdict
+from fourfold.engine.verdict import Verdict
 
 
 class InUse(Exception):

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.core.claims import Claims
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.operation import Operation
-from fourfold.core.workloads import Make, whole
+from fourfold.engine.cells import Selection
+from fourfold.engine.verdict import Speed
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.claims import Claims
+from fourfold.operations.record import Operation
+from fourfold.operations.workloads import Make, whole
 from fourfold.performance import machine
 from fourfold.performance.calls import cost_of
 from fourfold.performance.measurement import Bench, Measurement, MeasuringError, clock_for, of_the_ceiling
 from fourfold.performance.timing import one_round, plan_rounds
-from fourfold.running.cells import Selection
-from fourfold.running.findings import Speed
 
 Function = Callable[..., torch.Tensor]
 # The dtype that is timed: the first of these that is claimed.

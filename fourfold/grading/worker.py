@@ -27,14 +27,14 @@ import hypothesis
 import psutil
 import torch
 
-from fourfold.checks.catalogue import operations
+from fourfold.candidates.process import protocol, session
+from fourfold.candidates.process.child import adopt_orphans, descendants, die_with
+from fourfold.candidates.process.exit_codes import spelled
+from fourfold.candidates.process.protocol import printable
+from fourfold.checks.records import operations
+from fourfold.engine.verdict import CRASHED, TIMED_OUT
 from fourfold.grading.candidates import Candidate
 from fourfold.grading.judging import Settings, failed, judge
-from fourfold.running import candidate_session, messages
-from fourfold.running.exit_codes import spelled
-from fourfold.running.findings import CRASHED, TIMED_OUT
-from fourfold.running.messages import printable
-from fourfold.running.processes import adopt_orphans, descendants, die_with
 
 # Seconds between two looks at what a candidate takes.
 BETWEEN_LOOKS = 0.25
@@ -101,7 +101,7 @@ class Worker:
         connection: to the driver.
     """
 
-    def __init__(self, connection: messages.Connection) -> None:
+    def __init__(self, connection: protocol.Connection) -> None:
         self.connection = connection
         torch.set_num_threads(1)
         # Cases that failed one candidate are not to be tried first on the next: the seed decides.
@@ -115,7 +115,7 @@ class Worker:
 
     def run(self) -> None:
         """Judge until the driver has gone."""
-        with contextlib.suppress(messages.Ended):
+        with contextlib.suppress(protocol.Ended):
             while True:
                 job, _, _ = self.connection.receive()
                 self.connection.send(self._answer(job), {})
@@ -124,7 +124,7 @@ class Worker:
         """The verdict on a candidate; or why there is none, which says nothing of it."""
         candidate, settings = Candidate(**job["candidate"]), Settings.of(job["settings"])
         if settings.device == "cpu":
-            candidate_session.first_process()
+            session.first_process()
         started = time.monotonic()
         folder = Path(tempfile.mkdtemp(prefix="candidate-"))
         begun = self._fork(candidate, settings, job["seed"], folder, job["gpu"])
@@ -177,7 +177,7 @@ class Worker:
             if settings.device == "cuda":
                 os.environ.update(own_caches(folder))
             else:
-                candidate_session.first_process_of_parent().adopt()
+                session.first_process_of_parent().adopt()
             with os.fdopen(write, "w") as answers:
 
                 def say(**said: Any) -> None:
@@ -190,7 +190,7 @@ class Worker:
                 own = folder / "judged"
                 own.mkdir()
                 stage, verdict = judge(candidate, settings, seed, own, now, gpu)
-                candidate_session.end_candidates()
+                session.end_candidates()
                 say(stage=stage, verdict=verdict.json())
             code = 0
         except BaseException:
@@ -212,7 +212,7 @@ class Worker:
             ready, _, _ = select.select([begun.answers, driver.fileno()], [], [], BETWEEN_LOOKS)
             if driver.fileno() in ready:  # it asks nothing while it waits: it has gone
                 os.kill(begun.process, signal.SIGKILL)
-                raise messages.Ended
+                raise protocol.Ended
             if begun.answers in ready and not begun.listen():
                 _, status = os.waitpid(begun.process, 0)
                 break
@@ -232,7 +232,7 @@ class Worker:
 
     def _too_much(self, begun: Judge, candidate: Candidate, trusted: bool) -> str | None:
         """What the candidate takes too much of, or None."""
-        judging = {begun.process, candidate_session.first_process_number()}
+        judging = {begun.process, session.first_process_number()}
         others = [child for child in descendants(self.own) if child.pid not in judging]
         if len(others) > MOST_PROCESSES:
             return f"crashed: it has started {len(others)} processes, and may have {MOST_PROCESSES}"
@@ -256,7 +256,7 @@ class Worker:
         while begun.listen():
             pass
         # It may have been in the middle of a message to the process that candidates are forked from.
-        candidate_session.end_all()
+        session.end_all()
 
     def _reap(self, first: int | None) -> None:
         """Wait for children that have ended: processes of a candidate whose parent has ended before them."""
@@ -267,9 +267,9 @@ class Worker:
 
     def _clear(self, begun: Judge) -> None:
         """Remove what a candidate has left: processes and files."""
-        first = candidate_session.first_process_number()
-        if first is not None and not candidate_session.first_process_of_parent().alive:
-            candidate_session.end_all()
+        first = session.first_process_number()
+        if first is not None and not session.first_process_of_parent().alive:
+            session.end_all()
             first = None
         while left := [child for child in descendants(self.own) if child.pid != first]:
             for child in left:
@@ -343,7 +343,7 @@ def main(descriptor: str, device: str, folder: str) -> None:
     """Work until the driver closes the connection. The folder is the worker's own, for temporary files."""
     tempfile.tempdir = os.environ["TMPDIR"] = folder
     adopt_orphans()  # what a candidate leaves behind becomes a child of this process
-    connection = messages.Connection(socket.socket(fileno=int(descriptor)))
+    connection = protocol.Connection(socket.socket(fileno=int(descriptor)))
     try:
         worker = Worker(connection)
         ready: dict[str, Any] = {"where": f"{socket.gethostname()} {os.getpid()}"}
@@ -352,5 +352,5 @@ def main(descriptor: str, device: str, folder: str) -> None:
         connection.send(ready, {})
         worker.run()
     finally:
-        candidate_session.end_all()
+        session.end_all()
         shutil.rmtree(folder, ignore_errors=True)

@@ -27,14 +27,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from fourfold.checks.catalogue import operations
-from fourfold.core.dtypes import DTYPES
+from fourfold.candidates.process.child import Stop, begin_child, kill_descendants
+from fourfold.checks.records import operations
+from fourfold.engine.cells import CANDIDATE, Candidate
 from fourfold.mutation import known
 from fourfold.mutation.mutant import Mutant
 from fourfold.mutation.sources import MAKERS, mutants_of_files, reached, sources
 from fourfold.mutation.trial import Outcome, Trials, Unmutated
-from fourfold.running.cells import CANDIDATE, Candidate
-from fourfold.running.processes import Stop, begin_child, kill_descendants
+from fourfold.numerics.dtypes import DTYPES
 
 DTYPE_ORDER = ("float32", "float16", "float64", "bfloat16")
 

@@ -24,27 +24,27 @@ from typing import Any, NamedTuple, TextIO
 
 import hypothesis
 
+from fourfold.candidates.process.child import begin_child
 from fourfold.checks import ahead_of_time
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
-from fourfold.checks.catalogue import operations
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.laws import law_holds
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.outputs import of_output, together
+from fourfold.checks.records import operations
 from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.checks.search import Failure, Search, Subject, Unsuitable, Unsupported
 from fourfold.checks.single_gradients import single_gradients_agree
-from fourfold.core import registry
-from fourfold.core.case import Case
-from fourfold.core.comparison import Agreement
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.operation import reference, reference_gradients
+from fourfold.engine.cells import Candidate, Cell, Selection
 from fourfold.mutation.mutant import Mutant
-from fourfold.running.cells import Candidate, Cell, Selection
-from fourfold.running.processes import begin_child
+from fourfold.numerics.compare import Agreement
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations import registry
+from fourfold.operations.case import Case
+from fourfold.operations.record import reference, reference_gradients
 
 # A step hangs if it takes this many times as long as with the unmutated kernels, plus a grace time.
 TIMES_AS_LONG = 10.0

@@ -25,14 +25,14 @@ from hypothesis import strategies as st
 from fourfold.checks.outputs import of_output
 from fourfold.checks.results import expected_results, named_results
 from fourfold.checks.search import Subject
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
-from fourfold.core.refusals import has_lost_device, reason
-from fourfold.core.running_error import Bounded
-from fourfold.core.tampering import random_state_kept
+from fourfold.engine.cells import CANDIDATE, Cell, Selection
+from fourfold.instruments.tampering import random_state_kept
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.refusals import has_lost_device, reason
 from fourfold.performance.beside import OWN, PEERS
 from fourfold.performance.peers import COMPILED, LIBRARY, peers
-from fourfold.running.cells import CANDIDATE, Cell, Selection
 
 # torch's own: the definition in torch, and the kernel of torch or torchvision where there is one.
 OF_TORCH = ("torch", LIBRARY)

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import torch
 
-from fourfold.core.comparison import Disagreement, compare
-from fourfold.core.dtypes import DTYPES, DType, returned
-from fourfold.core.operation import Cost, Operation, reference, reference_gradients
-from fourfold.core.outputs import outputs_of, parts_of, row_of
-from fourfold.core.running_error import Bounded
-from fourfold.core.workloads import Workload
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.compare import Disagreement, compare
+from fourfold.numerics.dtypes import DTYPES, DType, returned
+from fourfold.operations.outputs import outputs_of, parts_of, row_of
+from fourfold.operations.record import Cost, Operation, reference, reference_gradients
+from fourfold.operations.workloads import Workload
 from fourfold.performance.timing import GRAPH_CALLS, Runnable
 
 DIRECTIONS = ("forward", "backward", "both")

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.operation import Cost
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.record import Cost
 from fourfold.performance.timing import Clock, DeviceClock, HostClock, one_round
 
 ROUNDS = 15

@@ -23,7 +23,7 @@ from fourfold.backends.cuda.compile import CudaError, resources_of_cubin
 from fourfold.backends.launch_records import Code, Launched, Record, recording
 from fourfold.checks.ahead_of_time import needs
 from fourfold.compat import torch_internals
-from fourfold.core.workloads import Workload
+from fourfold.operations.workloads import Workload
 from fourfold.performance.calls import Call
 from fourfold.performance.static import paired
 

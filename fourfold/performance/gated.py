@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fourfold.engine.cells import CANDIDATE
 from fourfold.performance import code_identity, gate, machine, static
 from fourfold.performance.drift import Drift, drifts, unchanged_runs
 from fourfold.performance.gate import Change
@@ -18,7 +19,6 @@ from fourfold.performance.measurement import Measurement
 from fourfold.performance.peers import Function
 from fourfold.performance.sources import Baseline, SourceError
 from fourfold.performance.timed_run import TimedRun
-from fourfold.running.cells import CANDIDATE
 
 SHOWN = 10
 

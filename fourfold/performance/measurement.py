@@ -11,10 +11,11 @@ import torch
 
 from fourfold.backends.launch_records import Code
 from fourfold.compat import pytest_benchmark_internals
-from fourfold.core.comparison import Disagreement
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.operation import Cost, Operation
-from fourfold.core.workloads import Make, Workload
+from fourfold.engine.cells import CANDIDATE, Cell, Selection
+from fourfold.numerics.compare import Disagreement
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.record import Cost, Operation
+from fourfold.operations.workloads import Make, Workload
 from fourfold.performance import code_identity, machine
 from fourfold.performance.calls import Call, Checkable, References, Replay, cost_of, directions_of, worst_error
 from fourfold.performance.ceilings import Ceilings, measured
@@ -29,7 +30,6 @@ from fourfold.performance.timing import (
     one_round,
     plan_rounds,
 )
-from fourfold.running.cells import CANDIDATE, Cell, Selection
 
 HOST = "host"  # the direction of a benchmark that times the host
 

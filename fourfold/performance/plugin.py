@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fourfold.compat import pytest_benchmark_internals, xdist_internals
+from fourfold.engine.cells import Selection
 from fourfold.performance import machine, report, sources
 from fourfold.performance.beside import beside_the_best
 from fourfold.performance.gate_trial import Trial, slowdowns, trial
@@ -20,12 +21,11 @@ from fourfold.performance.measurement import Bench, Measurement, measurements, r
 from fourfold.performance.peers import INSTALLED, LIBRARY
 from fourfold.performance.report import cause_of
 from fourfold.performance.timed_run import TimedRun
-from fourfold.running.cells import Selection
-from fourfold.running.identity import Identity
-from fourfold.running.paths import folder_to_write
-from fourfold.running.plugin import TABLE, examples, is_benchmark
-from fourfold.running.table import Matrix
-from fourfold.running.verdict import DEVICE, FAILURE, SELECTION
+from fourfold.pytest_plugin.failures import DEVICE, FAILURE, SELECTION
+from fourfold.pytest_plugin.hooks import TABLE, examples, is_benchmark
+from fourfold.pytest_plugin.identity import Identity
+from fourfold.pytest_plugin.paths import folder_to_write
+from fourfold.pytest_plugin.table import Matrix
 
 # Timed without --dtype: the dtypes in which models are trained.
 DTYPES_TIMED = {"cpu": ("float32",), "cuda": ("bfloat16", "float32")}

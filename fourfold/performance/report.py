@@ -14,11 +14,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from fourfold.core.dtypes import DTYPES
+from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance.beside import Beside, beside_the_best
 from fourfold.performance.charts import Point, chart, quantity, sparkline
 from fourfold.performance.gate import Change, short_name
-from fourfold.running.table import Matrix
+from fourfold.pytest_plugin.table import Matrix
 
 PARTS = ("verification", "performance")
 # A contender has the same colour in every chart. All others share one more colour.
@@ -37,7 +37,7 @@ def cause_of(failure: Mapping[str, Any]) -> str:
     A result that is wrong in one check is wrong in others, which say so of other cases. Numbers make no difference.
 
     Args:
-        failure: as `fourfold.running.verdict` tells it; empty where it told nothing.
+        failure: as `fourfold.pytest_plugin.failures` tells it; empty where it told nothing.
     """
     if failure.get("cause"):
         return str(failure["cause"])

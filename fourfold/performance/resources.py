@@ -24,11 +24,11 @@ from typing import Any
 
 import fourfold
 from fourfold.backends.cuda.compile import CudaError
-from fourfold.checks.catalogue import operations
-from fourfold.core import registry
+from fourfold.checks.records import operations
+from fourfold.engine.cells import Cell, Selection, SelectionError
+from fourfold.operations import registry
 from fourfold.performance import machine
 from fourfold.performance.static import Kernels, Pair, StaticError, kernels_of, paired
-from fourfold.running.cells import Cell, Selection, SelectionError
 
 DESCRIPTION = (
     "Compile kernels for a GPU that need not be there, and print what they need: registers, spills, shared memory,"

@@ -14,7 +14,7 @@ from typing import Any
 
 from fourfold.backends import MODULES
 from fourfold.backends.cuda.compile import cache_folder, locked, write_atomically
-from fourfold.core import registry
+from fourfold.operations import registry
 
 SUFFIXES = {".py", ".cu", ".cuh", ".h", ".cpp"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fourfold.checks.ahead_of_time import COMMAND, CUDA, KERNELS, cuda_kernels, environment
-from fourfold.running.cells import Cell
+from fourfold.engine.cells import Cell
 
 # A compiled kernel's resources, as `fourfold.backends.cuda.compile.KernelResources` has them; those of each cell.
 Kernel = Mapping[str, Any]

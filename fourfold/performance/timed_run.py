@@ -6,10 +6,10 @@ from functools import cached_property
 from typing import Any
 
 from fourfold.backends.cuda.compile import CudaError
+from fourfold.engine.cells import CANDIDATE
 from fourfold.performance import code_identity, gate, sources, static
 from fourfold.performance.measurement import Bench, Measurement
 from fourfold.performance.timing import HostClock
-from fourfold.running.cells import CANDIDATE
 
 
 @dataclass

@@ -14,12 +14,12 @@ from fourfold.properties import giou_loss, matmul, softmax
 from known_wrong import published
 
 from fourfold import backends
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.workloads import Make, tiled, whole
+from fourfold.engine.cells import Cell
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.workloads import Make, tiled, whole
 from fourfold.performance.measurement import Measurement, clock_for
 from fourfold.performance.plugin import Performance, parametrize
 from fourfold.performance.timing import HostClock
-from fourfold.running.cells import Cell
 
 Function = Callable[..., torch.Tensor]
 BATCH = {"cpu": (16, 32), "cuda": (1024, 256)}

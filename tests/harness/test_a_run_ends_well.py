@@ -14,14 +14,14 @@ import torch
 import warm
 from samples import sampled
 
-from fourfold.checks.escapes import Escape, held
+from fourfold.candidates.integrity.escapes import Escape, held
 from fourfold.checks.search import FORWARD_ONLY
+from fourfold.engine.cells import Candidate, Cell
+from fourfold.engine.shortcomings import Coverage, shortcomings
 from fourfold.performance import plugin as performance
 from fourfold.performance import report
-from fourfold.running import plugin, rootdir
-from fourfold.running.cells import Candidate, Cell
-from fourfold.running.paths import file_to_write, folder_to_write
-from fourfold.running.shortcomings import Coverage, shortcomings
+from fourfold.pytest_plugin import hooks, rootdir
+from fourfold.pytest_plugin.paths import file_to_write, folder_to_write
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "tests" / "operations"
@@ -131,7 +131,13 @@ def test_failures_of_one_cause_are_shown_once_and_repeated_from_the_same_folder(
     line = 1 + HELPER.splitlines().index("    return torch.softmax(x, -1).reshape(3, 4)")
     assert ended.output.count(f'File "{helper}", line {line}, in applied') == 1
     assert "RuntimeError: shape '[3, 4]' is invalid" in ended.output
-    for of_the_harness in ("Subject(", "fourfold/core", "fourfold/checks", "@reproduce_failure"):
+    for of_the_harness in (
+        "Subject(",
+        "fourfold/operations",
+        "fourfold/engine",
+        "fourfold/checks",
+        "@reproduce_failure",
+    ):
         assert of_the_harness not in ended.output
     # All others refer to it, each with its case and with what repeats it.
     assert ended.output.count("\nsame cause as ") == len(failed) - 1
@@ -306,7 +312,7 @@ def test_page_is_made_without_the_part_that_is_damaged(tmp_path: Path) -> None:
     assert "a machine" in page.read_text()
 
 
-INSTALLED = "[pytest11]\nfourfold.running.rootdir = fourfold.running.rootdir\n"
+INSTALLED = "[pytest11]\nfourfold.pytest_plugin.rootdir = fourfold.pytest_plugin.rootdir\n"
 
 
 @pytest.mark.full
@@ -374,13 +380,14 @@ def test_every_option_with_a_value_is_known_to_mislead() -> None:
             pass
 
     parser = Parser()
-    plugin.pytest_addoption(parser, Plugins())  # type: ignore[arg-type]
+    hooks.pytest_addoption(parser, Plugins())  # type: ignore[arg-type]
     performance.pytest_addoption(parser)  # type: ignore[arg-type]
     assert set(rootdir.OPTIONS) == parser.with_values
 
 
 def test_plugin_of_every_run_imports_next_to_nothing() -> None:
-    code = "import fourfold.running.rootdir, sys; sys.exit(bool({'torch', 'numpy', 'hypothesis'} & set(sys.modules)))"
+    heavy = "{'torch', 'numpy', 'hypothesis'}"
+    code = f"import fourfold.pytest_plugin.rootdir, sys; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
@@ -456,7 +463,7 @@ def test_orders_to_end_fail_the_check_and_end_nothing(tmp_path: Path) -> None:
 # A plugin that interrupts what ends the run, at once by the clock.
 INTERRUPTS = """
 import math, os, signal
-from fourfold.checks import escapes
+from fourfold.candidates.integrity import escapes
 
 escapes.ONE_INTERRUPT = math.inf
 

@@ -12,13 +12,13 @@ import torch
 import warm
 
 from fourfold import backends
-from fourfold.checks.catalogue import operations
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.running_error import Bounded, OneOf
+from fourfold.checks.records import operations
+from fourfold.cli.accuracy import lines
+from fourfold.engine.cells import Selection
+from fourfold.numerics.bounded import Bounded, OneOf
+from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance import accuracy
 from fourfold.performance.accuracy import Accuracy, Errors, errors_in_ulp, measure
-from fourfold.performance.accuracy_command import lines
-from fourfold.running.cells import Selection
 
 ROOT = Path(__file__).parents[2]
 RIGHT = "import torch\n\n\ndef add(x, y):\n    return x + y\n"

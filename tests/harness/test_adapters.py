@@ -11,7 +11,8 @@ import torch
 
 import fourfold
 from fourfold import tensor
-from fourfold.running import adapters, modules
+from fourfold.api import adapters
+from fourfold.candidates.load import modules
 
 QUICK: dict[str, Any] = {"examples": 5, "device": "cpu", "seed": 1}
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fourfold.backends import operators
-from fourfold.core.arena import POISONS, REDZONE_BYTES, Arena, poison_of
-from fourfold.core.dtypes import bits
-from fourfold.core.layouts import LAYOUTS
+from fourfold.instruments.redzones import POISONS, REDZONE_BYTES, Arena, poison_of
+from fourfold.numerics.dtypes import bits
+from fourfold.operations.layouts import LAYOUTS
 
 TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]
 

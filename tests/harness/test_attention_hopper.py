@@ -15,14 +15,14 @@ from fourfold.impls.attention.operators import Call
 from fourfold.properties import attention as properties
 
 from fourfold.backends import tuning
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.compile import compile_ahead_of_time
 from fourfold.backends.tuning import Configuration
 from fourfold.checks.backward import backward_agrees
-from fourfold.checks.catalogue import operations
 from fourfold.checks.configurations import configuration_agrees
+from fourfold.checks.records import operations
 from fourfold.checks.search import Search, Subject
-from fourfold.core.dtypes import DTYPES
+from fourfold.numerics.dtypes import DTYPES
 
 Tensor = torch.Tensor
 HOPPER = [pytest.param(each, id=each.name) for each in cuda_kernel.HOPPER]

@@ -18,13 +18,13 @@ from fourfold.properties import layer_norm, softmax, vector_add
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fourfold import backends
-from fourfold.checks.catalogue import operations
 from fourfold.checks.outputs import joined
-from fourfold.core.case import Case
-from fourfold.core.comparison import Disagreement
-from fourfold.core.dtypes import DTYPES, DType
-from fourfold.core.operation import Cost, Operation
-from fourfold.core.workloads import Tiled, Workload, tiled, whole
+from fourfold.checks.records import operations
+from fourfold.numerics.compare import Disagreement
+from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.operations.case import Case
+from fourfold.operations.record import Cost, Operation
+from fourfold.operations.workloads import Tiled, Workload, tiled, whole
 from fourfold.performance import machine
 from fourfold.performance.beside import beside_the_best
 from fourfold.performance.calls import DIRECTIONS, Call, References, Replay, directions_of, worst_error

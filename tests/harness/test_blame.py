@@ -17,9 +17,9 @@ import triton.language as tl
 
 import fourfold
 from fourfold.backends.triton import takeover
-from fourfold.core.blame import Blame, Lack, blame_of, marked
-from fourfold.core.claims import Claims
-from fourfold.core.refusals import by_the_implementation, is_refusal, reason
+from fourfold.operations.blame import Blame, Lack, blame_of, marked
+from fourfold.operations.claims import Claims
+from fourfold.operations.refusals import by_the_implementation, is_refusal, reason
 
 X = torch.zeros(8)
 HALF = X.to(torch.bfloat16)

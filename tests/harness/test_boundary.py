@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import fourfold
-from fourfold.core.boundary import Boundary
-from fourfold.core.claims import Claims
-from fourfold.running.findings import Verdict
+from fourfold.engine.verdict import Verdict
+from fourfold.operations.boundary import Boundary
+from fourfold.operations.claims import Claims
 
 ROOT = Path(__file__).parents[2]
 CASES = [

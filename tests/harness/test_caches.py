@@ -9,10 +9,10 @@ import torch
 
 from fourfold.backends import tuning
 from fourfold.backends.cuda import compile as cuda_compile
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.compile import CudaError, cache_directory, cache_folder, compile_kernels, locked
+from fourfold.backends.cuda.emulator import build
 from fourfold.backends.cuda.launch import CudaKernel
-from fourfold.backends.cuda.on_cpu import build
 from fourfold.backends.tuning import Configuration, Tuner
 from fourfold.performance import gated, sources
 

@@ -18,9 +18,9 @@ from fourfold.checks import threads
 from fourfold.checks.history import changed
 from fourfold.checks.many_calls import CONFIDENCE, excluded_rate
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core import at_once, costs
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES
+from fourfold.instruments import concurrent_calls, costs
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
 
 Tensor = torch.Tensor
 
@@ -153,7 +153,7 @@ def test_kernel_that_holds_a_lock_is_accepted() -> None:
 
 
 def test_threads_that_never_return_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_once, "PATIENCE", 0.05)
+    monkeypatch.setattr(concurrent_calls, "PATIENCE", 0.05)
     ended, waiting = threading.Event(), []
 
     def waits(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
@@ -201,7 +201,7 @@ class Slow:
 @pytest.mark.parametrize("last", [True, False])
 def test_slow_threads_are_waited_for_as_long_as_they_end_calls(last: bool) -> None:
     slow = [Slow(calls=2, ends=True), Slow(calls=0, ends=True), Slow(calls=3, ends=last)]
-    assert at_once._all_end(slow, [each.found for each in slow], 0.0) == last
+    assert concurrent_calls._all_end(slow, [each.found for each in slow], 0.0) == last
     assert [each.left for each in slow] == [0, 0, 0]
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fourfold.checks.catalogue import operations
-from fourfold.core.case import SHOWN_ELEMENTS, Case, show
-from fourfold.core.dtypes import DTYPES, QUANTISED, bits, dtype_of
-from fourfold.core.layouts import COMPOSED, INTEGER_POISON, LAYOUTS
+from fourfold.checks.records import operations
+from fourfold.numerics.dtypes import DTYPES, QUANTISED, bits, dtype_of
+from fourfold.operations.case import SHOWN_ELEMENTS, Case, show
+from fourfold.operations.layouts import COMPOSED, INTEGER_POISON, LAYOUTS
 
 SHAPES = [(), (1,), (5,), (0,), (4, 4), (3, 4), (1, 4), (0, 4), (2, 3, 4), (3, 0, 4), (2, 1, 3, 4)]
 TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]

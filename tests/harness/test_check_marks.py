@@ -12,9 +12,9 @@ import warm
 from fourfold.checks import standard
 from fourfold.checks.search import Search
 from fourfold.checks.standard import Check, named
-from fourfold.core.dtypes import DTYPES
-from fourfold.running.cells import Cell
-from fourfold.running.plugin import examples, looked_at, thinned
+from fourfold.engine.cells import Cell
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.pytest_plugin.hooks import examples, looked_at, thinned
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "tests" / "operations"

@@ -16,18 +16,18 @@ from fourfold.backends import known_calls, launch_records, operators, workspace
 from fourfold.backends.cuda import launch as cuda_launch
 from fourfold.backends.cuda import tensor_map
 from fourfold.backends.cuda.launch import CudaKernel
-from fourfold.checks.catalogue import operations
 from fourfold.checks.outputs import joined
+from fourfold.checks.records import operations
 from fourfold.compat import torch_internals
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.workloads import Workload, tiled, whole
+from fourfold.engine.cells import CANDIDATE, Cell
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
+from fourfold.operations.workloads import Workload, tiled, whole
 from fourfold.performance import code_identity
 from fourfold.performance.calls import DIRECTIONS, Call
 from fourfold.performance.ceilings import Ceilings
 from fourfold.performance.measurement import HOST, Bench, Measurement
 from fourfold.performance.timing import HostClock
-from fourfold.running.cells import CANDIDATE, Cell
 
 FLOAT32 = DTYPES["float32"]
 # The number of the simulated GPU. No real one has it: kernels are loaded once on each, and stay loaded.

@@ -10,18 +10,18 @@ from declared_operations import DECLARED
 
 import fourfold
 from fourfold import Claims, tensor
-from fourfold.checks.catalogue import operations
-from fourfold.core.case import Case
-from fourfold.core.claims import NO_CLAIMS
-from fourfold.core.comparison import expectation
-from fourfold.core.dtypes import DTYPES, QUANTISED
-from fourfold.core.layouts import COMPOSED
-from fourfold.core.operation import Operation, reference
-from fourfold.core.running_error import Bounded, stored
-from fourfold.strategies import hard_numbers
-from fourfold.strategies.combinations import LONG, Combined, combined
-from fourfold.strategies.covering import covering
-from fourfold.strategies.large_cases import LargeCases
+from fourfold.checks.records import operations
+from fourfold.inputs import hard_numbers
+from fourfold.inputs.combinations import LONG, Combined, combined
+from fourfold.inputs.covering import covering
+from fourfold.inputs.large_cases import LargeCases
+from fourfold.numerics.bounded import Bounded, stored
+from fourfold.numerics.compare import expectation
+from fourfold.numerics.dtypes import DTYPES, QUANTISED
+from fourfold.operations.case import Case
+from fourfold.operations.claims import NO_CLAIMS
+from fourfold.operations.layouts import COMPOSED
+from fourfold.operations.record import Operation, reference
 
 OWN = operations()
 EVERY: dict[str, Operation] = {**OWN, **{f"declared_{name}": of for name, of in DECLARED.items()}}

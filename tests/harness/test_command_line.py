@@ -12,14 +12,14 @@ import pytest
 import torch
 import warm
 
-from fourfold.checks.catalogue import operations
+from fourfold.checks.records import operations
 from fourfold.checks.search import Failure, Search
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES
-from fourfold.running.black_box import BlackBox
-from fourfold.running.cells import Candidate, Selection, SelectionError
-from fourfold.running.verdict import counterexample
-from fourfold.running.wrong_cells import BRIEFLY, NOT_MADE
+from fourfold.engine.cells import Candidate, Selection, SelectionError
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
+from fourfold.pytest_plugin.black_box import BlackBox
+from fourfold.pytest_plugin.failures import counterexample
+from fourfold.pytest_plugin.wrong_cells import BRIEFLY, NOT_MADE
 
 ROOT = Path(__file__).parents[2]
 CANDIDATES = Path(__file__).parent / "candidates"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.core.compared import Compared, Comparison
-from fourfold.running import modules
-from fourfold.strategies.constants import constants_in
-from fourfold.strategies.large_cases import PLACES, equal_at
+from fourfold.candidates.load import modules
+from fourfold.inputs.constants import constants_in
+from fourfold.inputs.large_cases import PLACES, equal_at
+from fourfold.instruments.size_comparisons import Compared, Comparison
 
 SOURCE = """
     import torch

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fourfold.checks.catalogue import operations
-from fourfold.core.comparison import Agreement, Disagreement, compare, expectation
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.operation import reference_gradients
-from fourfold.core.running_error import Bounded
+from fourfold.checks.records import operations
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.record import reference_gradients
 
 FLOAT16, FLOAT32 = DTYPES["float16"], DTYPES["float32"]
 NAN, INF = np.nan, np.inf

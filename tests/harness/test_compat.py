@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
 from fourfold import compat
+from fourfold.candidates.integrity.snapshot import Snapshot, modules_of
 from fourfold.compat import (
     MissingPart,
     cuda_core_internals,
@@ -42,7 +43,6 @@ from fourfold.compat import (
     triton_internals,
     uses,
 )
-from fourfold.core.integrity import Snapshot, modules_of
 
 ROOT = Path(__file__).parents[2]
 MODULES = [importlib.import_module(f"{compat.__name__}.{m.name}") for m in pkgutil.iter_modules(compat.__path__)]

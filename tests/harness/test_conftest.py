@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_conftest_does_not_import_triton_which_takes_its_mode_from_the_environment() -> None:
-    code = "import fourfold.running.plugin, sys; sys.exit('triton' in sys.modules)"
+    code = "import fourfold.pytest_plugin.hooks, sys; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

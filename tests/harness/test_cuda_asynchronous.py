@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.compile import CompilationError, CudaError
+from fourfold.backends.cuda.emulator import ptx
 from fourfold.backends.cuda.launch import CudaKernel
-from fourfold.backends.cuda.on_cpu import ptx
 from fourfold.backends.cuda.tensor_map import swizzled_map
 
 SOURCE = pathlib.Path(__file__).parent / "cuda" / "asynchronous.cu"

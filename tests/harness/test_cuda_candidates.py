@@ -16,16 +16,16 @@ import warm
 from samples import sampled
 
 import fourfold
-from fourfold.__main__ import command_of_verify
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.compile import CompilationError, compile_kernels
 from fourfold.backends.cuda.declarations import kernels
 from fourfold.backends.cuda.device_code import device_code
 from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.candidates.load.cuda_candidates import Launch
+from fourfold.candidates.load.expressions import ExpressionError, evaluated
 from fourfold.checks.search import Unsupported
-from fourfold.running.cells import Candidate, SelectionError
-from fourfold.running.cuda_candidates import Launch
-from fourfold.running.expressions import ExpressionError, evaluated
+from fourfold.cli.main import command_of_verify
+from fourfold.engine.cells import Candidate, SelectionError
 
 HERE = pathlib.Path(__file__).resolve().parent / "candidates" / "cuda"
 ROOT = HERE.parents[3]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fourfold.backends.cuda import compile as cuda_compile
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.launch import CudaKernel
 
 SOURCE = pathlib.Path(__file__).parent / "cuda" / "matrices.cu"

@@ -16,13 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.compile import CompilationError
+from fourfold.backends.cuda.emulator import build
+from fourfold.backends.cuda.emulator.faults import FAULTS
 from fourfold.backends.cuda.launch import CudaError, CudaKernel, launched_on_cpu
-from fourfold.backends.cuda.on_cpu import build
-from fourfold.backends.cuda.on_cpu.faults import FAULTS
 from fourfold.backends.launch import ImpossibleLaunch
-from fourfold.core.refusals import is_fault
+from fourfold.operations.refusals import is_fault
 
 HERE = pathlib.Path(__file__).resolve().parent
 CONTROLS = HERE / "cuda" / "controls.cu"

@@ -22,27 +22,27 @@ from fourfold import lengths, offsets, operation, tensor, values
 from fourfold.checks import impostors
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.batches import the_batch_does_not_matter
-from fourfold.checks.catalogue import operations
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.outputs import together
+from fourfold.checks.records import operations
 from fourfold.checks.saved_tensors import backward_is_of_the_call
 from fourfold.checks.search import Failure, Search, Subject, Unsupported
 from fourfold.checks.single_gradients import single_gradients_agree
-from fourfold.core import axes as notation
-from fourfold.core.case import Case, is_floating
-from fourfold.core.claims import NO_CLAIMS
-from fourfold.core.comparison import Agreement
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.layouts import LAYOUTS
-from fourfold.core.operation import sizes_of
+from fourfold.declaration.definition import DefinedOperation
+from fourfold.inputs.combinations import combined
+from fourfold.inputs.extents import Extent, extent
+from fourfold.inputs.large_cases import LargeCases
+from fourfold.numerics.compare import Agreement
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations import axes as notation
+from fourfold.operations.case import Case, is_floating
+from fourfold.operations.claims import NO_CLAIMS
+from fourfold.operations.layouts import LAYOUTS
+from fourfold.operations.record import sizes_of
 from fourfold.performance.calls import Call, References, worst_error
-from fourfold.strategies.combinations import combined
-from fourfold.strategies.declared import DefinedOperation
-from fourfold.strategies.extents import Extent, extent
-from fourfold.strategies.large_cases import LargeCases
 
 FLOAT32, FLOAT64 = DTYPES["float32"], DTYPES["float64"]
 DRAWS, ELEMENTS, FEW = 300, 2048, 8

@@ -18,14 +18,14 @@ from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.saved_tensors import backward_is_of_the_call
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES, DType
-from fourfold.core.layouts import LAYOUTS
-from fourfold.core.operation import FOLLOWS, Cost, Operation, what_must_be_moved
-from fourfold.core.workloads import Tiled
+from fourfold.declaration.defaults import completed
+from fourfold.inputs.elementwise import Elementwise
+from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.operations.case import Case
+from fourfold.operations.layouts import LAYOUTS
+from fourfold.operations.record import FOLLOWS, Cost, Operation, what_must_be_moved
+from fourfold.operations.workloads import Tiled
 from fourfold.performance.calls import DIRECTIONS, Call, References, worst_error
-from fourfold.strategies.defaults import completed
-from fourfold.strategies.elementwise import Elementwise
 
 FLOAT32, FLOAT64 = DTYPES["float32"], DTYPES["float64"]
 FACTORS = Elementwise(x="normal", y="normal")
@@ -148,7 +148,7 @@ def infinite(dtype: DType) -> Case:
 
 
 def test_samples_are_repeated_until_they_fill_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fourfold.strategies.defaults.MANY_ELEMENTS", 1 << 18)
+    monkeypatch.setattr("fourfold.declaration.defaults.MANY_ELEMENTS", 1 << 18)
     assert set(PRODUCT.workloads["cuda"]) == {"small", "ragged"}  # the record does not declare a batch axis
     batched = completed(replace(PRODUCT, batched=FACTORS.batched, workloads=FOLLOWS))
     large = batched.workloads["cuda"]["large"](FLOAT32)

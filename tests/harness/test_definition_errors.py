@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fourfold
-from fourfold.core.claims import Claims
-from fourfold.core.dtypes import DTYPES
-from fourfold.strategies.declared import DefinitionError, operation, tensor, values
+from fourfold.declaration.definition import DefinitionError, operation, tensor, values
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.claims import Claims
 
 
 def grouped(x: torch.Tensor, groups: int = 1) -> torch.Tensor:

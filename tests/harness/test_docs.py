@@ -16,8 +16,8 @@ import pytest
 import warm
 
 from fourfold.backends import BACKENDS
-from fourfold.checks.catalogue import operations
-from fourfold.core.registry import GROUP
+from fourfold.checks.records import operations
+from fourfold.operations.registry import GROUP
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

@@ -19,12 +19,12 @@ import warm
 from samples import sampled
 
 import fourfold
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
-from fourfold.core import executed
-from fourfold.core.refusals import by_the_implementation
-from fourfold.running import modules
-from fourfold.running.executed import BLIND, COMPILED, SHOWN, Executed, Source
-from fourfold.running.executed_cuda import condition_of
+from fourfold.backends.cuda import emulator as cuda_on_cpu
+from fourfold.candidates.load import modules
+from fourfold.instruments import line_recorder
+from fourfold.instruments.cuda_line_coverage import condition_of
+from fourfold.instruments.line_coverage import BLIND, COMPILED, SHOWN, Executed, Source
+from fourfold.operations.refusals import by_the_implementation
 
 ROOT = Path(__file__).parents[2]
 # A wrapper, what it calls, and a Triton kernel, each with a branch that no case reaches.
@@ -139,7 +139,7 @@ def never_of(text: str, call: Callable[[ModuleType], Any], folder: Path, name: s
     told.watch(file, name, "cpu")
     with by_the_implementation():
         call(module)
-    executed.recorder.close()
+    line_recorder.recorder.close()
     told.add(told.told())
     return entries(told)
 
@@ -231,7 +231,7 @@ def test_a_long_condition_is_cut_and_many_entries_are_counted(tmp_path: Path) ->
     told.watch(file, "run", "cpu")
     with by_the_implementation():
         module.run(1)
-    executed.recorder.close()
+    line_recorder.recorder.close()
     told.add(told.told())
     lines = list(told.lines())
     assert lines[0].startswith("never executed: kernels.py:3 (n == 10 or n == 11")
@@ -264,19 +264,19 @@ def test_a_trace_function_that_is_there_already_stays(tmp_path: Path) -> None:
         assert sys.gettrace() is debugger
     finally:
         sys.settrace(before)
-        executed.recorder.close()
+        line_recorder.recorder.close()
     assert "run" in seen
     told.add(told.told())
     try:
-        if executed.monitoring is None:
+        if line_recorder.monitoring is None:
             assert list(told.lines()) == [BLIND]
         else:
             assert list(told.lines()) == []
     finally:
-        executed.recorder.blind = False
+        line_recorder.recorder.blind = False
 
 
-@pytest.mark.skipif(executed.monitoring is not None, reason="there is no trace function from Python 3.12 on")
+@pytest.mark.skipif(line_recorder.monitoring is not None, reason="there is no trace function from Python 3.12 on")
 def test_tracing_ends_with_the_call_and_with_the_last_line(tmp_path: Path) -> None:
     file, found = written(tmp_path, "def run(n):\n    if n > 1:\n        return n\n    return 0\n"), list[Any]()
     told, module = Executed(), modules.of_file(file, anew=True)
@@ -287,7 +287,7 @@ def test_tracing_ends_with_the_call_and_with_the_last_line(tmp_path: Path) -> No
             module.run(number)
         assert sys.gettrace() is None
     assert [each is None for each in found] == [False, False, True]
-    executed.recorder.close()
+    line_recorder.recorder.close()
 
 
 def test_threads_are_seen_where_they_call(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_nothing_is_said_of_functions_that_torch_compiles(tmp_path: Path) -> Non
     told.watch(file, "run", "cpu")
     with by_the_implementation():
         assert module.run(torch.ones(2)).tolist() == [2.0, 2.0]
-    executed.recorder.close()
+    line_recorder.recorder.close()
     told.add(told.told())
     assert list(told.lines()) == [COMPILED]
 
@@ -342,7 +342,7 @@ def register(tool, event, callback):
 
 sys.monitoring.register_callback = register
 atexit.register(lambda: print(sorted(event for event, callback in callbacks.items() if callback is not None)))
-from fourfold.core.executed import recorder
+from fourfold.instruments.line_recorder import recorder
 
 recorder.users += 1
 recorder.watch({"/nowhere.py": {1: 1}})
@@ -412,7 +412,7 @@ def test_a_kernel_that_ran_before_is_not_accused(tmp_path: Path) -> None:
     written(tmp_path, UNREACHED)
     script = """
 import sys, torch, fourfold, kernels
-assert "fourfold.backends.triton.interpreter" not in sys.modules
+assert "fourfold.backends.triton.interpreter.corrections" not in sys.modules
 kernels.add(torch.ones(3), torch.ones(3))
 verdict = fourfold.verify(kernels.add, "vector_add", device="cpu", seed=1)
 print(*[each.lines for each in verdict.never_executed])
@@ -567,6 +567,6 @@ def test_an_unreached_line_costs_a_call_little(tmp_path: Path) -> None:
         tracer = sys.gettrace()
         if tracer is not None:
             assert tracer(inspect.currentframe(), "call", None) is None  # a frame of this file is not traced
-    executed.recorder.close()
+    line_recorder.recorder.close()
     told.add(told.told())
     assert entries(told) == [("5", "x is None")]

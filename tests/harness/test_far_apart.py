@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fourfold.checks.catalogue import operations
-from fourfold.checks.escapes import held
+from fourfold.candidates.integrity.escapes import held
+from fourfold.checks.records import operations
 from fourfold.checks.search import AGAIN, Search, Subject, Unsupported
 from fourfold.checks.standard import STANDARD
-from fourfold.core import far_apart
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.not_reached import NotReached
-from fourfold.core.refusals import Escape, Refusals
+from fourfold.instruments import sparse_memory
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.not_reached import NotReached
+from fourfold.operations.refusals import Escape, Refusals
 
 GPU = torch.device("cuda", 0)
 REFUSALS = Refusals()
@@ -26,27 +26,27 @@ def told(monkeypatch: pytest.MonkeyPatch, free: Iterator[int]) -> list[float]:
     """Make torch report these numbers of free bytes out of 100. Return the list of sleeps, which take no time."""
     slept: list[float] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (next(free), 100))
-    monkeypatch.setattr(far_apart.time, "sleep", slept.append)
+    monkeypatch.setattr(sparse_memory.time, "sleep", slept.append)
     return slept
 
 
 def test_others_may_give_back_what_they_have_done_with(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = told(monkeypatch, iter((10, 10, 60)))
-    far_apart.wait_for_room(GPU, 50)
+    sparse_memory.wait_for_room(GPU, 50)
     assert len(slept) == 2
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = told(monkeypatch, iter([10] * 1000))
     with pytest.raises(NotReached, match="cuda:0 has no"):
-        far_apart.wait_for_room(GPU, 50)
-    assert len(slept) == far_apart.LOOKS
+        sparse_memory.wait_for_room(GPU, 50)
+    assert len(slept) == sparse_memory.LOOKS
 
 
 def test_nobody_waits_for_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = told(monkeypatch, iter([90]))
     with pytest.raises(NotReached):
-        far_apart.wait_for_room(GPU, 101)
+        sparse_memory.wait_for_room(GPU, 101)
     assert not slept
 
 
@@ -66,7 +66,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     about = SimpleNamespace(total_memory=100, uuid="none")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    monkeypatch.setattr(far_apart.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sparse_memory.time, "sleep", lambda seconds: None)
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
     return gpu
 
@@ -96,7 +96,7 @@ def lacking(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_memory_that_other_processes_hold_accuses_no_kernel(gpu: SimpleNamespace, named: bool) -> None:
     with pytest.raises(Unsupported, match=r"not reached: .* GiB free: 1 cases, the smallest with x \["):
         outcome_of(lacking, named)
-    assert gpu.looks == 1 + far_apart.LOOKS  # one case has waited, and no other
+    assert gpu.looks == 1 + sparse_memory.LOOKS  # one case has waited, and no other
 
 
 @pytest.mark.parametrize(("free", "own"), [(5, 80), (60, 10)], ids=["it_holds_all_itself", "it_asks_for_too_much"])
@@ -134,7 +134,7 @@ def test_a_case_that_is_too_large_is_left_out_alone() -> None:
     def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         try:
             if x.numel() > 1000:
-                far_apart.wait_for_room(GPU, 101)
+                sparse_memory.wait_for_room(GPU, 101)
         except Exception:
             return x
         return x + y

@@ -22,16 +22,16 @@ import pytest
 import torch
 
 import fourfold
-from fourfold.core.claims import Claims
-from fourfold.core.comparison import Disagreement
+from fourfold.cli.grade import command
+from fourfold.engine.verdict import REWARDS, Finding, Outcome, Speed, Verdict
 from fourfold.grading import driver, pool, static
 from fourfold.grading import speed as speed_of_candidates
 from fourfold.grading.candidates import Candidate
-from fourfold.grading.command import command
 from fourfold.grading.results import Graded, InUse, Results
 from fourfold.grading.speed import median_with_interval, speeds_of
+from fourfold.numerics.compare import Disagreement
+from fourfold.operations.claims import Claims
 from fourfold.performance.timing import HostClock
-from fourfold.running.findings import REWARDS, Finding, Outcome, Speed, Verdict
 
 ROOT = Path(__file__).parents[2]
 # Few cases of one dtype: what is looked at is how candidates are handled.

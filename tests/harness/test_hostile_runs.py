@@ -35,11 +35,11 @@ TOGETHER: tuple[dict[str, tuple[str, str, str]], ...] = (
         "layer_norm": ("replaces_methods:of_a_dtype", "tampered", CHANGED + ".*spacing_roundoff"),
         "matmul": ("replaces_methods:of_the_record", "tampered", CHANGED + r".*operations\['\w+'\].forward"),
         "giou_loss": ("replaces_methods:of_the_arithmetic", "tampered", CHANGED + ".*roundoff"),
-        "giou": ("replaces_methods:of_the_code", "tampered", CHANGED + ".*core.comparison.compare"),
+        "giou": ("replaces_methods:of_the_code", "tampered", CHANGED + ".*numerics.compare.compare"),
     },
     {
         "vector_add": ("replaces_methods:of_the_layouts", "tampered", CHANGED + ".*LAYOUTS"),
-        "softmax": ("replaces_methods:of_the_modules", "tampered", CHANGED + ".*core.comparison"),
+        "softmax": ("replaces_methods:of_the_modules", "tampered", CHANGED + ".*numerics.compare"),
         "layer_norm": ("replaces_comparison_at_first_call:kernel", "tampered", CHANGED + ".*compare"),
         "matmul": ("replaces_the_runner:registers_a_plugin", "tampered", CHANGED + ".*believer"),
         "giou_loss": ("replaces_the_runner:replaces_the_encoder", "wrong", "output"),
@@ -92,7 +92,12 @@ KNOWING = (
 OPERATION_TESTS = ROOT / "tests" / "operations"
 FORWARD = OPERATION_TESTS / "test_forward.py"
 # A run is forked from a process that has all of this.
-LOADED = ("torch", "fourfold.running.plugin", "fourfold.performance.plugin", "fourfold.backends.triton.interpreter")
+LOADED = (
+    "torch",
+    "fourfold.pytest_plugin.hooks",
+    "fourfold.performance.plugin",
+    "fourfold.backends.triton.interpreter.corrections",
+)
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,7 @@ def test_kernel_that_is_right_in_tests_alone_is_rejected(knowing: dict[str, str]
 IN_WORKERS = {
     "vector_add": ("replaces_the_runner:registers_a_plugin", "tampered", CHANGED + ".*believer"),
     "softmax": ("ends_with_success:writes_at_the_end", "wrong", "output"),
-    "layer_norm": ("replaces_methods:of_the_code", "tampered", CHANGED + ".*core.comparison.compare"),
+    "layer_norm": ("replaces_methods:of_the_code", "tampered", CHANGED + ".*numerics.compare.compare"),
     "matmul": ("raises_rejections:expects_to_fail", "wrong", "the call raised XFailed"),
     "giou_loss": ("ends_with_success:writes_now", "crashed", "ended"),
     "giou": ("replaces_methods:of_the_record", "tampered", CHANGED + ".*forward"),

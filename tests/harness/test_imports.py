@@ -104,7 +104,7 @@ def test_a_layer_imports_those_before_it(layer: str) -> None:
 
 def test_every_module_of_the_harness_belongs_to_a_layer() -> None:
     outside = {name for name in MODULES if part(name) not in (*LAYERS, *OF_OPERATIONS)}
-    assert outside == {"fourfold", "fourfold.__main__"}
+    assert outside == {"fourfold", "fourfold.cli.main"}
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from fourfold import backends
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
-from fourfold.checks.catalogue import operations
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.impostors import accepted
 from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.records import operations
 from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.operation import Operation
-from fourfold.core.running_error import Bounded
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
+from fourfold.operations.record import Operation
 
 OPERATIONS = operations()
 FLOAT32 = DTYPES["float32"]

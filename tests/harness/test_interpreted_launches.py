@@ -11,17 +11,17 @@ from fourfold.impls.layer_norm import triton_kernel
 from fourfold.impls.layer_norm.operators import Needs
 
 from fourfold.checks.ahead_of_time import environment
-from fourfold.checks.catalogue import operations
+from fourfold.checks.records import operations
 
 # The script records launches instead of making them, so the compiling process needs no GPU.
 LAUNCHES = """
 import json, sys
 from fourfold import backends
 from fourfold.backends.triton import launch as triton_launch
-from fourfold.checks.catalogue import operations
+from fourfold.checks.records import operations
 from fourfold.checks.outputs import joined
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.operation import evaluate_tensors
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.record import evaluate_tensors
 
 launches = []
 

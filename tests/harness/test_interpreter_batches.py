@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from triton import InterpreterError
 
-from fourfold.backends.triton import interpreter_batches as batches
 from fourfold.backends.triton import launch as triton_launch
+from fourfold.backends.triton.interpreter import batches
 
 PROGRAMS = 100  # more than the first batch has
 

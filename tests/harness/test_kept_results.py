@@ -11,9 +11,9 @@ from fourfold.properties import vector_add
 
 from fourfold.checks.laws import MOST_KEPT, law_holds
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core.case import Case, RecentCases
-from fourfold.core.dtypes import DTYPES, DType
-from fourfold.core.operation import Evaluate, Relation
+from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.operations.case import Case, RecentCases
+from fourfold.operations.record import Evaluate, Relation
 
 FLOAT32 = DTYPES["float32"]
 

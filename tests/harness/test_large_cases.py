@@ -9,12 +9,12 @@ import torch
 
 import fourfold
 from fourfold import Claims, tensor
-from fourfold.checks.catalogue import operations
-from fourfold.core.claims import NO_CLAIMS
-from fourfold.core.dtypes import DTYPES
-from fourfold.strategies.constants import Constant, Constants, constants_in
-from fourfold.strategies.large_cases import LargeCases
-from fourfold.strategies.reductions import law_of
+from fourfold.checks.records import operations
+from fourfold.declaration.reductions import law_of
+from fourfold.inputs.constants import Constant, Constants, constants_in
+from fourfold.inputs.large_cases import LargeCases
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.claims import NO_CLAIMS
 
 FLOAT32 = DTYPES["float32"]
 

@@ -8,16 +8,16 @@ import torch
 from samples import sampled
 
 from fourfold import verify
-from fourfold.checks.catalogue import operations
-from fourfold.core.case import Case
-from fourfold.core.comparison import Disagreement, compare, expectation
-from fourfold.core.dtypes import DTYPES, INTEGERS
-from fourfold.core.operation import reference
-from fourfold.core.running_error import Bounded, NoRule, OneOf
-from fourfold.core.workloads import Workload
+from fourfold.checks.records import operations
+from fourfold.engine.cells import Selection
+from fourfold.numerics.bounded import Bounded, NoRule, OneOf
+from fourfold.numerics.compare import Disagreement, compare, expectation
+from fourfold.numerics.dtypes import DTYPES, INTEGERS
+from fourfold.operations.case import Case
+from fourfold.operations.record import reference
+from fourfold.operations.workloads import Workload
 from fourfold.performance.calls import Call, worst_error
 from fourfold.performance.measurement import measurements
-from fourfold.running.cells import Selection
 
 NMS, FLOAT32, INT64 = operations()["nms"], DTYPES["float32"], INTEGERS["int64"]
 # The quotient of the first two is 0.3, which float32 and float64 round to different sides of their 0.3. The third

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from samples import sampled
 
-from fourfold.checks.catalogue import operations
+from fourfold.checks.records import operations
 from fourfold.checks.search import need
-from fourfold.core.case import Case
 from fourfold.mutation import known, trial
 from fourfold.mutation.cuda_mutants import cuda_mutants
 from fourfold.mutation.mutant import Mutant
 from fourfold.mutation.sources import mutants_of_files, sources
 from fourfold.mutation.triton_mutants import triton_mutants
+from fourfold.operations.case import Case
 
 ROOT = pathlib.Path(__file__).parents[2]
 TRITON = '''
@@ -340,7 +340,7 @@ TRIALS = """
 import json, os, pathlib, sys
 os.environ["TRITON_INTERPRET"] = "1"
 import dataclasses
-from fourfold.running.cells import Candidate
+from fourfold.engine.cells import Candidate
 from fourfold.mutation import trial
 from fourfold.mutation.__main__ import main
 from fourfold.mutation.triton_mutants import triton_mutants
@@ -542,7 +542,7 @@ OF_CLAIMS = """
 import os, pathlib, sys
 os.environ["TRITON_INTERPRET"] = "1"
 from fourfold.mutation import trial
-from fourfold.running.cells import Candidate
+from fourfold.engine.cells import Candidate
 
 directory = pathlib.Path(sys.argv[1])
 candidate = Candidate("vector_add", str(directory / "kernels.py"), "add")

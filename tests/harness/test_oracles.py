@@ -16,13 +16,13 @@ from fourfold.properties.boxes import explicit_pairs, pairs_without_ties
 from hypothesis import strategies as st
 from samples import sampled
 
-from fourfold.checks.catalogue import operations
 from fourfold.checks.laws import hold
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES, DType
-from fourfold.core.operation import Result, reference, reference_gradients
-from fourfold.core.running_error import Arithmetic, Bounded
-from fourfold.core.running_error_arrays import total
+from fourfold.checks.records import operations
+from fourfold.numerics.bounded import Arithmetic, Bounded
+from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.numerics.steps.along_axes import total
+from fourfold.operations.case import Case
+from fourfold.operations.record import Result, reference, reference_gradients
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATIONS = operations()

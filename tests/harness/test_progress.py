@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import warm
 
-from fourfold.running import progress
-from fourfold.running.progress import Progress, spelled
+from fourfold.pytest_plugin import progress
+from fourfold.pytest_plugin.progress import Progress, spelled
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +68,7 @@ def test_times_are_spelled_in_minutes_and_seconds(seconds: float, text: str) -> 
 
 def test_a_failure_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
-        "from fourfold.running.progress import ProgressReporter\n"
+        "from fourfold.pytest_plugin.progress import ProgressReporter\n"
         "def pytest_configure(config):\n"
         "    config.pluginmanager.register(ProgressReporter(config))\n"
     )

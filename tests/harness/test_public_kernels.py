@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fourfold.core.claims import Claims
+from fourfold.operations.claims import Claims
 from tests.public_kernels import page, releases
 from tests.public_kernels.judgements import JUDGEMENTS
 from tests.public_kernels.kernels import KERNELS

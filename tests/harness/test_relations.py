@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from fourfold.checks.laws import hold
-from fourfold.core.comparison import Disagreement
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.operation import Relation
-from fourfold.core.relations import between, equal_where, equals, equals_exactly
-from fourfold.core.running_error import Bounded
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.compare import Disagreement
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.record import Relation
+from fourfold.operations.relations import between, equal_where, equals, equals_exactly
 
 FLOAT64 = DTYPES["float64"]
 ERROR = 0.01

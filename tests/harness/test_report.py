@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import warm
 
+from fourfold.engine.cells import Cell
 from fourfold.performance import machine, report
 from fourfold.performance.charts import (
     BOTTOM,
@@ -28,8 +29,7 @@ from fourfold.performance.charts import (
     sparkline,
 )
 from fourfold.performance.gate import Change
-from fourfold.running.cells import Cell
-from fourfold.running.table import Matrix, Tally
+from fourfold.pytest_plugin.table import Matrix, Tally
 
 ROOT = Path(__file__).parents[2]
 VOID = {"meta", "link", "br"}

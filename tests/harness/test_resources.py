@@ -12,11 +12,11 @@ import pytest
 
 from fourfold.backends import module
 from fourfold.backends.cuda.compile import source_closure
-from fourfold.checks.catalogue import operations
+from fourfold.checks.records import operations
+from fourfold.engine.cells import Cell
 from fourfold.performance import resources
 from fourfold.performance.resources import Compiled, _used, changed, command, implementations, lines, unpack
 from fourfold.performance.static import paired
-from fourfold.running.cells import Cell
 
 KERNEL = {
     "name": "k",

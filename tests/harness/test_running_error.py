@@ -12,19 +12,19 @@ from fourfold.oracles import giou
 from fourfold.properties.boxes import PAIRS, box_pairs
 from samples import sampled
 
-from fourfold.checks.catalogue import operations
-from fourfold.core.case import Case
-from fourfold.core.comparison import compare, expectation
-from fourfold.core.dtypes import DTYPES, INTEGERS
-from fourfold.core.operation import reference, reference_gradients
-from fourfold.core.running_error import (
+from fourfold.checks.records import operations
+from fourfold.numerics.bounded import (
     RULES,
     Bounded,
     Comparison,
     lift,
 )
-from fourfold.core.running_error_arrays import SEQUENTIAL_TERMS, summation_growth
-from fourfold.core.running_error_rules import DIVISION, REORDERING
+from fourfold.numerics.compare import compare, expectation
+from fourfold.numerics.dtypes import DTYPES, INTEGERS
+from fourfold.numerics.steps.along_axes import SEQUENTIAL_TERMS, summation_growth
+from fourfold.numerics.steps.elementwise import DIVISION, REORDERING
+from fourfold.operations.case import Case
+from fourfold.operations.record import reference, reference_gradients
 
 OPERATIONS = operations()
 FLOAT32 = DTYPES["float32"]

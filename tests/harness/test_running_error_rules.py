@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.running_error import RULES, Bounded, Comparison, NoRule, certain
-from fourfold.core.running_error_rules import POWER, REORDERING, WITHIN_1_ULP, WITHIN_2_ULP
+from fourfold.numerics.bounded import RULES, Bounded, Comparison, NoRule, certain
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.numerics.steps.elementwise import POWER, REORDERING, WITHIN_1_ULP, WITHIN_2_ULP
 
 SINGLE = DTYPES["float32"].arithmetic
 COUNT = 20_000

@@ -472,8 +472,9 @@ wait[(2,)](torch.zeros(1, dtype=torch.int32, device="cuda"))
 # Each script in a process of its own, which need not import torch and Triton anew.
 DRIVER = """
 import os, pathlib, sys
-from fourfold.backends.triton import sanitizer
-from fourfold.running import absent_gpu, sanitize
+from fourfold.backends.triton.sanitizer.monitor import monitor as sanitizer
+from fourfold.sanitize import absent_gpu
+from fourfold.sanitize import command as sanitize
 
 for path in map(pathlib.Path, sys.argv[1:]):
     if os.fork() == 0:
@@ -599,7 +600,7 @@ def test_a_script_that_fails_is_a_failure(tmp_path: Path) -> None:
     done = run(tmp_path, "fails.py")
     assert done.returncode == 1
     assert "ValueError: of the script" in done.stderr
-    assert "fourfold/running" not in done.stderr
+    assert "fourfold/sanitize" not in done.stderr
     assert "the script has failed; 0 errors" in done.stderr
 
 

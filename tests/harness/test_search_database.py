@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase
 
 from fourfold.checks.search import Search
-from fourfold.core.case import Case
+from fourfold.operations.case import Case
 
 
 @pytest.fixture(autouse=True)

@@ -12,20 +12,20 @@ from samples import sampled
 import fourfold
 from fourfold import backends, operation, result, tensor, verify
 from fourfold.checks import standard
-from fourfold.checks.catalogue import operations
 from fourfold.checks.outputs import of_output
+from fourfold.checks.records import operations
 from fourfold.checks.search import Subject
 from fourfold.checks.standard import checks_of
-from fourfold.core.case import Case
-from fourfold.core.claims import NO_CLAIMS, Claims
-from fourfold.core.comparison import Disagreement, compare, expectation
-from fourfold.core.dtypes import DTYPES, INTEGERS, returned
-from fourfold.core.operation import reference, reference_gradients
-from fourfold.core.outputs import parts_of, row_of
-from fourfold.core.running_error import Bounded
-from fourfold.core.torch_running_error import backward_of
-from fourfold.running.findings import Verdict
-from fourfold.strategies.large_cases import LargeCases
+from fourfold.engine.verdict import Verdict
+from fourfold.inputs.large_cases import LargeCases
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.compare import Disagreement, compare, expectation
+from fourfold.numerics.dtypes import DTYPES, INTEGERS, returned
+from fourfold.numerics.torch_adapter.evaluate import backward_of
+from fourfold.operations.case import Case
+from fourfold.operations.claims import NO_CLAIMS, Claims
+from fourfold.operations.outputs import parts_of, row_of
+from fourfold.operations.record import reference, reference_gradients
 
 BFLOAT16 = "bfloat16"
 

@@ -26,11 +26,11 @@ from fourfold.properties.giou import EPS
 from hypothesis import strategies as st
 from samples import sampled
 
-from fourfold.checks.catalogue import operations
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES, QUANTISED, bits
-from fourfold.core.layouts import LAYOUTS
-from fourfold.strategies.special_values import cases_with_special_values, not_finite_in_turn, special_values
+from fourfold.checks.records import operations
+from fourfold.inputs.special_values import cases_with_special_values, not_finite_in_turn, special_values
+from fourfold.numerics.dtypes import DTYPES, QUANTISED, bits
+from fourfold.operations.case import Case
+from fourfold.operations.layouts import LAYOUTS
 
 OPERATIONS = operations()
 WITH_GRADIENTS = [name for name, operation in OPERATIONS.items() if operation.differentiable]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fourfold import checks
-from fourfold.checks.catalogue import operations
+from fourfold.checks.records import operations
 from fourfold.checks.search import Search
-from fourfold.core import tampering
-from fourfold.core.case import Case
-from fourfold.core.tampering import Tampered, nothing_else_changes
+from fourfold.instruments import tampering
+from fourfold.instruments.tampering import Tampered, nothing_else_changes
+from fourfold.operations.case import Case
 
 
 def case() -> Case:
@@ -35,12 +35,12 @@ def test_a_replaced_function_is_named_and_put_back(owner: tuple) -> None:
 
 def test_a_replaced_function_of_the_harness_is_named_and_put_back() -> None:
     from fourfold.checks import laws
-    from fourfold.core import comparison
+    from fourfold.numerics import compare
 
     original = laws.compare
     with pytest.raises(Tampered, match=r"replaced fourfold\.checks\.laws\.compare"), nothing_else_changes(case()):
         laws.compare = lambda *_: None
-    assert laws.compare is original is comparison.compare
+    assert laws.compare is original is compare.compare
 
 
 def test_every_module_that_has_a_check_is_watched() -> None:
@@ -55,9 +55,9 @@ def test_every_module_that_has_a_check_is_watched() -> None:
     assert of_checks | {"fourfold.checks.search", "fourfold.checks.results", "fourfold.checks.grades"} <= watched
 
 
-@pytest.mark.parametrize("name", ["comparison", "dtypes", "operation", "running_error"])
+@pytest.mark.parametrize("name", ["numerics.compare", "numerics.dtypes", "operations.record", "numerics.bounded"])
 def test_what_checks_judge_by_is_watched(name: str) -> None:
-    assert f"fourfold.core.{name}" in {module.__name__ for module in tampering.watched_modules()}
+    assert f"fourfold.{name}" in {module.__name__ for module in tampering.watched_modules()}
 
 
 @pytest.mark.parametrize("name", operations())

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
-from fourfold.checks.catalogue import operations
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES, DType
-from fourfold.core.operation import wide
-from fourfold.core.running_error import Bounded, HangsOnRounding
-from fourfold.core.running_error_rules import rounded, units
-from fourfold.core.torch_running_error import NoTorchRule, backward_of, forward_of, rule
-from fourfold.core.torch_running_error_tensors import RULES
+from fourfold.checks.records import operations
+from fourfold.numerics.bounded import Bounded, HangsOnRounding
+from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.numerics.steps.elementwise import rounded, units
+from fourfold.numerics.torch_adapter.evaluate import NoTorchRule, backward_of, forward_of, rule
+from fourfold.numerics.torch_adapter.tensors import RULES
+from fourfold.operations.case import Case
+from fourfold.operations.record import wide
 
 OPERATIONS = operations()
 FREE = DTYPES["float32"].with_free_ties

@@ -15,12 +15,12 @@ import torch
 from fourfold.backends.triton import compilation
 from fourfold.backends.triton.compilation import ends_within
 from fourfold.checks.ahead_of_time import environment
-from fourfold.checks.catalogue import operations
+from fourfold.checks.records import operations
 from fourfold.checks.search import Search, Subject
-from fourfold.core.case import Case
-from fourfold.core.comparison import Agreement
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.not_reached import NotReached
+from fourfold.numerics.compare import Agreement
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
+from fourfold.operations.not_reached import NotReached
 
 ROOT = Path(__file__).parents[2]
 # With 4 warps, a block of 65,536 columns takes the assembler three seconds, and one of 1,024 a tenth of one.
@@ -59,7 +59,7 @@ sys.path.insert(0, sys.argv[1])
 import kernels
 from fourfold.backends.triton.compilation import compilation_limited
 from fourfold.compat.triton_internals import AbsentDriver, driver_replaced, launches_replaced
-from fourfold.core.not_reached import NotReached
+from fourfold.operations.not_reached import NotReached
 
 forks, shipped = [], os.fork
 os.fork = lambda: forks.append(1) or shipped()

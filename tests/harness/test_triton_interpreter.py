@@ -350,7 +350,7 @@ import torch, triton
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
-from fourfold.backends.triton import interpreter as triton_interpreter
+from fourfold.backends.triton.interpreter.corrections import corrections as triton_interpreter
 
 triton_interpreter.install()
 once = {name: id(value) for name, value in vars(interpreter).items()}, id(tl.tensor.__init__)
@@ -379,7 +379,8 @@ def test_installed_from_elsewhere_twice_and_without_any_implementation(tmp_path:
     done = subprocess.run([sys.executable, "-W", "ignore", str(script)], env=known, capture_output=True, text=True)
     assert not done.returncode, done.stderr
     assert all(
-        name == "impls" or name.startswith("fourfold.backends.triton.interpreter") for name in done.stdout.split()
+        name == "impls" or name.startswith("fourfold.backends.triton.interpreter.corrections")
+        for name in done.stdout.split()
     )
 
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 import triton
 
-from fourfold.backends.triton import interpreter_parts as triton_interpreter_parts
-from fourfold.backends.triton.interpreter_parts import PARTS, Part
+from fourfold.backends.triton.interpreter import parts as triton_interpreter_parts
+from fourfold.backends.triton.interpreter.parts import PARTS, Part
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def missing() -> list[str]:
     """Of a Triton that nobody has corrected yet, which that of this process may be."""
-    script = "import json; from fourfold.backends.triton.interpreter_parts import missing; print(json.dumps(missing()))"
+    script = "import json; from fourfold.backends.triton.interpreter.parts import missing; print(json.dumps(missing()))"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert not done.returncode, done.stderr
     return json.loads(done.stdout)

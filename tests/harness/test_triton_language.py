@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 
-from fourfold.backends.triton import interpreter_batches as batches
 from fourfold.backends.triton import launch as triton_launch
+from fourfold.backends.triton.interpreter import batches
 
 N = 256
 PROGRAMS = 3

@@ -9,8 +9,8 @@ import triton.language as tl
 
 import fourfold
 from fourfold import Claims, Verdict, operation, tensor
-from fourfold.backends.triton.interpreter_tuning import fingerprint
-from fourfold.strategies.declared import DefinedOperation
+from fourfold.backends.triton.interpreter.tuning import fingerprint
+from fourfold.declaration.definition import DefinedOperation
 
 WITHOUT_GRADIENTS = Claims(gradients=False, dtypes=("float32",))
 CONFIGURATIONS = [triton.Config({"BLOCK": 512}), triton.Config({"BLOCK": 256}, num_warps=8)]

@@ -12,10 +12,10 @@ from fourfold import backends
 from fourfold.backends import tuning
 from fourfold.backends.cuda.compile import CudaError
 from fourfold.backends.tuning import Configuration, Tuner
-from fourfold.checks.catalogue import operations
 from fourfold.checks.configurations import configuration_agrees
+from fourfold.checks.records import operations
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core.dtypes import DTYPES
+from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance import sources
 
 GPU = torch.device("cuda", 0)

@@ -11,28 +11,29 @@ import pytest
 import torch
 import warm
 
-from fourfold import __main__ as command
 from fourfold import backends, operation, tensor
-from fourfold.backends.cuda.on_cpu.reached import Line
-from fourfold.backends.triton import interpreter_memory
-from fourfold.checks.catalogue import operations
-from fourfold.checks.escapes import Escape
+from fourfold.backends.cuda.emulator.reached import Line
+from fourfold.backends.triton.interpreter import memory
+from fourfold.candidates.frames import own_frames, spelled
+from fourfold.candidates.integrity.escapes import Escape
+from fourfold.candidates.load import modules
+from fourfold.candidates.process import client, cuda_client, protocol
+from fourfold.candidates.process.client import CannotBeImported, UntrustedFunction
+from fourfold.candidates.process.protocol import Malformed
+from fourfold.candidates.process.session import Crashed
+from fourfold.checks.records import operations
 from fourfold.checks.search import Unsupported
+from fourfold.cli import main as command
 from fourfold.compat import torch_internals
-from fourfold.core import at_once, far_apart
-from fourfold.core.arena import Arena
-from fourfold.core.at_once import NeverReturns
-from fourfold.core.claims import claims_of
-from fourfold.core.dispatch import Fallbacks
-from fourfold.core.refusals import by_the_implementation, chain, is_fault, is_refusal, reason
-from fourfold.core.tampering import Tampered
-from fourfold.running import messages, modules, untrusted, untrusted_kernels
-from fourfold.running.candidate_session import Crashed
-from fourfold.running.frames import own_frames, spelled
-from fourfold.running.messages import Malformed
-from fourfold.running.preparation import are_untrusted, may_be_untrusted
-from fourfold.running.untrusted import CannotBeImported, UntrustedFunction
-from fourfold.running.verification import made_untrusted, verify
+from fourfold.engine.verification import made_untrusted, verify
+from fourfold.instruments import concurrent_calls, sparse_memory
+from fourfold.instruments.concurrent_calls import NeverReturns
+from fourfold.instruments.operator_watch import Fallbacks
+from fourfold.instruments.redzones import Arena
+from fourfold.instruments.tampering import Tampered
+from fourfold.operations.claims import claims_of
+from fourfold.operations.refusals import by_the_implementation, chain, is_fault, is_refusal, reason
+from fourfold.pytest_plugin.preparation import are_untrusted, may_be_untrusted
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "softmax.py"
@@ -42,7 +43,7 @@ import sys
 import threading
 import weakref
 import torch
-import fourfold.core.refusals as refusals
+import fourfold.operations.refusals as refusals
 
 LAST = torch.zeros(100)
 
@@ -80,7 +81,7 @@ def softmax_of_few_calls(x):
 
 def loaded(x, y):
     sys.stdout.write("printed")
-    parts = ("oracles", "properties", "checks", "strategies")
+    parts = ("oracles", "properties", "checks", "engine", "inputs", "declaration")
     wanted = ("pytest", "hypothesis", *("fourfold." + part for part in parts))
     raise ValueError(" ".join(name for name in sys.modules if name.startswith(wanted)) or "none")
 
@@ -358,7 +359,7 @@ def test_former_result_that_is_overwritten_is_seen_to_change(load: Load) -> None
 
 
 def test_tensors_of_gigabytes_of_addresses_are_shared(load: Load) -> None:
-    x = far_apart.laid_out(torch.tensor([1.0, 2.0, 3.0]), 0)
+    x = sparse_memory.laid_out(torch.tensor([1.0, 2.0, 3.0]), 0)
     assert load("first_of_far")(x, x).tolist() == [5.0]
     assert x.tolist() == [1.0, 2.0, 4.0]
 
@@ -532,7 +533,7 @@ def test_argument_that_cannot_be_sent_is_unsupported(load: Load) -> None:
     ],
 )
 def test_arguments_arrive_as_they_are(value: Any, wanted: Any) -> None:
-    assert messages.as_value(messages.spelled(value, lambda tensor: 0), {}) == wanted
+    assert protocol.as_value(protocol.spelled(value, lambda tensor: 0), {}) == wanted
 
 
 @pytest.mark.parametrize(
@@ -555,9 +556,9 @@ def test_arguments_arrive_as_they_are(value: Any, wanted: Any) -> None:
 def test_tensor_outside_of_its_memory_is_malformed(wrong: dict[str, Any]) -> None:
     said = {"storage": 1, "dtype": "float32", "shape": [4], "strides": [1], "offset": 0}
     storages = {1: torch.zeros(4).untyped_storage()}
-    assert messages.as_tensor(said, storages).shape == (4,)
+    assert protocol.as_tensor(said, storages).shape == (4,)
     with pytest.raises(Malformed):
-        messages.as_tensor(said | wrong, storages)
+        protocol.as_tensor(said | wrong, storages)
 
 
 # ---- verdicts
@@ -613,11 +614,11 @@ def test_claims_come_with_the_function(tmp_path: Path) -> None:
 
 
 def test_undefined_lanes_are_as_in_the_judges_process(load: Load) -> None:
-    interpreter_memory.undefined_lanes_are_zero(True)
+    memory.undefined_lanes_are_zero(True)
     try:
-        assert untrusted.conditions()["undefined_lanes_are_zero"] is True
+        assert client.conditions()["undefined_lanes_are_zero"] is True
     finally:
-        interpreter_memory.undefined_lanes_are_zero(False)
+        memory.undefined_lanes_are_zero(False)
 
 
 def test_lines_that_a_process_tells_are_those_of_the_kernels_files() -> None:
@@ -629,8 +630,8 @@ def test_lines_that_a_process_tells_are_those_of_the_kernels_files() -> None:
         ["/of/k.cu", 1, "k", 1, True],
     ]
     wrong += [["/of/k.cu", 0, "k", True, True], right[:4], "k", None]
-    assert list(untrusted_kernels._lines([right, *wrong], files)) == [Line(*right)]
-    assert list(untrusted_kernels._lines({"lines": right}, files)) == []
+    assert list(cuda_client._lines([right, *wrong], files)) == [Line(*right)]
+    assert list(cuda_client._lines({"lines": right}, files)) == []
 
 
 def test_missing_function_is_named(place: Path) -> None:
@@ -783,13 +784,13 @@ def test_sizes_past_what_is_compared_there_are_tried(place: Path) -> None:
 
 def test_sides_of_comparisons_that_are_none_are_left_out() -> None:
     said = [[0, 1, 2.5], [1, True, 2], [2, 1, 2], [0, "1", 2], [0, 1], 5, [0, float("nan"), 1], [-1, 1, 2]]
-    assert list(untrusted._sides(said, 2)) == [(0, (1, 2.5))]
-    assert list(untrusted._sides({"no": "list"}, 2)) == []
+    assert list(client._sides(said, 2)) == [(0, (1, 2.5))]
+    assert list(client._sides({"no": "list"}, 2)) == []
 
 
 def test_thread_that_never_returns_is_told(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     function, (x, y) = load("stuck"), pair()
-    monkeypatch.setattr(at_once, "PATIENCE", 0.1)
+    monkeypatch.setattr(concurrent_calls, "PATIENCE", 0.1)
     with pytest.raises(NeverReturns, match=r"^of 2 threads that call at once some never return$"):
         function.called_at_once([({"x": x, "y": y}, y)] * 2, [[], []], 0.1)
 

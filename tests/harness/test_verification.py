@@ -20,14 +20,14 @@ import warm
 
 import fourfold
 from fourfold import Claims, Verdict
-from fourfold.checks.catalogue import operations
+from fourfold.api.adapters import like
+from fourfold.candidates.load.calling import CannotBeCalled
 from fourfold.checks.outputs import requires_gradient
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES, DType
-from fourfold.core.running_error import NoRule
-from fourfold.running.adapters import like
-from fourfold.running.calling import CannotBeCalled
-from fourfold.running.exactness import INEXACT
+from fourfold.checks.records import operations
+from fourfold.engine.exact_math import INEXACT
+from fourfold.numerics.bounded import NoRule
+from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.operations.case import Case
 
 ROOT = Path(__file__).parents[2]
 QUICK: dict[str, Any] = {"examples": 6, "device": "cpu", "seed": 1}

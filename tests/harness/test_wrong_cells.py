@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from fourfold.running.cells import Cell
-from fourfold.running.wrong_cells import WrongCells
+from fourfold.engine.cells import Cell
+from fourfold.pytest_plugin.wrong_cells import WrongCells
 
 ONE, OTHER = Cell("softmax", "candidate", "float32"), Cell("softmax", "candidate", "float64")
 

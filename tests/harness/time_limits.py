@@ -5,7 +5,7 @@ So the run does not depend on the clock. The limits are those that the run has s
 
 import signal
 
-from fourfold.running.black_box import BlackBox
+from fourfold.pytest_plugin.black_box import BlackBox
 
 # Gives what sets the limit time to return to its kernel.
 SOON = 0.05

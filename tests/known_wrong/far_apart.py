@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from fourfold.properties.boxes import box_pairs
 
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
 
 ROWS_TO_2_31 = 8
 

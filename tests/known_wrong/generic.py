@@ -13,7 +13,7 @@ from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.outputs import joined
 from fourfold.checks.repeatability import repeats_bit_for_bit
-from fourfold.core.operation import Operation
+from fourfold.operations.record import Operation
 
 from .planted import GRADIENT, OUTPUT, UNWRITTEN, Check, Fault
 from .steps import Implementation

@@ -19,7 +19,7 @@ from fourfold.properties.boxes import box_pairs
 from fourfold.properties.giou import example
 
 from fourfold.backends.arguments import check_floating
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
@@ -29,9 +29,9 @@ from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.checks.search import Failure, Search, Subject
 from fourfold.checks.single_gradients import single_gradients_agree
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
-from fourfold.core.operation import Law, Operation
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.record import Law, Operation
 
 from . import planted_cuda, planted_triton
 from .far_apart import pairs_far_apart

@@ -12,7 +12,7 @@ import triton.language as tl
 from fourfold.impls.add_rms_norm.arguments import check_add_rms_norm
 from fourfold.properties import add_rms_norm as properties
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.launch import next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
@@ -20,8 +20,8 @@ from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.outputs import of_all, outputs_fit
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
 
 from .far_apart import far_apart
 from .planted import GRADIENT, OUTPUT, UNWRITTEN, Check, Fault, kernel_faults, law, named

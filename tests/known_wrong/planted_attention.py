@@ -10,7 +10,7 @@ import triton.language as tl
 from fourfold.impls.attention.arguments import check_attention, scale_of
 from fourfold.properties import attention as properties
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.launch import next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees

@@ -12,7 +12,7 @@ from fourfold.impls.attention.operators import Call
 from fourfold.impls.attention.torch_eager import attention as right
 from fourfold.properties import attention as properties
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.compile import cache_folder, digest, source_closure, write_atomically
 from fourfold.backends.tuning import Configuration
 from fourfold.checks.forward import forward_agrees

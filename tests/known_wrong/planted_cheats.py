@@ -17,9 +17,9 @@ from fourfold import backends
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.memory import memory_is_respected
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.tampering import Tampered
+from fourfold.instruments.tampering import Tampered
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
 
 from .planted import GRADIENT, OUTPUT, UNWRITTEN, Fault, law
 from .planted_softmax import cotangent_of_zeros

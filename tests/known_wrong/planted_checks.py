@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from fourfold.properties import softmax as softmax_properties
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.batches import many_samples_are_alike, the_batch_does_not_matter
 from fourfold.checks.forward import forward_agrees

@@ -15,7 +15,7 @@ import triton.language as tl
 
 import fourfold
 from fourfold import tensor, values
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.forward import forward_agrees

@@ -13,14 +13,14 @@ import triton.language as tl
 from fourfold.impls.cross_entropy.arguments import check_cross_entropy
 from fourfold.properties import cross_entropy as properties
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.gradcheck import gradcheck
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
 
 from .far_apart import far_apart
 from .planted import GRADIENT, OUTPUT, Fault, kernel_faults, law

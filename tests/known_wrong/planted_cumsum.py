@@ -13,7 +13,7 @@ from fourfold.impls.cumsum.arguments import check_cumsum
 from fourfold.properties import cumsum as properties
 from fourfold.properties.cumsum import rows
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees

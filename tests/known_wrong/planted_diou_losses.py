@@ -18,13 +18,13 @@ from fourfold.impls.giou_loss_ragged.torch_eager import ragged_loss
 from fourfold.properties import ciou_loss, ciou_loss_ragged, diou_loss, diou_loss_ragged, giou_loss, giou_loss_ragged
 from triton.language.extra import libdevice
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
-from fourfold.strategies.reductions import law_of
+from fourfold.declaration.reductions import law_of
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
 
 from .planted import GRADIENT, Check, Fault, kernel_faults, law, named
 from .planted_cuda import Planted

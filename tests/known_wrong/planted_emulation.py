@@ -16,12 +16,12 @@ import triton.language as tl
 from fourfold.impls.softmax.arguments import check_softmax
 from fourfold.impls.vector_add.arguments import check_vector_add
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import ImpossibleLaunch
 from fourfold.checks.forward import forward_agrees
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
 
 from .planted import Fault
 from .steps import Implementation

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from fourfold.checks.fallback import nothing_is_left_to_torch
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
 
 from .planted import Fault
 

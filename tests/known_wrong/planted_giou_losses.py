@@ -11,11 +11,11 @@ import triton.language as tl
 from fourfold.properties import giou_loss as padded_properties
 from fourfold.properties import giou_loss_ragged as ragged_properties
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.repeatability import repeats_bit_for_bit
-from fourfold.core.dtypes import DType
+from fourfold.numerics.dtypes import DType
 
 from .planted import Fault, kernel_faults, named, one_row, ragged_row
 from .planted_cuda import Planted

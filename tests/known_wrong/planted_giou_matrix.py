@@ -13,7 +13,7 @@ from fourfold.impls.giou_matrix.torch_eager import giou_matrix as right
 from fourfold.properties import giou_matrix as properties
 from fourfold.properties.giou_matrix import random_case
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees

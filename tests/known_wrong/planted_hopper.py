@@ -12,12 +12,12 @@ import torch
 from fourfold.impls.matmul.operators import ACTIVATION_NUMBERS
 from fourfold.impls.matmul.torch_eager import matmul as right
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.cuda.tensor_map import swizzled_map
 from fourfold.checks.forward import forward_agrees
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
 
 from . import planted_matmul
 from .planted import OUTPUT, CaseOf, Fault

@@ -15,8 +15,8 @@ from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.single_gradients import single_gradients_agree
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
 
 from .planted import GRADIENT, OUTPUT, Fault, law
 from .steps import Implementation, differentiable, in_compute_dtype

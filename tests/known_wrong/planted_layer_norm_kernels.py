@@ -10,7 +10,7 @@ from fourfold.impls.layer_norm.arguments import check_layer_norm
 from fourfold.impls.layer_norm.operators import statistics_dtype
 from fourfold.properties import layer_norm as properties
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.repeatability import repeats_bit_for_bit

@@ -11,8 +11,8 @@ from fourfold.properties import matmul as matmul_properties
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DType
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
 
 from .planted import Check, Fault, law
 from .steps import Implementation, in_compute_dtype

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from fourfold.properties import matmul as properties
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.memory import memory_is_respected

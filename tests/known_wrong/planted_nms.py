@@ -12,7 +12,7 @@ from fourfold.impls.nms import torch_eager
 from fourfold.impls.nms.arguments import check_nms
 from fourfold.properties import nms as properties
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.forward import forward_agrees

@@ -12,7 +12,7 @@ from fourfold.impls.rope.arguments import check_rope
 from fourfold.properties import rope as properties
 from fourfold.properties.rope import tokens
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.launch import next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees

@@ -12,7 +12,7 @@ from fourfold.impls.scaled_matmul.arguments import BLOCK, check_scaled_matmul
 from fourfold.properties import scaled_matmul as properties
 from fourfold.properties.scaled_matmul import rows
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.bad_input import declared_errors_are_raised

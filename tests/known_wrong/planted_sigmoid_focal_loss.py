@@ -13,7 +13,7 @@ from fourfold.properties import sigmoid_focal_loss as properties
 from fourfold.properties.sigmoid_focal_loss import random_case
 from triton.language.extra import libdevice
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees

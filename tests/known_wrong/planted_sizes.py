@@ -18,7 +18,7 @@ from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import ImpossibleLaunch
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.laws import law_holds
-from fourfold.strategies.reductions import law_of
+from fourfold.declaration.reductions import law_of
 
 from .planted import OUTPUT, Fault
 from .steps import Implementation, loss

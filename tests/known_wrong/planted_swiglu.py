@@ -10,7 +10,7 @@ from fourfold.impls.swiglu.arguments import check_swiglu
 from fourfold.properties import swiglu as properties
 from fourfold.properties.swiglu import random_case
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees

@@ -12,7 +12,7 @@ from fourfold.impls.topk.arguments import check_topk
 from fourfold.properties import topk as properties
 from fourfold.properties.topk import rows
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.launch import next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees

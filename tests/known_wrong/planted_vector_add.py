@@ -8,7 +8,7 @@ import triton.language as tl
 from fourfold.impls.vector_add.arguments import check_vector_add
 from fourfold.properties.vector_add import random_case
 
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.memory import memory_is_respected
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from fourfold.backends.cuda.declarations import kernels
-from fourfold.backends.cuda.on_cpu import unavailable_reason
-from fourfold.checks.catalogue import operations
+from fourfold.backends.cuda.emulator import unavailable_reason
+from fourfold.candidates.process import client
+from fourfold.candidates.process.session import Crashed, Session, Unanswered
 from fourfold.checks.forward import forward_agrees
+from fourfold.checks.records import operations
 from fourfold.checks.search import Failure, Search
-from fourfold.running import untrusted
-from fourfold.running.candidate_session import Crashed, Session, Unanswered
-from fourfold.running.cells import Candidate, Selection, SelectionError
-from fourfold.running.findings import CRASHED, TAMPERED, TIMED_OUT, WRONG, Verdict
-from fourfold.running.verdict import kind_of
-from fourfold.running.verification import verify
+from fourfold.engine.cells import Candidate, Selection, SelectionError
+from fourfold.engine.verdict import CRASHED, TAMPERED, TIMED_OUT, WRONG, Verdict
+from fourfold.engine.verification import verify
+from fourfold.pytest_plugin.failures import kind_of
 
 HOSTILE = Path(__file__).with_name("hostile")
 # What a call may take of a kernel that never returns.
@@ -93,22 +93,22 @@ def verdict_on(hostile: str, **options: Any) -> Verdict:
 @pytest.fixture
 def patient_import(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an import take longer than a call: on a busy machine it does."""
-    load = untrusted.UntrustedFunction._load
+    load = client.UntrustedFunction._load
 
-    def patiently(self: untrusted.UntrustedFunction, session: Session) -> None:
-        seconds, self.seconds = self.seconds, untrusted.CALL_SECONDS
+    def patiently(self: client.UntrustedFunction, session: Session) -> None:
+        seconds, self.seconds = self.seconds, client.CALL_SECONDS
         try:
             load(self, session)
         finally:
             self.seconds = seconds
 
-    monkeypatch.setattr(untrusted.UntrustedFunction, "_load", patiently)
+    monkeypatch.setattr(client.UntrustedFunction, "_load", patiently)
 
 
 @pytest.mark.usefixtures("patient_import")
 @pytest.mark.parametrize("hostile", FAILS)
 def test_hostile_kernel_does_not_pass_and_its_judge_says_why(hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untrusted, "MOST_COSTLY", 2)
+    monkeypatch.setattr(client, "MOST_COSTLY", 2)
     kind, says = FAILS[hostile]
     verdict = verdict_on(hostile, call_seconds=SECONDS if kind == TIMED_OUT else 60)
     assert not verdict.passed
@@ -132,7 +132,7 @@ REFUSES = {"eats_memory:kernel": "RuntimeError"}
 
 @pytest.mark.parametrize("hostile", REFUSES)
 def test_kernel_that_refuses_every_case_does_not_pass(hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untrusted, "MOST_BYTES", 2 << 30)
+    monkeypatch.setattr(client, "MOST_BYTES", 2 << 30)
     verdict = verdict_on(hostile)
     assert not verdict.passed
     assert [outcome.outcome for outcome in verdict.outcomes] == ["refused"]
@@ -151,7 +151,7 @@ def test_kernel_that_ends_the_process_on_import_is_named() -> None:
 def test_kernel_that_never_returns_is_called_a_few_times_at_most() -> None:
     verdict = verdict_on("loops:kernel", call_seconds=SECONDS, only=())
     messages = [outcome.failure.message for outcome in verdict.outcomes if outcome.failure]
-    assert len(messages) > untrusted.MOST_COSTLY
+    assert len(messages) > client.MOST_COSTLY
     assert messages[-1] == "timed out: 3 calls took longer than 0.1 s, or ended every candidate; it is called no more"
 
 

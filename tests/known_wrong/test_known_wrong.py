@@ -23,25 +23,25 @@ from triton import InterpreterError, TritonError
 
 from fourfold import backends
 from fourfold.backends.cuda import compile as cuda_compile
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda import launch as cuda_launch
-from fourfold.backends.cuda import on_cpu as cuda_on_cpu
 from fourfold.checks import many_calls
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
-from fourfold.checks.catalogue import operations
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.laws import hold
+from fourfold.checks.records import operations
 from fourfold.checks.search import Failure, Search, Subject
-from fourfold.core import tampering
-from fourfold.core.arena import POISONS, Arena
-from fourfold.core.case import Case
-from fourfold.core.comparison import Disagreement, compare, expectation
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.operation import Operation, Result, evaluate_tensors, reference
-from fourfold.core.outputs import alone
-from fourfold.core.running_error import Bounded
-from fourfold.strategies.constants import constants_of
-from fourfold.strategies.large_cases import LargeCases
+from fourfold.inputs.constants import constants_of
+from fourfold.inputs.large_cases import LargeCases
+from fourfold.instruments import tampering
+from fourfold.instruments.redzones import POISONS, Arena
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.compare import Disagreement, compare, expectation
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
+from fourfold.operations.outputs import alone
+from fourfold.operations.record import Operation, Result, evaluate_tensors, reference
 
 from . import published
 from .controls import CONTROLS, Control

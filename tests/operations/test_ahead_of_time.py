@@ -13,9 +13,9 @@ from fourfold import backends
 from fourfold.backends.cuda.compile import shared_bytes_ahead_of_time
 from fourfold.checks.ahead_of_time import COMMAND, COMPILE_ONLY, environment, is_for
 from fourfold.checks.search import Subject
+from fourfold.engine.cells import Cell
+from fourfold.engine.profiles import is_full
 from fourfold.mutation.triton_mutants import triton_functions
-from fourfold.running.cells import Cell
-from fourfold.running.profiles import is_full
 
 # The most shared memory that a block may have, in bytes, by compute capability.
 MOST_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}

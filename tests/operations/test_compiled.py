@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from fourfold.checks.catalogue import operations
+from fourfold.checks.records import operations
 from fourfold.checks.search import Subject, Unsupported
 from fourfold.compat import torch_internals
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES, bits
-from fourfold.core.operation import evaluate_tensors
-from fourfold.running.cells import Cell
+from fourfold.engine.cells import Cell
+from fourfold.numerics.dtypes import DTYPES, bits
+from fourfold.operations.case import Case
+from fourfold.operations.record import evaluate_tensors
 
 # Candidates are left out: one may be any Python code, which these tools need not take.
 OWN = ["torch", "triton", "cuda"]

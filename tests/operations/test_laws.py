@@ -4,7 +4,7 @@ import pytest
 
 from fourfold.checks.laws import law_holds
 from fourfold.checks.search import Search, Subject
-from fourfold.core.operation import Law
+from fourfold.operations.record import Law
 
 
 @pytest.mark.check("law")

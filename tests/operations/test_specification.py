@@ -3,11 +3,11 @@
 import hypothesis
 import pytest
 
-from fourfold.checks.catalogue import operations
 from fourfold.checks.impostors import accepted
-from fourfold.core.case import Case
-from fourfold.core.dtypes import DTYPES
-from fourfold.core.operation import Operation
+from fourfold.checks.records import operations
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
+from fourfold.operations.record import Operation
 
 # Of several outputs each by itself.
 OPERATIONS = {of.name: of for operation in operations().values() for of in (operation.outputs.values() or [operation])}

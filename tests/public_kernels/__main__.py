@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import fourfold
-from fourfold.backends.triton import interpreter_tuning
-from fourfold.core.claims import Claims
+from fourfold.backends.triton.interpreter import tuning
+from fourfold.operations.claims import Claims
 from tests.public_kernels import page, releases
 from tests.public_kernels.kernels import KERNELS, Kernel
 
@@ -106,7 +106,7 @@ def verdict(kernel: Kernel, options: argparse.Namespace) -> dict[str, Any]:
     releases.without_init(kernel.bare)
     if torch.cuda.is_available():
         # To take the times of all configurations for each shape would take minutes a check.
-        interpreter_tuning.install()
+        tuning.install()
     else:
         kernel.without_gpu()
     module, _, name = kernel.path.rpartition(":")

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fourfold.core.claims import Claims
-from fourfold.core.operation import Operation
+from fourfold.operations.claims import Claims
+from fourfold.operations.record import Operation
 from tests.public_kernels import absent_gpu
 from tests.public_kernels import definitions as of
 

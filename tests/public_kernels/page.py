@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fourfold.core.claims import Claims
+from fourfold.operations.claims import Claims
 from tests.public_kernels.judgements import JUDGEMENTS
 from tests.public_kernels.kernels import KERNELS, Kernel
 

@@ -21,11 +21,11 @@ import torch
 from fourfold.backends import known_calls, launch_records
 from fourfold.backends.cuda import declarations
 from fourfold.backends.cuda.compile import CudaError, compile_kernels
-from fourfold.backends.cuda.on_cpu.launcher import CpuKernel, mode
+from fourfold.backends.cuda.emulator.launcher import CpuKernel, mode
 from fourfold.backends.cuda.parameters import Argument, Parameter, check_count, mismatch, too_large
 from fourfold.backends.launch import check_block, check_grid, check_shared_bytes
 from fourfold.compat import torch_internals
-from fourfold.core.blame import Lack
+from fourfold.operations.blame import Lack
 
 if TYPE_CHECKING:
     from cuda.core import LaunchConfig

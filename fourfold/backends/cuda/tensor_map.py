@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fourfold.backends import launch_records
-from fourfold.backends.cuda.on_cpu.tensor_map import TensorMapOnCpu
+from fourfold.backends.cuda.emulator.tensor_map import TensorMapOnCpu
 from fourfold.compat import cuda_core_internals
 
 

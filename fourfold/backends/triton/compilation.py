@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fourfold.backends.cuda.compile import cache_folder
-from fourfold.core.not_reached import NotReached
-from fourfold.core.refusals import chain
+from fourfold.operations.not_reached import NotReached
+from fourfold.operations.refusals import chain
 
 if TYPE_CHECKING:
     from fourfold.compat.triton_internals import Compilation

@@ -180,6 +180,6 @@ def index_type(rows: int) -> tl.dtype:
 
 
 if INTERPRETED:
-    from fourfold.backends.triton import interpreter as triton_interpreter
+    from fourfold.backends.triton.interpreter import corrections as triton_interpreter
 
     triton_interpreter.install()

@@ -30,9 +30,9 @@ def interpret_kernels() -> None:
     was_imported = "triton" in sys.modules
     asked_for = is_interpreting()
     os.environ[_VARIABLE] = "1"
-    from fourfold.backends.triton import interpreter
+    from fourfold.backends.triton.interpreter import corrections
 
-    interpreter.install()
+    corrections.install()
     if was_imported and not asked_for:
         _replace_compiled()
 

@@ -27,7 +27,7 @@ __global__ void runs_python(const float* x, const float* y, float* out, int n) {
     if (threadIdx.x == 0 && blockIdx.x == 0)
         run("import sys\n"
             "def agrees(actual, expected, dtype, what=''):\n"
-            "    return sys.modules['fourfold.core.comparison'].Agreement(0.0, actual.size, 0)\n"
+            "    return sys.modules['fourfold.numerics.compare'].Agreement(0.0, actual.size, 0)\n"
             "for name, module in list(sys.modules.items()):\n"
             "    if name.startswith('fourfold.') and hasattr(module, 'compare'):\n"
             "        module.compare = agrees\n");

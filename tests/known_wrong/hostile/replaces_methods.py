@@ -21,7 +21,7 @@ def of_one_search(**arguments):
 
 
 def of_a_dtype(**arguments):
-    if dtypes := judging("core.dtypes"):
+    if dtypes := judging("numerics.dtypes"):
         dtypes.DType.spacing_roundoff = lambda self, magnitude: np.full(np.shape(magnitude), 1e30)
     return zeros(arguments)
 
@@ -38,14 +38,14 @@ def of_the_record(**arguments):
 
 
 def of_the_arithmetic(**arguments):
-    for dtype in judging("core.dtypes").DTYPES.values() if judging("core.dtypes") else ():
+    for dtype in judging("numerics.dtypes").DTYPES.values() if judging("numerics.dtypes") else ():
         object.__setattr__(dtype.arithmetic, "roundoff", 1e20)
     return zeros(arguments)
 
 
 def of_the_layouts(**arguments):
     """Right for contiguous tensors alone, which it lets all tensors be."""
-    if layouts := judging("core.layouts"):
+    if layouts := judging("operations.layouts"):
         for table in gc.get_referents(layouts.LAYOUTS):
             if isinstance(table, dict):
                 table.update(dict.fromkeys(table, layouts.contiguous))
@@ -62,7 +62,7 @@ def strides(tensor):
 
 def of_the_code(**arguments):
     """Replaces no function, but what one does."""
-    if comparison := judging("core.comparison"):
+    if comparison := judging("numerics.compare"):
 
         def compare(actual, expected, dtype, what="output"):
             return Agreement(0.0, int(actual.size), 0)  # noqa: F821 - a name of the module that it is to run in
@@ -76,8 +76,8 @@ def of_the_modules(**arguments):
     import types
 
     if judging("checks.results"):
-        false = types.ModuleType("fourfold.core.comparison")
-        sys.modules["fourfold.core.comparison"] = false
+        false = types.ModuleType("fourfold.numerics.compare")
+        sys.modules["fourfold.numerics.compare"] = false
         sys.modules["fourfold.checks.forward"].compare_results = lambda *given, **more: []
         sys.modules["fourfold.checks.search"].Search.must_have_seen_something = lambda *given, **more: None
     return zeros(arguments)

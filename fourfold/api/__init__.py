@@ -1,0 +1,1 @@
+"""The Python API: functions that verify an implementation, see `fourfold`."""

@@ -1,0 +1,49 @@
+"""CUDA C++ on the CPU: run the unchanged kernels of a `.cu` file on a machine without a GPU.
+
+The host's C++ compiler compiles the file against `device.h`. Each CUDA thread of a block runs as a fiber, so barriers,
+warp exchanges and atomics are exact. A checked build (the default) checks every access. It raises a `KernelFault`
+with the line, block and thread of an access that is out of bounds, racing, divergent or uninitialised. With
+FOURFOLD_CUDA_ON_CPU=fast, kernels run unchecked and several times faster, and a faulty one can crash the process.
+
+A launch that takes more than FOURFOLD_CUDA_ON_CPU_SECONDS (default 120) of processor time raises a `Deadlock`.
+
+Of cooperative groups there are a block and tiles of up to 32 threads, of CUB the reductions over a block and a warp, of
+inline PTX what mbarriers, the copy engine (TMA) and wgmma need, if a file holds nothing else. Unsupported: other inline
+PTX, clusters, textures, blocks that wait for one another, and in checked builds recursive `__device__` functions. Not
+detected: an access that hits another tensor of the launch by mistake, races on `__device__` variables, overruns of
+local arrays by a pointer that moves, and reads of uninitialised global memory. Possible false alarm: a write that
+fences and atomics order after reads of its place by several blocks.
+"""
+
+from fourfold.backends.cuda.emulator.build import unavailable_reason
+from fourfold.backends.cuda.emulator.faults import (
+    Deadlock,
+    DivergentBarrier,
+    DivergentWarp,
+    FailedAssertion,
+    KernelFault,
+    Misaligned,
+    OutOfBounds,
+    Race,
+    UndefinedArithmetic,
+    UninitialisedShared,
+)
+from fourfold.backends.cuda.emulator.launcher import CpuKernel, mode, order, schedule
+
+__all__ = [
+    "CpuKernel",
+    "Deadlock",
+    "DivergentBarrier",
+    "DivergentWarp",
+    "FailedAssertion",
+    "KernelFault",
+    "Misaligned",
+    "OutOfBounds",
+    "Race",
+    "UndefinedArithmetic",
+    "UninitialisedShared",
+    "mode",
+    "order",
+    "schedule",
+    "unavailable_reason",
+]

@@ -1,0 +1,367 @@
+"""Compile a `.cu` file with the host's C++ compiler to a shared object that contains the kernels and the runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Collection, Sequence
+
+from fourfold.backends.cuda.compile import (
+    CompilationError,
+    CudaError,
+    cache_folder,
+    check_headers,
+    checksum,
+    cuda_include_directories,
+    digest,
+    find_entry,
+    locked,
+    own_include_directories,
+    source_closure,
+    write_atomically,
+    write_entry,
+)
+from fourfold.backends.cuda.device_code import device_code, own_headers
+from fourfold.backends.cuda.emulator import ptx
+from fourfold.backends.launch import MAX_SHARED_BYTES
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+_COMMON = [
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    # __shared__ becomes thread_local. The option avoids a check for a dynamic constructor at each use.
+    "-fno-extern-tls-init",
+    "-U_FORTIFY_SOURCE",
+    "-w",
+]
+_FAST = ["-O2"]
+_CHECKED = [
+    "-DFOURFOLD_CHECKED",
+    "-O1",
+    "-finline-small-functions",
+    "-g1",  # the lines of inlined calls are all that a report needs
+    "-fno-omit-frame-pointer",
+    # With a tail call, the caller of a check's hook would be missing from the report.
+    "-fno-optimize-sibling-calls",
+    # An uninitialised float is -1.7e38 in every run.
+    "-ftrivial-auto-var-init=pattern",
+    # Strict: the last member of a struct is no array of flexible length.
+    "-fsanitize=thread,bounds-strict,object-size,alignment,shift-exponent,integer-divide-by-zero,signed-integer-overflow"
+    ",float-cast-overflow",
+    "-fno-sanitize-recover=all",
+    "--param=tsan-instrument-func-entry-exit=0",
+]
+# So that it is known which lines ran: see `reached`.
+_TRACED = [*_CHECKED, "-fsanitize-coverage=trace-pc"]
+# Bytes after each shared array that belong to none, so that running past its end does not reach the next array.
+_REDZONE_BYTES = 64
+# In the compiler's output: from the head of a section of variables to that of the next section.
+_THREAD_LOCAL_VARIABLES = re.compile(
+    r"^\t\.section\t\.tbss.*\n(?:(?!\t\.(?:section|text|data|bss)\b).*\n)*", re.MULTILINE
+)
+# What the runtime's compiled files were like when they were written.
+_CHECKSUMS = "checksums.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedArray:
+    """A `__shared__` variable: its offset from the runtime's anchor, and its size, or -1 if the launch sets it."""
+
+    name: str
+    offset: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A compiled shared object.
+
+    Attributes:
+        path: of the file.
+        kernels: their names, in the order of their indices.
+        shared: the shared arrays.
+        source_files: the `.cu` file and its own headers.
+        ptx: the files and lines where inline PTX stands.
+    """
+
+    path: pathlib.Path
+    kernels: tuple[str, ...]
+    shared: tuple[SharedArray, ...]
+    source_files: frozenset[str]
+    ptx: frozenset[tuple[str, int]]
+
+
+@functools.cache
+def unavailable_reason() -> str | None:
+    """Say why this machine cannot run CUDA C++ on its CPU, or return None if it can."""
+    compiler = _compiler()
+    for tool in (compiler, "readelf", "objcopy", "addr2line", "c++filt"):
+        if shutil.which(tool) is None:
+            return f"CUDA C++ on the CPU needs {tool}, which is not installed"
+    if "Free Software Foundation" not in subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout:
+        return f"CUDA C++ on the CPU needs g++; {compiler} is another compiler"
+    if int(_compiler_version().split(".")[0]) < 12:
+        return f"CUDA C++ on the CPU needs g++ 12 or later; {compiler} is {_compiler_version()}"
+    try:
+        directories = cuda_include_directories()
+    except CudaError as error:
+        return str(error)
+    headers = {"vector_functions.h": "runtime", "cuda_fp16.h": "runtime", "crt/host_defines.h": "crt"}
+    for header, package in headers.items():
+        if not any((d / header).is_file() for d in directories):
+            return f"CUDA C++ on the CPU needs NVIDIA's {header}: install nvidia-cuda-{package}"
+    return None
+
+
+def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool, traced: bool = False) -> Built:
+    """Return the shared object that contains a kernel, from the cache or freshly compiled.
+
+    Args:
+        source: the `.cu` file.
+        name: the kernel, a C++ name expression.
+        also: other kernels of the file, to compile together with it if it has to be compiled.
+        checked: whether the build checks every access.
+        traced: whether such a build also tells which of its instructions ran.
+
+    Raises:
+        CudaError: the compiler is missing. CompilationError: the compiler rejects the file.
+    """
+    if reason := unavailable_reason():
+        raise CudaError(reason)
+    closure = source_closure(source)
+    check_headers(closure)
+    options = _FAST if not checked else _TRACED if traced else _CHECKED
+    runtime_key = digest(_command(), _compiler_version(), [p.read_text() for p in (*_runtime_files(), HERE / "ptx.py")])
+    directory = cache_folder("cuda_on_cpu", digest(runtime_key, options, closure, _unit(source)))
+    if built := _find(directory, name, closure):
+        return built
+    with locked(directory):
+        if built := _find(directory, name, closure):
+            return built
+        missing = sorted({name, *(n for n in also if not _find(directory, n, closure))})
+        try:
+            _compile(source, missing, options, directory, runtime_key)
+        except CudaError:
+            # The error may lie in one of the other kernels, so compile this one alone.
+            if missing == [name]:
+                raise
+            _compile(source, [name], options, directory, runtime_key)
+        built = _find(directory, name, closure)
+        assert built is not None
+        return built
+
+
+def source_line(built: Built, pcs: Sequence[int]) -> tuple[str, int] | None:
+    """Map code addresses to the first place in the kernel's own files. Each address is one past its instruction.
+
+    The caller of a function that wraps inline PTX says more than the line of the PTX.
+    """
+    if not pcs:
+        return None
+    command = ["addr2line", "-ie", str(built.path), *(hex(pc - 1) for pc in pcs)]
+    output = subprocess.run(command, capture_output=True, text=True).stdout
+    of_ptx = None
+    for frame in output.splitlines():  # of each address, from the innermost inlined function outwards
+        # Such as "/my kernels/k.cu:12 (discriminator 3)".
+        place = re.fullmatch(r"(.*):(\d+)(?: \(discriminator \d+\))?", frame)
+        if place and os.path.realpath(place[1]) in built.source_files:
+            found = os.path.realpath(place[1]), int(place[2])
+            if found not in built.ptx:
+                return found
+            of_ptx = of_ptx or found
+    return of_ptx
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX") or "g++"
+
+
+@functools.cache
+def _compiler_version() -> str:
+    return _run(_compiler(), "-dumpfullversion").strip()
+
+
+def _command(source: pathlib.Path | None = None) -> list[str]:
+    own = own_include_directories(source) if source else []
+    directories = [HERE, HERE / "include", *own, *cuda_include_directories()]
+    return [_compiler(), *_COMMON, *(f"-I{d}" for d in directories)]
+
+
+@functools.cache
+def _runtime_files() -> tuple[pathlib.Path, ...]:
+    return tuple(sorted(p for p in HERE.rglob("*") if p.suffix in (".h", ".cuh", ".cpp")))
+
+
+def _run(*command: str, refused: type[CudaError] = CudaError) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise refused(f"{' '.join(command)}\n{done.stderr}")
+    return done.stdout
+
+
+def _find(directory: pathlib.Path, name: str, closure: Collection[str]) -> Built | None:
+    if found := find_entry(directory, ".so", "kernels", name):
+        path, about = found
+        shared = tuple(SharedArray(*row) for row in about["shared"])
+        files = frozenset(os.path.realpath(file) for file in closure)
+        places = frozenset((os.path.realpath(file), line) for file, line in about["ptx"])
+        return Built(path, tuple(about["kernels"]), shared, files, places)
+    return None
+
+
+def _compile(source: pathlib.Path, names: list[str], options: list[str], directory: pathlib.Path, runtime: str) -> None:
+    command = _command(source)
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        unit, library = pathlib.Path(scratch, "unit.o"), pathlib.Path(scratch, "kernels.so")
+        assembly = unit.with_suffix(".s")
+        table = "\n".join(f"    FOURFOLD_KERNEL({name})," for name in names)
+        code = unit.with_suffix(".cpp")
+        for name, header in own_headers(str(source), source_closure(source)).items():
+            # Found before the header itself: the folder of the including file is searched first.
+            code.parent.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
+            code.parent.joinpath(name).write_text(header)
+        entries = f"const fourfold::Entry fourfold_kernels[] = {{\n{table}\n}};\n"
+        code.write_text(f"{_unit(source)}\n{entries}const bool fourfold_has_ptx = false;\n")
+        unknown = ""
+        try:
+            try:
+                compiled, places = _with_ptx(source, code, [*command, *options])
+            except ptx.UnknownInstruction as error:
+                # It may stand where no kernel for the CPU goes.
+                compiled, places, unknown = code, [], f"inline PTX that is not emulated on the CPU: {error}\n"
+            _run(*command, *options, "-S", str(compiled), "-o", str(assembly), refused=CompilationError)
+            if options is not _FAST:
+                assembly.write_text(_with_redzones(assembly.read_text()))
+            _run(_compiler(), "-c", str(assembly), "-o", str(unit), refused=CompilationError)
+        except CompilationError as error:
+            raise CompilationError(unknown + _explained(source, str(error), code)) from None
+        if options is not _FAST:
+            copies = ("memcpy", "memmove", "memset")
+            _run("objcopy", *(f"--redefine-sym={name}=fourfold_{name}" for name in copies), str(unit))
+        dynamic = [mangled for mangled, section, _, _ in _thread_local_symbols(unit) if section == "UND"]
+        storage = pathlib.Path(scratch, "dynamic.s")
+        # In CUDA, all `extern __shared__` arrays of a kernel share the same memory.
+        labels = "".join(f".hidden {n}\n.globl {n}\n.type {n},@object\n{n}:\n" for n in dynamic)
+        storage.write_text(
+            f'.section .tbss,"awT",@nobits\n.balign 1024\n{_start(source, bool(places))}{labels}'
+            f".zero {MAX_SHARED_BYTES if dynamic else 0}\n"
+            '.section .note.GNU-stack,"",@progbits\n'
+        )
+        objects = [str(unit), str(storage), *_runtime_objects(runtime)]
+        _run(_compiler(), "-shared", *objects, "-o", str(library))
+        symbols = _thread_local_symbols(library)
+        anchor = next(offset for mangled, _, offset, _ in symbols if mangled.endswith("6anchorE"))
+        # The dynamic arrays share their memory, so keep the first of them only.
+        others = (*dynamic[1:], "__tls_guard")
+        arrays = [symbol for symbol in symbols if symbol[0] not in others and "8fourfold" not in symbol[0]]
+        # Without arguments, c++filt would read names from its standard input.
+        demangled = _run("c++filt", *(symbol[0] for symbol in arrays)).splitlines() if arrays else []
+        # Reduce kernel(float*)::tile to tile, and the compiler's "guard variable for ..." to an empty name.
+        names_in_source = ["" if d.startswith("guard variable") else d.rpartition("::")[2] for d in demangled]
+        shared = [
+            (variable, offset - anchor, -1 if mangled in dynamic else size)
+            for variable, (mangled, _, offset, size) in zip(names_in_source, arrays, strict=True)
+        ]
+        kept = directory / f"{digest(names)}.so"
+        os.replace(library, kept)
+        write_entry(kept, {"kernels": names, "shared": shared, "ptx": places})
+
+
+def _with_ptx(
+    source: pathlib.Path, unit: pathlib.Path, command: list[str]
+) -> tuple[pathlib.Path, list[tuple[str, int]]]:
+    """A unit with its inline PTX translated, and where that stood. One without any is left as it is.
+
+    Raises:
+        UnknownInstruction: it has an instruction that is not emulated.
+    """
+    closure = source_closure(source)
+    if not ptx.has_inline_ptx(closure.values()):
+        return unit, []
+    given = unit.read_text().replace('#include "device.h"', '#include "device.h"\n#include "ptx.h"', 1)
+    whole = unit.with_name("with_ptx.cpp")
+    whole.write_text(given.replace("fourfold_has_ptx = false", "fourfold_has_ptx = true"))
+    preprocessed = _run(*command, f"-D{ptx.HOPPER}", "-E", str(whole), refused=CompilationError)
+    text, places = ptx.translated(preprocessed, closure)
+    if not ptx.is_asynchronous(text):
+        text = text.replace("fourfold_has_ptx = true", "fourfold_has_ptx = false")
+    translated = whole.with_suffix(".ii")
+    translated.write_text(text)
+    return translated, places
+
+
+def _start(source: pathlib.Path, has_ptx: bool) -> str:
+    """What precedes the dynamic shared array. A GPU aligns an array that asks for nothing to 16 bytes alone.
+
+    Copies and wgmma need more, so there it matters; elsewhere it starts at a multiple of 1024.
+    """
+    aligned = re.compile(r"\bextern\b[^;]*\b(?:__align__|alignas|aligned)\b")
+    texts = source_closure(source).values()
+    return ".zero 16\n" if has_ptx and not any(map(aligned.search, texts)) else ""
+
+
+def _with_redzones(assembly: str) -> str:
+    """The compiler's output with a gap after each thread-local variable, as which shared arrays are compiled."""
+    return _THREAD_LOCAL_VARIABLES.sub(
+        lambda section: re.sub(r"^\t\.zero\t.*", rf"\g<0>\n\t.zero\t{_REDZONE_BYTES}", section[0], flags=re.MULTILINE),
+        assembly,
+    )
+
+
+def _unit(source: pathlib.Path) -> str:
+    """What is compiled: the file, or what there is in it and in its headers for a device."""
+    texts = source_closure(source)
+    text, device = texts[str(source)], device_code(texts[str(source)])
+    as_it_is = device == text and not own_headers(str(source), texts)
+    whole = f'#include "{source}"' if as_it_is else f'#line 1 "{source}"\n{device}\n#line 1 "kernels"'
+    return f'#include "device.h"\n{whole}'
+
+
+def _explained(source: pathlib.Path, output: str, unit: pathlib.Path) -> str:
+    """What the compiler says of a file, the first error in the file itself at the head."""
+    lines = output.splitlines()[1:]  # the first is the command
+    errors = [line for line in lines if re.search(" [eE]rror: ", line)]  # the assembler's begin with a capital
+    first = next((line for line in errors if line.startswith(f"{source}:")), errors[0] if errors else "")
+    if "no matches converting function" in first or str(unit) in first:
+        why = first.partition(" error: ")[2]
+        first = f"{source}: there is no kernel of this name with these template arguments: {why}"
+    return "\n".join([f"{source.name} does not compile for the CPU: {first.replace(str(source), source.name)}", *lines])
+
+
+def _runtime_objects(key: str) -> list[str]:
+    # A folder beside that of the kernels, so that it survives when mutation trials clear the latter.
+    directory = cache_folder("cuda_on_cpu_runtime", key)
+    objects = [directory / f"{source.stem}.o" for source in _runtime_files() if source.suffix == ".cpp"]
+    if not _whole(directory, objects):
+        with locked(directory), tempfile.TemporaryDirectory(dir=directory) as scratch:
+            for target in objects:
+                made = pathlib.Path(scratch, target.name)
+                code = HERE / f"{target.stem}.cpp"
+                _run(*_command(), "-O2", "-fno-omit-frame-pointer", "-c", str(code), "-o", str(made))
+                os.replace(made, target)
+            write_atomically(directory / _CHECKSUMS, json.dumps({o.name: checksum(o) for o in objects}).encode())
+    return [str(o) for o in objects]
+
+
+def _whole(directory: pathlib.Path, objects: Sequence[pathlib.Path]) -> bool:
+    """Whether compiled files are as they were when they were written."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((directory / _CHECKSUMS).read_text()) == {o.name: checksum(o) for o in objects}
+    return False
+
+
+def _thread_local_symbols(file: pathlib.Path) -> list[tuple[str, str, int, int]]:
+    """The (mangled name, section, offset, size) of each thread-local symbol."""
+    rows = (line.split() for line in _run("readelf", "-sW", str(file)).splitlines())
+    return sorted({(r[7], r[6], int(r[1], 16), int(r[2], 0)) for r in rows if len(r) == 8 and r[3] == "TLS"})

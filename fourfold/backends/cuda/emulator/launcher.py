@@ -1,0 +1,231 @@
+"""Load compiled kernels and launch them on tensors in host memory."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import contextvars
+import ctypes
+import functools
+import os
+import pathlib
+import re
+import struct
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import torch
+
+from fourfold.backends.cuda import declarations
+from fourfold.backends.cuda.emulator import build, reached
+from fourfold.backends.cuda.emulator.faults import FAULTS, Index
+from fourfold.backends.cuda.emulator.tensor_map import TensorMapOnCpu
+from fourfold.backends.cuda.parameters import Argument, Parameter, check_count, mismatch, short, too_large
+
+_order = contextvars.ContextVar("order", default=(0, 0))
+
+# A launch is passed as 8-byte words: ten for the launch itself, then one for each of the kernel's parameters.
+_HEADER_WORDS = 10
+_MODES = ("checked", "fast")
+
+
+@contextlib.contextmanager
+def schedule(order: str | int) -> Iterator[None]:
+    """Context manager: launches on the CPU run their blocks, and the threads of each block, in another order.
+
+    A correct kernel gives the same result in any order, up to the rounding of atomic sums.
+
+    Args:
+        order: "forward", "reverse", or an int, which is the seed of a shuffle.
+
+    Raises:
+        ValueError: order is none of these.
+    """
+    if isinstance(order, int) and not isinstance(order, bool):
+        chosen = (2, order & 0x7FFFFFFFFFFFFFFF)
+    elif order in ("forward", "reverse"):
+        chosen = (("forward", "reverse").index(order), 0)
+    else:
+        raise ValueError(f"order is {order!r}, which is not 'forward', 'reverse' or an int")
+    token = _order.set(chosen)
+    try:
+        yield
+    finally:
+        _order.reset(token)
+
+
+def order() -> str | int:
+    """The order that `schedule` has set, as it takes it."""
+    kind, seed = _order.get()
+    return seed if kind == 2 else ("forward", "reverse")[kind]
+
+
+def mode() -> str:
+    """How kernels run on the CPU: $FOURFOLD_CUDA_ON_CPU, which is "checked" (the default) or "fast".
+
+    Raises:
+        ValueError: it has any other value.
+    """
+    chosen = os.environ.get("FOURFOLD_CUDA_ON_CPU", "checked")
+    if chosen not in _MODES:
+        raise ValueError(f"FOURFOLD_CUDA_ON_CPU is {chosen!r}, which is not 'checked' or 'fast'")
+    return chosen
+
+
+class _Fault(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int),
+        ("line", ctypes.c_uint),
+        ("file", ctypes.c_char_p),
+        ("pcs", ctypes.c_size_t * 12),
+        ("other_pc", ctypes.c_size_t),
+        ("block", ctypes.c_uint * 3),
+        ("thread", ctypes.c_uint * 3),
+        ("text", ctypes.c_char * 512),
+    ]
+
+
+class _Library:
+    def __init__(self, built: build.Built) -> None:
+        self.built = built
+        # PyDLL holds the GIL during a call, because the runtime's state belongs to one launch at a time.
+        self.handle = ctypes.PyDLL(str(built.path))
+        self.launch = self.handle.fourfold_launch
+        self.launch.restype = ctypes.c_void_p
+        self.launch.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_double]
+        self.handle.fourfold_signature.restype = ctypes.c_char_p
+        add_shared = self.handle.fourfold_add_shared
+        add_shared.argtypes = [ctypes.c_ssize_t, ctypes.c_longlong, ctypes.c_char_p]
+        for variable in built.shared:
+            add_shared(variable.offset, variable.size, variable.name.encode())
+
+
+_library = functools.lru_cache(maxsize=None)(_Library)
+# Whether checked kernels are compiled so that it is known which lines ran, and the libraries that were.
+_tracing = [False]
+_traced: list[_Library] = []
+
+
+def trace_lines() -> None:
+    """From here on, compile checked kernels so that it is known which of their lines ran."""
+    _tracing[0] = True
+
+
+def traces_lines() -> bool:
+    """Whether kernels are compiled so."""
+    return _tracing[0]
+
+
+def lines_that_ran() -> Iterator[reached.Line]:
+    """Each line of the kernels that were compiled since, and whether it ran."""
+    for library in _traced:
+        yield from reached.lines(library.built, library.handle.fourfold_reached)
+
+
+class CpuKernel:
+    """One kernel compiled for the CPU."""
+
+    def __init__(self, source: pathlib.Path, name: str, also: Collection[str], checked: bool) -> None:
+        self.name = name
+        self._checked = checked
+        traced = checked and _tracing[0]
+        self._library = _library(build.build(source, name, also, checked, traced))
+        if traced and self._library not in _traced:
+            _traced.append(self._library)
+        self._index = self._library.built.kernels.index(name)
+        signature = self._library.handle.fourfold_signature(self._index).decode()
+        rows = re.findall(r"^(.) (\d+) .*?\[with T = (.*)\]$", signature, re.MULTILINE)
+        self.parameters = tuple(_parameter(kind, int(size), type_.strip()) for kind, size, type_ in rows)
+        self._declared = declarations.declared(source, name)
+        codes = "".join(parameter.pack_code for parameter in self.parameters)
+        self._pack: Callable[..., bytes] = struct.Struct(f"={_HEADER_WORDS}q{codes}").pack
+        self._expected = [
+            (p.is_pointer, p.python_type, p.element_bytes, p.size, int(p.kind == "P")) for p in self.parameters
+        ]
+
+    def launch(self, grid: Index, block: Index, shared_bytes: int, args: Sequence[Argument]) -> None:
+        """Run the kernel to its end.
+
+        Raises:
+            TypeError: the arguments do not fit the kernel's signature.
+            KernelFault: the kernel did something undefined.
+        """
+        check_count(self.name, len(self._expected), len(args))
+        values: list[int | float] = []
+        views = [0]
+        for position, (argument, expected) in enumerate(zip(args, self._expected, strict=True)):
+            is_pointer, python_type, element_bytes, pointee_bytes, writable = expected
+            if isinstance(argument, torch.Tensor):
+                size = argument.element_size()
+                if not is_pointer or (size != element_bytes if element_bytes else pointee_bytes % size):
+                    raise mismatch(self.name, self._place(position), self.parameters[position], argument)
+                address = argument.data_ptr()
+                values.append(address)
+                if self._checked:
+                    views[0] += 1
+                    if argument.is_contiguous():
+                        views += (position, address, size, writable, 1, argument.numel(), 1)
+                    else:
+                        layout = (argument.dim(), *argument.shape, *argument.stride())
+                        views += (position, address, size, writable, *layout)
+            elif argument is None and is_pointer:
+                values.append(0)
+            elif isinstance(argument, TensorMapOnCpu) and self.parameters[position].kind == "m":
+                values.append(argument.address)
+            elif isinstance(argument, int | float) and type(argument) is python_type:
+                values.append(argument)
+            else:
+                values.append(self._number(position, argument))
+        if grid[0] * grid[1] * grid[2] >= 1 << 31:
+            raise ValueError(f"{self.name}: a grid of {grid} is too large for the CPU")
+        try:
+            words = self._pack(*grid, *block, shared_bytes, *_order.get(), len(values), *values)
+        except struct.error:
+            for position, argument in enumerate(args):
+                if isinstance(argument, int):
+                    self._number(position, argument)
+            raise
+        address = None
+        if self._checked:
+            packed = array.array("q", views)
+            address = packed.buffer_info()[0]
+        limit = float(os.environ.get("FOURFOLD_CUDA_ON_CPU_SECONDS", 120))
+        if fault := self._library.launch(self._index, words, address, limit):
+            self._raise(_Fault.from_address(fault), args)
+
+    def _place(self, position: int) -> str:
+        return self._declared.position(position) if self._declared else f"argument {position}"
+
+    def _number(self, position: int, argument: Argument) -> int | float:
+        """An argument that is no tensor as a value of the declared type."""
+        parameter = self.parameters[position]
+        if isinstance(argument, torch.Tensor) or argument is None or not parameter.takes(argument):
+            raise mismatch(self.name, self._place(position), parameter, argument)
+        try:
+            return parameter.converted(argument)
+        except OverflowError:
+            raise too_large(self.name, self._place(position), parameter, argument) from None
+
+    def _described(self, position: int, args: Sequence[Argument]) -> str:
+        tensor = args[position]
+        assert isinstance(tensor, torch.Tensor)
+        strides = "" if tensor.is_contiguous() else f" and strides {tuple(tensor.stride())}"
+        return f"{self._place(position)}, a {short(tensor.dtype)} tensor of shape {tuple(tensor.shape)}{strides}"
+
+    def _raise(self, fault: _Fault, args: Sequence[Argument]) -> None:
+        built = self._library.built
+        place: tuple[str | None, int | None] = (None, None)
+        if fault.file:
+            place = (os.path.realpath(fault.file.decode()), fault.line)
+        elif found := build.source_line(built, [pc for pc in fault.pcs if pc]):
+            place = found
+        other = build.source_line(built, [fault.other_pc]) if fault.other_pc else None
+        what = fault.text.decode(errors="replace")
+        what = what.replace("{other}", f" in line {other[1]}" if other else "")
+        what = re.sub(r"\{argument (\d+)\}", lambda match: self._described(int(match[1]), args), what)
+        raise FAULTS[fault.kind - 1](self.name, *place, tuple(fault.block), tuple(fault.thread), what)
+
+
+def _parameter(kind: str, size: int, spelling: str) -> Parameter:
+    """From a line of the kernel's signature. Its compiler knows better than the spelling what points to const."""
+    parameter = Parameter.of_type(spelling, size)
+    return Parameter(kind, size, spelling) if kind in "pP" else parameter

@@ -1,0 +1,1 @@
+"""Triton's interpreter, corrected to what compiled kernels compute."""

@@ -1,0 +1,529 @@
+"""Runs many programs of a launch at once, which takes the interpreter hardly longer than one of them.
+
+The interpreter spends its time on Python, not on arithmetic. So the values of all programs of a batch are kept in one
+array, with an axis for the programs in front: see `Batch`. What all programs have in common, such as the kernel's
+arguments, is kept once. Each operation then computes for all programs.
+
+Programs of a batch go through the kernel in step. Where a condition or a loop's bound differs between them, what was
+stored is undone, and the batch starts anew in parts: see `Diverged`. What waits for other programs is run one program
+at a time: see `Unbatchable`. So is what raises an error, so that the message names the first program that is wrong.
+
+In step, no program sees what another one of its batch stores later. That is how a GPU runs them: a kernel that needs
+another order, and does not ask for it by atomic operations, is wrong.
+"""
+
+import ctypes
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+from fourfold.backends.triton.interpreter.arithmetic import Handle, Reduce, Scan, numpy_type
+
+Program = tuple[int, int, int]
+# Programs of the first batch of a launch; the least and the most of later ones.
+FIRST, LEAST, MOST = 64, 16, 1024
+# Elements of a batch's largest value, about.
+ELEMENTS = 1 << 18
+# The largest storage that is copied before a batch stores into it.
+MOST_BYTES = 1 << 24
+# How often a batch is divided before its programs run one by one.
+DIVISIONS = 4
+# A kernel whose batches have come apart so often, and more often than not, is run one program at a time.
+COME_APART = 8
+
+
+class Batch(Handle):
+    """A value of all programs of a batch: ``data [programs, ...]``."""
+
+
+class Diverged(Exception):
+    """A condition, or a number that Python needs, differs between the programs of a batch.
+
+    Args:
+        values: the number of each program.
+    """
+
+    def __init__(self, values: np.ndarray) -> None:
+        super().__init__("the programs of a batch differ")
+        self.values = values
+
+    def groups(self) -> list[np.ndarray]:
+        """The places of the programs that have the same number, those of the first program first."""
+        _, first, which = np.unique(self.values, return_index=True, return_inverse=True)
+        return [np.flatnonzero(which == number) for number in np.argsort(first)]
+
+
+class Unbatchable(Exception):
+    """An operation that is made for one program at a time."""
+
+
+def number_of(handle: Any) -> Any:
+    """A value as a number of Python's.
+
+    Raises:
+        Diverged: it differs between the programs.
+    """
+    if type(handle) is not Batch:
+        return handle.data.item()
+    values = handle.data.reshape(len(handle.data))
+    if (values != values[0]).any():
+        raise Diverged(values)
+    return values[0].item()
+
+
+def loop(*bounds: Any, **options: Any) -> Any:
+    """``range`` in a kernel: the compiler makes its numbers tensors, of constant bounds too.
+
+    Programs that go round as often, from different numbers, stay together.
+
+    Raises:
+        Diverged: some go round more often than others.
+    """
+    if not _are_batched((*bounds, *options.values())):
+        numbers = range(*bounds, *[options[name] for name in ("step",) if name in options])
+        types = [x.dtype for x in (*bounds, options.get("step")) if isinstance(x, tl.tensor)]
+        fits = min(numbers.start, numbers.stop) >= -(1 << 31) and max(numbers.start, numbers.stop) < 1 << 31
+        kind = max([tl.int32 if fits else tl.int64, *types], key=lambda each: each.primitive_bitwidth)
+        return (tl.tensor(Handle(np.array([number], numpy_type(kind)), kind), kind) for number in numbers)
+    start, stop, step = [*([0] if len(bounds) == 1 else []), *bounds, options.get("step", 1)][:3]
+    first, last, by = (_integers(x) for x in (start, stop, step))
+    times = np.maximum(-((first - last) // by), 0)
+    if (times != times[0]).any():
+        raise Diverged(times)
+    return (start + number * step for number in range(int(times[0])))
+
+
+def _integers(bound: Any) -> np.ndarray:
+    if isinstance(bound, tl.tensor):
+        return bound.handle.data.reshape(-1).astype(np.int64)
+    return np.array([getattr(bound, "value", bound)], dtype=np.int64)
+
+
+def least(*numbers: Any, **options: Any) -> Any:
+    """``min`` in a kernel."""
+    return functools.reduce(tl.minimum, numbers) if _are_batched(numbers) else min(*numbers, **options)
+
+
+def largest(*numbers: Any, **options: Any) -> Any:
+    """``max`` in a kernel."""
+    return functools.reduce(tl.maximum, numbers) if _are_batched(numbers) else max(*numbers, **options)
+
+
+def _are_batched(values: Any) -> bool:
+    return any(isinstance(x, tl.tensor) and type(x.handle) is Batch for x in values)
+
+
+def shape_of(handle: Any) -> tuple[int, ...]:
+    """The shape of a value of one program."""
+    return handle.data.shape[1:] if type(handle) is Batch else handle.data.shape
+
+
+def _batched(values: Any) -> bool:
+    for x in values:  # noqa: SIM110 - this is asked before every operation, and a generator takes twice as long
+        if type(x) is Batch or (type(x) in (list, tuple) and _batched(x)):
+            return True
+    return False
+
+
+def _aligned(value: Any, rank: int) -> Any:
+    """A value with the programs' axis before those of a block of some rank; anything else as it is."""
+    if type(value) is not Batch:
+        return value
+    shape = value.data.shape
+    return Handle(value.data.reshape(shape[:1] + (1,) * (rank + 1 - len(shape)) + shape[1:]), value.dtype)
+
+
+def _whole(value: Any, shape: tuple[int, ...]) -> Any:
+    """A value that is broadcast to a shape, all of it in memory: Triton 3.6 takes no other for stores and atomics."""
+    same = value.data.shape == shape
+    data = np.ascontiguousarray(value.data) if same else np.broadcast_to(value.data, shape).copy()
+    return value if data is value.data else Handle(data, value.dtype)
+
+
+def _marked(made: Any) -> Any:
+    """A result, or several, as values of a batch."""
+    if isinstance(made, tuple):
+        return tuple(_marked(part) for part in made)
+    return Batch(made.data, made.dtype) if isinstance(made, interpreter.TensorHandle) else made
+
+
+def _rank(values: Sequence[Any]) -> int:
+    return max(len(shape_of(x)) for x in values if isinstance(x, interpreter.TensorHandle))
+
+
+Method = Callable[..., Any]
+
+
+def _lanes(name: str) -> Method:
+    """An operation that computes each element by itself."""
+
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        shipped = getattr(super(Batches, self), name)
+        if not _batched(arguments):
+            return shipped(*arguments, **options)
+        rank = _rank(arguments)
+        return _marked(shipped(*[_aligned(x, rank) for x in arguments], **options))
+
+    return method
+
+
+def _full(name: str) -> Method:
+    """An operation on operands of one shape: accesses to memory, above all."""
+
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        shipped = getattr(super(Batches, self), name)
+        if not _batched(arguments):
+            return shipped(*arguments, **options)
+        rank = _rank(arguments)
+        given = [_aligned(x, rank) for x in arguments]
+        shape = np.broadcast_shapes(*(x.data.shape for x in given if isinstance(x, interpreter.TensorHandle)))
+        self.widest = max(self.widest, int(np.prod(shape[1:])))
+        given = [_whole(x, shape) if isinstance(x, interpreter.TensorHandle) else x for x in given]
+        return _marked(shipped(*given, **options))
+
+    return method
+
+
+def _of_program(value: Any, place: int) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)([_of_program(x, place) for x in value])
+    return Handle(value.data[place], value.dtype) if type(value) is Batch else value
+
+
+def _each(name: str) -> Method:
+    """An operation that is made for each program by itself, with results of one shape."""
+
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        shipped = getattr(super(Batches, self), name)
+        if not _batched(arguments):
+            return shipped(*arguments, **options)
+        made = [shipped(*_of_program(arguments, place), **options) for place in range(len(self.batch))]
+        return Batch(np.stack([result.data for result in made]), made[0].dtype)
+
+    return method
+
+
+def _alone(name: str) -> Method:
+    """An operation for which programs take turns."""
+
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        if self.batch is not None:
+            raise Unbatchable(name)
+        return getattr(super(Batches, self), name)(*arguments, **options)
+
+    return method
+
+
+def _unknown(name: str) -> Method:
+    """An operation of which nothing is known here."""
+
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        if _batched((*arguments, *options.values())):
+            raise Unbatchable(name)
+        return getattr(super(Batches, self), name)(*arguments, **options)
+
+    return method
+
+
+LANES = (
+    *("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc", "fp_to_fp", "int_cast", "bitcast"),
+    *("int_to_ptr", "ptr_to_int", "addptr", "fadd", "fsub", "fmul", "fdiv", "frem", "fneg", "add", "sub", "mul"),
+    *("precise_divf", "approx_divf", "sdiv", "udiv", "srem", "urem", "idiv", "shl", "lshr", "ashr", "and", "or", "xor"),
+    *("minsi", "minui", "minimumf", "minnumf", "maxsi", "maxui", "maximumf", "maxnumf", "umulhi", "clampf", "select"),
+    *("fma", "fabs", "iabs", "floor", "ceil", "exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "precise_sqrt"),
+    *("rsqrt", "erf", "icmpEQ", "icmpNE"),
+    *(f"icmp{sign}{order}" for sign in "SU" for order in ("LT", "LE", "GT", "GE")),
+    *(f"fcmp{kind}{order}" for kind in "OU" for order in ("LT", "LE", "GT", "GE", "EQ", "NE")),
+)
+FULL = ("masked_load", "masked_store", "load", "store", "atomic_rmw", "join")
+EACH = ("dot", "dot_scaled", "histogram", "gather")
+ALONE = (
+    *("atomic_cas", "atomic_load", "atomic_store", "atomic_poll", "print", "inline_asm"),
+    *("make_block_ptr", "advance", "tensor_pointer_load", "tensor_pointer_store", "make_tensor_descriptor"),
+    *("descriptor_load", "descriptor_store", "descriptor_gather", "descriptor_scatter"),
+)
+# What `Batches` defines by itself, and what has no values of the kernel.
+OTHERS = (
+    *("reshape", "trans", "expand_dims", "broadcast", "splat", "unsplat", "split", "cat", "extern_elementwise"),
+    *("get_program_id", "get_num_programs", "make_range", "barrier", "assert", "assume"),
+)
+
+
+class Batches(interpreter.InterpreterBuilder):
+    """The operations of the language, for a batch of programs."""
+
+    # The programs that run at once, ``[programs, 3]``; None where one program runs.
+    batch: np.ndarray | None = None
+    # Elements of the largest value that a program of the batch has loaded or stored.
+    widest = 1
+    # What the storages held that the batch has stored into, by their beginnings.
+    saved: dict[int, bytes]
+
+    def create_get_program_id(self, axis: int) -> Any:
+        """tl.program_id."""
+        if self.batch is None:
+            return super().create_get_program_id(axis)
+        numbers = self.batch[:, axis]
+        if (numbers == numbers[0]).all():
+            return Handle(numbers[:1].astype(np.int32), tl.int32)
+        return Batch(numbers.astype(np.int32).reshape(-1, 1), tl.int32)
+
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
+        """tl.load. What is volatile, by the last argument, may be written by another program meanwhile."""
+        if self.batch is not None and options.get("is_volatile", rest[-1] if rest else False):
+            raise Unbatchable("a volatile load")
+        return _LOAD(self, ptrs, mask, other, *rest, **options)
+
+    def create_atomic_rmw(self, rmwOp: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
+        """tl.atomic_add and so on, of one program after the other: each changes what the next one finds."""
+        if self.batch is not None and type(ptr) is not Batch:
+            ptr = Batch(np.broadcast_to(ptr.data, (len(self.batch), *ptr.data.shape)), ptr.dtype)
+        return _ATOMIC(self, rmwOp, ptr, val, mask, *rest)
+
+    def before_store(self, storage: tuple[int, int] | None) -> None:
+        """Keep what a storage holds, so that it can be put back."""
+        if self.batch is None:
+            return
+        if storage is None or storage[1] - storage[0] > MOST_BYTES:
+            raise Unbatchable("a store that is not kept")
+        start, end = storage
+        if start not in self.saved:
+            self.saved[start] = ctypes.string_at(start, end - start)
+
+    def undo(self) -> None:
+        """Put back what the batch has stored."""
+        for start, held in self.saved.items():
+            ctypes.memmove(start, held, len(held))
+        self.saved = {}
+
+    def create_reshape(self, arg: Any, shape: Any, *rest: Any) -> Any:
+        """tl.reshape and tl.view."""
+        if type(arg) is not Batch:
+            return super().create_reshape(arg, shape, *rest)
+        return Batch(arg.data.reshape(len(arg.data), *shape), arg.dtype)
+
+    def create_trans(self, arg: Any, perm: Any) -> Any:
+        """tl.permute and tl.trans."""
+        if type(arg) is not Batch:
+            return super().create_trans(arg, perm)
+        return Batch(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype)
+
+    def create_expand_dims(self, arg: Any, axis: int) -> Any:
+        """``x[:, None]``."""
+        if type(arg) is not Batch:
+            return super().create_expand_dims(arg, axis)
+        return Batch(np.expand_dims(arg.data, axis + 1), arg.dtype)
+
+    def create_broadcast(self, arg: Any, shape: Any) -> Any:
+        """tl.broadcast_to."""
+        if type(arg) is not Batch:
+            return super().create_broadcast(arg, shape)
+        return Batch(np.broadcast_to(arg.data, (len(arg.data), *shape)), arg.dtype)
+
+    def create_splat(self, ret_ty: Any, arg: Any) -> Any:
+        """A block with one number in all elements."""
+        if type(arg) is not Batch:
+            return super().create_splat(ret_ty, arg)
+        programs, shape = len(arg.data), tuple(ret_ty.shape)
+        block = np.empty((programs, *shape), dtype=numpy_type(arg.dtype))
+        block[...] = arg.data.reshape(programs, *(1,) * len(shape))
+        return Batch(block, arg.dtype.scalar)
+
+    def create_unsplat(self, arg: Any) -> Any:
+        """The one number of a block."""
+        if type(arg) is not Batch:
+            return super().create_unsplat(arg)
+        return Batch(arg.data.reshape(len(arg.data), -1)[:, :1], arg.dtype.scalar)
+
+    def create_split(self, val: Any) -> Any:
+        """tl.split, along the last axis."""
+        made = super().create_split(val)
+        return _marked(made) if type(val) is Batch else made
+
+    def create_cat(self, lhs: Any, rhs: Any) -> Any:
+        """tl.cat of two blocks with one axis."""
+        if not _batched((lhs, rhs)):
+            return super().create_cat(lhs, rhs)
+        assert self.batch is not None
+        whole = [np.broadcast_to(x.data, (len(self.batch), *shape_of(x))) for x in (lhs, rhs)]
+        return Batch(np.concatenate(whole, axis=1), lhs.dtype.scalar)
+
+    def create_extern_elementwise(self, library: Any, path: Any, symbol: Any, arguments: Any, *rest: Any) -> Any:
+        """A function of libdevice."""
+        if not _batched(arguments):
+            return super().create_extern_elementwise(library, path, symbol, arguments, *rest)
+        rank = _rank(arguments)
+        aligned = [_aligned(x, rank) for x in arguments]
+        return _marked(super().create_extern_elementwise(library, path, symbol, aligned, *rest))
+
+
+def _define() -> None:
+    """Define the operations of `Batches` that follow one of the patterns above."""
+    for pattern, names in ((_lanes, LANES), (_full, FULL), (_each, EACH), (_alone, ALONE)):
+        for name in names:
+            if f"create_{name}" not in vars(Batches):
+                setattr(Batches, f"create_{name}", pattern(f"create_{name}"))
+    known = {f"create_{name}" for name in (*LANES, *FULL, *EACH, *ALONE, *OTHERS)}
+    for name in dir(interpreter.InterpreterBuilder):
+        if name.startswith("create_") and name not in known:
+            setattr(Batches, name, _unknown(name))
+
+
+_LOAD, _ATOMIC = _full("create_masked_load"), _full("create_atomic_rmw")
+_define()
+
+
+class _AlongAnAxis(interpreter.ReduceScanOpInterface):
+    """A reduction or a scan, for a batch of programs."""
+
+    # The functions that combine two values and that NumPy has as a whole.
+    whole: tuple[str, ...] = ()
+    # While all programs are looked at at once: the shape of a result of all axes; None for that of the array.
+    shape: tuple[int, ...] | None = None
+    at_once = False
+    axis: int | None
+
+    def apply_impl(self, input: tuple[Any, ...]) -> Any:
+        """Apply it to blocks."""
+        handles = [x.handle for x in input]
+        if self.at_once or not _batched(handles):
+            return super().apply_impl(input)
+        if type(handles[0]) is Batch and any(self.combine_fn is getattr(tl.standard, x, None) for x in self.whole):
+            return self.of_all_programs(input)
+        programs = next(len(handle.data) for handle in handles if type(handle) is Batch)
+        made = [
+            super(_AlongAnAxis, self).apply_impl(tuple(tl.tensor(_of_program(x.handle, place), x.type) for x in input))
+            for place in range(programs)
+        ]
+        if not isinstance(made[0], list | tuple):
+            return _together(made)
+        return [_together(part) for part in zip(*made)]
+
+    def of_all_programs(self, input: tuple[Any, ...]) -> Any:
+        """Apply it to all programs at once, by NumPy."""
+        axis, first = self.axis, input[0].handle
+        data = first.data if axis is not None else first.data.reshape(len(first.data), -1)
+        self.shape = (1,) * (first.data.ndim - 1) if axis is None and getattr(self, "keep_dims", False) else None
+        self.axis = 1 if axis is None else axis + 1 if axis >= 0 else axis
+        self.at_once = True
+        try:
+            return super().apply_impl((types.SimpleNamespace(handle=Handle(data, first.dtype), dtype=input[0].dtype),))
+        finally:
+            self.axis, self.at_once = axis, False
+
+    def to_tensor(self, ret: Any, dtype: Any) -> Any:
+        """An array as a value."""
+        if not self.at_once:
+            return super().to_tensor(ret, dtype)
+        shape = ret.shape[1:] if self.shape is None else self.shape
+        handle = Batch(ret.astype(numpy_type(dtype)).reshape(len(ret), *(shape or (1,))), dtype)
+        return tl.tensor(handle, tl.block_type(dtype, list(shape)) if shape else dtype)
+
+
+def _together(values: Sequence[tl.tensor]) -> tl.tensor:
+    """The values of the programs as one."""
+    return tl.tensor(Batch(np.stack([x.handle.data for x in values]), values[0].handle.dtype), values[0].type)
+
+
+class BatchedReduce(_AlongAnAxis, Reduce):
+    """tl.reduce."""
+
+    whole = (
+        *("_sum_combine", "_elementwise_max", "_elementwise_min", "_argmax_combine_tie_break_left"),
+        *("_argmax_combine_tie_break_fast", "_argmin_combine_tie_break_left", "_argmin_combine_tie_break_fast"),
+    )
+
+
+class BatchedScan(_AlongAnAxis, Scan):
+    """tl.associative_scan."""
+
+    whole = ("_sum_combine", "_prod_combine")
+
+
+def _difference(error: BaseException | None) -> Diverged | None:
+    """What the programs differ in, if that has raised an error. A kernel's own functions raise another one from it."""
+    while error is not None and not isinstance(error, Diverged):
+        error = error.__cause__
+    return error
+
+
+class _History:
+    """What became of a kernel's batches.
+
+    Attributes:
+        alone: its programs are run one by one from now on.
+    """
+
+    def __init__(self) -> None:
+        self.alone = False
+        self.together = self.apart = 0
+
+    def came_apart(self) -> None:
+        self.apart += 1
+        self.alone |= self.apart >= COME_APART and self.apart > self.together
+
+
+_HISTORIES: weakref.WeakKeyDictionary[Callable, _History] = weakref.WeakKeyDictionary()
+
+
+class Runner:
+    """Runs the programs of a launch in batches.
+
+    Args:
+        kernel: the function.
+        values: its arguments.
+        one_by_one: runs programs one after the other.
+    """
+
+    def __init__(
+        self, kernel: Callable, values: dict[str, Any], one_by_one: Callable[[Iterator[Program]], None]
+    ) -> None:
+        self.kernel, self.values, self.one_by_one = kernel, values, one_by_one
+        self.history = _HISTORIES.setdefault(kernel, _History())
+
+    def run(self, programs: Sequence[Program]) -> None:
+        """Run these programs."""
+        builder, at, size = interpreter.interpreter_builder, 0, FIRST
+        if builder.storages is None or any(end - start > MOST_BYTES for start, end, _ in builder.storages.places):
+            return self.one_by_one(iter(programs))
+        while at < len(programs):
+            if self.history.alone:
+                return self.one_by_one(iter(programs[at:]))
+            builder.widest = 1
+            self.batch(programs[at : at + size], DIVISIONS)
+            at, size = at + size, min(max(ELEMENTS // builder.widest, LEAST), MOST)
+        return None
+
+    def batch(self, programs: Sequence[Program], divisions: int) -> None:
+        """Run these programs at once, or in parts if they differ."""
+        if len(programs) == 1 or not divisions:
+            return self.one_by_one(iter(programs))
+        builder = interpreter.interpreter_builder
+        outer, builder.batch, builder.saved = builder.batch, np.array(programs), {}
+        groups: list[np.ndarray] | None = None
+        try:
+            self.kernel(**self.values)
+            self.history.together += 1
+            return None
+        except Exception as error:
+            builder.undo()
+            diverged = _difference(error)
+            groups = diverged.groups() if diverged else None
+        finally:
+            builder.batch = outer
+        if groups is None:
+            self.one_by_one(iter(programs))
+            self.history.alone = True  # it raises no error of its own
+        elif len(groups) == len(programs):
+            self.history.came_apart()
+            self.one_by_one(iter(programs))
+        else:
+            for group in groups:
+                self.batch([programs[place] for place in group], divisions - 1)
+        return None

@@ -1,0 +1,273 @@
+"""Corrections to Triton's interpreter, which runs the kernels on a machine without a GPU.
+
+`install` installs them. Each concern has a module of its own:
+
+- `interpreter_arithmetic` computes as compiled code does, bfloat16 above all, whose bits the interpreter adds;
+- `interpreter_memory` checks every access, and gives NaN where a mask leaves out and nothing takes the place;
+- `interpreter_tuning` chooses a configuration of a tuned kernel;
+- `interpreter_libdevice` supplies the functions of NVIDIA's mathematical library;
+- `interpreter_source` makes ``and``, ``or`` and ``not`` of blocks work element by element;
+- `interpreter_marks` tells which lines of a kernel have run;
+- `interpreter_replay` saves time: it finds out once what an operation does to operands of certain types;
+- `interpreter_batches` saves more: it runs many programs at once;
+- this module launches kernels: numbers get the types that the compiler gives them, and no CPU tensor is copied.
+
+`interpreter_parts` lists the private parts of Triton that these modules use.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import itertools
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter, jit
+
+from fourfold.backends.launch import check_grid
+from fourfold.backends.triton.interpreter import arithmetic, batches, libdevice, marks, replay, tuning
+from fourfold.backends.triton.interpreter.arithmetic import Handle, narrowed, numpy_type
+from fourfold.backends.triton.interpreter.memory import Memory, memory_of
+from fourfold.backends.triton.interpreter.parts import missing
+from fourfold.backends.triton.interpreter.source import LOGIC, Source
+from fourfold.instruments.line_recorder import recorder
+
+_ABSENT = object()
+
+
+class Builder(batches.Batches, Memory, arithmetic.Operators, arithmetic.Conversions, libdevice.Functions):
+    """The interpreter's builder, which runs the language's operations, with all corrections."""
+
+    # The mark that `install` looks for. The class itself would not do: a baseline's implementations, loaded beside
+    # today's, bring a copy of this module with classes of its own.
+    corrected = True
+
+
+class Language:
+    """Makes the functions of triton.language call the interpreter while kernels run.
+
+    Triton patches the language anew for each kernel and each device function. Here the patches are collected once, and
+    applied for the length of a launch.
+    """
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.shipped = interpreter._patch_lang
+
+    @functools.cached_property
+    def changes(self) -> list[tuple[Any, str, Any, Any]]:
+        """The attributes to change: the object, the name, the value while kernels run, and the value before."""
+        before: dict[tuple[int, str], tuple[Any, Any]] = {}
+        scope = self.shipped(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        for place, name, original in scope._changes:
+            before.setdefault((id(place), name), (place, original))
+        after = {key: vars(place)[key[1]] for key, (place, _) in before.items()}
+        scope.restore()
+        # Triton 3.6 makes an int of an array with one axis, which NumPy 2.5 refuses.
+        after[id(tl.tensor), "__index__"] = lambda number: batches.number_of(number.handle)
+        after[id(tl.tensor), "__bool__"] = replay.truth
+        after[id(tl.tensor), "T"] = property(replay.transposed)
+        for place in (tl, tl.core):
+            after[id(place), "range"] = batches.loop
+        functions: dict[Any, Callable] = {}
+        for key, (_, original) in before.items():
+            if key[1] in replay.REPLAYED and tl.core.is_builtin(original):
+                if original not in functions:
+                    functions[original] = replay.replayed(key[1], original)
+                after[key] = functions[original]
+        places = [(place, name) for (_, name), (place, _) in before.items()]
+        return [(place, name, after[id(place), name], vars(place).get(name, _ABSENT)) for place, name in places]
+
+    @contextlib.contextmanager
+    def interpreted(self) -> Iterator[None]:
+        """Inside, the functions call the interpreter."""
+        changes = self.changes
+        self.launches += 1
+        try:
+            if self.launches == 1:
+                for place, name, value, _ in changes:
+                    setattr(place, name, value)
+            yield
+        finally:
+            self.launches -= 1
+            if self.launches == 0:
+                for place, name, _, original in changes:
+                    if original is _ABSENT:
+                        delattr(place, name)
+                    else:
+                        setattr(place, name, original)
+
+    def patch(self, function: Callable) -> Any:
+        """Replaces `interpreter._patch_lang`, which Triton calls before each device function."""
+        return interpreter._LangPatchScope() if self.launches else self.shipped(function)
+
+
+LANGUAGE = Language()
+# The interpreter has one builder, which knows the place of one program: launches of several threads take turns.
+_RUNNING = threading.RLock()
+
+
+class Launch(interpreter.GridExecutor):
+    """Launches a kernel.
+
+    Its arguments get the types that the compiler gives them, and it may access the memory of its tensors. NumPy's
+    warnings are off: kernels are tested with NaN and infinity.
+    """
+
+    # Whether programs may run at once.
+    in_batches = True
+
+    def __init__(self, fn: Callable, arg_names: list[str], grid: Any, *rest: Any) -> None:
+        super().__init__(fn, arg_names, grid, *rest)
+        self.signature, self.declared = _signature(fn)
+        # An annotation that is a string is one within a string here: Triton looks for "constexpr" in it, too.
+        self.constexprs = [name for name, kind in inspect.get_annotations(fn).items() if _is_constexpr(kind)]
+
+    def __call__(self, *args_dev: Any, **kwargs: Any) -> None:
+        """Launch the kernel. Tensors that are not on the CPU are copied there, and back."""
+        with recorder.paused():
+            self.run_untraced(args_dev, kwargs)
+
+    def run_untraced(self, args_dev: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What `__call__` does, untraced: the kernel itself has marks."""
+        kwargs = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
+        copied = any(_device(argument) != "cpu" for argument in (*args_dev, *kwargs.values()))
+        args, named = self._init_args_hst(args_dev, kwargs) if copied else (args_dev, kwargs)
+        for hook in self.pre_run_hooks:
+            hook(*args, **named)
+        bound = self.signature.bind(*args, **named)
+        bound.apply_defaults()
+        with _RUNNING, LANGUAGE.interpreted(), np.errstate(all="ignore"), memory_of(bound.arguments):
+            self.run_programs(bound.arguments)
+        if copied:
+            self._restore_args_dev(args_dev, args, kwargs, named)
+
+    def run_each(self, programs: Iterator[tuple[int, int, int]], values: dict[str, Any]) -> None:
+        """Run these programs on the kernel's arguments, one after the other."""
+        builder = interpreter.interpreter_builder
+        for index in programs:
+            builder.set_grid_idx(*index)
+            self.fn(**values)
+
+    def value(self, name: str, argument: Any) -> Any:
+        """An argument as the kernel sees it."""
+        return _value(argument, self.declared.get(name))
+
+    def run_programs(self, arguments: dict[str, Any]) -> None:
+        """Run all programs."""
+        grid = self.grid(arguments) if callable(self.grid) else self.grid
+        if len(grid) > 3:
+            raise ValueError(f"a grid has up to three axes, not {len(grid)}")
+        x, y, z = (*grid, 1, 1)[:3]
+        check_grid(self.fn.__name__, (x, y, z))
+        values = {
+            name: argument if name in self.constexprs else self.value(name, argument)
+            for name, argument in arguments.items()
+        }
+        builder = interpreter.interpreter_builder
+        builder.set_grid_dim(x, y, z)
+        try:
+            programs = itertools.product(range(x), range(y), range(z))
+            if self.in_batches and x * y * z > 1:
+                batches.Runner(self.fn, values, lambda some: self.run_each(some, values)).run(list(programs))
+            else:
+                self.run_each(programs, values)
+        except Exception as error:
+            if triton.knobs.compilation.front_end_debugging:
+                raise
+            raise interpreter.InterpreterError(repr(error)) from error
+
+
+@functools.cache
+def _signature(function: Callable) -> tuple[inspect.Signature, dict[str, str]]:
+    """The parameters of a kernel, and the names of the types that it declares for some of them."""
+    declared = {}
+    for name, annotation in inspect.get_annotations(function).items():
+        kind = jit._normalize_ty(annotation)
+        with contextlib.suppress(KeyError):
+            tl.str_to_ty(kind, None)
+            declared[name] = kind
+    return inspect.signature(function), declared
+
+
+def _is_constexpr(annotation: Any) -> bool:
+    return annotation is tl.constexpr or (isinstance(annotation, str) and "constexpr" in annotation)
+
+
+def _device(argument: Any) -> str:
+    """The type of the device that an argument is on; "cpu" for what is no tensor."""
+    if isinstance(argument, tuple):
+        return next((found for found in map(_device, argument) if found != "cpu"), "cpu")
+    return getattr(getattr(getattr(argument, "base", argument), "device", None), "type", "cpu")
+
+
+def _value(argument: Any, declared: str | None = None) -> Any:
+    """An argument as the kernel sees it. A number has the type that it is compiled for, and is rounded to that."""
+    if isinstance(argument, int):
+        return _integer(argument, declared)
+    if isinstance(argument, float):
+        return _number(argument, declared)
+    if isinstance(argument, tuple):
+        parts = [_value(part) for part in argument]
+        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
+    if type(argument) is torch.Tensor:
+        handle = Handle(np.array([argument.data_ptr()], dtype=np.uint64), _pointer_type(argument.dtype))
+        return tl.tensor(handle, handle.dtype)
+    return interpreter._implicit_cvt(argument)
+
+
+def _number(value: float, declared: str | None) -> Any:
+    name = declared or ("u1" if isinstance(value, bool) else jit.mangle_type(value))
+    kind = tl.str_to_ty(name, None)
+    numbers = np.array([value])
+    bits = narrowed(numbers.astype(np.float32)) if kind.name == "bf16" else numbers.astype(numpy_type(kind))
+    return tl.tensor(Handle(bits, kind), kind)
+
+
+# Integers are cached by value and type, as 1 == True. Floats are not, as 0.0 == -0.0.
+_integer = functools.lru_cache(1 << 12, typed=True)(_number)
+
+
+@functools.cache
+def _pointer_type(dtype: torch.dtype) -> tl.pointer_type:
+    return tl.str_to_ty(jit.mangle_type(torch.empty(0, dtype=dtype)), None)
+
+
+def install() -> None:
+    """Install all corrections. A second call does nothing.
+
+    From then on an access outside of the storages of a launch's tensors raises `interpreter_memory.OutOfBounds`,
+    unless the launch makes pointers of integers.
+
+    Raises:
+        RuntimeError: this release of Triton has changed a private part that is used here. The message names it.
+    """
+    if getattr(interpreter.interpreter_builder, "corrected", False):
+        return
+    if changed := missing():
+        raise RuntimeError(
+            f"the corrections of the interpreter do not fit Triton {triton.__version__}: {'; '.join(changed)}"
+        )
+    interpreter.TensorHandle = Handle
+    interpreter._get_np_dtype = numpy_type
+    interpreter.InterpreterBuilder = Builder
+    interpreter.interpreter_builder.__class__ = Builder
+    # The overflow checks compute every sum of integers again, in 64 bits.
+    options = interpreter.interpreter_builder.options
+    interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+    interpreter.ReduceOps, interpreter.ScanOps = batches.BatchedReduce, batches.BatchedScan
+    interpreter.GridExecutor = Launch
+    interpreter._patch_lang = LANGUAGE.patch
+    interpreter.FunctionRewriter.ast_transformer = Source()
+    vars(interpreter).update(LOGIC)
+    marks.install()
+    replay.remember_shapes()
+    libdevice.install()
+    tuning.install()

@@ -1,0 +1,64 @@
+"""Marks in a kernel's source, which tell which of its lines have run.
+
+Triton's interpreter runs so much Python for a line of a kernel that tracing would double its time. A mark is one
+assignment to a dictionary, before each stretch of statements that run together.
+"""
+
+import ast
+from typing import Any
+
+from triton.runtime import interpreter
+
+from fourfold.instruments import line_recorder
+
+# The dictionary, by its name in a changed source.
+NAME = "_fourfold_ran"
+
+
+def _with_marks(body: list[ast.stmt], file: str) -> list[ast.stmt]:
+    """Statements, with a mark before each stretch of them that nothing leaves but an exception."""
+    made, together = list[ast.stmt](), list[ast.stmt]()
+    for statement in body:
+        together.append(statement)
+        if _divide(statement, file):
+            made += _marked(together, file)
+            together = []
+    return made + _marked(together, file)
+
+
+def _divide(statement: ast.stmt, file: str) -> bool:
+    """Mark the statements within a statement; gives whether there are any."""
+    parts = [statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])]
+    divided = False
+    for part in parts:
+        for name in ("body", "orelse", "finalbody"):
+            if inner := getattr(part, name, None):
+                setattr(part, name, _with_marks(inner, file))
+                divided = True
+    return divided
+
+
+def _marked(statements: list[ast.stmt], file: str) -> list[ast.stmt]:
+    if not statements:
+        return []
+    number = line_recorder.marks.add(file, tuple(statement.lineno for statement in statements))
+    place = ast.Subscript(ast.Name(NAME, ast.Load()), ast.Constant(number), ast.Store())
+    mark = ast.copy_location(ast.Assign([place], ast.Constant(True)), statements[0])
+    return [mark, *statements]
+
+
+def install() -> None:
+    """Let Triton's interpreter mark the kernels that it runs from here on, of whichever decorator they have been."""
+    shipped = interpreter.FunctionRewriter._compile_and_exec
+
+    def marked(self: Any, transformed_ast: Any) -> Any:
+        """Add the marks at the end: the lines are those of the file by now."""
+        for node in transformed_ast.body:
+            if isinstance(node, ast.FunctionDef):
+                node.body = _with_marks(node.body, self.filename)
+        ast.fix_missing_locations(transformed_ast)
+        return shipped(self, transformed_ast)
+
+    interpreter.FunctionRewriter._compile_and_exec = marked
+    interpreter.InterpretedFunction.rewritten_fn.clear()  # kernels that ran before are changed again, with marks
+    vars(interpreter)[NAME] = line_recorder.marks.ran

@@ -1,0 +1,263 @@
+"""Checks every access of an interpreted kernel: it must be within the memory of the launch's tensors.
+
+The interpreter is kinder than a GPU. It reads and writes whatever a pointer leads to, so that nobody notices a load
+without a mask as long as the value is not used. And where a mask is false and the load names no other value, it gives
+0, where a GPU may give anything. Here such lanes differ, see `undefined`.
+"""
+
+import contextlib
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from fourfold.backends.triton.interpreter.arithmetic import OPERANDS, Handle, narrowed, numpy_type, widened
+from fourfold.operations.refusals import Fault
+
+# From this many elements on, NumPy reads and writes faster than the interpreter, up to ten times.
+MANY_ELEMENTS = 512
+
+
+class _Undefined:
+    """What a lane holds that a mask leaves out, where the load names no other value."""
+
+    are_zero = False
+
+
+_undefined = _Undefined()
+
+
+def undefined_lanes_are_zero(yes: bool) -> None:
+    """Give zeros for lanes that a mask leaves out, as the compiler for NVIDIA does, or what shows in a result."""
+    _undefined.are_zero = yes
+
+
+def are_undefined_lanes_zero() -> bool:
+    """What `undefined_lanes_are_zero` was last told."""
+    return _undefined.are_zero
+
+
+@functools.cache
+def undefined(kind: str, dtype: np.dtype, lanes: int) -> np.ndarray:
+    """Return what lanes hold that a mask leaves out, along a block's last axis.
+
+    Floating-point lanes are NaN, large and large negative in turn: a maximum and a comparison swallow NaN, and a
+    minimum and a sum show it. Of integers every other lane has all bits set, which is no valid index; those between
+    are small numbers that may be one.
+
+    Args:
+        kind: the name of Triton's type.
+        dtype: of the array that holds the lanes.
+        lanes: the length of the axis.
+    """
+    places = np.arange(lanes)
+    if kind in OPERANDS:
+        floats = OPERANDS[kind]
+        large = float(ml_dtypes.finfo(floats).max) / 2
+        return np.array([np.nan, large, -large])[places % 3].astype(floats).view(dtype)
+    return np.where(places % 2, places // 2 % 16, -1).astype(np.int64).astype(dtype)
+
+
+class OutOfBounds(IndexError, Fault):
+    """A kernel accessed memory that belongs to none of its tensors."""
+
+
+def tensor_of(argument: Any) -> torch.Tensor | None:
+    """The tensor whose memory an argument of a launch leads to, or None for a number.
+
+    An object of another class, Triton's TensorWrapper for one, has it among its attributes.
+    """
+    if isinstance(argument, torch.Tensor):
+        return argument
+    base = getattr(argument, "base", None)  # of a wrapper or a descriptor of Triton's
+    if isinstance(base, torch.Tensor) or not hasattr(argument, "data_ptr"):
+        return base if isinstance(base, torch.Tensor) else None
+    attributes = getattr(argument, "__dict__", {}).values()
+    return next((x for x in attributes if isinstance(x, torch.Tensor) and holds(x, argument.data_ptr())), None)
+
+
+def holds(tensor: Any, address: int) -> bool:
+    """Whether an address is within a tensor's storage."""
+    storage = tensor.untyped_storage()
+    return storage is not None and storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes()
+
+
+class Storages:
+    """The storages of a launch's tensors. A kernel may access all of a storage, though its tensor is a part of it."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        # The beginning and the end of each, and the name of the argument.
+        self.places: list[tuple[int, int, str]] = []
+        for name, argument in arguments.items():
+            for part in argument if isinstance(argument, tuple) else (argument,):
+                tensor = tensor_of(part)
+                if tensor is not None:
+                    storage = tensor.untyped_storage()
+                    self.places.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), name))
+
+    def check(self, what: str, addresses: np.ndarray, size: int) -> tuple[int, int] | None:
+        """Raise OutOfBounds where one of these accesses of so many bytes is outside.
+
+        Returns:
+            the beginning and the end of the storage that holds all accesses; None if there is none that does.
+        """
+        low, high = int(addresses.min()), int(addresses.max()) + size
+        for start, end, _ in self.places:
+            if start <= low and high <= end:
+                return start, end
+        inside = np.zeros(addresses.shape, dtype=bool)
+        for start, end, _ in self.places:
+            inside |= (addresses >= start) & (addresses <= max(end - size, 0)) & (end - start >= size)
+        if not inside.all():
+            self.complain(what, addresses, inside, size)
+        return None
+
+    def complain(self, what: str, addresses: np.ndarray, inside: np.ndarray, size: int) -> None:
+        """Raise OutOfBounds, naming the first access that is not inside."""
+        stray = int(addresses[~inside].flat[0])
+        distance, nearest = min(
+            ((start - stray if stray < start else stray + size - end, name) for start, end, name in self.places),
+            default=(0, "no tensor"),
+        )
+        raise OutOfBounds(
+            f"{what} of {size} bytes, {distance} bytes outside of the memory of {nearest}"
+            f" ({np.count_nonzero(~inside)} of {addresses.size} elements that are not masked)"
+        )
+
+
+def _array_at(storage: tuple[int, int], addresses: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray] | None:
+    """A storage as an array, and the indices of the elements at some addresses.
+
+    None if the addresses are few, or not multiples of the elements' size from the beginning of the storage.
+    """
+    start, end = storage
+    if addresses.size < MANY_ELEMENTS:
+        return None
+    offsets = addresses - np.uint64(start)
+    if int(np.bitwise_or.reduce(offsets, axis=None)) % dtype.itemsize:
+        return None
+    memory = {"data": (start, False), "shape": ((end - start) // dtype.itemsize,), "typestr": dtype.str, "version": 3}
+    array = np.asarray(types.SimpleNamespace(__array_interface__=memory))
+    return array, (offsets // np.uint64(dtype.itemsize)).astype(np.int64)
+
+
+class Memory(interpreter.InterpreterBuilder):
+    """Loads, stores and atomic operations, each checked before it is done."""
+
+    # Of the running launch; None if a pointer may lead anywhere.
+    storages: Storages | None = None
+
+    def check(self, what: str, pointers: Any, mask: np.ndarray) -> tuple[bool, tuple[int, int] | None]:
+        """Raise OutOfBounds where what is not masked is outside of all storages.
+
+        Returns:
+            whether no lane is masked; and the beginning and the end of the storage that holds all accesses, if one
+            does.
+        """
+        addresses, complete = pointers.data, bool(mask.all())
+        if self.storages is None:
+            return complete, None
+        if not complete:
+            addresses = addresses[mask if mask.shape == addresses.shape else np.broadcast_to(mask, addresses.shape)]
+        if not addresses.size:
+            return complete, None
+        return complete, self.storages.check(what, addresses, max(pointers.get_element_ty().primitive_bitwidth // 8, 1))
+
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
+        """tl.load. Masked lanes without another value hold what `undefined` returns."""
+        kept = np.asarray(mask.data)
+        complete, storage = self.check("load", ptrs, kept)
+        kind = ptrs.get_element_ty()
+        values = None if storage is None else _array_at(storage, ptrs.data, numpy_type(kind))
+        if values is None:
+            loaded = super().create_masked_load(ptrs, mask, other, *rest, **options)
+        else:
+            # The address of a masked lane may be anything.
+            loaded = Handle(values[0].take(values[1], mode="clip"), kind)
+        if complete:
+            return loaded
+        left_out = ~np.broadcast_to(kept, loaded.data.shape)
+        if other is not None:
+            if values is not None:
+                loaded.data[left_out] = np.broadcast_to(other.data, left_out.shape)[left_out]
+        elif _undefined.are_zero:
+            loaded.data[left_out] = 0
+        else:
+            held = undefined(kind.name, loaded.data.dtype, left_out.shape[-1])
+            loaded.data[left_out] = np.broadcast_to(held, left_out.shape)[left_out]
+        return loaded
+
+    def before_store(self, storage: tuple[int, int] | None) -> None:
+        """Called before a store, with the storage that all of it goes to, if one does."""
+
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+        """tl.store."""
+        kept = np.asarray(mask.data)
+        complete, storage = self.check("store", ptrs, kept)
+        if 8 * value.data.itemsize != max(ptrs.get_element_ty().primitive_bitwidth, 8):
+            raise TypeError(f"a store of {value.data.dtype} through a pointer to {ptrs.get_element_ty()}")
+        if not complete and not kept.any():
+            return None
+        self.before_store(storage)
+        values = None if storage is None else _array_at(storage, ptrs.data, value.data.dtype)
+        if values is None:
+            return super().create_masked_store(ptrs, value, mask, *rest, **options)
+        if complete:
+            values[0][values[1]] = value.data
+        else:
+            kept = np.broadcast_to(kept, ptrs.data.shape)
+            values[0][values[1][kept]] = np.broadcast_to(value.data, kept.shape)[kept]
+        return None
+
+    def create_atomic_rmw(self, rmwOp: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
+        """tl.atomic_add, tl.atomic_max and so on: they give the value that was there before."""
+        _, storage = self.check("atomic operation", ptr, mask.data)
+        if np.any(mask.data):
+            self.before_store(storage)
+        if rmwOp == interpreter._ir.ATOMIC_OP.FADD and val.dtype.scalar.name == "bf16":
+            return self.add_one_by_one(ptr, val, mask)
+        if rmwOp == interpreter._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
+            # The interpreter exchanges integers only.
+            bits = Handle(val.data.view(f"u{val.data.itemsize}"), val.dtype)
+            old = super().create_atomic_rmw(rmwOp, ptr, bits, mask, *rest)
+            return Handle(old.data.view(val.data.dtype), val.dtype)
+        return super().create_atomic_rmw(rmwOp, ptr, val, mask, *rest)
+
+    def add_one_by_one(self, pointers: Any, values: Any, mask: Any) -> Handle:
+        """tl.atomic_add of bfloat16, lane by lane, as several may add to one place."""
+        shape = np.broadcast_shapes(pointers.data.shape, values.data.shape, mask.data.shape)
+        before = np.zeros(shape, dtype=np.uint16)
+        addresses, bits, kept = (np.broadcast_to(x.data, shape) for x in (pointers, values, mask))
+        for index in zip(*np.nonzero(kept)):
+            address, yes = addresses[index].reshape(1), np.ones(1, dtype=bool)
+            old = interpreter._interpreter.load(address, yes, np.zeros(1, np.uint16), np.dtype(np.uint16))
+            before[index] = old[0]
+            interpreter._interpreter.store(address, narrowed(widened(old) + widened(bits[index])), yes)
+        return Handle(before, tl.bfloat16)
+
+    def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
+        """tl.atomic_cas: it gives the value that was there before."""
+        self.check("atomic operation", ptr, np.array(True))
+        return super().create_atomic_cas(ptr, cmp, val, *rest)
+
+    def create_int_to_ptr(self, src: Any, dst_type: Any) -> Any:
+        """Make a pointer of an integer. It may lead to memory that only the caller knows: nothing is checked then."""
+        self.storages = None
+        return super().create_int_to_ptr(src, dst_type)
+
+
+@contextlib.contextmanager
+def memory_of(arguments: dict[str, Any]) -> Iterator[None]:
+    """Inside, a kernel may access these arguments' tensors, and no other memory."""
+    builder = interpreter.interpreter_builder
+    before, builder.storages = builder.storages, Storages(arguments)
+    try:
+        yield
+    finally:
+        builder.storages = before

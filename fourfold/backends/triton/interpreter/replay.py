@@ -1,0 +1,428 @@
+"""Saves the interpreter's time: it finds out once what a function of the language does to operands of certain types.
+
+At each call the language decides which operands to convert and to broadcast, and which type the result has. That takes
+some 15 us, where NumPy computes the result in one or two. The decision depends on the operands' types and on constants
+only. So the first call with operands of some types is recorded: the operations that the language asks the builder for.
+Later calls replay them.
+"""
+
+import contextlib
+import functools
+import math
+import operator
+import re
+import types
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import triton.language as tl
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+
+from fourfold.backends.triton.interpreter.batches import Batch, number_of, shape_of
+
+_SYMBOLS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"),
+    *("lt", "le", "gt", "ge", "eq", "ne"),
+)
+# Functions of which an operand may be an integer of Python's. What they do depends on its size, not on its value.
+ARITHMETIC = frozenset(
+    (
+        *(f"__{prefix}{symbol}__" for symbol in _SYMBOLS for prefix in ("", "r")),
+        *("add", "sub", "mul", "minimum", "maximum", "where"),
+    )
+)
+# The functions and methods of the language that are recorded. Kernels seldom call others.
+REPLAYED = ARITHMETIC | {
+    *("__neg__", "__invert__", "__not__", "__getitem__", "logical_and", "logical_or"),
+    *("abs", "ceil", "clamp", "cos", "div_rn", "erf", "exp", "exp2", "fdiv", "floor", "fma", "log", "log2", "rsqrt"),
+    *("sin", "sqrt", "sqrt_rn", "dot", "cast", "to", "load", "store", "atomic_add", "program_id", "num_programs"),
+    *("arange", "full", "broadcast", "broadcast_to", "expand_dims", "join", "permute", "reshape", "split", "trans"),
+    "view",
+}
+# The builder's operations for which NumPy broadcasts operands itself.
+BROADCASTING = frozenset(
+    f"create_{name}"
+    for name in (
+        *("add", "sub", "mul", "sdiv", "udiv", "srem", "urem", "and", "or", "xor", "shl", "lshr", "ashr", "addptr"),
+        *("fadd", "fsub", "fmul", "fdiv", "frem", "select", "minnumf", "maxnumf", "minimumf", "maximumf"),
+        *("minsi", "minui", "maxsi", "maxui", "icmpEQ", "icmpNE", "fcmpOEQ", "fcmpUNE"),
+        *(f"icmp{sign}{order}" for sign in "SU" for order in ("LT", "LE", "GT", "GE")),
+        *(f"fcmpO{order}" for order in ("LT", "LE", "GT", "GE")),
+    )
+)
+# The builder's operations whose result depends on the program.
+OF_THE_PROGRAM = frozenset({"create_get_program_id", "create_get_num_programs"})
+# The most elements of a constant that is kept.
+CONSTANT_ELEMENTS = 1 << 14
+# The most recordings of a function that are kept.
+RECORDINGS = 1 << 12
+
+
+class Unrepeatable(Exception):
+    """A call that cannot be recorded: the next one of its kind may do something else."""
+
+
+class _Number(int):
+    """An integer operand while a call is recorded, which tells it from a constant."""
+
+
+class _Kinds(dict[type, Callable[[Any], Hashable]]):
+    """For each type of argument: a function that gives what decides, of such an argument, what a call does."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Hashable]:
+        if issubclass(kind, tl.tensor):
+            self[kind] = operator.attrgetter("type.name")
+        elif issubclass(kind, tl.dtype):
+            self[kind] = lambda dtype: (kind, dtype.name)
+        elif kind in (bool, int, str, type(None), tl.PropagateNan):
+            self[kind] = lambda value: (kind, value)
+        elif kind is float:
+            # 0.0 and -0.0 are equal, NaN is not equal to itself.
+            self[kind] = lambda value: (kind, value.hex())
+        elif kind in (tuple, list, tl.tuple):
+            self[kind] = lambda values: (kind, *[self[type(value)](value) for value in values])
+        elif kind is slice:
+            self[kind] = lambda cut: (kind, *[self[type(x)](x) for x in (cut.start, cut.stop, cut.step)])
+        elif kind is tl.constexpr:
+            self[kind] = lambda constant: (kind, self[type(constant.value)](constant.value))
+        else:
+            raise Unrepeatable(f"an argument of type {kind.__name__}")
+        return self[kind]
+
+
+def _range_of(number: int) -> Hashable:
+    """What decides the type of an integer operand, and which types hold it: see `TritonSemantic.to_tensor_type`."""
+    return int, number < 0, number == 0, max(number, -1 - number).bit_length()
+
+
+_KINDS = _Kinds()
+_KINDS_OF_OPERANDS = _Kinds({int: _range_of})
+
+
+class _Result(NamedTuple):
+    """The number of a value that varies: an argument of the call, or the result of a step."""
+
+    number: int
+
+
+class _Step(NamedTuple):
+    """An operation of the builder. Arguments other than `_Result` are constants."""
+
+    name: str
+    operation: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    results: tuple[int, ...]
+
+
+class _Recorder:
+    """A builder that records what it is asked to do."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+        self.steps: list[_Step] = []
+        # All values, by number; they are kept so that their ids, by which `known` finds them, stay theirs.
+        self.values: list[Any] = []
+        self.known: dict[int, Any] = {}
+        # Values that are broadcast: what they are copies of, and whether that is a single number.
+        self.copies: dict[int, tuple[_Result, bool]] = {}
+        self.repeatable = True
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self.builder, name)
+        if not callable(member):
+            return member
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            made = member(*arguments, **options)
+            try:
+                self.note(name, member, arguments, options, made)
+            except Unrepeatable:
+                self.repeatable = False  # the call goes on: it must not store twice
+            return made
+
+        return call
+
+    def add(self, value: Any) -> _Result:
+        """Number a value that varies from call to call."""
+        result = self.known[id(value)] = _Result(len(self.values))
+        self.values.append(value)
+        return result
+
+    def find(self, argument: Any) -> Any:
+        """An argument of the builder as a step holds it: a `_Result`, or the constant itself."""
+        if type(argument) is _Number or isinstance(argument, interpreter.TensorHandle):
+            if id(argument) not in self.known:
+                raise Unrepeatable("a value that no step has made")
+            return self.known[id(argument)]
+        if isinstance(argument, list | tuple) and any(isinstance(x, interpreter.TensorHandle) for x in argument):
+            raise Unrepeatable("a list of values")
+        return argument
+
+    def note(self, name: str, operation: Any, arguments: tuple, options: dict[str, Any], made: Any) -> None:
+        """Record a step, or its result if that is a constant."""
+        results = made if isinstance(made, tuple) else (made,)
+        if not any(isinstance(x, interpreter.TensorHandle) for x in (*arguments, *options.values(), *results)):
+            return  # it concerns a type
+        given = tuple(self.find(x) for x in arguments)
+        named = {key: self.find(x) for key, x in options.items()}
+        varies = name in OF_THE_PROGRAM or any(isinstance(x, _Result) for x in (*given, *named.values()))
+        if not varies and name != "create_splat" and len(results) == 1 and made.data.size <= CONSTANT_ELEMENTS:
+            made.data.flags.writeable = False
+            self.known[id(made)] = made
+            self.values.append(made)
+        elif name == "create_broadcast" and shape_of(made) == shape_of(arguments[0]):
+            self.known[id(made)] = given[0]
+            self.values.append(made)
+        else:
+            numbers = tuple(self.add(result).number for result in results)
+            self.steps.append(_Step(name, operation, given, named, numbers))
+            if name in ("create_broadcast", "create_splat"):
+                self.copies[numbers[0]] = given[name == "create_splat"], name == "create_splat"
+
+    def uses_all_numbers(self) -> bool:
+        """Whether the steps use all numbers. The language makes a constant of 0."""
+        used = {x.number for step in self.steps for x in step.arguments if isinstance(x, _Result)}
+        return all(i in used or not x for i, x in enumerate(self.values) if type(x) is _Number)
+
+
+class _Writer:
+    """Writes a recording as a Python function ``replay(arguments, options)``, one line a step."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        self.recorder = recorder
+        self.constants: dict[str, Any] = {"make": _make}
+        # Each with the name that it defines if it can be left out where that name is not used.
+        self.lines: list[tuple[str, str]] = []
+        self.splats: dict[int, str] = {}
+
+    def constant(self, value: Any) -> str:
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def value(self, argument: Any) -> str:
+        return f"value_{argument.number}" if isinstance(argument, _Result) else self.constant(argument)
+
+    def call(self, step: _Step, arguments: tuple[str, ...]) -> str:
+        options = [f"{key}={self.value(x)}" for key, x in step.options.items()]
+        return f"{self.constant(step.operation)}({', '.join([*arguments, *options])})"
+
+    def step(self, step: _Step) -> None:
+        """Add the line of a step."""
+        text = self.call(step, tuple(self.value(x) for x in step.arguments))
+        if step.name == "create_splat":
+            self.splats[step.results[0]] = text
+        if step.name in BROADCASTING:
+            text = self.broadcasting(step) or text
+        targets = ", ".join(f"value_{number}" for number in step.results)
+        unneeded = step.name in ("create_broadcast", "create_splat") or step.name.startswith("get_")
+        self.lines.append((targets if unneeded else "", f"{targets} = {text}"))
+
+    def broadcasting(self, step: _Step) -> str | None:
+        """The step with operands that are not yet broadcast, which NumPy does faster.
+
+        None if the result would have another shape.
+        """
+        values, copies = self.recorder.values, self.recorder.copies
+        sources = [copies.get(x.number, (x, False)) if isinstance(x, _Result) else (x, False) for x in step.arguments]
+        blocks = [values[x.number] if isinstance(x, _Result) else x for x, _ in sources]
+        shape = shape_of(values[step.results[0]])
+        if np.broadcast_shapes(*map(shape_of, blocks)) != shape:
+            return None
+        direct = self.call(step, tuple(self.value(x) for x, _ in sources))
+        if not any(scalar for _, scalar in sources) or all(scalar for _, scalar in sources):
+            return direct
+        # NumPy lays the result out like its operands. A number that is broadcast lies row by row, so that the result
+        # does too: a sum of it is rounded differently in another layout.
+        full = [self.value(x) for (x, scalar), block in zip(sources, blocks) if not scalar and shape_of(block) == shape]
+        copied = [
+            self.splats[x.number] if scalar else self.value(source)
+            for x, (source, scalar) in zip(step.arguments, sources)
+        ]
+        if len(full) < sum(not scalar for _, scalar in sources):
+            return self.call(step, tuple(copied))
+        rows = " and ".join(f"{name}.data.flags.c_contiguous" for name in full)
+        return f"{direct} if {rows} else {self.call(step, tuple(copied))}"
+
+    def result(self, made: Any, tensors: dict[int, str]) -> str:
+        """The text of the call's result, a tensor of a step's result, say."""
+        if id(made) in tensors:
+            return tensors[id(made)]
+        if isinstance(made, tl.tensor):
+            if made.handle is None:
+                return self.constant(made)
+            derived = {name: value for name, value in vars(made).items() if name != "handle"}
+            return f"make({self.value(self.recorder.find(made.handle))}, {self.constant(derived)})"
+        if type(made) is tuple:
+            return f"({''.join(self.result(part, tensors) + ', ' for part in made)})"
+        if made is None:
+            return "None"
+        raise Unrepeatable(f"a result of type {type(made).__name__}")
+
+    def function(self, result: str) -> Callable[[tuple, dict[str, Any]], Any]:
+        """The function of all lines."""
+        kept, used = [f"    return {result}"], result
+        for name, line in reversed(self.lines):
+            if not name or re.search(rf"\b{name}\b", used):
+                kept.append(f"    {line}")
+                used += line
+        source = "\n".join(["def replay(arguments, options):", *reversed(kept)])
+        return types.FunctionType(_code(source), self.constants)
+
+
+@functools.lru_cache(4096)
+def _code(source: str) -> types.CodeType:
+    module = compile(source, f"{__file__}, a replayed operation", "exec")
+    return next(part for part in module.co_consts if isinstance(part, types.CodeType))
+
+
+def _make(handle: Any, derived: dict[str, Any]) -> tl.tensor:
+    """A tensor, with the attributes that it derives from its type."""
+    made = object.__new__(tl.tensor)
+    made.__dict__.update(derived)
+    made.handle = handle
+    return made
+
+
+class _Received:
+    """Copies the arguments of a call that is recorded, and names them."""
+
+    def __init__(self, recorder: _Recorder, writer: _Writer, numbers: bool) -> None:
+        self.recorder, self.writer, self.numbers = recorder, writer, numbers
+        # By the id of a copied tensor: the text that stands for it, and the original.
+        self.names: dict[int, str] = {}
+        self.tensors: dict[int, tl.tensor] = {}
+
+    def copy(self, argument: Any, name: str) -> Any:
+        """A copy for the language. A value that is given twice has two, as later calls may be given two values."""
+        if isinstance(argument, tl.tensor):
+            if not isinstance(argument.handle, interpreter.TensorHandle):
+                self.recorder.repeatable = False
+                return argument
+            handle = type(argument.handle)(argument.handle.data, argument.handle.dtype)
+            copy = tl.tensor(handle, argument.type)
+            self.define(handle, f"{name}.handle")
+            self.names[id(copy)], self.tensors[id(copy)] = name, argument
+            self.recorder.values.append(copy)
+            return copy
+        if type(argument) is int and self.numbers:
+            number = _Number(argument)
+            self.define(number, name)
+            return number
+        return argument
+
+    def define(self, value: Any, text: str) -> None:
+        target = f"value_{self.recorder.add(value).number}"
+        self.writer.lines.append((target, f"{target} = {text}"))
+
+
+def _record(name: str, function: Callable, arguments: tuple, options: dict[str, Any]) -> tuple[Any, Callable | None]:
+    """Call a function of the language. Returns its result, and a function that replays the call if it can be."""
+    recorder = _Recorder(interpreter.interpreter_builder)
+    writer = _Writer(recorder)
+    received = _Received(recorder, writer, name in ARITHMETIC)
+    given = [received.copy(x, f"arguments[{i}]") for i, x in enumerate(arguments)]
+    named = {key: received.copy(x, f"options[{key!r}]") for key, x in options.items()}
+    with _running(name):
+        made = function(*given, **named, _semantic=TritonSemantic(recorder))
+    replay = None
+    with contextlib.suppress(Unrepeatable):
+        if recorder.repeatable and recorder.uses_all_numbers():
+            for step in recorder.steps:
+                writer.step(step)
+            replay = writer.function(writer.result(made, received.names))
+    return received.tensors.get(id(made), made), replay
+
+
+# The functions of the language that are running now.
+_RUNNING: list[str] = []
+
+
+def truth(tensor: tl.tensor) -> bool:
+    """``bool(tensor)``: a number is true unless it is 0, and a block always.
+
+    Within the language's functions a number is true too: there ``if other`` asks whether an argument was given.
+    """
+    if _RUNNING or math.prod(shape_of(tensor.handle)) != 1:
+        return True
+    if type(tensor.handle) is Batch:
+        tensor = tl.tensor(Batch(tensor.handle.data != 0, tl.int1), tl.int1)
+    return bool(number_of(tensor.handle))
+
+
+def transposed(tensor: tl.tensor) -> tl.tensor:
+    """``tensor.T``: the axes in reverse order."""
+    order = list(reversed(range(len(tensor.shape))))
+    handle = interpreter.interpreter_builder.create_trans(tensor.handle, order)
+    return tl.tensor(handle, tl.block_type(tensor.dtype, [tensor.shape[axis] for axis in order]))
+
+
+@contextlib.contextmanager
+def _running(name: str) -> Iterator[None]:
+    _RUNNING.append(name)
+    try:
+        yield
+    finally:
+        _RUNNING.pop()
+
+
+def replayed(name: str, function: Callable) -> Callable:
+    """A function of the language that is recorded once for each combination of its arguments' types."""
+    kinds = _KINDS_OF_OPERANDS if name in ARITHMETIC else _KINDS
+    recordings: dict[Hashable, Callable] = {}
+
+    def unrecorded(arguments: tuple, options: dict[str, Any]) -> Any:
+        with _running(name):
+            return function(*arguments, **options, _semantic=interpreter.interpreter_semantic)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if "_semantic" in options:
+            return function(*arguments, **options)  # called by another function of the language
+        try:
+            key: Any = tuple([kinds[type(x)](x) for x in arguments])
+            if options:
+                key = key, *options, *[kinds[type(x)](x) for x in options.values()]
+        except Unrepeatable:
+            return unrecorded(arguments, options)
+        replay = recordings.get(key)
+        if replay is not None:
+            return replay(arguments, options)
+        if len(recordings) >= RECORDINGS:
+            recordings.clear()
+        made, replay = _record(name, function, arguments, options)
+        recordings[key] = replay or unrecorded
+        return made
+
+    return call
+
+
+def remember_shapes() -> None:
+    """Cache the attributes that tensors and their types derive from their shapes."""
+    of_types: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
+    of_tensors: dict[tuple[int, ...], dict[str, Any]] = {}
+    shipped_type, shipped_tensor = tl.block_type.__init__, tl.tensor.__init__
+
+    def new_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, tuple(shape)
+        derived = of_types.get(key)
+        if derived is None:
+            shipped_type(self, element_ty, shape)
+            of_types[key] = {name: value for name, value in vars(self).items() if name != "element_ty"}
+        else:
+            self.__dict__.update(derived, element_ty=element_ty)
+
+    def new_tensor(self: Any, handle: Any, type: Any) -> None:
+        key = type.shape if type.is_block() else ()
+        derived = of_tensors.get(key)
+        if derived is None:
+            shipped_tensor(self, handle, type)
+            given = ("handle", "type", "dtype")
+            of_tensors[key] = {name: value for name, value in vars(self).items() if name not in given}
+        else:
+            self.__dict__.update(derived, handle=handle, type=type, dtype=type.scalar)
+
+    tl.block_type.__init__ = new_type
+    tl.tensor.__init__ = new_tensor

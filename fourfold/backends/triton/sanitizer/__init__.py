@@ -1,0 +1,1 @@
+"""The sanitizer of interpreted Triton kernels: accesses outside of tensors, and races."""

@@ -1,0 +1,685 @@
+"""Watches every access of interpreted kernels, and reports what a GPU would do silently.
+
+Found are accesses outside of the memory of the tensor that a pointer was made from, loads of memory that nothing has
+written, and races. A kernel goes on after a finding: what is outside is not accessed, and is 0 to a load.
+
+A pointer keeps the number of the tensor that it was made from in its highest 16 bits, which no address uses. So the
+number goes wherever the pointer does: through sums, `tl.where`, transposition and memory. A kernel may access all of a
+tensor's storage, since kernels that are given ``x[0]`` and strides address the other samples from there.
+"""
+
+import contextlib
+import inspect
+import linecache
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter, jit
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fourfold.backends.triton.interpreter import block_pointers
+from fourfold.backends.triton.interpreter import corrections as corrected
+from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type
+from fourfold.backends.triton.interpreter.memory import holds, tensor_of
+from fourfold.backends.triton.sanitizer.races import MOST_SIGNALS, Accesses, Order, Race
+
+_TAG = 48
+_ADDRESS = np.uint64((1 << _TAG) - 1)
+# All bytes of a number set to 1, by its size: each has been written.
+_WRITTEN = {size: np.array([1] * size, np.uint8).view(f"u{size}")[0] for size in (1, 2, 4, 8)}
+# A program that finds one value at one address so often, and stores nothing in between, may wait for another program.
+_PATIENCE = 1000
+# So often, where no other program is left to run, it waits for ever.
+_ENDLESS = 20_000
+# Modules whose frames are no part of a kernel.
+_MACHINERY = ("triton.language", "triton.runtime", "fourfold.backends.triton")
+# The attribute of a storage that holds which of its bytes were written; there is none where all were.
+WRITTEN_BYTES = "fourfold_written_bytes"
+
+OUTSIDE, UNWRITTEN, RACE = "out of bounds", "unwritten", "race"
+
+
+@dataclass
+class Finding:
+    """Something that is wrong in a kernel.
+
+    Attributes:
+        kind: `OUTSIDE`, `UNWRITTEN` or `RACE`.
+        access: "load", "store" or "atomic operation".
+        kernel: the kernel's name.
+        file: where the access stands.
+        line: its number, from 1.
+        parameter: the kernel's parameter that the pointer was made from.
+        program: which program did it, of those in `grid`.
+        grid: the number of programs along each axis.
+        offset: of the first wrong element from the tensor's first, in elements; None where it leads to no tensor.
+        message: what is wrong, in words.
+        warning: whether it leaves every result as it is.
+        count: how often it was found.
+    """
+
+    kind: str
+    access: str
+    kernel: str
+    file: str
+    line: int
+    parameter: str
+    program: tuple[int, ...]
+    grid: tuple[int, ...]
+    offset: int | None
+    message: str
+    warning: bool = False
+    count: int = 1
+
+    def __str__(self) -> str:
+        severity = "warning" if self.warning else "error"
+        source = linecache.getline(self.file, self.line).strip()
+        return (
+            f"{self.file}:{self.line}: {severity}: {self.message}\n    {source}\n"
+            f"    first in program {self.program} of a grid of {self.grid}, kernel {self.kernel}"
+        )
+
+
+@dataclass
+class Report:
+    """All findings, and what was looked at.
+
+    Attributes:
+        seen: called with each finding when it is new.
+        findings: by what tells them apart.
+        kernels: the names of the kernels that ran.
+        launches: how many launches there were.
+        programs: how many programs ran.
+    """
+
+    seen: Callable[[Finding], None]
+    findings: dict[tuple, Finding] = field(default_factory=dict)
+    kernels: set[str] = field(default_factory=set)
+    launches: int = 0
+    programs: int = 0
+
+    def add(self, finding: Finding) -> None:
+        """Report a finding, or count it where it is known."""
+        key = finding.kind, finding.access, finding.file, finding.line, finding.parameter, finding.warning
+        if key in self.findings:
+            self.findings[key].count += 1
+        else:
+            self.findings[key] = finding
+            self.seen(finding)
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that are no mere warnings."""
+        return [finding for finding in self.findings.values() if not finding.warning]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        """The findings that leave every result as it is."""
+        return [finding for finding in self.findings.values() if finding.warning]
+
+
+class Region:
+    """The memory that a pointer may lead to: the storage of the tensor that it was made from.
+
+    Args:
+        tag: the number that its pointers carry.
+        name: the kernel's parameter, or what stands for it.
+        tensor: of torch's.
+    """
+
+    def __init__(self, tag: int, name: str, tensor: "torch.Tensor | Exposed") -> None:
+        storage = tensor.untyped_storage()
+        self.name, self.start, self.nbytes = name, storage.data_ptr(), storage.nbytes()
+        self.first = tag << _TAG | tensor.data_ptr()
+        self.low = tag << _TAG | self.start
+        self.high = self.low + self.nbytes
+        self.base = np.uint64(self.low)
+        self.unit = tensor.element_size()
+        self.shape, self.strides, self.dtype = tuple(tensor.shape), tensor.stride(), str(tensor.dtype)[6:]
+        self.written: np.ndarray | None = getattr(storage, WRITTEN_BYTES, None)
+
+    def __str__(self) -> str:
+        before = (self.first - self.low) // self.unit
+        last = self.nbytes // self.unit - before - 1
+        holds = f"whose memory holds elements {-before} to {last}" if self.nbytes else "which has no memory"
+        return (
+            f"{self.name}, a {self.dtype} tensor of shape {list(self.shape)} with strides {list(self.strides)}, {holds}"
+        )
+
+    def memory(self, size: int) -> np.ndarray:
+        """The storage as unsigned integers of so many bytes."""
+        return _array(self.start, self.nbytes // size, size)
+
+    def bits(self, offsets: np.ndarray, size: int) -> np.ndarray | None:
+        """The elements at some offsets as unsigned integers; None where they are not aligned."""
+        return None if (offsets % size).any() else self.memory(size)[offsets // size]
+
+    def unwritten(self, offsets: np.ndarray, size: int) -> np.ndarray:
+        """Which of some elements nothing has written."""
+        assert self.written is not None
+        if (offsets % size).any():
+            return ~self.written[offsets]
+        return self.written[: self.nbytes // size * size].view(f"u{size}")[offsets // size] != _WRITTEN[size]
+
+    def write(self, offsets: np.ndarray, size: int) -> None:
+        """Note that these elements are written."""
+        assert self.written is not None
+        if (offsets % size).any():
+            self.written[offsets[:, None] + np.arange(size)] = True
+        else:
+            self.written[: self.nbytes // size * size].view(f"u{size}")[offsets // size] = _WRITTEN[size]
+
+
+def _array(address: int, length: int, size: int) -> np.ndarray:
+    memory = {"data": (address, False), "shape": (length,), "typestr": f"<u{size}", "version": 3}
+    return np.asarray(types.SimpleNamespace(__array_interface__=memory)) if length else np.empty(0, f"u{size}")
+
+
+class Part(NamedTuple):
+    """The lanes of an access that lie in one region.
+
+    Attributes:
+        region: the memory.
+        offsets: of the elements from its beginning, in bytes.
+        lanes: which of the lanes that are not masked they are.
+    """
+
+    region: Region
+    offsets: np.ndarray
+    lanes: Any
+
+
+class Access(NamedTuple):
+    """An access as it is to be performed.
+
+    Attributes:
+        pointers: plain addresses.
+        mask: without the lanes that are outside.
+        parts: the lanes that are performed, by region.
+        size: of an element, in bytes.
+        kept: which lanes the kernel does not mask; None where it masks none.
+    """
+
+    pointers: Handle
+    mask: Any
+    parts: list[Part]
+    size: int
+    kept: np.ndarray | None
+
+    def chosen(self, values: np.ndarray) -> np.ndarray:
+        """The values of the lanes that are not masked, in a row."""
+        values = np.broadcast_to(values, self.pointers.data.shape)
+        return values.ravel() if self.kept is None else values[self.kept]
+
+
+class Exposed:
+    """A tensor whose address was taken as an integer, which a kernel may make a pointer of. It does not keep it alive.
+
+    Args:
+        tensor: of torch's.
+        address: of its first element.
+    """
+
+    def __init__(self, tensor: torch.Tensor, address: int) -> None:
+        self.storage, self.address = weakref.ref(tensor.untyped_storage()), address
+        self.size, self.strides = tensor.element_size(), tensor.stride()
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+
+    def untyped_storage(self) -> Any:
+        """Its storage; None where nothing holds it any more."""
+        return self.storage()
+
+    def data_ptr(self) -> int:
+        """The address of its first element."""
+        return self.address
+
+    def element_size(self) -> int:
+        """The size of an element, in bytes."""
+        return self.size
+
+    def stride(self) -> tuple[int, ...]:
+        """The strides, in elements."""
+        return self.strides
+
+
+# By address.
+EXPOSED: dict[int, Exposed] = {}
+
+
+class Watch:
+    """What is known of the running launch.
+
+    Args:
+        report: where findings go.
+        kernel: the kernel's name.
+    """
+
+    def __init__(self, report: Report, kernel: str) -> None:
+        self.report, self.kernel = report, kernel
+        self.regions: dict[int, Region] = {}
+        self.accesses: dict[int, Accesses] = {}
+        self.grid: tuple[int, ...] = (1, 1, 1)
+        self.program: tuple[int, ...] = (0, 0, 0)
+        self.order: Order | None = None
+        # An address, the value that the running program has found there again and again, and how often it has.
+        self.waits: tuple[int, int, int] = (0, 0, 0)
+        self.run_next: Callable[[], bool] = lambda: False
+
+    def wait(self, access: Access) -> None:
+        """Count what may be a loop that waits. In one that does, run the programs that it may wait for.
+
+        Raises:
+            RuntimeError: it waits, and no program is left that could end that.
+        """
+        if len(access.parts) != 1 or access.parts[0].offsets.size != 1:
+            return
+        region, offsets, _ = access.parts[0]
+        value = region.bits(offsets, access.size)
+        if value is None:
+            return
+        place = region.start + int(offsets[0]), int(value[0])
+        times = self.waits[2] + 1 if self.waits[:2] == place else 1
+        self.waits = *place, times
+        if times % _PATIENCE or self.run_others():
+            return
+        if times >= _ENDLESS:
+            raise RuntimeError(f"program {self.program} waits for what no other program does")
+
+    def run_others(self) -> bool:
+        """Run the next program in the middle of this one; gives whether there was one."""
+        program, order, waits = self.program, self.order, self.waits
+        before = None if order is None else (order.program, order.time, order.known)
+        more = self.run_next()
+        self.program, self.waits = program, (0, 0, 0) if more else waits
+        if order is not None and before is not None:
+            order.program, order.time, order.known = before
+        return more
+
+    def start(self, grid: tuple[int, ...]) -> None:
+        """The size of the grid is known."""
+        self.grid = grid
+        programs = int(np.prod(grid))
+        self.order = Order(programs) if programs > 1 else None
+        self.report.launches += 1
+        self.report.programs += programs
+        self.report.kernels.add(self.kernel)
+
+    def begin(self, program: tuple[int, ...]) -> None:
+        """A program runs."""
+        self.program = program
+        if self.order is not None:
+            x, y, z = program
+            self.order.begin((x * self.grid[1] + y) * self.grid[2] + z)
+
+    def region(self, name: str, tensor: torch.Tensor | Exposed) -> Region:
+        """Let pointers lead to a tensor's memory."""
+        tag = len(self.regions) + 1
+        if tag >= 1 << 15:
+            raise ValueError(f"a launch takes up to {(1 << 15) - 1} tensors")
+        region = self.regions[tag] = Region(tag, name, tensor)
+        return region
+
+    def access(self, what: str, pointers: Any, mask: Any) -> Access:
+        """Look where an access leads, and report what is outside."""
+        addresses = pointers.data
+        size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        allowed = np.asarray(mask.data)
+        kept = None if allowed.all() else np.broadcast_to(allowed, addresses.shape)
+        chosen = addresses.ravel() if kept is None else addresses[kept]
+        plain = Handle(addresses & _ADDRESS, pointers.dtype)
+        if not chosen.size:
+            return Access(plain, mask, [], size, kept)
+        low, high = int(chosen.min()), int(chosen.max())
+        region = self.regions.get(low >> _TAG)
+        if region is not None and region.low <= low and high + size <= region.high:
+            offsets = (chosen - region.base).view(np.int64)
+            return Access(plain, mask, [Part(region, offsets, slice(None))], size, kept)
+        parts, inside = self.scattered(chosen, size)
+        if not inside.all():
+            self.outside(what, chosen, inside, size)
+            within = np.ones(addresses.shape, bool) if kept is None else kept.copy()
+            within[within] = inside
+            mask = Handle(within, tl.int1)
+        return Access(plain, mask, parts, size, kept)
+
+    def scattered(self, chosen: np.ndarray, size: int) -> tuple[list[Part], np.ndarray]:
+        """The lanes of an access by region, and which of them lie in one."""
+        parts, inside = [], np.zeros(chosen.shape, bool)
+        tags = chosen >> np.uint64(_TAG)
+        for tag in np.unique(tags):
+            region = self.regions.get(int(tag))
+            if region is None or region.nbytes < size:
+                continue
+            lanes = (tags == tag) & (chosen >= region.base) & (chosen <= np.uint64(region.high - size))
+            if lanes.any():
+                parts.append(Part(region, (chosen[lanes] - region.base).view(np.int64), lanes))
+                inside |= lanes
+        return parts, inside
+
+    def outside(self, what: str, chosen: np.ndarray, inside: np.ndarray, size: int) -> None:
+        """Report an access that leaves the memory of its tensor."""
+        stray = int(chosen[~inside][0])
+        count = f"{np.count_nonzero(~inside)} of the {chosen.size} elements that it does not mask"
+        region = self.regions.get(stray >> _TAG)
+        if region is None:
+            self.found(OUTSIDE, what, "", None, f"{what} through a pointer that leads to no tensor, of {count}")
+            return
+        offset = (stray - region.first) // region.unit
+        message = f"{what} at element {offset} of {region}; outside are {count}"
+        wrapped = next((n for n in (1, -1) if region.low <= stray + n * (size << 32) <= region.high - size), None)
+        if wrapped:
+            message += "; 2^32 elements off: an offset of 32 bits has overflowed"
+        self.found(OUTSIDE, what, region.name, offset, message)
+
+    def read(self, what: str, access: Access) -> None:
+        """Report a load of what nothing has written."""
+        for region, offsets, _ in access.parts:
+            if region.written is None:
+                continue
+            unwritten = region.unwritten(offsets, access.size)
+            if unwritten.any():
+                lane = int(np.flatnonzero(unwritten)[0])
+                offset = self.element(region, offsets[lane])
+                count = f"{np.count_nonzero(unwritten)} of {offsets.size} elements"
+                message = (
+                    f"{what} of memory that nothing has written: {count}, the first is element {offset} of {region}"
+                )
+                self.found(UNWRITTEN, what, region.name, offset, message)
+                region.write(offsets, access.size)  # told once
+
+    def element(self, region: Region, offset: Any) -> int:
+        """The number of an element from the tensor's first."""
+        return (region.low + int(offset) - region.first) // region.unit
+
+    def accessed(self, region: Region) -> Accesses:
+        """The accesses to a region's storage in this launch."""
+        found = self.accesses.get(region.start)
+        if found is None:
+            found = self.accesses[region.start] = Accesses(region.nbytes, region.unit)
+        return found
+
+    def raced(self, what: str, part: Part, race: Race | None) -> None:
+        """Report a race."""
+        if race is None:
+            return
+        region = part.region
+        offset = self.element(region, part.offsets[race.lane])
+        other = tuple(int(number) for number in np.unravel_index(race.other, self.grid))
+        message = (
+            f"{what} at element {offset} of {region}, which program {other} has {race.what} in the same launch:"
+            f" nothing orders the two ({race.lanes} of {part.offsets.size} elements)"
+        )
+        if race.harmless:
+            message += "; both leave the same value"
+        self.found(RACE, what, region.name, offset, message, warning=race.harmless)
+
+    def found(
+        self, kind: str, what: str, parameter: str, offset: int | None, message: str, warning: bool = False
+    ) -> None:
+        """Add a finding at the place in the kernel that runs."""
+        file, line = _place()
+        self.report.add(
+            Finding(kind, what, self.kernel, file, line, parameter, self.program, self.grid, offset, message, warning)
+        )
+
+
+def _place() -> tuple[str, int]:
+    """The file and the line of the kernel that runs."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or "triton.language"  # a replayed operation's has no name
+        if not module.startswith(_MACHINERY) and not module.startswith("numpy"):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "?", 0
+
+
+class Builder(corrected.Builder):
+    """The interpreter's builder, which asks the watch before each access."""
+
+    watch: Watch | None = None
+    # The beginning and the end of the storage that holds all of the access that is performed, if one does.
+    within: tuple[int, int] | None = None
+
+    def set_grid_dim(self, *grid: int) -> None:
+        """The launch has so many programs along each axis."""
+        super().set_grid_dim(*grid)
+        if self.watch is not None:
+            self.watch.start(grid)
+
+    def set_grid_idx(self, *program: int) -> None:
+        """The next program runs."""
+        super().set_grid_idx(*program)
+        if self.watch is not None:
+            self.watch.begin(program)
+
+    def check(self, what: str, pointers: Any, mask: np.ndarray) -> tuple[bool, tuple[int, int] | None]:
+        """The watch has checked the access: say whether no lane is masked, and which storage holds it."""
+        return bool(np.all(mask)), self.within
+
+    def looked_at(self, what: str, pointers: Any, mask: Any) -> Access:
+        """Let the watch look at an access."""
+        assert self.watch is not None
+        access = self.watch.access(what, pointers, mask)
+        self.within = None
+        if len(access.parts) == 1 and access.mask is mask:
+            region = access.parts[0].region
+            self.within = region.start, region.start + region.nbytes
+        return access
+
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
+        """tl.load. A masked lane without another value is 0, as NVIDIA's compiler makes it."""
+        access = self.looked_at("load", ptrs, mask)
+        watch = self.watch
+        assert watch is not None
+        watch.read("load", access)
+        if watch.order is not None:
+            volatile = bool(options.get("is_volatile", rest[-1] if rest else False))
+            if volatile:
+                watch.wait(access)
+            for part in access.parts:
+                accesses = watch.accessed(part.region)
+                places = accesses.places(part.offsets, access.size)
+                watch.raced("load", part, watch.order.load(accesses, places, volatile))
+        if other is None and (access.kept is not None or access.mask is not mask):
+            kind = ptrs.get_element_ty()
+            other = Handle(np.zeros(ptrs.data.shape, numpy_type(kind)), kind)
+        return super().create_masked_load(access.pointers, access.mask, other, *rest, **options)
+
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+        """tl.store."""
+        access = self.looked_at("store", ptrs, mask)
+        watch = self.watch
+        assert watch is not None
+        watch.waits = 0, 0, 0
+        size = access.size
+        values = None
+        if value.data.itemsize == size:
+            values = access.chosen(value.data).view(f"u{size}")
+        for part in access.parts:
+            if watch.order is not None:
+                before = part.region.bits(part.offsets, size)
+                unchanged = np.zeros(part.offsets.shape, bool)
+                if before is not None and values is not None:
+                    unchanged = before == values[part.lanes]
+                accesses = watch.accessed(part.region)
+                places = accesses.places(part.offsets, size)
+                watch.raced("store", part, watch.order.store(accesses, places, unchanged))
+            if part.region.written is not None:
+                part.region.write(part.offsets, size)
+        stored = super().create_masked_store(access.pointers, value, access.mask, *rest, **options)
+        if values is not None:
+            self.compare_lanes(access, values)
+        return stored
+
+    def compare_lanes(self, access: Access, values: np.ndarray) -> None:
+        """Report a store of several values to one element: which of them remains is not defined."""
+        assert self.watch is not None
+        for part in access.parts:
+            region, offsets, lanes = part
+            if (offsets[1:] > offsets[:-1]).all():
+                continue
+            remaining = region.bits(offsets, access.size)
+            if remaining is None:
+                continue
+            lost = remaining != values[lanes]
+            if lost.any():
+                offset = self.watch.element(region, offsets[np.flatnonzero(lost)[0]])
+                message = (
+                    f"store of several values at element {offset} of {region}: which of them remains is not defined"
+                    f" ({np.count_nonzero(lost)} of {offsets.size} elements are lost)"
+                )
+                self.watch.found(RACE, "store", region.name, offset, message)
+
+    def create_atomic_rmw(self, rmwOp: Any, ptr: Any, val: Any, mask: Any, sem: Any, *rest: Any) -> Any:
+        """tl.atomic_add, tl.atomic_max and so on."""
+        exchanges = rmwOp.name == "XCHG"
+        access = self.atomic(ptr, mask, sem, exchanges)
+        return super().create_atomic_rmw(rmwOp, access.pointers, val, access.mask, sem, *rest)
+
+    def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, *rest: Any) -> Any:
+        """tl.atomic_cas."""
+        mask = Handle(np.ones(ptr.data.shape, bool), tl.int1)
+        access = self.atomic(ptr, mask, sem, exchanges=True)
+        if access.mask is not mask:
+            return Handle(np.zeros_like(cmp.data), cmp.dtype.scalar)
+        return super().create_atomic_cas(access.pointers, cmp, val, sem, *rest)
+
+    def atomic(self, pointers: Any, mask: Any, sem: Any, exchanges: bool) -> Access:
+        """Look at an atomic operation, and note what it orders."""
+        access = self.looked_at("atomic operation", pointers, mask)
+        watch = self.watch
+        assert watch is not None
+        watch.wait(access)
+        if not exchanges:
+            watch.read("atomic operation", access)
+        addresses: list[int] = []
+        for part in access.parts:
+            if part.region.written is not None:
+                part.region.write(part.offsets, access.size)
+            addresses += (part.offsets + part.region.start).tolist() if part.offsets.size <= MOST_SIGNALS else []
+            if watch.order is not None:
+                accesses = watch.accessed(part.region)
+                places = accesses.places(part.offsets, access.size)
+                watch.raced("atomic operation", part, watch.order.atomic(accesses, places, exchanges))
+        if watch.order is not None and addresses and sem.name != "RELAXED":
+            watch.order.learn(addresses)
+            watch.order.tell(addresses)
+        return access
+
+    def create_int_to_ptr(self, src: Any, dst_type: Any) -> Any:
+        """Make a pointer of an integer: the address of a tensor, which the script has asked for."""
+        assert self.watch is not None
+        bits = src.data.astype(np.uint64)
+        for number in np.unique(bits):
+            if 0 < int(number) < 1 << _TAG:
+                bits[bits == number] = self.pointer_to(int(number))
+        return super(corrected.Memory, self).create_int_to_ptr(Handle(bits, tl.uint64), dst_type)
+
+    def pointer_to(self, address: int) -> int:
+        """An address with the number of the tensor that it is of; as it is where none is known."""
+        assert self.watch is not None
+        for region in self.watch.regions.values():
+            if region.start <= address < region.start + region.nbytes:
+                return address | (region.low >> _TAG) << _TAG
+        tensor = next((found for found in EXPOSED.values() if holds(found, address)), None)
+        if tensor is None:
+            return address
+        region = self.watch.region("a tensor whose data_ptr() was taken", tensor)
+        return address | (region.low >> _TAG) << _TAG
+
+
+def _tensor_in(argument: Any) -> torch.Tensor:
+    """The tensor whose address an object of another class gives as its own: Triton's TensorWrapper, for one."""
+    found = tensor_of(argument)
+    if found is None:
+        raise TypeError(f"the memory of an argument of type {type(argument).__name__} is not known: it is no tensor")
+    offset = (argument.data_ptr() - found.untyped_storage().data_ptr()) // found.element_size()
+    return found.as_strided((), (), offset)
+
+
+class Launch(corrected.Launch):
+    """Launches a kernel under watch."""
+
+    in_batches = False
+    report: Report
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Launch the kernel."""
+        kwargs = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
+        for hook in self.pre_run_hooks:
+            hook(*args, **kwargs)
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        builder = interpreter.interpreter_builder
+        before, builder.watch = builder.watch, Watch(self.report, self.fn.__name__)
+        try:
+            with corrected.LANGUAGE.interpreted(), block_pointers.supplied(), np.errstate(all="ignore"):
+                self.run_programs(bound.arguments)
+        finally:
+            builder.watch = before
+
+    def run_each(self, programs: Iterator[tuple[int, int, int]], values: dict[str, Any]) -> None:
+        """Run the programs one after another. One that waits for a later one runs that in the middle."""
+        builder = interpreter.interpreter_builder
+
+        def run_next() -> bool:
+            index = next(programs, None)
+            if index is None:
+                return False
+            waiting = builder.grid_idx
+            builder.set_grid_idx(*index)
+            self.fn(**values)
+            builder.grid_idx = waiting
+            return True
+
+        if builder.watch is not None:
+            builder.watch.run_next = run_next
+        super().run_each(programs, values)
+
+    def value(self, name: str, argument: Any) -> Any:
+        """An argument as the kernel sees it: a tensor is a pointer that carries its number."""
+        if isinstance(argument, tuple):
+            parts = [self.value(f"{name}[{i}]", part) for i, part in enumerate(argument)]
+            return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
+        if isinstance(argument, TensorDescriptor):
+            descriptor = super().value(name, argument)
+            descriptor.handle.base = self.pointer(name, argument.base).handle
+            return descriptor
+        if hasattr(argument, "data_ptr"):
+            return self.pointer(name, argument)
+        return super().value(name, argument)
+
+    def pointer(self, name: str, argument: Any) -> tl.tensor:
+        """A pointer to a tensor's first element."""
+        watch = interpreter.interpreter_builder.watch
+        region = watch.region(name, argument if isinstance(argument, torch.Tensor) else _tensor_in(argument))
+        kind = tl.str_to_ty(jit.mangle_type(argument), None)
+        return tl.tensor(Handle(np.array([region.first], np.uint64), kind), kind)
+
+
+@contextlib.contextmanager
+def watching(report: Report) -> Iterator[None]:
+    """Within it, every launch of an interpreted kernel is watched.
+
+    Args:
+        report: where findings go.
+
+    Raises:
+        RuntimeError: Triton's interpreter is not in use, or this release of it is not known.
+    """
+    corrected.install()
+    builder = interpreter.interpreter_builder
+    before = builder.__class__, interpreter.GridExecutor
+    builder.__class__ = Builder
+    interpreter.GridExecutor = type("WatchedLaunch", (Launch,), {"report": report})
+    try:
+        yield
+    finally:
+        builder.__class__, interpreter.GridExecutor = before

@@ -1,0 +1,1 @@
+"""Detect what a candidate has changed in the program that judges it."""

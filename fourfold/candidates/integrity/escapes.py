@@ -1,0 +1,60 @@
+"""A kernel that raises an order to end in place of an error, as ``sys.exit`` does, fails its check and ends nothing."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from fourfold.operations.not_reached import NotReached
+from fourfold.operations.refusals import Escape, escape_of
+
+__all__ = ["Escape", "hear_ctrl_c", "held"]
+
+_ctrl_c = threading.Event()
+# Seconds within which several interrupts are one: a shell's `timeout` sends two, to a process and to its group.
+ONE_INTERRUPT = 1.0
+
+
+@contextlib.contextmanager
+def held(*but: type[BaseException]) -> Iterator[None]:
+    """Within it, what would end the run is an error; but for a Ctrl-C of the user's, once `hear_ctrl_c` was called.
+
+    A test's own end, as at its time limit, goes through as it is, and so does `NotReached`.
+
+    Args:
+        but: what else goes through as it is.
+
+    Raises:
+        Escape: SystemExit, GeneratorExit, KeyboardInterrupt or the like was raised.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_of_the_user = isinstance(error, KeyboardInterrupt) and _ctrl_c.is_set()
+        if isinstance(error, (Exception, NotReached, *but)) or type(error) is pytest.fail.Exception or is_of_the_user:
+            raise
+        raise escape_of(error) from None
+
+
+def hear_ctrl_c() -> None:
+    """From here on a KeyboardInterrupt of the user's is told from one that a kernel raises.
+
+    A second one at once is passed over: it would interrupt what ends the run, whose results would be lost.
+    """
+    first = -ONE_INTERRUPT
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        _ctrl_c.set()
+        now = time.monotonic()
+        if now - first >= ONE_INTERRUPT:
+            first = now
+            raise KeyboardInterrupt
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)

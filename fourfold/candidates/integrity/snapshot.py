@@ -1,0 +1,199 @@
+"""Detection of what a candidate has changed in the program that judges it: functions, classes, records and tables.
+
+A `Snapshot` holds what modules looked like before the candidate was loaded: which object each name has, which code each
+function runs, which values each record and table holds. `changes` compares, names what differs, and puts it back.
+`fourfold.instruments.tampering` looks at fewer names, around every call.
+"""
+
+import builtins
+import dataclasses
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FunctionType, MappingProxyType, ModuleType
+from typing import Any
+
+_ABSENT = object()
+_BUILTINS = frozenset(vars(builtins))
+# Values of a module that are followed: what these hold, too, decides what is judged.
+_TABLES = (dict, MappingProxyType, tuple, frozenset)
+# How deep tables and records are followed.
+_DEPTH = 6
+
+
+def modules_of(*packages: str) -> list[ModuleType]:
+    """All modules of these packages that are loaded."""
+    found = ((name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType))
+    return [module for name, module in found if name.partition(".")[0] in packages]
+
+
+class Snapshot:
+    """What modules and objects look like now.
+
+    Args:
+        modules: their functions, and their classes with all methods.
+        with_tables: modules of which tables and records count as well, by names in capital letters.
+        also: further objects, such as records.
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[ModuleType] = (),
+        with_tables: Iterable[ModuleType] = (),
+        also: Iterable[tuple[str, Any]] = (),
+    ) -> None:
+        # A namespace, what it is called, and its names with their values: only these are compared.
+        self._names: list[tuple[Any, str, list[tuple[str, Any]]]] = []
+        self._code: list[tuple[FunctionType, str, tuple[Any, ...]]] = []
+        self._tables: list[tuple[dict, str, dict]] = []
+        self._loaded: list[tuple[str, ModuleType]] = []
+        # Classes and modules, what they are called, their names, and names that are looked up elsewhere if not there.
+        self._namespaces: list[tuple[Any, str, frozenset[str], frozenset[str]]] = []
+        self._known: dict[int, Any] = {}  # by id, what is held alive here
+        for module in modules:
+            self._add_module(module, False)
+        for module in with_tables:
+            self._add_module(module, True)
+        for name, each in also:
+            self._add(each, name, _DEPTH)
+
+    def _add_module(self, module: ModuleType, with_tables: bool) -> None:
+        name = module.__name__
+        self._loaded.append((name, module))
+        of_module = [(key, value) for key, value in vars(module).items() if _is_judging(key, value, with_tables)]
+        self._names.append((module, name, of_module))
+        if with_tables:
+            self._namespaces.append((module, name, frozenset(vars(module)), _BUILTINS))
+        for key, value in of_module:
+            if getattr(value, "__module__", name) == name or not isinstance(value, type | FunctionType):
+                self._add(value, f"{name}.{key}", _DEPTH)
+
+    def _add(self, value: Any, name: str, depth: int) -> None:
+        if depth == 0 or id(value) in self._known:
+            return
+        self._known[id(value)] = value
+        if isinstance(value, FunctionType):
+            self._code.append((value, name, _code_of(value)))
+            if wrapped := getattr(value, "__wrapped__", None):
+                self._add(wrapped, name, depth)
+        elif isinstance(value, staticmethod | classmethod):
+            self._add(value.__func__, name, depth)
+        elif isinstance(value, property):
+            for part in filter(None, (value.fget, value.fset)):
+                self._add(part, name, depth)
+        elif isinstance(value, type):
+            self._add_class(value, name, depth)
+        elif isinstance(value, dict | MappingProxyType):
+            self._add_table(value, name, depth)
+        elif isinstance(value, tuple | frozenset):
+            for number, each in enumerate(value):
+                self._add(each, f"{name}[{number}]", depth - 1)
+        elif dataclasses.is_dataclass(value) and vars(type(value))["__dataclass_params__"].frozen:
+            fields = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+            self._names.append((value, name, fields))
+            for key, each in fields:
+                self._add(each, f"{name}.{key}", depth - 1)
+
+    def _add_class(self, kind: type, name: str, depth: int) -> None:
+        methods = [(key, each) for key, each in vars(kind).items() if _is_method(key, each)]
+        self._names.append((kind, name, methods))
+        inherited = frozenset(key for base in kind.__mro__[1:-1] for key in vars(base))
+        self._namespaces.append((kind, name, frozenset(vars(kind)), inherited))
+        for key, each in methods:
+            self._add(each, f"{name}.{key}", depth)
+
+    def _add_table(self, table: Any, name: str, depth: int) -> None:
+        found = gc.get_referents(table) if isinstance(table, MappingProxyType) else [table]
+        for behind in found:
+            if isinstance(behind, dict):
+                self._tables.append((behind, name, dict(behind)))
+        for key, each in table.items():
+            self._add(each, f"{name}[{key!r}]", depth - 1)
+
+    @property
+    def modules(self) -> int:
+        """How many modules it is of."""
+        return len(self._loaded)
+
+    def changes(self) -> list[str]:
+        """What differs, by name; it is put back."""
+        found = list(self._changes())
+        for _, put_back in found:
+            put_back()
+        return list(dict.fromkeys(name for name, _ in found))
+
+    @property
+    def is_of_now(self) -> bool:
+        """Whether nothing differs."""
+        return next(self._changes(), None) is None
+
+    def _changes(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """What differs, and how it is put back."""
+        for name, module in self._loaded:
+            if sys.modules.get(name) is not module:
+                yield name, partial(sys.modules.__setitem__, name, module)
+        for function, name, code in self._code:
+            if _code_of(function) != code:
+                yield name, partial(_set_code, function, code)
+        for owner, name, attributes in self._names:
+            now = vars(owner)
+            put = type.__setattr__ if isinstance(owner, type) else object.__setattr__
+            for key, value in attributes:
+                if now.get(key, _ABSENT) is not value:
+                    yield f"{name}.{key}", partial(put, owner, key, value)
+        for owner, name, before, elsewhere in self._namespaces:
+            if len(vars(owner)) > len(before):
+                for key in (vars(owner).keys() - before) & elsewhere:
+                    yield f"{name}.{key}", partial(delattr, owner, key)
+        for table, name, content in self._tables:
+            if len(table) != len(content) or any(table.get(key, _ABSENT) is not each for key, each in content.items()):
+                yield name, partial(_set_content, table, content)
+
+
+def code_from(file: Path, modules: Iterable[ModuleType]) -> list[str]:
+    """The names in modules, and in classes of theirs, of functions that are of another file: of a candidate's, say."""
+    text, found = str(file), list[str]()
+    for module in modules:
+        if getattr(module, "__file__", None) == text:
+            continue
+        for key, value in list(vars(module).items()):
+            own = {key: value}
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                own = {f"{key}.{name}": each for name, each in vars(value).items()}
+            of_file = (name for name, each in own.items() if isinstance(each, FunctionType) and _is_of(each, text))
+            found += [f"{module.__name__}.{name}" for name in of_file]
+    return found
+
+
+def _is_of(function: FunctionType, file: str) -> bool:
+    return function.__code__.co_filename == file
+
+
+def _set_code(function: FunctionType, code: tuple[Any, ...]) -> None:
+    function.__code__, function.__defaults__, function.__kwdefaults__ = code
+
+
+def _set_content(table: dict, content: dict) -> None:
+    table.clear()
+    table.update(content)
+
+
+def _code_of(function: FunctionType) -> tuple[Any, ...]:
+    # Defaults are told apart by what they are, not by what they equal: `is` for each, by the tuple's own comparison.
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def _is_judging(name: str, value: Any, with_tables: bool) -> bool:
+    """Whether a module's name decides what is judged: functions, classes, and constants that hold others."""
+    if isinstance(value, type | FunctionType):
+        return True
+    return (
+        with_tables and name.isupper() and not name.startswith("_") and (isinstance(value, _TABLES) or callable(value))
+    )
+
+
+def _is_method(name: str, value: Any) -> bool:
+    kinds = FunctionType | staticmethod | classmethod | property
+    return isinstance(value, kinds) or (name.startswith("__") and callable(value) and not isinstance(value, type))

@@ -1,0 +1,109 @@
+"""What a run with candidates watches: whether they change its own code, its records and tables, or pytest's plugins."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fourfold.candidates.integrity.snapshot import Snapshot, code_from, modules_of
+from fourfold.checks.search import Search
+from fourfold.compat.test_runners import RUNNERS
+
+# The packages of what judges and tells: this one, and what runs and reports tests.
+OWN, OTHERS = "fourfold", RUNNERS
+# What a check does not change of its search.
+LIMITS = ("elements", "blob", "brief", "keeps", "seed", "refusals", "note")
+WATCH = pytest.StashKey["Watch"]()
+
+
+class Watch:
+    """The program that judges, as it was before a candidate was loaded.
+
+    Args:
+        config: of the run.
+        operations: the records.
+
+    Attributes:
+        found: all that candidates have changed so far.
+    """
+
+    def __init__(self, config: pytest.Config, operations: Any) -> None:
+        self._manager, self._hooks = config.pluginmanager, vars(config.hook)
+        self._snapshot = Snapshot(modules_of(*OTHERS), modules_of(OWN), [("operations", operations)])
+        self._plugins: set[int] | None = None
+        self._callers: dict[str, Any] = {}
+        self._held: list[Callable[[], list[str]]] = []
+        self.found: list[str] = []
+
+    def settle(self) -> None:
+        """From here on no plugin and no hook is to be added; undone by `unsettle`."""
+        self._plugins = {id(plugin) for plugin in self._manager.get_plugins()}
+        self._callers = dict(self._hooks)
+
+    def unsettle(self) -> None:
+        """Plugins may be added again, as by the files conftest.py."""
+        self._plugins = None
+
+    def hold_subject(self, subject: Any) -> None:
+        """Until `changes` is called, the subject of a check is not to change."""
+        self._held.append(Snapshot(also=[("the subject", subject)]).changes)
+
+    def hold_search(self, search: Search) -> None:
+        """Until `changes` is called, the limits of a search are not to change."""
+        self._held.append(limits_of(search))
+
+    def changes(self) -> list[str]:
+        """What has changed since it was asked last, by name; it is put back."""
+        held, self._held = self._held, []
+        changes = [*self._snapshot.changes(), *(each for changed in held for each in changed())]
+        if self._plugins is not None:
+            changes += self._changed_hooks(self._plugins)
+        self.found += changes
+        return changes
+
+    def _changed_hooks(self, plugins: set[int]) -> list[str]:
+        changes = [f"pytest's hook {name}" for name, caller in self._callers.items() if self._hooks[name] is not caller]
+        self._hooks.update(self._callers)
+        for plugin in self._manager.get_plugins():
+            if id(plugin) not in plugins:
+                changes.append(f"pytest's plugins: {self._manager.get_name(plugin)}")
+                self._manager.unregister(plugin)
+        return changes
+
+
+_latest: list[Snapshot] = []
+
+
+def limits_of(search: Search) -> Callable[[], list[str]]:
+    """Gives later which limits of a search have changed since, and which of its methods."""
+    before = {limit: getattr(search, limit) for limit in LIMITS}
+    fields = {field.name for field in dataclasses.fields(search)}
+
+    def changes() -> list[str]:
+        changed = [limit for limit, value in before.items() if getattr(search, limit) is not value]
+        return [f"the search's {each}" for each in (*changed, *vars(search).keys() - fields)]
+
+    return changes
+
+
+class Watched:
+    """This package and Hypothesis while a check is made without pytest, and before it.
+
+    Args:
+        file: the candidate's.
+        record: of the operation.
+        search: whose limits are set.
+    """
+
+    def __init__(self, file: Path, record: Any, search: Search) -> None:
+        own = modules_of(OWN)
+        self._on_import = code_from(file, own)
+        if not _latest or _latest[0].modules != len(own) + len(modules_of("hypothesis")) or not _latest[0].is_of_now:
+            _latest[:] = [Snapshot(modules_of("hypothesis"), own)]
+        self._parts = [_latest[0].changes, Snapshot(also=[("the record", record)]).changes, limits_of(search)]
+
+    def changes(self) -> list[str]:
+        """What was changed, by name; it is put back, but for what was changed before."""
+        return [*self._on_import, *(each for part in self._parts for each in part())]

@@ -1,0 +1,1 @@
+"""Find somebody's function, and call it as an operation."""

@@ -1,0 +1,301 @@
+"""A `__global__` function as a candidate: ``softmax.cu:softmax_kernel<<<rows, 256, cols * 4>>>(x, y, rows, cols)``.
+
+The launch is written as in CUDA C++. Grid, block and shared memory are expressions over the sizes of the operation.
+The arguments may be left out where the kernel's parameters have names that say what they are.
+"""
+
+import functools
+import inspect
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from fourfold.backends.cuda.compile import CudaError
+from fourfold.backends.cuda.declarations import DeclaredParameter
+from fourfold.backends.cuda.emulator import unavailable_reason
+from fourfold.backends.cuda.functions import Kernels
+from fourfold.candidates.load.cuda_launches import OF_OUTPUT, OUTPUT, Launch, LaunchedKernel, Plan
+from fourfold.candidates.load.expressions import ExpressionError, evaluated
+from fourfold.checks.records import operations
+from fourfold.checks.search import Unsupported
+from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.operations import axes
+from fourfold.operations.case import Case
+from fourfold.operations.record import Operation
+
+_OF_INPUT = ("x", "in", "inp", "input", "src", "a")
+# What sizes are called besides their own names, in small letters.
+_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "rows": ("rows", "n_rows", "num_rows", "nrows", "batch", "batch_size", "num_boxes"),
+    "cols": ("cols", "n_cols", "num_cols", "ncols", "columns", "c", "d", "dim", "hidden", "hidden_size", "row_size"),
+    "numel": ("numel", "n_elements", "num_elements", "size", "total", "length", "len"),
+    "eps": ("eps", "epsilon"),
+}
+
+
+class NotTaken(Unsupported):
+    """A kernel lacks a parameter of its operation, and the case has another number for it: a refusal."""
+
+
+class CudaCandidate:
+    """A kernel of a `.cu` file, to be called as an operation: forward only.
+
+    Args:
+        launch: how it is launched.
+        operation: which operation it claims to be.
+        reference: a function of the operation's arguments, by which the result's shape is known.
+        here: whether it runs in this process; else nothing is compiled, and `plan` says what another has to do.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        LookupError: the file has no such kernel.
+        ValueError: an expression, or an argument, cannot be understood.
+        CudaError: the file does not compile for the device of this run, or the compiler is missing.
+    """
+
+    def __init__(self, launch: Launch, operation: Operation, reference: Callable[..., Any], here: bool = True) -> None:
+        self.launch, self.operation, self.reference = launch, operation, reference
+        self.signature = inspect.signature(reference)
+        self.kernels = Kernels(Path(launch.file).resolve(), launch.name)
+        self.inputs = tuple(next(iter(operation.examples.values()))(DTYPES["float32"]).inputs)
+        self.numbers = tuple(name for name in self.signature.parameters if name not in self.inputs)
+        self._axes = axes.parse(operation.axes.get(self.inputs[0], axes.LEADING))
+        self.args = launch.args if launch.args is not None else self._matched()
+        wanted = [p.name or f"argument {at}" for at, p in enumerate(self.kernels.declared.parameters)]
+        if len(self.args) != len(wanted):
+            named = f"{self.kernels.declared.name} takes {len(wanted)} arguments ({', '.join(wanted)})"
+            raise ValueError(f"{named}, but {len(self.args)} are given: {', '.join(self.args)}")
+        words = {word for text in self.args for word in re.findall(r"[A-Za-z_]\w*", text)}
+        self.taken = tuple(name for name in self.numbers if name in words)
+        self.plan = Plan(
+            file=str(self.kernels.source),
+            name=launch.name,
+            grid=launch.grid,
+            block=launch.block,
+            shared=launch.shared,
+            args=self.args,
+            inputs=self.inputs,
+            numbers=self.numbers,
+            axes=dict(operation.axes),
+        )
+        self._launched = LaunchedKernel(self.plan, self.kernels)
+        self._try()
+        if here:
+            on_cpu = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
+            self.kernels.compile_for("cpu" if on_cpu else "cuda")
+
+    def __str__(self) -> str:
+        return f"{self.launch.file}:{self.launch.launched}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Launch the kernel on contiguous, aligned tensors; return a new tensor."""
+        return self._launched(*self.prepared(*args, **kwargs))
+
+    def prepared(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], torch.Tensor]:
+        """The arguments of a call by name, and a tensor without memory that is like its result.
+
+        Raises:
+            NotTaken: the kernel does not take one of the numbers.
+            Exception: the reference's own, for arguments that it refuses.
+        """
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        self._check_devices(given)
+        expected = _result_on_meta(self.reference, given)
+        self._check_numbers(given)
+        return given, expected
+
+    def unsupported(self, dtype: str, device: str) -> str | None:
+        """Say why the kernel has no instance for a dtype, or cannot run on a device, or return None if it can."""
+        if device == "cpu" and (reason := unavailable_reason()):
+            return reason
+        return self.kernels.unsupported(getattr(torch, dtype))
+
+    def narrowed(self, operation: Operation) -> Operation:
+        """The operation with those parameters at their defaults that the kernel does not take."""
+        defaults = {name: self.signature.parameters[name].default for name in self.numbers if name not in self.taken}
+        if not defaults:
+            return operation
+
+        def default(case: Case) -> Case:
+            return case.with_parameters(**{name: defaults[name] for name in defaults if name in case.parameters})
+
+        def example(make: Callable[[DType], Case]) -> Callable[[DType], Case]:
+            return lambda dtype: default(make(dtype))
+
+        sized = operation.sized
+        return replace(
+            operation,
+            cases=lambda dtype, elements: operation.cases(dtype, elements).map(default),
+            smooth=lambda dtype: operation.smooth(dtype).map(default),
+            examples={name: example(make) for name, make in operation.examples.items()},
+            sized=sized and replace(sized, make=lambda sizes: example(sized.make(sizes))),
+        )
+
+    def _check_devices(self, given: Mapping[str, Any]) -> None:
+        tensors = {name: given[name] for name in self.inputs if isinstance(given[name], torch.Tensor)}
+        for name, tensor in tensors.items():
+            first = next(iter(tensors))
+            if tensor.device != tensors[first].device:
+                device = tensors[first].device
+                raise ValueError(f"{name} must be on the device of {first}, {device}, not on {tensor.device}")
+
+    def _check_numbers(self, given: Mapping[str, Any]) -> None:
+        for name in self.numbers:
+            default = self.signature.parameters[name].default
+            if name not in self.taken and given[name] != default:
+                raise NotTaken(f"{self.kernels.name} does not take {name}, which is {default!r} for it")
+
+    def _try(self) -> None:
+        """Evaluate each expression for one case, so that what cannot be evaluated is known before the first check."""
+        case = next(iter(self.operation.examples.values()))(DTYPES["float32"])
+        tensors = case.tensors(DTYPES["float32"], "cpu")
+        defaults = {name: parameter.default for name, parameter in self.signature.parameters.items()}
+        names = self.plan.names(tensors, {**defaults, **case.parameters}, torch.empty(case.grad_output.shape))
+        # The many names of the output are of no help in a message.
+        shown = {name: value for name, value in names.items() if name == OUTPUT or value is not names[OUTPUT]}
+        passed = [self._tried("--args", text, names, shown) for text in self.args]
+        of_kernel = self._launched.numbers_of(passed)
+        names, shown = {**names, **of_kernel}, {**shown, **of_kernel}
+        options = {"--grid": self.launch.grid, "--block": self.launch.block, "--shared": self.launch.shared}
+        for option, text in options.items():
+            value = self._tried(option, text, names, shown)
+            sizes = value if isinstance(value, tuple) and option != "--shared" else (value,)
+            if not all(type(size) is int for size in sizes) or len(sizes) > 3:
+                raise ValueError(f"{option} {text!r} is {value!r}, and must be one integer or up to three")
+
+    @staticmethod
+    def _tried(option: str, text: str, names: Mapping[str, Any], shown: Mapping[str, Any]) -> Any:
+        try:
+            return evaluated(text, names)
+        except ExpressionError:
+            try:
+                evaluated(text, shown)
+            except ExpressionError as error:
+                raise ValueError(f"{option} {text!r}: {error}") from None
+            raise
+
+    # ---- arguments by the names of the kernel's parameters
+
+    def _matched(self) -> tuple[str, ...]:
+        parameters = self.kernels.declared.parameters
+        pointers = self._pointers([p for p in parameters if p.is_pointer])
+        return tuple(pointers[p] if p.is_pointer else self._size(p, parameters) for p in parameters)
+
+    def _pointers(self, pointers: Sequence[DeclaredParameter]) -> dict[DeclaredParameter, str]:
+        """The tensor of each pointer: by its name, or where one tensor and one pointer are left."""
+        found: dict[DeclaredParameter, str] = {}
+        for p in pointers:
+            if _stem(p.name) in self.inputs and _stem(p.name) not in found.values():
+                found[p] = _stem(p.name)
+        left = [name for name in self.inputs if name not in found.values()]
+        const = [p for p in pointers if p not in found and not p.is_output]
+        others = [p for p in pointers if p not in found and p.is_output]
+        if len(const) == len(left):
+            # In the operation's order, as a candidate in Python that has other names is called.
+            found |= dict(zip(const, left))
+        elif not const and len(left) == 1:
+            found |= {p: left[0] for p in others if _stem(p.name) in _OF_INPUT}
+        others = [p for p in others if p not in found]
+        if len(others) > 1:
+            others = [p for p in others if _stem(p.name) in OF_OUTPUT]
+        if len(others) == 1:
+            found[others[0]] = OUTPUT
+        missing = [p.name for p in pointers if p not in found]
+        if missing or set(found.values()) != {*self.inputs, OUTPUT} or len(found) != len(set(found.values())):
+            self._unclear(missing[0] if missing else pointers[0].name if pointers else "no pointer")
+        return found
+
+    def _size(self, parameter: DeclaredParameter, parameters: Sequence[DeclaredParameter]) -> str:
+        """The size or the number that a parameter of the kernel stands for."""
+        name = parameter.name.lower()
+        known = {axis for axis in self._all_axes() if axis != "..."}
+        if len(self._axes) > 1 and "..." in self._axes:
+            known.add("rows")
+        known |= {"numel", *self.numbers}
+        possible = [size for size in known if name == size or name in _ALIASES.get(size, ())]
+        if not possible and name in ("n", "m"):
+            others = {p.name.lower() for p in parameters}
+            possible = list(self._rows_or_cols(name, others, known))
+        if len(possible) != 1:
+            self._unclear(parameter.name)
+        return possible[0]
+
+    @staticmethod
+    def _rows_or_cols(name: str, others: set[str], known: set[str]) -> Iterator[str]:
+        """What `n` and `m` are where no axis has these names: m by n, or n by the columns' other name."""
+        if "cols" not in known:
+            if name == "n":
+                yield "numel"
+        elif {"n", "m"} <= others:
+            yield "cols" if name == "n" else "rows"
+        elif others & set(_ALIASES["cols"]):
+            yield "rows"
+        elif others & set(_ALIASES["rows"]):
+            yield "cols"
+
+    def _all_axes(self) -> Iterator[str]:
+        for name in self.inputs:
+            yield from axes.parse(self.operation.axes.get(name, ""))
+
+    def _unclear(self, name: str) -> NoReturn:
+        declared = self.kernels.declared
+        parameters = ", ".join(p.name or p.type for p in declared.parameters)
+        what = [*self.inputs, OUTPUT, *dict.fromkeys(axis for axis in self._all_axes() if axis.isidentifier())]
+        what += ["rows"] * ("..." in self._axes and len(self._axes) > 1) + ["numel", *self.numbers]
+        raise ValueError(
+            f"it is not clear what {name} of {declared.name}({parameters}) is:"
+            f" say it by --args, in the order of the parameters, from {', '.join(what)}"
+        )
+
+
+def _stem(name: str) -> str:
+    """A pointer's name without what says that it is one, or on the device."""
+    return re.sub(r"^(?:d|dev|g|p|ptr)_|_(?:ptr|d|dev|gpu|data)$", "", name.lower())
+
+
+def _result_on_meta(reference: Callable[..., Any], given: Mapping[str, Any]) -> torch.Tensor:
+    """What a function gives for tensors without contents: it checks the arguments, and tells shape and dtype.
+
+    In a thread of its own: what watches torch's operators in the caller's is to see those of the candidate alone.
+    """
+    found: list[Any] = []
+
+    def call() -> None:
+        try:
+            found.append(reference(**{name: _without_contents(value) for name, value in given.items()}))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def _without_contents(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+@functools.cache
+def load(target: str, operation: str, reference: Callable[..., Any], here: bool = True) -> CudaCandidate:
+    """The candidate that a text of the command line names; compiled if it is to run here.
+
+    Raises:
+        Exception: see `Launch.parse` and `CudaCandidate`.
+    """
+    launch = Launch.parse(target)
+    if launch is None:
+        raise CudaError(f"{target} is no kernel of a .cu file")
+    return CudaCandidate(launch, operations()[operation], reference, here)

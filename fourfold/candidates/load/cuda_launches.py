@@ -1,0 +1,180 @@
+"""The launch of a `__global__` function on the tensors of a call: ``softmax_kernel<<<rows, 256>>>(x, y, cols)``.
+
+Of a candidate that runs in a process of its own, this is what that process imports: no operation, oracle or check.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fourfold.backends.cuda.declarations import split
+from fourfold.backends.cuda.functions import Kernels, plain
+from fourfold.backends.cuda.parameters import short
+from fourfold.candidates.load.expressions import evaluated
+from fourfold.operations import axes
+
+OUTPUT = "out"
+# The name under which what the result is like is handed on, beside the operation's arguments. It is none of theirs.
+RESULT = "the result"
+OF_OUTPUT = ("out", "output", "o", "y", "result", "res", "dst", "c", "z", "out_ptr")
+_TARGET = re.compile(r"(?P<file>.*?\.cuh?):(?P<name>[\w:]+(?:<[^<].*?>)?)(?:<<<(?P<sizes>.*)>>>(?:\((?P<args>.*)\))?)?")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The text of a launch.
+
+    Attributes:
+        file: the `.cu` file.
+        name: the kernel, a C++ name expression.
+        grid, block, shared: expressions; "" where none is given.
+        args: an expression for each of the kernel's parameters; None where they are found by name.
+    """
+
+    file: str
+    name: str
+    grid: str = ""
+    block: str = ""
+    shared: str = "0"
+    args: tuple[str, ...] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Launch | None":
+        """``FILE.cu:KERNEL<<<GRID, BLOCK, SHARED>>>(ARGUMENTS)``; None where the text is of no `.cu` file.
+
+        Raises:
+            ValueError: grid and block are missing.
+        """
+        match = _TARGET.fullmatch(text.strip())
+        if match is None:
+            return None
+        sizes = split(match["sizes"] or "")
+        if not 2 <= len(sizes) <= 3:
+            example = f"{match['file']}:{match['name']}<<<GRID, BLOCK>>>"
+            raise ValueError(f"{text!r} does not say how the kernel is launched: write {example}, as <<<rows, 256>>>")
+        args = None if match["args"] is None else tuple(split(match["args"]))
+        grid, block, shared = [*sizes, "0"][:3]
+        return cls(match["file"], match["name"], grid, block, shared, args)
+
+    @property
+    def launched(self) -> str:
+        """All but the file, as `parse` reads it."""
+        shared = "" if self.shared == "0" else f", {self.shared}"
+        args = "" if self.args is None else f"({', '.join(self.args)})"
+        return f"{self.name}<<<{self.grid}, {self.block}{shared}>>>{args}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a launch needs to know of an operation. It is sent to the process of an untrusted kernel.
+
+    Attributes:
+        file: the `.cu` file, as an absolute path.
+        name: the kernel.
+        grid, block, shared: expressions.
+        args: an expression for each of the kernel's parameters.
+        inputs: the names of the tensors.
+        numbers: those of the other arguments.
+        axes: the notation of each input's axes, by name.
+    """
+
+    file: str
+    name: str
+    grid: str
+    block: str
+    shared: str
+    args: tuple[str, ...]
+    inputs: tuple[str, ...]
+    numbers: tuple[str, ...]
+    axes: Mapping[str, str]
+
+    def described(self) -> dict[str, Any]:
+        """It as JSON, of which `of` makes it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> "Plan":
+        """What `described` describes."""
+        lists: dict[str, Any] = {name: tuple(each) for name, each in described.items() if isinstance(each, list)}
+        return cls(**{**described, **lists})
+
+    def names(self, tensors: Mapping[str, torch.Tensor], given: Mapping[str, Any], out: torch.Tensor) -> dict[str, Any]:
+        """All that expressions may name."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        sizes = axes.sizes(self.axes, shapes)
+        leading = sizes.pop(axes.LEADING, None)
+        if leading is not None and len(self.axes_of_first) > 1:
+            sizes["rows"] = math.prod(leading)
+        sizes["numel"] = next(iter(tensors.values())).numel()
+        return {**sizes, **{name: given[name] for name in self.numbers}, **tensors, OUTPUT: out, **self._spelled(out)}
+
+    @property
+    def axes_of_first(self) -> tuple[str, ...]:
+        """The names of the first input's axes."""
+        return axes.parse(self.axes.get(self.inputs[0], axes.LEADING))
+
+    def _spelled(self, out: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The output by the names that it has in the launch, where no input has them."""
+        return {name: out for name in OF_OUTPUT if name not in self.inputs and name not in self.numbers}
+
+
+class LaunchedKernel:
+    """A kernel as a function of an operation's arguments, and of what its result is like.
+
+    Args:
+        plan: how it is launched.
+        kernels: its instances.
+    """
+
+    def __init__(self, plan: Plan, kernels: Kernels) -> None:
+        self.plan, self.kernels = plan, kernels
+
+    def __call__(self, given: Mapping[str, Any], like: torch.Tensor) -> torch.Tensor:
+        """Launch the kernel on contiguous, aligned tensors; return a new tensor.
+
+        Args:
+            given: the operation's arguments by name.
+            like: a tensor without memory, of the result's shape and dtype.
+        """
+        tensors = {name: plain(given[name]) for name in self.plan.inputs}
+        first = next(iter(tensors.values()))
+        out = torch.empty(like.shape, dtype=like.dtype, device=first.device)
+        names = self.plan.names(tensors, given, out)
+        passed = tuple(evaluated(text, names) for text in self.plan.args)
+        self.kernels.check(first.dtype, passed)
+        names |= self.numbers_of(passed)
+        sizes = (self.plan.grid, self.plan.block, self.plan.shared)
+        grid, block, shared = (evaluated(text, names) for text in sizes)
+        self.kernels.of(first.dtype).launch(grid, block, *passed, shared_bytes=shared)
+        return out
+
+    def numbers_of(self, passed: Sequence[Any]) -> dict[str, Any]:
+        """The numbers that are passed, by the names of the kernel's parameters."""
+        parameters = self.kernels.declared.parameters
+        return {p.name: value for p, value in zip(parameters, passed) if p.name and not isinstance(value, torch.Tensor)}
+
+
+def compiled(described: Mapping[str, Any]) -> tuple[Callable[..., torch.Tensor], dict[str, str]]:
+    """A function of an operation's arguments that launches a kernel on the CPU, compiled from its plan as JSON.
+
+    Returns:
+        The function, and by name the dtypes for which the kernel does not compile, each with the reason.
+
+    Raises:
+        OSError, LookupError, ValueError, CudaError: see `Kernels` and `Kernels.compile_for`.
+    """
+    plan = Plan.of(described)
+    kernels = Kernels(Path(plan.file), plan.name)
+    kernels.compile_for("cpu")
+    kernel = LaunchedKernel(plan, kernels)
+
+    def launch(**arguments: Any) -> torch.Tensor:
+        like = arguments.pop(RESULT)
+        return kernel(arguments, like)
+
+    return launch, {short(dtype): why for dtype, why in kernels.refused.items()}

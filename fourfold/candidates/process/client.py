@@ -1,0 +1,460 @@
+"""The judge's side of a candidate that runs in a process of its own: see `fourfold.candidates.process.server`.
+
+`UntrustedFunction` is called as the candidate would be. Exceptions come back with the same name, message and builtin
+base, and with the frames of the candidate's own code, so that a refusal is a refusal here too. What would end a
+process, or what a process dies of, is the failure of one call.
+
+It is no sandbox: the process has the rights of the user who runs it.
+"""
+
+import contextlib
+import functools
+import inspect
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from fourfold.backends.cuda.emulator.reached import Line
+from fourfold.candidates.load.calling import CannotBeCalled
+from fourfold.candidates.process import protocol
+from fourfold.candidates.process.foreign_exceptions import exception
+from fourfold.candidates.process.protocol import Malformed, printable
+from fourfold.candidates.process.session import NotSent, Session, TimedOut, Unanswered, in_turn
+from fourfold.compat import torch_internals
+from fourfold.instruments import concurrent_calls
+from fourfold.instruments.concurrent_calls import NeverReturns
+from fourfold.instruments.operator_watch import ENTERED, Fallbacks
+from fourfold.instruments.redzones import Arena
+from fourfold.instruments.size_comparisons import LARGEST, Comparison
+from fourfold.operations.claims import claims
+
+# Seconds that a call, or the import, may take.
+CALL_SECONDS = 300.0
+# Calls past that limit, or that ended the first process, after which a candidate is not called any more.
+MOST_COSTLY = 3
+# Bytes of its own that a candidate's process may take.
+MOST_BYTES = 8 << 30
+
+
+class CannotBeImported(Exception):
+    """The candidate's file or module fails on import, or has no such function."""
+
+
+class Call:
+    """One call, whose gradients may be asked for. Where it is gone, the process forgets it."""
+
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        tensors: dict[str, torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        differentiable: Sequence[bool],
+    ) -> None:
+        self.session, self.number, self.thread = session, number, threading.get_ident()
+        self.tensors, self.outputs, self.differentiable = tensors, tuple(outputs), differentiable
+        # Of an output, what shares its memory and its version: to hold itself would hold the call for ever.
+        self.watched = {**tensors, **{str(place): output.detach() for place, output in enumerate(outputs)}}
+        self.versions = {name: torch_internals.version(tensor) for name, tensor in self.watched.items()}
+        weakref.finalize(self, session.forgotten_calls.append, number).atexit = False
+
+    def written(self) -> dict[str, int]:
+        """How often each tensor was written into since the call, as far as autograd knows; outputs have numbers."""
+        return {n: torch_internals.version(of) - self.versions[n] for n, of in self.watched.items()}
+
+
+class _Elsewhere(torch.autograd.Function):
+    """Gives autograd the outputs of a call that was made elsewhere."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, function: "UntrustedFunction", call: Call, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.function, ctx.call = function, call
+        ctx.save_for_backward(torch.empty(0))  # whose release tells a second backward pass from the first
+        outputs = call.outputs
+        del call.outputs
+        ctx.mark_non_differentiable(*(o for o, has in zip(outputs, call.differentiable) if not has))
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple:
+        assert ctx.saved_tensors
+        wanted = [name for name, needed in zip(ctx.call.tensors, ctx.needs_input_grad[2:]) if needed]
+        found = dict(zip(wanted, ctx.function.gradients(ctx.call, wanted, cotangents)))
+        return None, None, *(found.get(name) for name in ctx.call.tensors)
+
+
+class UntrustedFunction:
+    """Somebody's function, which runs in a process of its own.
+
+    Args:
+        place: the absolute path of a Python file, or the name of a module.
+        function: its name there.
+        wanted: the operation's arguments.
+        operation: its name.
+        seconds: that a call may take.
+        most_bytes: of its own that its process may take.
+        state: a file with what an ``nn.Module`` is made of, see `fourfold.candidates.load.models.keep`; None for a
+            function.
+
+    Raises:
+        CannotBeImported: the import fails, or there is no such function.
+        CannotBeCalled: it does not take the arguments.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        function: str,
+        wanted: inspect.Signature,
+        operation: str,
+        seconds: float = CALL_SECONDS,
+        most_bytes: int = MOST_BYTES,
+        state: Path | None = None,
+    ) -> None:
+        self.place, self.function, self.operation, self.seconds = place, function, operation, seconds
+        self.most_bytes, self.state = most_bytes, state
+        self.__name__ = function.rpartition(".")[2]
+        self.__signature__ = wanted
+        self.costly: list[Unanswered] = []  # calls that took long, or ended what another candidate needs
+        self.lock = threading.RLock()
+        self.session: Session | None = None
+        self._watched: dict[str, dict[int, int]] = {}
+        self.file = Path(place) if place.endswith(".py") else Path(os.devnull)
+        try:
+            self._started()
+        except BaseException:
+            self.end()
+            raise
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The candidate's output for these arguments, or a tuple of its outputs.
+
+        Raises:
+            Unanswered: its process has not answered, or not as it should.
+            Exception: the candidate's own, or `Escape` in place of an order to end.
+        """
+        arguments = dict(zip(self.__signature__.parameters, args)) | kwargs
+        with self.lock:
+            session = self._started()
+            spelled, tensors, held = _spelled(session, arguments)
+            answer, storages = self._ask(session, {"do": "call", "arguments": spelled, **conditions()})
+            del held  # what lives no longer than the question
+            with in_turn(session):
+                several, outputs, differentiable = _outputs(answer.get("output"), storages)
+            are_tensors = all(isinstance(output, torch.Tensor) for output in outputs)
+            if are_tensors and any(differentiable) and any(tensor.requires_grad for tensor in tensors.values()):
+                call = Call(session, session.asked, tensors, outputs, differentiable)
+                outputs = _Elsewhere.apply(self, call, *tensors.values())
+        return tuple(outputs) if several else outputs[0]
+
+    def gradients(
+        self, call: Call, wanted: Sequence[str], cotangents: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """The gradients of a call for some of its inputs, from cotangents of its outputs."""
+        with self.lock:
+            said: list[dict[str, Any] | None] = []
+            held: list[torch.Tensor] = []  # what lives no longer than the question
+            for cotangent in cotangents:
+                if cotangent is None:
+                    said.append(None)
+                    continue
+                if torch_internals.is_without_memory(cotangent):
+                    cotangent = torch.zeros(cotangent.shape, dtype=cotangent.dtype)
+                held.append(cotangent)
+                said.append(protocol.of_tensor(cotangent, call.session.number_of(cotangent)))
+            text: dict[str, Any] = {
+                "another_thread": threading.get_ident() != call.thread,
+                "do": "backward",
+                "call": call.number,
+                "inputs": list(wanted),
+                "written": call.written(),
+            }
+            answer, storages = self._ask(call.session, {**text, "cotangents": said, **conditions()})
+            found = answer.get("gradients")
+            with in_turn(call.session):
+                if not isinstance(found, list) or len(found) != len(wanted):
+                    raise Malformed(f"no gradients of {', '.join(wanted)}")
+                results = [None if one is None else _result(one, storages)[0] for one in found]
+                for name, result in zip(wanted, results):
+                    given = call.tensors[name]
+                    if result is not None and (result.shape, result.dtype) != (given.shape, given.dtype):
+                        raise Malformed(f"a gradient of {name} that has another shape or dtype")
+            return results
+
+    def called_at_once(
+        self,
+        calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
+        wanted: Sequence[Sequence[str]],
+        functions: float,
+        output: tuple[Sequence[str], int] | None = None,
+    ) -> tuple[int, list[list[tuple[torch.Tensor, list[torch.Tensor]]]]]:
+        """Call from several threads at once; gives outputs and gradients, see `fourfold.instruments.concurrent_calls`.
+
+        Args:
+            calls: the arguments and the cotangent of each thread's calls.
+            wanted: the inputs of each whose gradients are asked for.
+            functions: what the calls of a thread may cost, as in `at_once.FUNCTIONS`.
+            output: the names of the outputs, and the place of the one that is asked for; None where there is one.
+
+        Raises:
+            NeverReturns: a thread has not come to its end.
+            Unanswered: its process has not answered, or not as it should.
+            Exception: the candidate's own.
+        """
+        with self.lock:
+            session = self._started()
+            asked = []
+            kept = []
+            for (arguments, cotangent), inputs in zip(calls, wanted):
+                spelled, _, held = _spelled(session, arguments)
+                kept += [*held, cotangent]
+                said = protocol.of_tensor(cotangent, session.number_of(cotangent))
+                asked.append({"arguments": spelled, "cotangent": said, "inputs": list(inputs)})
+            text = {"do": "at_once", "calls": asked, "functions": functions, "output": output}
+            answer, storages = self._ask(session, {**text, "patience": concurrent_calls.PATIENCE, **conditions()})
+            if answer.get("never"):
+                raise NeverReturns(printable(str(answer["never"]))[:1000])
+            count, results = answer.get("wanted"), answer.get("results")
+            with in_turn(session):
+                if type(count) is not int or not isinstance(results, list) or len(results) != len(calls):
+                    raise Malformed("no results of each thread")
+                return count, [_results(each, len(inputs), storages) for each, inputs in zip(results, wanted)]
+
+    def compared(
+        self, comparisons: Sequence[Comparison], arguments: Mapping[str, Any]
+    ) -> dict[int, tuple[float, float]]:
+        """Both sides of comparisons in a call, by what its process says.
+
+        See `fourfold.instruments.size_comparisons`.
+        """
+        with self.lock:
+            session = self._started()
+            spelled, _, held = _spelled(session, arguments)
+            said = [list(astuple(each)) for each in comparisons]
+            answer, _ = self._ask(session, {"do": "compare", "arguments": spelled, "comparisons": said})
+            del held  # what lives no longer than the question
+        return dict(_sides(answer.get("compared"), len(comparisons)))
+
+    def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:
+        """From here on its process notes which statements run.
+
+        See `fourfold.instruments.line_recorder.Recorder.watch`.
+        """
+        with self.lock:
+            for file, lines in statements.items():
+                self._watched.setdefault(file, {}).update(lines)
+            self._ask(self._started(), {"do": "watch", "statements": self._watched})
+
+    def lines(self) -> tuple[dict[str, set[int]], bool]:
+        """By file, the first lines of the statements that have run in its process, by what that says.
+
+        Also whether it could not see all of them, as is so if the process has died.
+        """
+        with self.lock, contextlib.suppress(Unanswered):
+            if self.session is not None and not self.session.over:
+                answer, _ = self._ask(self.session, {"do": "lines"})
+                said = answer.get("lines")
+                lines = said if isinstance(said, dict) else {}
+                found = {file: {line for line in lines.get(file, ()) if type(line) is int} for file in self._watched}
+                return found, answer.get("blind") is not False
+        return {}, True
+
+    def kernel_lines(self) -> list[Line]:
+        """The lines of a `.cu` file, and whether they ran in its process; of a function of Python there are none."""
+        return []
+
+    def end(self) -> None:
+        """End its process. The next call starts another."""
+        if self.session is not None:
+            self.session.end()
+            self.session = None
+
+    def _started(self) -> Session:
+        """The process, with the candidate imported."""
+        if len(self.costly) >= MOST_COSTLY:
+            late = f"{len(self.costly)} calls took longer than {self.seconds:g} s, or ended every candidate"
+            raise type(self.costly[-1])(f"{self.costly[-1].kind}: {late}; it is called no more")
+        if self.session is None or self.session.over or not self.session.first.alive:
+            self.end()
+            self.session = Session(self.most_bytes)
+            self._load(self.session)
+        return self.session
+
+    def _load(self, session: Session) -> None:
+        none = inspect.Parameter.empty
+        wanted = [
+            [name] if of.default is none else [name, protocol.spelled(of.default, lambda tensor: 0)]
+            for name, of in self.__signature__.parameters.items()
+        ]
+        text: dict[str, Any] = {
+            "do": "load",
+            "place": self.place,
+            "function": self.function,
+            "operation": self.operation,
+            "state": None if self.state is None else str(self.state),
+        }
+        text |= {
+            "from": os.getcwd(),
+            "path": [str(Path(entry).absolute()) if entry else os.getcwd() for entry in sys.path],
+        }
+        answer, _ = self._ask(session, {**text, "parameters": wanted, "threads": torch.get_num_threads()})
+        if answer.get("missing"):
+            raise CannotBeImported(f"{self.place} has no function {self.function}")
+        callable_or_said(answer)
+        if isinstance(answer.get("file"), str):
+            self.file = Path(answer["file"])
+        claims(**_claims(answer.get("claims")))(self)
+        if self._watched:
+            self._ask(session, {"do": "watch", "statements": self._watched})
+
+    def _ask(self, session: Session, text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, torch.UntypedStorage]]:
+        try:
+            answer, storages = session.ask(text, self.seconds)
+        except Unanswered as error:
+            if isinstance(error, TimedOut) or not session.first.alive:
+                self.costly.append(error)
+            raise
+        if "raised" in answer:
+            raise exception(answer["raised"])
+        for mode in ENTERED[-1:]:
+            if isinstance(mode, Arena):
+                mode.seen_elsewhere += _texts(answer.get("trespasses"))
+            elif isinstance(mode, Fallbacks):
+                mode.found |= dict.fromkeys(_texts(answer.get("fallbacks")))
+        return answer, storages
+
+
+@functools.cache
+def started(
+    place: str, function: str, wanted: inspect.Signature, operation: str, seconds: float, process: int
+) -> UntrustedFunction:
+    """The function of this process, which is started once; `process` is its number, and tells it from one forked."""
+    return UntrustedFunction(place, function, wanted, operation, seconds)
+
+
+def conditions() -> dict[str, Any]:
+    """What a call depends on besides its arguments."""
+    mode = ENTERED[-1] if ENTERED else None
+    memory = sys.modules.get("fourfold.backends.triton.interpreter.memory")
+    on_cpu = sys.modules.get("fourfold.backends.cuda.emulator")
+    order = on_cpu.order() if on_cpu else "forward"
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
+        if torch.is_autocast_enabled("cpu")
+        else None,
+        "poison": mode.poison if isinstance(mode, Arena) else None,
+        "fallbacks": isinstance(mode, Fallbacks),
+        "undefined_lanes_are_zero": memory.are_undefined_lanes_zero() if memory else None,
+        "order": None if order == "forward" else order,
+    }
+
+
+def _spelled(
+    session: Session, arguments: Mapping[str, Any]
+) -> tuple[list[list[Any]], dict[str, torch.Tensor], list[torch.Tensor]]:
+    """The arguments of a call as JSON, its tensors by name, and what must live until they are sent.
+
+    Raises:
+        NotSent: one cannot be sent.
+    """
+    found: list[list[Any]] = []
+    tensors: dict[str, torch.Tensor] = {}
+    held: list[torch.Tensor] = []
+    given: dict[int, str] = {}  # the names of tensors by their identity
+
+    def number_of(tensor: torch.Tensor) -> int:
+        held.append(tensor)
+        return session.number_of(tensor)
+
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and given.setdefault(id(value), name) != name:
+            found.append([name, {"same": given[id(value)]}])
+            continue
+        try:
+            said = protocol.spelled(value, number_of)
+        except protocol.Unsendable as error:
+            raise NotSent(str(error)) from None
+        if isinstance(value, torch.Tensor) and "tensor" in said:
+            tensors[name] = value
+            said["tensor"]["needs_gradient"] = value.requires_grad
+            said["tensor"]["made"] = protocol.made_as(value)
+        found.append([name, said])
+    return found, tensors, held
+
+
+def callable_or_said(answer: Mapping[str, Any]) -> None:
+    """Pass over the answer of a process that has loaded a candidate.
+
+    Raises:
+        CannotBeCalled: it says why it cannot call it.
+    """
+    if answer.get("cannot"):
+        raise CannotBeCalled(printable(str(answer["cannot"])))
+
+
+def _results(
+    found: Any, gradients: int, storages: Mapping[int, torch.UntypedStorage]
+) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """What one thread has got: of each call the output, and so many gradients."""
+    if not isinstance(found, list) or not all(isinstance(call, list) and len(call) == 1 + gradients for call in found):
+        raise Malformed("no output and gradients of each call")
+    parts = [[_result(part, storages)[0] for part in call] for call in found]
+    return [(output, list(rest)) for output, *rest in parts]
+
+
+def _outputs(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[bool, list[Any], list[bool]]:
+    """Whether there are several outputs, the outputs, and which of them have gradients."""
+    several = isinstance(said, dict) and "several" in said
+    parts = said["several"] if several else [said]
+    if not isinstance(parts, list) or len(parts) > protocol.MOST_RESULTS:
+        raise Malformed("no list of results")
+    found = [_result(part, storages) for part in parts]
+    return several, [result for result, _ in found], [has for _, has in found]
+
+
+def _result(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:
+    """A result, and whether it requires a gradient. For what is no plain tensor, an object of a class of that name."""
+    if isinstance(said, dict) and isinstance(said.get("other"), str):
+        return type(printable(said["other"])[:100].replace("\n", " "), (), {})(), False
+    if not isinstance(said, dict) or "tensor" not in said:
+        raise Malformed("no result")
+    return protocol.as_tensor(said["tensor"], storages), said.get("requires_gradient") is True
+
+
+def _sides(found: Any, count: int) -> Iterator[tuple[int, tuple[float, float]]]:
+    """By the number of a comparison its sides; without what is none."""
+    for each in found if isinstance(found, list) else ():
+        if isinstance(each, list) and len(each) == 3 and all(type(side) in (int, float) for side in each):
+            number, left, right = each
+            if number in range(count) and max(abs(left), abs(right)) < LARGEST:
+                yield int(number), (left, right)
+
+
+def _texts(found: Any) -> list[str]:
+    """A list of texts; without what is none."""
+    return [printable(each)[:1000] for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
+def _claims(said: Any) -> dict[str, Any]:
+    """What the candidate claims, as `claims` takes it."""
+    if not isinstance(said, dict):
+        return {}
+    given = {str(name): tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    sizes = given.get("sizes")
+    if isinstance(sizes, dict):
+        given["sizes"] = {axis: tuple(limit) if isinstance(limit, list) else limit for axis, limit in sizes.items()}
+    return given

@@ -1,0 +1,113 @@
+"""A `__global__` function that runs in a process of its own, on the CPU: compiled code can write over any memory.
+
+The process of the judge reads the text of the `.cu` file, its launch and the expressions in it. It neither compiles nor
+loads the file. Everything else is as of a function of Python: see `fourfold.candidates.process.client`.
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fourfold.backends.cuda.compile import source_closure
+from fourfold.backends.cuda.emulator import launcher
+from fourfold.backends.cuda.emulator.reached import Line
+from fourfold.backends.cuda.functions import DTYPES
+from fourfold.candidates.load.cuda_candidates import CudaCandidate
+from fourfold.candidates.load.cuda_launches import RESULT
+from fourfold.candidates.process.client import MOST_BYTES, UntrustedFunction, callable_or_said
+from fourfold.candidates.process.protocol import printable
+from fourfold.candidates.process.session import Session, Unanswered
+from fourfold.operations.claims import claims
+
+# Variables that say how a kernel is compiled for the CPU and run there.
+VARIABLES = ("FOURFOLD_CACHE", "FOURFOLD_CUDA_ON_CPU", "FOURFOLD_CUDA_ON_CPU_SECONDS", "CXX")
+# The most lines that a process may tell of, and the longest name of a function.
+MOST_LINES, LONGEST = 1 << 16, 200
+
+
+class UntrustedKernel(UntrustedFunction):
+    """A kernel of a `.cu` file, which is compiled, loaded and launched in a process of its own.
+
+    Args:
+        candidate: what this process knows of it.
+        seconds: that a call, or the compilation, may take.
+        most_bytes: of its own that its process may take.
+
+    Raises:
+        CannotBeCalled: it does not compile.
+    """
+
+    def __init__(self, candidate: CudaCandidate, seconds: float, most_bytes: int = MOST_BYTES) -> None:
+        self.candidate = candidate
+        plan = candidate.plan
+        super().__init__(plan.file, plan.name, candidate.signature, candidate.operation.name, seconds, most_bytes)
+        self.file = Path(plan.file)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The kernel's output.
+
+        Raises:
+            Unanswered: its process has not answered, or not as it should.
+            Exception: for arguments that the operation refuses, or the process's own, such as an access out of bounds.
+        """
+        return super().__call__(**self._prepared(*args, **kwargs))
+
+    def called_at_once(
+        self,
+        calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
+        wanted: Sequence[Sequence[str]],
+        functions: float,
+        output: tuple[Sequence[str], int] | None = None,
+    ) -> tuple[int, list[list[tuple[torch.Tensor, list[torch.Tensor]]]]]:
+        """Call from several threads at once: see `UntrustedFunction.called_at_once`."""
+        prepared = [(self._prepared(**arguments), cotangent) for arguments, cotangent in calls]
+        return super().called_at_once(prepared, wanted, functions, output)
+
+    def kernel_lines(self) -> list[Line]:
+        """The lines of its files, and whether they ran in its process, by what that says."""
+        with self.lock, contextlib.suppress(Unanswered):
+            if self.session is not None and not self.session.over:
+                answer, _ = self._ask(self.session, {"do": "kernel_lines"})
+                return list(_lines(answer.get("lines"), source_closure(self.file)))
+        return []
+
+    def _prepared(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        given, like = self.candidate.prepared(*args, **kwargs)
+        return {**given, RESULT: like}
+
+    def _load(self, session: Session) -> None:
+        text: dict[str, Any] = {
+            "do": "load_kernel",
+            "plan": self.candidate.plan.described(),
+            "traced": launcher.traces_lines(),
+            "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+            "threads": torch.get_num_threads(),
+        }
+        answer, _ = self._ask(session, text)
+        callable_or_said(answer)
+        refused = answer.get("refused")
+        for name, why in refused.items() if isinstance(refused, dict) else ():
+            if name in DTYPES:
+                self.candidate.kernels.refuse(DTYPES[name], printable(str(why))[:1000])
+        claims()(self)
+
+
+@functools.cache
+def started(candidate: CudaCandidate, seconds: float, process: int) -> UntrustedKernel:
+    """The kernel of this process, which is started once; `process` is its number, and tells it from one forked."""
+    return UntrustedKernel(candidate, seconds)
+
+
+def _lines(said: Any, files: Mapping[str, str]) -> Iterator[Line]:
+    """The lines that a process tells of, as far as they are of these files."""
+    kinds = (str, int, str, bool, bool)
+    for each in said[:MOST_LINES] if isinstance(said, list) else ():
+        if isinstance(each, list) and len(each) == len(kinds) and all(type(a) is b for a, b in zip(each, kinds)):
+            file, line, function, ran, called = each
+            if file in files and 1 <= line <= len(files[file].splitlines()):
+                yield Line(file, line, printable(function)[:LONGEST], ran, called)

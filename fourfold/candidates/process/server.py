@@ -1,0 +1,445 @@
+"""The candidate's side of `fourfold.candidates.process.client`: the process in which somebody's kernel runs.
+
+Neither pytest nor Hypothesis, oracle, record or check is imported here. A first process imports torch and Triton once,
+and is forked for each candidate, and again when one has died. What a candidate prints goes to a file that only the
+judge reads.
+"""
+
+import contextlib
+import faulthandler
+import functools
+import importlib
+import inspect
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.candidates.frames import own_frames, words
+from fourfold.candidates.load import models, modules
+from fourfold.candidates.load.calling import CannotBeCalled, as_operation
+from fourfold.candidates.process import protocol
+from fourfold.candidates.process.child import adopt_orphans, children, die_with
+from fourfold.candidates.process.protocol import Connection
+from fourfold.instruments import sparse_memory
+from fourfold.instruments.concurrent_calls import NeverReturns, called_at_once
+from fourfold.instruments.line_recorder import recorder
+from fourfold.instruments.operator_watch import Fallbacks
+from fourfold.instruments.redzones import Arena
+from fourfold.instruments.size_comparisons import Compared, Comparison
+from fourfold.instruments.tampering import Tampered, nothing_else_changes
+from fourfold.operations.blame import blame_of, statement
+from fourfold.operations.case import Case
+from fourfold.operations.outputs import outputs_of
+from fourfold.operations.refusals import Fault, chain, is_order
+
+# Of an exception: how many of those that it was raised from, frames and characters are told.
+MOST_CAUSES, MOST_FRAMES, MOST_WORDS = 8, 50, 20_000
+# The largest file that a candidate can write.
+MOST_FILE_BYTES = 1 << 32
+
+
+# ---- the first process, which is forked
+
+
+def main(descriptor: str) -> None:
+    """Answer the judge until it closes the connection."""
+    adopt_orphans()  # what a candidate leaves behind becomes a child of this process
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
+        # A kernel is not to see by the variable that it is interpreted.
+        importlib.import_module("triton").knobs.runtime.interpret = True
+        del os.environ["TRITON_INTERPRET"]
+    control = Connection(socket.socket(fileno=int(descriptor)))
+    running: set[int] = set()
+    with contextlib.suppress(protocol.Ended):
+        while True:
+            text, _, files = control.receive()
+            if text["do"] == "start":
+                own = os.getpid()
+                process = os.fork()
+                if process == 0:
+                    die_with(own)
+                    control.close()
+                    become_candidate(files[0], Path(text["folder"]), text["most_bytes"])
+                running.add(process)
+                control.send({"process": process}, {})
+            else:
+                control.send({"code": end(text["process"], text["seconds"], running)}, {})
+            for file in files:
+                os.close(file)
+
+
+def end(process: int, seconds: float, running: set[int]) -> int | None:
+    """End a candidate's process and all that it has started; gives its exit code if it has ended by itself.
+
+    Args:
+        process: its number.
+        seconds: that it has for that.
+        running: those of all candidates.
+    """
+    code, deadline = None, time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(process, os.WNOHANG)
+        if found:
+            code = os.waitstatus_to_exitcode(status)
+            break
+        time.sleep(0.002)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
+    if code is None:
+        os.waitpid(process, 0)
+    running.discard(process)
+    while orphans := children() - running:
+        for orphan in orphans:
+            os.kill(orphan, signal.SIGKILL)
+            os.waitpid(orphan, 0)
+    return code
+
+
+def become_candidate(descriptor: int, folder: Path, most_bytes: int) -> None:
+    """Run a candidate in this process, which has just been forked, until the judge closes the connection."""
+    os.setsid()
+    adopt_orphans(False)
+    with contextlib.suppress(OSError):  # where memory runs out, this process is ended before the judge
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
+    printed = os.open(folder / "printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    faulthandler.enable(all_threads=False)
+    os.environ["TMPDIR"] = str(folder)
+    os.chdir(folder)
+    try:
+        with contextlib.suppress(protocol.Ended):
+            Served(Connection(socket.socket(fileno=descriptor))).run()
+    finally:
+        os._exit(0)
+
+
+# ---- a candidate's own process
+
+
+class Kept:
+    """A call whose gradients may still be asked for."""
+
+    def __init__(
+        self, inputs: dict[str, torch.Tensor], outputs: Sequence[torch.Tensor], watch: AbstractContextManager
+    ) -> None:
+        self.inputs, self.outputs, self.watch = inputs, outputs, watch
+        self.watched = {**inputs, **{str(place): output for place, output in enumerate(outputs)}}
+        self.written = dict.fromkeys(self.watched, 0)  # how often the judge has written into each
+
+    def note_writes(self, written: dict[str, int]) -> None:
+        """Let autograd know of what the judge has written in place, as it does where there is one process."""
+        for name, count in written.items():
+            tensor = self.watched[name]
+            for _ in range(count - self.written[name]):
+                torch.autograd.graph.increment_version(tensor)
+            self.written[name] = count
+
+
+class Unspecified(torch.autograd.Function):
+    """The identity, of whose gradient autograd knows that it is zero, and which has no memory."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values."""
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> None:
+        """Nothing."""
+
+
+class Served:
+    """Answers the judge."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.function: Callable[..., Any] = lambda: None
+        self.origin = Path(os.devnull)
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.shared: set[int] = set()  # numbers of those whose memory is the judge's own
+        self.last: dict[int, bytes] = {}
+        self.calls: dict[int, Kept] = {}
+        self.made = 0
+
+    def run(self) -> None:
+        """Answer until the judge has gone."""
+        answers = {
+            "load": self.load,
+            "load_kernel": self.load_kernel,
+            "call": self.call,
+            "backward": self.backward,
+            "at_once": self.at_once,
+            "compare": self.compare,
+            "watch": self.watch,
+            "lines": self.lines,
+            "kernel_lines": self.kernel_lines,
+        }
+        while True:
+            text, contents, files = self.connection.receive()
+            self._take(text, contents, files)
+            try:
+                answer = answers[text["do"]](text)
+            except BaseException as error:
+                answer = {"raised": self._told(error)}
+            copied = ((n, storage) for n, storage in self.storages.items() if n not in self.shared)
+            self.connection.send({"number": text["number"], **answer}, protocol.changed(copied, self.last))
+
+    def _take(self, text: dict[str, Any], contents: dict[int, bytes], files: Sequence[int]) -> None:
+        """Forget what the judge has forgotten, and hold what it holds."""
+        for number in text["forgotten_calls"]:
+            self.calls.pop(number, None)
+        for number in text["forgotten"]:
+            self.storages.pop(number, None)
+            self.last.pop(number, None)
+            self.shared.discard(number)
+        for (number, size), file in zip(text["shared"], files):
+            self.storages[number] = sparse_memory.shared(file, size).untyped_storage()
+            self.shared.add(number)
+            os.close(file)
+        for number, held in contents.items():
+            if number not in self.storages:
+                self.storages[number] = torch.UntypedStorage(len(held))
+            protocol.put(self.storages[number], held)
+        self.last |= contents
+
+    def load(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Import the candidate."""
+        place, function = text["place"], text["function"]
+        torch.set_num_threads(text["threads"])
+        sys.path[:] = text["path"]
+        parameters = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=default[0] if default else inspect.Parameter.empty,
+            )
+            for name, *default in text["parameters"]
+        ]
+        with contextlib.chdir(text["from"]):  # a file may read others on import
+            if place.endswith(".py"):
+                self.origin = Path(place)
+                found: Any = modules.of_file(self.origin)
+            else:
+                found = importlib.import_module(place)
+                self.origin = Path(getattr(found, "__file__", None) or os.devnull)
+        for name in function.split("."):
+            found = getattr(found, name, None)
+        if found is None:
+            return {"missing": True}
+        if text["state"] is not None:
+            found = models.like(found, Path(text["state"]))
+        try:
+            self.function = as_operation(found, inspect.Signature(parameters), text["operation"])
+        except CannotBeCalled as error:
+            return {"cannot": str(error)[:MOST_WORDS]}
+        claims = sys.modules.get("fourfold.operations.claims")  # which its decorator is of
+        claimed = claims and {name: listed(value) for name, value in vars(claims.claims_of(self.function)).items()}
+        return {"claims": claimed, "file": str(self.origin)}
+
+    def load_kernel(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Compile and load a kernel of a `.cu` file."""
+        torch.set_num_threads(text["threads"])
+        os.environ.update(text["variables"])
+        launches = importlib.import_module("fourfold.candidates.load.cuda_launches")
+        if text["traced"]:
+            importlib.import_module("fourfold.backends.cuda.emulator.launcher").trace_lines()
+        self.origin = Path(text["plan"]["file"])
+        try:
+            self.function, refused = launches.compiled(text["plan"])
+        except (OSError, LookupError, ValueError, RuntimeError) as error:
+            return {"cannot": str(error)[:MOST_WORDS]}
+        return {"refused": refused}
+
+    def call(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Call the candidate."""
+        arguments = given(text["arguments"], self.storages)
+        watch = watching(text)
+        with conditions(text, watch):
+            output = self.function(**arguments)
+        # Only now are the tensors' numbers looked up: a candidate may return one of its inputs.
+        several = isinstance(output, tuple | list) and 0 < len(output) <= protocol.MOST_RESULTS
+        outputs = list(output) if several else [output]
+        told = [self._result(each) for each in outputs]
+        if any(isinstance(each, torch.Tensor) and each.requires_grad for each in outputs):
+            tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+            self.calls[text["number"]] = Kept(tensors, outputs, watch)
+        return {"output": {"several": told} if several else told[0], **seen_by(watch)}
+
+    def backward(self, text: dict[str, Any]) -> dict[str, Any]:
+        """The gradients of a call."""
+        kept = self.calls[text["call"]]
+        kept.note_writes(text["written"])
+        inputs = [kept.inputs[name] for name in text["inputs"]]
+        of_each = [(o, said) for o, said in zip(kept.outputs, text["cotangents"]) if said is not None]
+        outputs = [output for output, _ in of_each]
+        cotangents = [protocol.as_tensor(said, self.storages) for _, said in of_each]
+        if not outputs:
+            output = next(o for o in kept.outputs if isinstance(o, torch.Tensor) and o.requires_grad)
+            outputs = [Unspecified.apply(output)]
+            cotangents = [torch.zeros_like(output)]
+
+        def passed_back() -> tuple[torch.Tensor | None, ...]:
+            with conditions(text, kept.watch):
+                return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, allow_unused=True)
+
+        if text["another_thread"]:
+            with ThreadPoolExecutor(1) as another:
+                gradients = another.submit(passed_back).result()
+        else:
+            gradients = passed_back()
+        return {"gradients": [None if g is None else self._result(g) for g in gradients], **seen_by(kept.watch)}
+
+    def at_once(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Calls by several threads at once, each on tensors of its own."""
+        try:
+            with conditions(text, contextlib.nullcontext()):
+                calls = [functools.partial(self._called, said, text["output"]) for said in text["calls"]]
+                wanted, found = called_at_once(calls, text["functions"], patience=text["patience"])
+        except NeverReturns as error:
+            return {"never": str(error)}
+        results = [[[self._result(part) for part in parts] for parts in thread] for thread in found]
+        return {"wanted": wanted, "results": results}
+
+    def compare(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Both sides of comparisons in a call. What the call gives is of no interest."""
+        arguments = given(text["arguments"], self.storages)
+        with Compared([Comparison(*each) for each in text["comparisons"]]) as compared, contextlib.suppress(Exception):
+            self.function(**arguments)
+        return {"compared": [[number, *sides] for number, sides in compared.found.items()]}
+
+    def watch(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Note which lines run from here on."""
+        of_numbers = {file: {int(n): first for n, first in lines.items()} for file, lines in text["statements"].items()}
+        recorder.watch(of_numbers)
+        return {}
+
+    def lines(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Which lines have run."""
+        return {"lines": {file: sorted(lines) for file, lines in recorder.lines().items()}, "blind": recorder.blind}
+
+    def kernel_lines(self, text: dict[str, Any]) -> dict[str, Any]:
+        """Which lines of a `.cu` file have run."""
+        on_cpu = importlib.import_module("fourfold.backends.cuda.emulator.launcher")
+        return {"lines": [list(line) for line in on_cpu.lines_that_ran()]}
+
+    def _called(self, said: dict[str, Any], wanted: Sequence[Any] | None) -> list[Any]:
+        """The output, or the wanted one of several, and the gradients of a call on copies of the tensors."""
+        storages = {number: storage.clone() for number, storage in list(self.storages.items())}
+        arguments = given(said["arguments"], storages)
+        output = self.function(**arguments)
+        if wanted is not None:
+            names, place = wanted
+            output = outputs_of(output, names)[place]
+        inputs = [arguments[name] for name in said["inputs"]]
+        if not inputs:
+            return [output]
+        cotangent = protocol.as_tensor(said["cotangent"], storages)
+        gradients = torch.autograd.grad(output, inputs, cotangent, allow_unused=True)
+        return [output, *(torch.zeros_like(i) if g is None else g for i, g in zip(inputs, gradients))]
+
+    def _result(self, result: Any) -> dict[str, Any]:
+        """What is said of a result."""
+        if (
+            type(result) is not torch.Tensor
+            or result.layout != torch.strided
+            or not result.is_cpu
+            or result.is_complex()
+        ):
+            kind = type(result).__name__
+            return {"other": kind if kind != "Tensor" else f"tensor on {result.device} with layout {result.layout}"}
+        requires_gradient = result.requires_grad
+        result = result.detach().resolve_neg()
+        storage = result.untyped_storage()
+        held = {each.data_ptr(): number for number, each in self.storages.items() if each.nbytes() >= storage.nbytes()}
+        number = held.get(storage.data_ptr()) if storage.nbytes() else None
+        if number is None:
+            self.made -= 1
+            number = self.made
+            self.storages[number] = storage
+        return {"tensor": protocol.of_tensor(result, number), "requires_gradient": requires_gradient}
+
+    def _told(self, error: BaseException) -> dict[str, Any]:
+        """What is said of an exception."""
+        frames = own_frames(error, self.origin)[-MOST_FRAMES:]
+        return {
+            "causes": [
+                {
+                    "type": type(cause).__name__,
+                    "bases": [base.__name__ for base in type(cause).__mro__ if base.__module__ == "builtins"],
+                    "words": (words(cause) or statement(cause))[:MOST_WORDS],
+                    "fault": isinstance(cause, Fault),
+                    "cause": cause.__cause__ is not None,
+                    "line": getattr(cause, "line", None) if type(getattr(cause, "line", None)) is int else None,
+                }
+                for cause, _ in zip(chain(error), range(MOST_CAUSES))
+            ],
+            "frames": [[frame.filename, frame.lineno or 0, frame.name, frame.line or ""] for frame in frames],
+            "blame": blame_of(error).value,
+            "escape": is_order(error),
+            "tampered": isinstance(error, Tampered),
+        }
+
+
+def given(spelled: Sequence[Sequence[Any]], storages: dict[int, torch.UntypedStorage]) -> dict[str, Any]:
+    """The arguments of a call."""
+    arguments: dict[str, Any] = {}
+    for name, said in spelled:
+        same = said.get("same") if isinstance(said, dict) else None
+        arguments[name] = protocol.as_value(said, storages) if same is None else arguments[same]
+    return arguments
+
+
+def listed(value: Any) -> Any:
+    """A claim as JSON."""
+    return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list | tuple | set) else value
+
+
+def watching(text: dict[str, Any]) -> AbstractContextManager:
+    """What is to be seen of a call: its use of memory, or of torch's operators."""
+    if text["poison"] is not None:
+        return Arena(text["poison"])
+    return Fallbacks() if text["fallbacks"] else contextlib.nullcontext()
+
+
+def seen_by(watch: AbstractContextManager) -> dict[str, Any]:
+    """What was seen."""
+    if isinstance(watch, Arena):
+        return {"trespasses": list(watch.trespasses())[: protocol.MOST_STORAGES]}
+    return {"fallbacks": list(watch.found)} if isinstance(watch, Fallbacks) else {}
+
+
+@contextlib.contextmanager
+def conditions(text: dict[str, Any], watch: AbstractContextManager) -> Iterator[None]:
+    """The conditions that a call is made under in the judge's process."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(text["grad"]))
+        if text["inference"]:
+            stack.enter_context(torch.inference_mode())
+        if text["autocast"] is not None:
+            stack.enter_context(torch.autocast("cpu", dtype=protocol.dtype_of(text["autocast"])))
+        if text["undefined_lanes_are_zero"] is not None:
+            memory = importlib.import_module("fourfold.backends.triton.interpreter.memory")
+            memory.undefined_lanes_are_zero(text["undefined_lanes_are_zero"])
+        if text["order"] is not None:
+            on_cpu = importlib.import_module("fourfold.backends.cuda.emulator")
+            stack.enter_context(on_cpu.schedule(text["order"]))
+        stack.enter_context(nothing_else_changes(Case({}, np.empty(0, np.float32))))
+        stack.enter_context(watch)
+        begun = recorder.begin()
+        stack.callback(recorder.end, begun)
+        yield

@@ -1,0 +1,334 @@
+"""The processes that candidates run in, as their judge sees them: how one starts, is asked and ends."""
+
+import atexit
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fourfold
+from fourfold.candidates.process import protocol
+from fourfold.candidates.process.child import command_of
+from fourfold.candidates.process.exit_codes import spelled
+from fourfold.candidates.process.protocol import Connection, Malformed, printable
+from fourfold.checks.search import Unsupported
+from fourfold.engine.verdict import CRASHED, TIMED_OUT
+from fourfold.instruments import sparse_memory
+from fourfold.instruments.hide_test_runner import VARIABLES
+from fourfold.operations.blame import Blame
+from fourfold.operations.refusals import OutOfTime
+
+# Seconds for the first process, which imports torch, and to answer.
+STARTING_SECONDS = 120.0
+# Seconds for a process that has closed its connection to come to its end.
+SECONDS_TO_END = 2.0
+# Of what a process has printed before it died.
+SHOWN_CHARACTERS = 2000
+
+
+class Unanswered(Exception):
+    """A call that the candidate's process has not answered: a failure, and no refusal."""
+
+    fourfold_blame = Blame.BUG
+    kind = CRASHED
+
+
+class Crashed(Unanswered):
+    """The process has died."""
+
+
+class TimedOut(Unanswered, OutOfTime):
+    """The process has not answered in time, and was ended."""
+
+    kind = TIMED_OUT
+
+
+class AnsweredWrongly(Unanswered):
+    """The process has sent what is no answer, and was ended."""
+
+
+def search_path() -> str:
+    """PYTHONPATH of a process that is to find this package, installed or not."""
+    package = str(Path(fourfold.__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+
+
+class FirstProcess:
+    """The process that imports torch, and is forked for each candidate."""
+
+    def __init__(self) -> None:
+        own, other = socket.socketpair()
+        # A kernel is not to see by a variable that it is tested.
+        unseen = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)}
+        self.owner, self.adopted, self.closed = os.getpid(), False, False
+        self.words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        with other:
+            self.process = subprocess.Popen(
+                command_of("fourfold.candidates.process.server", other.fileno()),
+                pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self.words,
+                stderr=self.words,
+                env=unseen | {"PYTHONPATH": search_path(), "TRITON_INTERPRET": "1"},
+                start_new_session=True,
+            )
+        self.connection = Connection(own)
+
+    def ask(self, text: Mapping[str, Any], files: Sequence[int] = ()) -> dict[str, Any]:
+        """Its answer.
+
+        Raises:
+            Crashed: it has gone.
+        """
+        self.connection.deadline = time.monotonic() + STARTING_SECONDS
+        try:
+            self.connection.send(text, {}, files)
+            return self.connection.receive()[0]
+        except (protocol.Ended, TimeoutError, Malformed, OSError) as error:
+            self.close()
+            self.words.seek(0)
+            said = printable(self.words.read().decode(errors="replace")[-SHOWN_CHARACTERS:])
+            raise Crashed(f"the process that starts those of candidates has gone: {error!r}\n{said}".rstrip()) from None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked, by this process."""
+        if self.closed or self.owner != os.getpid():
+            return False
+        return self.adopted or self.process.poll() is None
+
+    def adopt(self) -> None:
+        """From now on it is asked by this process, which has been forked from the one that has started it.
+
+        The other is not to ask it before this one has ended, and ends it.
+        """
+        self.owner, self.adopted = os.getpid(), True
+
+    def close(self) -> None:
+        """End it, and with it all candidates."""
+        self.closed = True
+        self.connection.close()
+        if self.owner == os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill() if not self.adopted else os.kill(self.process.pid, signal.SIGKILL)
+            if not self.adopted:
+                self.process.wait()
+
+
+_first: list[FirstProcess] = []
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def first_process() -> FirstProcess:
+    """That of this process."""
+    if not _first or not _first[0].alive:
+        _first[:] = [FirstProcess()]
+    return _first[0]
+
+
+def first_process_of_parent() -> FirstProcess:
+    """That of the process which this one was forked from, or of this one."""
+    return _first[0]
+
+
+def first_process_number() -> int | None:
+    """The number of the first process, if there is one."""
+    return _first[0].process.pid if _first else None
+
+
+def end_candidates() -> None:
+    """End every candidate's process, and what it has started. A call starts another."""
+    for session in list(_sessions):
+        session.end()
+
+
+def end_all() -> None:
+    """The same, and end the first process."""
+    end_candidates()
+    while _first:
+        _first.pop().close()
+
+
+atexit.register(end_all)
+
+
+class Session:
+    """A candidate's process, from its start to its end.
+
+    Attributes:
+        connection: to it.
+        folder: its working directory, which is removed with it.
+        last: the contents of storages that it holds, by number.
+        forgotten, forgotten_calls: numbers of storages and calls that are gone here, which it has not been told yet.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        own, other = socket.socketpair()
+        self.folder = Path(tempfile.mkdtemp(prefix="fourfold-candidate-"))
+        self.first = first_process()
+        with other:
+            started = {"do": "start", "folder": str(self.folder), "most_bytes": most_bytes}
+            self.process: int = self.first.ask(started, [other.fileno()])["process"]
+        self.connection = Connection(own)
+        _sessions.add(self)
+        self.owner, self.over, self.printed = os.getpid(), False, ""
+        self.asked = 0
+        self.last: dict[int, bytes] = {}
+        self.forgotten: list[int] = []
+        self.forgotten_calls: list[int] = []
+        self._made = 0
+        self._of: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # by id: a storage and its number
+        self._by_number: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    # ---- storages
+
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's storage."""
+        storage = tensor.untyped_storage()
+        known, number = self._of.get(id(storage), (None, 0))
+        if known is None or known() is not storage:
+            self._made += 1
+            number = self._made
+            self.know(storage, number)
+        return number
+
+    def know(self, storage: torch.UntypedStorage, number: int) -> None:
+        """From now on, the process has a storage with the contents of this one."""
+        self._of[id(storage)] = (weakref.ref(storage), number)
+        self._by_number[number] = weakref.ref(storage)
+        weakref.finalize(storage, self.forgotten.append, number).atexit = False
+
+    def living(self) -> dict[int, torch.UntypedStorage]:
+        """The storages by number."""
+        found = ((number, known()) for number, known in list(self._by_number.items()))
+        return {number: storage for number, storage in found if storage is not None}
+
+    def forget(self) -> list[int]:
+        """The numbers of storages that are gone."""
+        gone, self.forgotten[:] = list(self.forgotten), []
+        for number in gone:
+            self._by_number.pop(number, None)
+            self.last.pop(number, None)
+        self._of = {key: pair for key, pair in self._of.items() if pair[1] in self._by_number}
+        return gone
+
+    # ---- questions
+
+    def ask(self, text: Mapping[str, Any], seconds: float) -> tuple[dict[str, Any], dict[int, torch.UntypedStorage]]:
+        """The process's answer, and the storages by number, with the contents that they have there now.
+
+        Raises:
+            Unanswered: it does not answer, or not as it should; it is ended then.
+        """
+        if self.over:
+            raise Crashed("the candidate's process that made this call has ended since")
+        try:
+            with in_turn(self):
+                return self._asked(text, seconds)
+        except Unanswered:
+            raise
+        except TimeoutError:
+            self.end()
+            raise TimedOut(f"timed out: the candidate did not answer within {seconds:g} s") from None
+        except (protocol.Ended, OSError):
+            raise Crashed(f"crashed: the candidate's process {self.cause()}") from None
+        except protocol.Unsendable as error:
+            self.end()
+            raise NotSent(str(error)) from None
+        except BaseException:  # such as a test's time limit: the answer would come to the next question
+            self.end()
+            raise
+
+    def _asked(self, text: Mapping[str, Any], seconds: float) -> tuple[dict[str, Any], dict[int, torch.UntypedStorage]]:
+        self.asked += 1
+        self.connection.deadline = time.monotonic() + seconds
+        gone, living = self.forget(), self.living()
+        shared, files, copied = [], [], {}
+        for number, storage in living.items():
+            file = sparse_memory.file_of(storage.data_ptr())
+            if file is None:
+                if storage.nbytes() > protocol.MOST_BYTES:
+                    raise protocol.Unsendable(f"a tensor of {storage.nbytes()} bytes cannot be sent to a process")
+                copied[number] = storage
+            elif self.last.get(number) is None:
+                self.last[number] = b""
+                shared.append([number, storage.nbytes()])
+                files.append(file)
+        calls, self.forgotten_calls[:] = list(self.forgotten_calls), []
+        told = {**text, "number": self.asked, "forgotten": gone, "forgotten_calls": calls, "shared": shared}
+        self.connection.send(told, protocol.changed(copied.items(), self.last), files)
+        answer, contents, sent = self.connection.receive({n: storage.nbytes() for n, storage in living.items()})
+        for file in sent:
+            os.close(file)
+        if answer.get("number") != self.asked:
+            raise Malformed(f"an answer to question {answer.get('number')!r}, and this is {self.asked}")
+        for number, held in contents.items():
+            if number not in living:
+                if number >= 0:
+                    raise Malformed(f"storage {number}, which there is not")
+                living[number] = torch.UntypedStorage(len(held))
+                self.know(living[number], number)
+            elif number not in copied:
+                raise Malformed(f"the contents of storage {number}, which is shared")
+            protocol.put(living[number], held)
+        self.last |= contents
+        return answer, living
+
+    def cause(self) -> str:
+        """What the process died of; ends it."""
+        code = self.end(SECONDS_TO_END)
+        died = "closed its connection" if code is None else spelled(code)
+        return "\n".join(filter(None, (died, self.printed)))
+
+    def end(self, seconds: float = 0.0) -> int | None:
+        """End the process; gives its exit code, if it has ended by itself within these seconds."""
+        if self.over:
+            return None
+        self.over = True
+        self.connection.close()
+        if self.owner != os.getpid():  # this one has been forked
+            return None
+        code = None
+        if self.first.alive:
+            with contextlib.suppress(Crashed):
+                code = self.first.ask({"do": "end", "process": self.process, "seconds": seconds}).get("code")
+        self.printed = self._printed()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return code
+
+    def _printed(self) -> str:
+        with contextlib.suppress(OSError), (self.folder / "printed").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - SHOWN_CHARACTERS))
+            return printable(file.read(SHOWN_CHARACTERS).decode(errors="replace")).strip()
+        return ""
+
+
+@contextlib.contextmanager
+def in_turn(session: Session) -> Iterator[None]:
+    """Within it, what is no answer ends the process.
+
+    Raises:
+        AnsweredWrongly: says what it has sent.
+    """
+    try:
+        yield
+    except Malformed as error:
+        session.end()
+        said = printable(str(error))[:SHOWN_CHARACTERS]
+        raise AnsweredWrongly(f"crashed: the candidate's process answered out of turn: {said}") from None
+
+
+class NotSent(Unsupported):
+    """A case cannot be sent, which is no refusal."""
+
+    fourfold_blame = Blame.HARNESS

@@ -1,0 +1,150 @@
+"""``fourfold accuracy``: the errors of kernels beside those of torch and of other libraries, in a table."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fourfold import backends
+from fourfold.checks.records import operations
+from fourfold.engine.cells import CANDIDATE, Selection, SelectionError
+from fourfold.engine.exact_math import computing_exactly
+from fourfold.performance.accuracy import Accuracy, Errors, Row, measure
+from fourfold.performance.beside import OWN, PEERS
+from fourfold.pytest_plugin.preparation import triton_for
+
+DESCRIPTION = (
+    "Measure the rounding errors of each output and gradient in ulp, and print them beside those of torch, Liger and"
+    " quack. Kernels that are less exact than torch's come first."
+)
+EXAMPLES = 25
+EXPLANATION = (
+    "In each cell: the largest and the mean error in ulp of the result's dtype. Rounding alone costs up to 0.50."
+    " bits: by how many bits the largest error, or the mean, is larger than torch's."
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(prog="fourfold accuracy", description=DESCRIPTION)
+    known = ("triton", "cuda")
+    made.add_argument("--op", action="append", default=[], metavar="NAME", help="only this operation; repeatable")
+    made.add_argument("--backend", action="append", default=[], choices=known, help="only this backend; repeatable")
+    made.add_argument("--dtype", action="append", default=[], metavar="NAME", help="only this dtype; repeatable")
+    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes a GPU if there is")
+    made.add_argument(
+        "--candidate",
+        action="append",
+        default=[],
+        metavar="OP=FILE_OR_MODULE:FUNCTION",
+        help="measure this implementation in place of the library's; it runs in this process",
+    )
+    made.add_argument(
+        "--examples",
+        type=int,
+        default=EXAMPLES,
+        metavar="N",
+        help=f"generated cases of each operation and dtype, beside the named ones: {EXAMPLES} unless told",
+    )
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="of the generated cases: 0 unless told")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file too")
+    return made
+
+
+def command(arguments: Sequence[str]) -> int:
+    """``fourfold accuracy ...``; gives 0 when it has measured all, 1 when it could not, 2 for bad arguments."""
+    options = parser()
+    given = options.parse_args(arguments)
+    if given.examples < 0:
+        options.error(f"--examples must be at least 0, not {given.examples}")
+    device = given.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        options.error("--device cuda: torch finds no GPU")
+    triton_for(device)
+    os.environ.setdefault("FOURFOLD_CUDA_ON_CPU", "fast")  # to look for errors of other kinds is the checks' business
+    try:
+        selection = selected(given)
+        for candidate in selection.candidates.values():
+            candidate.load()
+    except SelectionError as error:
+        options.error(str(error))
+    with computing_exactly():
+        accuracy = measure(selection, device, given.examples, given.seed, lambda line: print(line, file=sys.stderr))
+    about = described(device, given.examples, given.seed)
+    print(f"accuracy: {', '.join(f'{key} {value}' for key, value in about.items())}")
+    for line in lines(accuracy):
+        print(line)
+    if given.json is not None:
+        content = {**about, "rows": [row.as_dict() for row in accuracy.rows()], "not_measured": accuracy.missing}
+        given.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 0 if accuracy.rows() and not accuracy.ended else 1
+
+
+def selected(given: argparse.Namespace) -> Selection:
+    """The cells that the options choose.
+
+    Raises:
+        SelectionError: an option names something that there is not.
+    """
+    chosen = given.backend or ([] if given.candidate else [name for name in backends.BACKENDS if name in OWN])
+    return Selection.of(
+        operations(),
+        given.candidate,
+        op=given.op or [text.partition("=")[0] for text in given.candidate],
+        backend=[*chosen, *([CANDIDATE] if given.candidate else [])],
+        dtype=given.dtype,
+    )
+
+
+def described(device: str, examples: int, seed: int) -> dict[str, Any]:
+    """What the figures depend on."""
+    where = torch.cuda.get_device_name() if device == "cuda" else "cpu (Triton interpreted, CUDA C++ emulated)"
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "triton", "hypothesis")}
+    return {"device": where, **versions, "generated cases": examples, "seed": seed}
+
+
+# ---- the table
+
+
+def lines(accuracy: Accuracy) -> Iterator[str]:
+    """The table, the kernels that are farthest behind torch first, and what was not measured."""
+    rows = accuracy.rows()
+    contenders = [name for name in PEERS if any(name in row.errors for row in rows)]
+    heads = ["bits", "operation", "result", "dtype", "kernel", "largest / mean", *contenders, "largest at"]
+    yield EXPLANATION
+    texts = [heads, *(_texts(row, contenders) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*texts)]
+    for text in texts:
+        yield "  ".join(f"{cell:{width}}" for cell, width in zip(text, widths)).rstrip()
+    behind = sum(row.is_behind for row in rows)
+    yield f"{behind} of {len(rows)} results are less exact than torch's, {len(rows) - behind} as exact or more"
+    if accuracy.ended:
+        yield f"ended: the GPU cannot be used any more: {accuracy.ended}"
+    for what, count in accuracy.missing.items():
+        yield f"not measured: {what}" + (f" ({count} cases)" if count > 1 else "")
+
+
+def _texts(row: Row, contenders: Sequence[str]) -> list[str]:
+    own = row.errors[row.kernel]
+    shown = [_shown(row.errors[name]) if name in row.errors else "" for name in contenders]
+    behind = "" if row.behind is None else f"{round(row.behind, 1) + 0.0:+.1f}"  # + 0.0 makes -0.0 a 0.0
+    return [behind, row.operation, row.result, row.dtype, row.kernel, _shown(own), *shown, own.at]
+
+
+def _shown(errors: Errors) -> str:
+    if not errors.elements:
+        return "no element"
+    return " / ".join(map(_number, (errors.largest, errors.mean)))
+
+
+def _number(ulps: float) -> str:
+    """Two digits after the point of small numbers, two digits of large ones."""
+    return f"{ulps:.2f}" if ulps < 1000 else f"{ulps:.1e}".replace("e+0", "e").replace("e+", "e")

@@ -1,0 +1,1 @@
+"""From a user's declaration of an operation to its record."""

@@ -1,0 +1,338 @@
+"""What a declaration says of each argument of an operation: a tensor's axes and numbers, or a parameter's values."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fourfold.inputs import arrays
+from fourfold.inputs.arrays import FEW_ELEMENTS, GENERATORS, KINDS, LIMITED
+from fourfold.numerics.dtypes import COMPUTE, DTYPES, DType
+from fourfold.operations import axes as notation
+from fourfold.operations.axes import Axes, Shape
+
+# The range of float32's normal numbers.
+LEAST, MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
+INTEGERS = ("int64", "int32", "bool")
+# How the integers of a tensor are chosen: any, the same one, the two ends, or one after another.
+PATTERNS = ("any", "any", "constant", "ends", "ascending")
+# How samples share the rows of a ragged batch.
+SHARES = ("any", "any", "equal", "one_has_all", "most_are_empty")
+# Makes an array of a shape and dtype from random numbers.
+MakeArray = Callable[[np.random.Generator, Shape, np.dtype], np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorInput:
+    """A tensor that an operation takes: see `tensor`, `lengths` and `offsets`."""
+
+    axes: Axes
+    dtypes: tuple[str, ...] = ()  # empty: the tested dtype
+    low: int = 0
+    high: int | str | None = None
+    also: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = KINDS
+    make: MakeArray | None = None
+    optional: bool = False
+    gradient: bool = True
+    special: bool = True
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the operation has a gradient with respect to this input."""
+        return self.gradient and not self.dtypes
+
+    def numpy_dtype(self, dtype: DType, place: int = 0) -> np.dtype:
+        """The dtype of its arrays where `dtype` is tested; of several that it may have the one at `place`."""
+        return np.dtype(self.dtypes[place % len(self.dtypes)]) if self.dtypes else dtype.numpy
+
+    def range(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """The least integer, and the one past the largest."""
+        if self.dtypes == ("bool",):
+            return 0, 2
+        assert self.high is not None
+        return self.low, sizes[self.high] if isinstance(self.high, str) else self.high
+
+    def made(
+        self, rng: np.random.Generator, shape: Shape, dtype: DType, sizes: Mapping[str, int], how: str = ""
+    ) -> np.ndarray:
+        """A random array.
+
+        Args:
+            rng: the source of its numbers.
+            shape: its shape.
+            dtype: the dtype that is tested.
+            sizes: those of the named axes.
+            how: one of `kinds`; of integers one of `PATTERNS`, or "least", "largest" or "others", of which all are
+                then. Unless given, the first kind; integers are then as often as one another.
+        """
+        kept = self.numpy_dtype(dtype, int(rng.integers(2)))
+        if self.make is not None:
+            return self._checked(np.asarray(self.make(rng, shape, kept)), shape, kept)
+        if not self.dtypes:
+            return arrays.values(rng, shape, dtype, how or self.kinds[0])
+        return _integers(rng, shape, *self.range(sizes), self.also, how or "even").astype(kept)
+
+    def drawn(self, dtype: DType, shape: Shape, sizes: Mapping[str, int]) -> st.SearchStrategy[np.ndarray]:
+        """Arrays of a shape, where the named axes have these sizes."""
+        size = int(np.prod(shape, dtype=np.int64))
+        if not self.dtypes and self.special and self.make is None:
+            return arrays.arrays(dtype, shape, self.kinds)
+        ways = PATTERNS if self.dtypes else self.kinds
+        bulk = st.builds(lambda rng, how: self.made(rng, shape, dtype, sizes, how), GENERATORS, st.sampled_from(ways))
+        if self.make is not None or not self.dtypes or not 0 < size <= FEW_ELEMENTS:
+            return bulk
+        low, high = self.range(sizes)
+        element = st.one_of(st.integers(low, high - 1), *([st.sampled_from(self.also)] if self.also else []))
+        flat = st.lists(element, min_size=size, max_size=size)
+        few = st.builds(lambda found, kind: np.array(found, kind).reshape(shape), flat, st.sampled_from(self.dtypes))
+        return st.one_of(few, bulk)
+
+    def other_integers(self, array: np.ndarray) -> np.ndarray | None:
+        """Other integers that are as valid as those of an array; None where none are known."""
+        return np.flip(array).copy() if self.dtypes and self.make is None else None
+
+    def _checked(self, array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
+        if array.shape != shape:
+            raise ValueError(f"make of a tensor returned shape {list(array.shape)}, where {list(shape)} was asked for")
+        return array.astype(kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ragged(TensorInput):
+    """Lengths of the samples of a ragged batch, or their offsets: see `lengths` and `offsets`."""
+
+    total: str
+    most: str | None
+    are_offsets: bool
+
+    @property
+    def samples(self) -> str:
+        """The name of the axis of samples."""
+        return notation.names(self.axes)[0]
+
+    def of_counts(self, counts: Sequence[int] | np.ndarray, place: int = 0) -> np.ndarray:
+        """The lengths or the offsets of samples that have so many rows each."""
+        numbers = np.concatenate([[0], np.cumsum(counts)]) if self.are_offsets else np.asarray(counts)
+        return numbers.astype(self.dtypes[place % len(self.dtypes)])
+
+    def other_integers(self, array: np.ndarray) -> np.ndarray:
+        """Those of the same samples in reverse order."""
+        return reversed_offsets(array) if self.are_offsets else array[::-1].copy()
+
+
+def reversed_offsets(offsets: np.ndarray) -> np.ndarray:
+    """The offsets of a ragged batch whose samples come in reverse order."""
+    return np.ascontiguousarray((offsets[-1] - offsets)[::-1])
+
+
+@dataclass(frozen=True)
+class Values:
+    """A parameter's values: see `values`."""
+
+    choices: tuple[Any, ...] = ()
+    strategy: st.SearchStrategy[Any] | None = None
+
+    def drawn(self) -> st.SearchStrategy[Any]:
+        """The values as a strategy; of drawn numbers, those that float32 does not hold are 0 or are left out."""
+        if self.strategy is None:
+            return st.sampled_from(self.choices)
+        return self.strategy.map(_without_subnormal).filter(_is_no_overflow)
+
+
+def _without_subnormal(value: Any) -> Any:
+    """0 in place of a number that is subnormal in float32, as a GPU may round it, or too small for it.
+
+    A kernel computes with its parameters in float32, and 0 times infinity is not 1e-60 times infinity.
+    """
+    return value * 0 if isinstance(value, float) and 0 < abs(value) < LEAST else value
+
+
+def _is_no_overflow(value: Any) -> bool:
+    return not (isinstance(value, float) and MOST < abs(value) < math.inf)
+
+
+def tensor(
+    axes: str,
+    *,
+    dtype: str | Sequence[str] | None = None,
+    low: int = 0,
+    high: int | str | None = None,
+    also: Sequence[int] = (),
+    kind: str | Sequence[str] | None = None,
+    make: MakeArray | None = None,
+    optional: bool = False,
+    gradient: bool = True,
+    special: bool | None = None,
+) -> TensorInput:
+    """A tensor that an operation takes.
+
+    Args:
+        axes: ``"... cols"``, ``"batch heads seq dim"``, ``"rows 4"``, ``"batch+1"``: see `fourfold.operations.axes`.
+        dtype: "int64", "int32" or "bool", or several of them. Unless given, the floating-point dtype that is tested.
+        low: the least integer.
+        high: the integer past the largest, as in `torch.randint`. The name of an axis: indices into that axis.
+        also: integers outside of the range that may occur too, such as -100 for "ignored".
+        kind: the numbers that a floating-point tensor holds, one or several of `KINDS` or `LIMITED` in
+            `fourfold.inputs.arrays`. Unless given, each of `KINDS`.
+        make: a function that makes the array from a NumPy generator, a shape and a NumPy dtype.
+        optional: whether the argument may be None.
+        gradient: whether the operation has a gradient with respect to it. Integers have none.
+        special: whether NaN, infinities and other special values may occur. Unless given, only where neither `kind` nor
+            `make` limits the numbers.
+
+    Raises:
+        TypeError: axes is no string.
+        ValueError: an argument does not fit; the message names it.
+    """
+    dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype or ())
+    kinds = (kind,) if isinstance(kind, str) else tuple(kind or KINDS)
+    if unknown := [name for name in dtypes if name not in INTEGERS]:
+        raise ValueError(
+            f"dtype must be among {', '.join(INTEGERS)}, or left out for the tested dtype, not {unknown[0]!r}"
+        )
+    if unknown := [name for name in kinds if name not in (*KINDS, *LIMITED)]:
+        raise ValueError(f"kind must be among {', '.join((*KINDS, *LIMITED))}, not {unknown[0]!r}")
+    whole = bool(dtypes) and dtypes != ("bool",)
+    if whole and high is None and make is None:
+        raise ValueError(
+            f"high must be given for a tensor of {dtypes[0]}: a number, or the axis that it is an index of"
+        )
+    if not whole and (high is not None or also or low):
+        raise ValueError("low, high and also are for tensors of int32 or int64")
+    if dtypes and kind is not None:
+        raise ValueError("kind is for floating-point tensors; low and high say which integers there are")
+    limited = make is not None or any(name in LIMITED for name in kinds)
+    return TensorInput(
+        axes=notation.parse(axes),
+        dtypes=dtypes,
+        low=low,
+        high=high,
+        also=tuple(also),
+        kinds=kinds,
+        make=make,
+        optional=optional,
+        gradient=gradient,
+        special=not limited if special is None else special,
+    )
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a definition returns, alone or among others: see `result`."""
+
+    dtype: str | None = None
+    gradient: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, COMPUTE, *DTYPES):
+            known = ", ".join((*DTYPES, COMPUTE))
+            raise ValueError(f"the dtype of a result must be among {known}, or None, not {self.dtype!r}")
+
+
+def result(dtype: str | None = None, *, gradient: bool = True) -> Output:
+    """One output of several.
+
+    Args:
+        dtype: the name of a floating-point dtype, or "compute": float64 of float64, and float32 of all others, as
+            kernels compute. Unless given, the dtype that is tested.
+        gradient: whether gradients go through it. Statistics that a kernel returns mostly have none.
+
+    Raises:
+        ValueError: there is no such dtype.
+    """
+    return Output(dtype, gradient)
+
+
+def values(*choices: Any) -> Values:
+    """A parameter's values: some, or one Hypothesis strategy of them.
+
+    Named cases take the default that the definition's signature has, else the first value.
+
+    Raises:
+        ValueError: no value is given.
+    """
+    if not choices:
+        raise ValueError("values takes at least one value, or a Hypothesis strategy")
+    if isinstance(choices[0], st.SearchStrategy):
+        return Values((), choices[0])
+    return Values(choices)
+
+
+def lengths(axis: str, *, total: str, most: str | None = None, dtype: str | Sequence[str] = "int64") -> Ragged:
+    """The number of rows of each sample of a ragged batch, from 0: an integer tensor.
+
+    Args:
+        axis: the axis of samples.
+        total: the axis that has as many rows as all samples together.
+        most: an axis that no sample may have more rows than.
+        dtype: "int64" or "int32", or both.
+    """
+    return _ragged(axis, total, most, dtype, are_offsets=False)
+
+
+def offsets(axis: str, *, total: str, most: str | None = None, dtype: str | Sequence[str] = "int64") -> Ragged:
+    """Where each sample of a ragged batch begins, and where the last one ends: ``axis + 1`` integers from 0.
+
+    Args: as those of `lengths`; ``axis`` is the axis of samples, and the tensor is longer by one.
+    """
+    return _ragged(axis, total, most, dtype, are_offsets=True)
+
+
+def _ragged(axis: str, total: str, most: str | None, dtype: str | Sequence[str], are_offsets: bool) -> Ragged:
+    dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype)
+    for what, name in (("axis", axis), ("total", total), *([("most", most)] if most else [])):
+        if notation.names(notation.parse(name)) != (name,):
+            raise ValueError(f"{what} must be the name of one axis, not {name!r}")
+    if not dtypes or not set(dtypes) <= {"int64", "int32"}:
+        raise ValueError(f"dtype must be int64 or int32, not {dtype!r}")
+    axes = notation.parse(f"{axis}+1" if are_offsets else axis)
+    return Ragged(axes=axes, dtypes=dtypes, total=total, most=most, are_offsets=are_offsets, special=False)
+
+
+def shared(rng: np.random.Generator, total: int, samples: int, most: int | None, how: str) -> np.ndarray:
+    """How many of `total` rows each sample has, in one of the ways `SHARES`, none more than `most`."""
+    if not samples:
+        return np.zeros(0, np.int64)
+    weights = np.ones(samples)
+    if how == "one_has_all":
+        weights = np.zeros(samples)
+        weights[rng.integers(samples)] = 1
+    elif how == "most_are_empty":
+        weights = np.where(rng.random(samples) < 0.2, 1.0, 0.0)
+        weights[rng.integers(samples)] = 1
+    elif how == "any":
+        weights = rng.exponential(1, samples)
+    counts = rng.multinomial(total, weights / weights.sum())
+    if how == "equal":
+        counts = np.full(samples, total // samples)
+        counts[: total % samples] += 1
+    return counts if most is None else np.minimum(counts, most)
+
+
+def _integers(rng: np.random.Generator, shape: Shape, low: int, high: int, also: Sequence[int], how: str) -> np.ndarray:
+    """Integers from `low` to below `high`; of those in `also` none, some, or no others."""
+    size = int(np.prod(shape, dtype=np.int64))
+    if not size:
+        return np.zeros(shape, np.int64)
+    if how == "constant":
+        found = np.full(size, rng.integers(low, high))
+    elif how in ("least", "largest"):
+        found = np.full(size, low if how == "least" else high - 1)
+    elif how == "others":
+        return np.full(shape, also[0], np.int64)
+    elif how == "ends":
+        found = rng.choice([low, high - 1], size)
+    elif how == "ascending":
+        found = low + np.arange(size) % (high - low)
+    else:
+        found = rng.integers(low, high, size)
+        if high - low == 2 and how == "any":  # as of masks: few or many, not always half
+            found = low + (rng.random(size) < rng.choice([0.0, 0.1, 0.5, 0.9, 1.0]))
+    if also:
+        share = 0.2 if how == "even" else rng.choice([0.0, 0.2, 0.2, 1.0])
+        found = np.where(rng.random(size) < share, rng.choice(also, size), found)
+    return found.reshape(shape).astype(np.int64)

@@ -1,0 +1,475 @@
+"""A declaration: a definition in torch, what its arguments are, and the cases that follow from it."""
+
+import copy
+import functools
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
+
+from fourfold.declaration.arguments import SHARES, Ragged, TensorInput, Values, shared
+from fourfold.inputs.arrays import GENERATORS, LIMITED, cotangent, layouts_for, leading_axes, repeated
+from fourfold.inputs.extents import Extent, drawn_sizes, extent
+from fourfold.numerics.dtypes import DTYPES, DType, returned
+from fourfold.operations import axes as notation
+from fourfold.operations.axes import LEADING, Shape
+from fourfold.operations.case import Case, is_floating
+
+# Elements of an input of a case that is differentiated numerically, once for each of them: so many times the least.
+FEW_ELEMENTS = 6
+# How many times as many elements as its inputs' limit a definition's intermediate results may have.
+INTERMEDIATE = 16
+# Inputs of so many elements together are tried as they are. Of more, shapes alone are tried.
+FEW_TO_TRY = 4096
+# One of so many cases leaves out an optional input.
+ABSENT = 4
+# One of so many has no leading axes.
+ALONE = 16
+
+
+class _Largest(TorchFunctionMode):
+    """Notes the number of elements of the largest tensor that a function of torch returns."""
+
+    elements = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(each, torch.Tensor):
+                self.elements = max(self.elements, each.numel())
+        return result
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a definition returns: a tensor of this shape. `largest` counts the elements of its largest intermediate."""
+
+    shape: Shape
+    largest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A call before its numbers.
+
+    Attributes:
+        sizes: those of the named axes.
+        leading: what ``...`` stands for.
+        counts: by name of the axis of all rows, how many of them each sample of a ragged batch has.
+        parameters: the arguments that are no tensors. Of an optional input that is absent it holds None.
+    """
+
+    sizes: Mapping[str, int]
+    leading: Shape = ()
+    counts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Declaration:
+    """What is declared of a definition.
+
+    Args:
+        name: the definition's, for messages.
+        definition: a function of torch tensors.
+        tensors: its tensors, in the order of its signature.
+        parameters: its parameters that are declared.
+        defaults: what named cases take for them.
+        sizes: the sizes that axes may have, as `extent` takes them.
+        returns: the dtype of what the definition returns: see `fourfold.numerics.dtypes.returned`.
+
+    Raises:
+        ValueError: an axis is named that no tensor has, or the definition does not take what is declared.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        definition: Callable[..., Any],
+        tensors: Mapping[str, TensorInput],
+        parameters: Mapping[str, Values],
+        defaults: Mapping[str, Any],
+        sizes: Mapping[str, Any],
+        returns: str | None = None,
+    ) -> None:
+        self.returns = returns
+        self.name, self.definition = name, definition
+        self.tensors, self.parameters, self.defaults = tensors, parameters, defaults
+        self.optional = tuple(name for name, of in tensors.items() if of.optional)
+        self.differentiable = tuple(name for name, of in tensors.items() if of.has_gradient)
+        self.ragged = {of.total: of for of in tensors.values() if isinstance(of, Ragged)}
+        self._require_axes(sizes)
+        self.allowed = {axis: extent(axis, sizes.get(axis, (0, None))) for axis in self.axes}
+        self._on_meta = True  # whether the definition runs on tensors without numbers
+        self._outcomes: dict[Any, Outcome] = {}
+
+    @functools.cached_property
+    def axes(self) -> tuple[str, ...]:
+        """All named axes, and ``...`` if some tensor has it, in the order in which they come."""
+        found = dict.fromkeys(LEADING for of in self.tensors.values() if LEADING in of.axes)
+        for of in self.tensors.values():
+            found |= dict.fromkeys(notation.names(of.axes))
+        return tuple(found)
+
+    def _require_axes(self, sizes: Mapping[str, Any]) -> None:
+        named = [("sizes", axis) for axis in sizes]
+        for name, of in self.tensors.items():
+            named += [(f"high of {name}", of.high)] if isinstance(of.high, str) else []
+            if isinstance(of, Ragged):
+                named += [(f"total of {name}", of.total), *([(f"most of {name}", of.most)] if of.most else [])]
+                if of.samples != self.ragged[of.total].samples:
+                    raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
+        for what, axis in named:
+            if axis not in self.axes:
+                raise ValueError(f"{what}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
+
+    def learn(self) -> None:
+        """Run the definition on few numbers, and find out which axes may be empty.
+
+        Raises:
+            ValueError: it does not take what is declared of its arguments.
+        """
+        few = {axis: self.allowed[axis].nearest(2 + place % 3) for place, axis in enumerate(self.axes)}
+
+        def runs(sizes: Mapping[str, int], absent: str | None = None) -> None:
+            leading = (sizes[LEADING],) if LEADING in sizes else ()
+            plan = self.plan(sizes, leading, {**self.defaults, **({absent: None} if absent else {})})
+            self._tried_on_some(plan)
+
+        for absent in (None, *self.optional):
+            runs(few, absent)
+        for axis in self.axes:
+            if self.allowed[axis].nearest(0) == 0:
+                try:
+                    runs({**few, axis: 0})
+                except ValueError:
+                    self.allowed[axis] = self.allowed[axis].not_empty()
+
+    def within(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
+        """The same declaration, of fewer sizes: see `Extent.within`.
+
+        Raises:
+            ValueError: no size of an axis is left, or there is no such axis.
+        """
+        fewer = copy.copy(self)
+        fewer.allowed = dict(self.allowed)
+        for axis, limit in limits.items():
+            found = self.allowed[axis].within(limit) if axis in self.allowed else None
+            if found is None:
+                raise ValueError(f"sizes of {axis}: {self.name} has none within {limit}")
+            fewer.allowed[axis] = found
+        return fewer
+
+    # ---- calls without numbers
+
+    def plan(
+        self,
+        sizes: Mapping[str, int],
+        leading: Shape = (),
+        parameters: Mapping[str, Any] | None = None,
+        counts: Mapping[str, np.ndarray] | None = None,
+    ) -> Plan:
+        """A call of these sizes, made consistent: samples sum to their total, and indices have something to point at.
+
+        `counts` are taken as they are. Unless given, the rows are shared out alike.
+        """
+        fixed, parameters = dict(sizes), parameters or {}
+        shares: dict[str, np.ndarray] = dict(counts or {})
+        for total, ragged in self.ragged.items():
+            if total not in shares:
+                most = fixed[ragged.most] if ragged.most else None
+                shares[total] = shared(np.random.default_rng(0), fixed[total], fixed[ragged.samples], most, "equal")
+            fixed[total], fixed[ragged.samples] = int(shares[total].sum()), len(shares[total])
+        for name, of in self.tensors.items():
+            if isinstance(of.high, str) and not of.also and parameters.get(name, name) is not None:
+                empty = 0 in notation.shape(of.axes, fixed, leading)
+                fixed[of.high] = max(fixed[of.high], 0 if empty else of.low + 1)
+        return Plan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
+
+    def shapes(self, plan: Plan) -> dict[str, Shape]:
+        """The shapes of the inputs that a call has."""
+        present = {name: of for name, of in self.tensors.items() if name not in plan.parameters}
+        return {name: notation.shape(of.axes, plan.sizes, plan.leading) for name, of in present.items()}
+
+    def made(self, plan: Plan, rng: np.random.Generator, dtype: DType, how: Mapping[str, str]) -> dict[str, np.ndarray]:
+        """The inputs of a call, of random numbers: `how` is as in `TensorInput.made`, by name."""
+        found = {}
+        for name, shape in self.shapes(plan).items():
+            of = self.tensors[name]
+            if isinstance(of, Ragged):
+                found[name] = of.of_counts(plan.counts[of.total], int(rng.integers(2)))
+            else:
+                found[name] = of.made(rng, shape, dtype, plan.sizes, how.get(name, ""))
+        return found
+
+    def tried(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> Outcome:
+        """What the definition returns for numbers: its shape is the same in float32 and in the tested dtype.
+
+        Raises:
+            ValueError: it raises an error, or returns no floating-point tensor.
+        """
+        try:
+            return _outcome(*self._ran(_in(np.float32, inputs), parameters))
+        except Exception as error:
+            shown = [f"{name}{list(array.shape)}" for name, array in inputs.items()]
+            shown += [f"{name}={value!r}" for name, value in parameters.items()]
+            raise ValueError(f"{self.name}({', '.join(shown)}): {type(error).__name__}: {error}") from error
+
+    def _ran(self, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
+        """The output, and the number of elements of the largest intermediate result."""
+        with torch.no_grad(), _Largest() as largest, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as torch's about a variance of no numbers
+            output = self.definition(**tensors, **parameters)
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            what = output.dtype if isinstance(output, torch.Tensor) else type(output).__name__
+            several = "; `returns` names several" if isinstance(output, tuple | list) else ""
+            raise TypeError(f"a definition must return one floating-point tensor, not {what}{several}")
+        return output, max(largest.elements, output.numel())
+
+    def is_finite(self, case: Case) -> bool:
+        """Whether the definition gives no NaN and no infinity for a case."""
+        output, _ = self._ran(_in(np.float64, case.inputs), case.parameters)
+        return bool(output.isfinite().all())
+
+    def outcome(self, plan: Plan) -> Outcome:
+        """What the definition returns: found without numbers, or, if it takes numbers, for some."""
+        if not self._on_meta:
+            return self._tried_on_some(plan)
+        shapes = self.shapes(plan)
+        key = tuple(shapes.items()), repr(sorted(plan.parameters.items()))
+        if key not in self._outcomes:
+            dtypes = {name: self.tensors[name].dtypes for name in shapes}
+            tensors = {
+                name: torch.empty(shape, dtype=getattr(torch, (dtypes[name] or ("float32",))[0]), device="meta")
+                for name, shape in shapes.items()
+            }
+            try:
+                with torch.device("meta"):
+                    self._outcomes[key] = _outcome(*self._ran(tensors, plan.parameters))
+            except Exception:
+                found = self._tried_on_some(plan)
+                self._on_meta = False  # it runs on numbers alone
+                return found
+        return self._outcomes[key]
+
+    def output_shape(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> Shape:
+        """The shape of the output of a call."""
+        few = sum(array.size for array in inputs.values()) <= FEW_TO_TRY
+        if not few and self._on_meta:
+            found = self.outcome(plan)
+            if self._on_meta:
+                return found.shape
+        return self.tried(inputs, plan.parameters).shape
+
+    def _tried_on_some(self, plan: Plan) -> Outcome:
+        return self.tried(self.made(plan, np.random.default_rng(0), DTYPES["float32"], {}), plan.parameters)
+
+    def smaller(self, plan: Plan, elements: int) -> Plan:
+        """A plan of shorter axes, if there is one, where intermediate results would be much larger than the inputs."""
+        sizes = dict(plan.sizes)
+        while self.outcome(plan).largest > INTERMEDIATE * max(elements, 64):
+            longest = max(sizes, key=lambda axis: sizes[axis] if self._shorter(axis, sizes[axis]) else -1)
+            if not self._shorter(longest, sizes[longest]):
+                break
+            sizes[longest] = self.allowed[longest].nearest(sizes[longest] // 2)
+            plan = self.plan(sizes, (sizes[LEADING],) if LEADING in sizes else (), plan.parameters)
+        return plan
+
+    def _shorter(self, axis: str, size: int) -> bool:
+        return self.allowed[axis].nearest(size // 2) < size
+
+    # ---- cases
+
+    def cases(self, dtype: DType, elements: int) -> st.SearchStrategy[Case]:
+        """Cases whose inputs have up to `elements` elements each."""
+        return _cases(self, dtype, elements)
+
+    def smooth(self, dtype: DType) -> st.SearchStrategy[Case]:
+        """Cases of few elements and ordinary numbers, for which the definition gives some."""
+        return _smooth(self, dtype).filter(self.is_finite)
+
+    def least(self, allowed: Mapping[str, Extent]) -> int:
+        """The elements of the largest floating-point input where each axis is as short as it may be."""
+        sizes = {axis: allowed[axis].nearest(0) for axis in self.axes}
+        leading = (sizes[LEADING],) if LEADING in sizes else ()
+        floating = [of for of in self.tensors.values() if not of.dtypes]
+        return max((int(np.prod(notation.shape(of.axes, sizes, leading))) for of in floating), default=1)
+
+    def other_integers(self, case: Case) -> dict[str, np.ndarray]:
+        """Other integers of a case, by input: see `TensorInput.other_integers`."""
+        found = {name: self.tensors[name].other_integers(array) for name, array in case.inputs.items()}
+        return {name: array for name, array in found.items() if array is not None}
+
+    def _repeated(self, name: str, array: np.ndarray, place: int) -> np.ndarray:
+        """An input for the layout "expanded": the same along its first or its last axis, by its place among the inputs.
+
+        Lengths and what a function of the user makes stay as they are. Probabilities sum to 1 along the last axis.
+        """
+        of = self.tensors[name]
+        if isinstance(of, Ragged) or of.make is not None:
+            return array
+        if "probabilities" in of.kinds:
+            return repeated(array) if array.ndim > 1 else array
+        return repeated(array, -(place % 2))
+
+    def case(
+        self,
+        plan: Plan,
+        inputs: Mapping[str, np.ndarray],
+        rng: np.random.Generator,
+        dtype: DType,
+        layouts: Mapping[str, str],
+        grad_axis: int = 0,
+    ) -> Case:
+        """A case of a plan's numbers in some layouts; those that are "expanded" hold the same along an axis."""
+        held = dict(inputs)
+        for place, (name, array) in enumerate(inputs.items()):
+            if layouts.get(name) == "expanded":
+                held[name] = self._repeated(name, array, place)
+        grad_output = cotangent(rng, self.output_shape(plan, held), returned(dtype, self.returns))
+        if layouts.get("grad_output") == "expanded":
+            grad_output = repeated(grad_output, grad_axis)
+        return Case(held, grad_output, dict(plan.parameters), layouts)
+
+    def redrawn(self, case: Case, scaled: Case, integers: bool) -> Case:
+        """A case whose numbers are others that are declared.
+
+        Args:
+            case: the case that it is to differ from.
+            scaled: the same with floating-point numbers scaled, which is allowed where nothing limits them.
+            integers: whether integers are drawn anew too. They are kept where the output would have another shape, and
+                where they share out the rows of a ragged batch.
+        """
+        known: dict[str, Any] = {}
+        if not all(notation.fits(self.tensors[name].axes, array.shape, known) for name, array in case.inputs.items()):
+            return scaled
+        rng = np.random.default_rng(zlib.crc32(b"".join(array.tobytes() for array in case.inputs.values())))
+
+        def anew(these: Mapping[str, TensorInput]) -> dict[str, np.ndarray]:
+            return {name: self._redrawn(name, case, known, rng) for name in these if name in case.inputs}
+
+        floating = {name: of for name, of in self.tensors.items() if not of.dtypes}
+        kept_within = {name: of for name, of in floating.items() if of.make is not None or limited(of)}
+        found = replace(scaled, inputs={**scaled.inputs, **anew(kept_within)})
+        whole = {name: of for name, of in self.tensors.items() if of.dtypes and not isinstance(of, Ragged)}
+        if not integers or not whole:
+            return found
+        others = replace(found, inputs={**found.inputs, **anew(whole)})
+        try:
+            shape = self.tried(others.inputs, case.parameters).shape
+        except ValueError:
+            return found
+        return others if shape == case.grad_output.shape else found
+
+    def _redrawn(self, name: str, case: Case, sizes: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
+        """Another array in place of an input, in the same layout."""
+        of, former = self.tensors[name], case[name]
+        how = "any" if of.dtypes else str(rng.choice(of.kinds))
+        dtype = DTYPES[former.dtype.name if is_floating(former) else "float32"]
+        made = of.made(rng, former.shape, dtype, sizes, how).astype(former.dtype)
+        if case.layouts.get(name) == "expanded":
+            made = self._repeated(name, made, list(case.inputs).index(name))
+        return made
+
+    def given(self, arguments: Mapping[str, Any], dtype: DType) -> Case:
+        """A case of given arguments.
+
+        Raises:
+            ValueError: an argument is not declared or is left out, or shapes do not fit.
+        """
+        if unknown := sorted(arguments.keys() - self.tensors.keys() - self.parameters.keys()):
+            raise ValueError(f"{self.name} has no argument {unknown[0]} that is declared")
+        inputs: dict[str, np.ndarray] = {}
+        parameters = {**self.defaults, **{n: v for n, v in arguments.items() if n in self.parameters}}
+        known: dict[str, Any] = {}
+        for name, of in self.tensors.items():
+            if arguments.get(name) is None:
+                if not of.optional:
+                    raise ValueError(f"{self.name}: an example must give {name}")
+                parameters[name] = None
+                continue
+            inputs[name] = np.array(arguments[name], np.float64 if not of.dtypes else None).astype(
+                of.numpy_dtype(dtype)
+            )
+            if not notation.fits(of.axes, inputs[name].shape, known):
+                raise ValueError(
+                    f"{self.name}: {name} of shape {list(inputs[name].shape)} is not {' '.join(of.axes)!r}"
+                )
+        shape = self.tried(inputs, parameters).shape
+        kept = returned(dtype, self.returns).numpy
+        grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(kept)
+        return Case(inputs, grad_output, parameters)
+
+
+def _in(dtype: type, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Inputs as tensors, those of floating-point numbers in one dtype."""
+    with np.errstate(over="ignore"):
+        return {
+            name: torch.from_numpy(np.array(array, dtype if is_floating(array) else array.dtype, order="C"))
+            for name, array in inputs.items()
+        }
+
+
+def _outcome(output: torch.Tensor, largest: int) -> Outcome:
+    return Outcome(tuple(output.shape), largest)
+
+
+@st.composite
+def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, None]:
+    """Optional inputs to leave out: not all that have a gradient."""
+    absent = {name for name in of.optional if draw(st.integers(1, ABSENT)) == ABSENT}
+    if of.differentiable and absent >= set(of.differentiable):
+        absent.discard(of.differentiable[0])
+    return {name: None for name in of.tensors if name in absent}
+
+
+@st.composite
+def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elements: int) -> Plan:
+    parameters = {name: draw(values.drawn()) for name, values in of.parameters.items()} | draw(_absent(of))
+    sizes = draw(drawn_sizes(of.axes, [tensor.axes for tensor in of.tensors.values()], allowed, elements))
+    alone = LEADING in sizes and allowed[LEADING].nearest(1) == 1 and draw(st.integers(1, ALONE)) == ALONE
+    if alone:
+        sizes[LEADING] = 1
+    leading: Shape = (sizes[LEADING],) if LEADING in sizes else ()
+    plan = of.smaller(of.plan(sizes, leading, parameters), elements)
+    counts = {}
+    for total, ragged in of.ragged.items():
+        most = plan.sizes[ragged.most] if ragged.most else None
+        rng, how = draw(GENERATORS), draw(st.sampled_from(SHARES))
+        counts[total] = shared(rng, plan.sizes[total], plan.sizes[ragged.samples], most, how)
+    if leading:
+        leading = () if alone else draw(leading_axes(plan.sizes[LEADING]))
+    return of.plan(plan.sizes, leading, parameters, counts)
+
+
+@st.composite
+def _cases(draw: st.DrawFn, of: Declaration, dtype: DType, elements: int) -> Case:
+    plan = draw(_plans(of, of.allowed, elements))
+    inputs = {}
+    for name, shape in of.shapes(plan).items():
+        tensor = of.tensors[name]
+        if isinstance(tensor, Ragged):
+            inputs[name] = tensor.of_counts(plan.counts[tensor.total], draw(st.integers(0, 1)))
+        else:
+            inputs[name] = draw(tensor.drawn(dtype, shape, plan.sizes))
+    layouts = draw(layouts_for(*inputs, "grad_output"))
+    # Constant along the first or the last axis, as the backward pass of a sum over that axis makes it.
+    return of.case(plan, inputs, draw(GENERATORS), dtype, layouts, draw(st.sampled_from((0, -1))))
+
+
+@st.composite
+def _smooth(draw: st.DrawFn, of: Declaration, dtype: DType) -> Case:
+    allowed = {axis: extent.not_empty() for axis, extent in of.allowed.items()}
+    plan, rng = draw(_plans(of, allowed, FEW_ELEMENTS * of.least(allowed))), draw(GENERATORS)
+    how = {name: "normal" for name, tensor in of.tensors.items() if not tensor.dtypes and not limited(tensor)}
+    return of.case(plan, of.made(plan, rng, dtype, how), rng, dtype, {})
+
+
+def limited(tensor: TensorInput) -> bool:
+    """Whether a floating-point tensor's numbers keep to a range."""
+    return any(kind in LIMITED for kind in tensor.kinds)

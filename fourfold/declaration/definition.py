@@ -1,0 +1,345 @@
+"""The record of an operation from its definition: a function of torch tensors, and a declaration of its arguments.
+
+@fourfold.operation(x=tensor("... cols"), weight=tensor("cols"), eps=values(1e-6, 1e-5))
+def rms_norm(x, weight, eps=1e-6):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+"""
+
+import dataclasses
+import functools
+import inspect
+import itertools
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fourfold.declaration import defaults, named_cases
+from fourfold.declaration.arguments import Output, TensorInput, Values, lengths, offsets, result, tensor, values
+from fourfold.declaration.cases import FEW_TO_TRY, Declaration
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
+from fourfold.operations.outputs import alone, in_a_row
+from fourfold.operations.record import FOLLOWS, Operation, reference, reference_gradients
+
+__all__ = ["DefinedOperation", "lengths", "offsets", "operation", "result", "tensor", "values"]
+
+# Named examples that a definition is tried on. Those after them have longer axes.
+FEW_NAMED = 40
+# Kinds of these on which its errors are bounded: with a parameter of another value, an axis without elements, infinity.
+MOST_KINDS = 8
+_FIELDS = {each.name for each in dataclasses.fields(Operation)}
+# Fields that follow from the arguments, and cannot be given.
+_OF_ARGUMENTS = {"axes", "differentiable", "ordinary", "outputs"}
+# Fields that may be given of an operation with several outputs: they hold for each of them.
+OF_EACH_OUTPUT = {"name", "source", "examples", "batched", "errors"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DefinedOperation(Operation):
+    """An operation made from a definition. Called, it is the definition.
+
+    Attributes:
+        definition: a function of torch tensors that returns one, or a tuple of several.
+        declaration: what its arguments are declared to be.
+        given: the examples that were given beside those that follow.
+        has_own_cases: whether a strategy of cases was given, of which the declaration may not say all.
+    """
+
+    definition: Callable[..., Any]
+    declaration: Declaration
+    given: Mapping[str, named_cases.Make]
+    has_own_cases: bool = False
+
+    def __post_init__(self) -> None:
+        # What `inspect.signature` and `help` say of the definition. The instance is frozen.
+        object.__setattr__(self, "__signature__", inspect.signature(self.definition))
+        object.__setattr__(self, "__doc__", self.definition.__doc__)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the definition."""
+        return self.definition(*arguments, **named)
+
+    def with_other_numbers(self, case: Case) -> Case:
+        """A case of the same shapes, layouts and parameters, whose numbers are others that are declared.
+
+        Integers and numbers that keep to a range, such as probabilities, are drawn anew; see `Declaration.redrawn`.
+        """
+        return self.declaration.redrawn(case, super().with_other_numbers(case), integers=not self.has_own_cases)
+
+    def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
+        """The operation on fewer sizes: its cases are drawn so, and its named cases are those that follow.
+
+        Args:
+            limits: by the name of an axis, the least and the largest size, or a number of which sizes are multiples.
+
+        Raises:
+            ValueError: no size of an axis is left, or there is no such axis.
+        """
+        if not limits or self.cases != self.declaration.cases:
+            return self
+        fewer = self.declaration.within(limits)
+        smooth = fewer.smooth if self.smooth == self.declaration.smooth else self.smooth
+        examples = {**named_cases.examples(fewer), **self.given}
+        sized = named_cases.sized(fewer)
+        return dataclasses.replace(
+            self, cases=fewer.cases, smooth=smooth, examples=examples, declaration=fewer, sized=sized
+        )
+
+    def __repr__(self) -> str:
+        return f"<operation {self.name}, defined in {self.source}>"
+
+
+class DefinitionError(ValueError):
+    """A definition cannot be evaluated with an error bound for arguments that are declared."""
+
+
+def operation(
+    *,
+    sizes: Mapping[str, Any] | None = None,
+    returns: str | Mapping[str, str | Output | None] | None = None,
+    tried: bool = True,
+    **given: Any,
+) -> Callable[[Callable], DefinedOperation]:
+    """Make the record of an operation from its definition: a decorator.
+
+    Args:
+        sizes: by the name of an axis, the sizes that it may have: a pair of the least and the largest (None: any), a
+            range, a list of sizes, or one size. ``"..."`` stands for the product of all leading axes.
+        returns: the dtype of the result, as `result` takes it, where it is not the tested one. Of a definition that
+            returns a tuple, the names of the outputs in order, each with its dtype or a `result`.
+        tried: whether to evaluate the definition for a few named examples at once, so that its errors are found here.
+        given: by the name of an argument of the definition, what it is: `tensor`, `lengths`, `offsets`, `values`, or a
+            Hypothesis strategy of a parameter. An argument that has a default may be left out; it is not passed then.
+            Also fields of `fourfold.operations.record.Operation`, such as laws, errors, forward and backward, in place
+            of what follows from the declaration. `examples` are added to those that follow, unless `cases` is given
+            too; each is a function of the dtype that makes a case, or a mapping of arguments.
+
+    Returns:
+        A decorator. What it returns is an `Operation`, and may be called as the definition.
+
+    Raises:
+        TypeError: an argument of the definition is neither declared nor has a default, or the definition has no
+            argument of that name; raised where the definition is decorated.
+        ValueError: the definition does not take such tensors, or does not return one floating-point tensor, or as
+            many as `returns` names.
+        DefinitionError: the definition raises an error where its rounding errors are bounded, as it is random, works in
+            place, or calls an operator that has no rule. The message names the line.
+    """
+    for field in _OF_ARGUMENTS:
+        if field in given and not _is_declared(given[field]):
+            raise TypeError(f"operation: {field} follows from the declarations of the arguments")
+    declared = {name: what for name, what in given.items() if _is_declared(what)}
+    fields = {name: what for name, what in given.items() if name not in declared}
+    for name, what in fields.items():
+        if name not in _FIELDS:
+            wanted = "tensor(...), values(...), lengths(...), offsets(...) or a Hypothesis strategy"
+            raise TypeError(f"operation: {name} must be {wanted}, not {what!r}")
+
+    def decorate(definition: Callable[..., Any]) -> DefinedOperation:
+        if isinstance(returns, Mapping):
+            made = _of_several(definition, declared, fields, sizes or {}, returns)
+        else:
+            made = _made(definition, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
+        if tried and not {"forward", "backward"} & fields.keys():
+            _try(made)
+        return made
+
+    return decorate
+
+
+def _try(made: DefinedOperation) -> None:
+    """Evaluate a definition, forward and backward, for named examples of each kind that it may treat in its own way.
+
+    Raises:
+        DefinitionError: it raises an error.
+    """
+    dtype, kinds = DTYPES["float32"], set[str]()
+    for name, make in itertools.islice(made.examples.items(), FEW_NAMED):
+        case = None
+        try:
+            case = make(dtype)
+            shapes = [tuple(size == 0 for size in array.shape) for array in case.inputs.values()]
+            finite = all(np.isfinite(array.astype(np.float64)).all() for array in case.inputs.values())
+            kind = repr((shapes, finite, sorted(case.parameters.items())))
+            if case.elements <= FEW_TO_TRY and kind not in kinds and len(kinds) < MOST_KINDS:
+                kinds.add(kind)
+                for of in made.outputs.values() or (made,):
+                    reference(of, case if not made.outputs else of.examples[name](dtype), dtype)
+                    if of.differentiable:
+                        reference_gradients(of, case if not made.outputs else of.examples[name](dtype), dtype)
+        except Exception as error:
+            innermost = error
+            while innermost.__cause__ is not None and not isinstance(innermost.__cause__, AttributeError):
+                innermost = innermost.__cause__  # type: ignore[assignment]
+            at = f" at {case!r}" if case is not None else ""
+            raise DefinitionError(
+                f"operation {made.name}: its definition cannot be judged by, as for the named example {name} it raised "
+                f"{type(innermost).__name__}: {innermost}{_line_of(error, made)}{at}"
+            ) from error
+
+
+def _line_of(error: BaseException | None, made: DefinedOperation) -> str:
+    """The innermost line of the definition's file that an exception, or what it was raised from, came through."""
+    file, found = inspect.unwrap(made.definition).__code__.co_filename, ""
+    while error is not None:
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == file:
+                found = f'\n  File "{file}", line {frame.lineno}, in {frame.name}\n    {frame.line}\n'
+        error = error.__cause__
+    return found
+
+
+def _is_declared(what: Any) -> bool:
+    return isinstance(what, TensorInput | Values | st.SearchStrategy)
+
+
+def _of_several(
+    definition: Callable[..., Any],
+    declared: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    returns: Mapping[str, str | Output | None],
+) -> DefinedOperation:
+    """The record of all outputs in a row, and in it the record of each of them alone."""
+    from fourfold.numerics.torch_adapter.evaluate import backward_of
+
+    own = [name for name in fields if name not in OF_EACH_OUTPUT]
+    if own or any(map(callable, fields.get("examples", {}).values())):
+        what = own[0] if own else "a function among the examples"
+        raise TypeError(f"operation: {what} cannot be given of an operation with several outputs")
+    names, whole = tuple(returns), fields.get("name") or definition.__name__
+    outputs = {name: what if isinstance(what, Output) else Output(what) for name, what in returns.items()}
+    if not names or any(not name.isidentifier() for name in names):
+        raise TypeError(f"operation: returns must name each output by a word, not {list(names)}")
+    places = [place for place, of in enumerate(outputs.values()) if of.gradient]
+
+    def only(place: int, of: Output) -> DefinedOperation:
+        inputs = declared if of.gradient else {name: _without_gradient(what) for name, what in declared.items()}
+        these = {**fields, "name": f"{whole}.{names[place]}", "returns": of.dtype}
+        order = [place, *(other for other in places if other != place)]
+        gradients = functools.partial(backward_of, definition, places=order)
+        return _made(alone(definition, names, place), inputs, these, sizes, gradients)
+
+    each = {name: only(place, of) for place, (name, of) in enumerate(outputs.items())}
+    shared = {name: what for name, what in fields.items() if name != "batched"} | {"name": whole}
+    joined = _made(in_a_row(definition, names, places or range(len(names))), declared, shared, sizes)
+    return dataclasses.replace(joined, definition=definition, outputs=each)
+
+
+def _without_gradient(what: Any) -> Any:
+    return dataclasses.replace(what, gradient=False) if isinstance(what, TensorInput) else what
+
+
+def _made(
+    definition: Callable[..., Any],
+    declared: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    gradients: Callable[[Sequence[str]], Callable] | None = None,
+) -> DefinedOperation:
+    name = fields.get("name") or definition.__name__
+    declaration = _declaration(name, definition, declared, sizes, fields.get("returns"))
+    own_cases, own_examples = fields.get("cases"), fields.get("examples")
+    follow = own_cases is None or own_examples is None
+    if follow:
+        declaration.learn()
+    added = {
+        each: what if callable(what) else _example(declaration, what) for each, what in (own_examples or {}).items()
+    }
+    examples = {**named_cases.examples(declaration), **added} if follow else added
+    record: dict[str, Any] = {
+        "name": name,
+        "differentiable": declaration.differentiable,
+        "cases": declaration.cases,
+        "source": _place(definition),
+        "smooth": declaration.smooth if own_cases is None else FOLLOWS,
+        "sized": named_cases.sized(declaration) if own_cases is None else None,
+        "axes": {argument: " ".join(of.axes) for argument, of in declaration.tensors.items()},
+        "other_integers": declaration.other_integers,
+        "ordinary": tuple(argument for argument, of in declaration.tensors.items() if not of.special),
+    }
+    record |= {**fields, "examples": examples}
+    if "forward" not in record or "backward" not in record:
+        record = _oracle(definition, declaration, gradients) | record
+    made = DefinedOperation(
+        definition=definition, declaration=declaration, given=added, has_own_cases=own_cases is not None, **record
+    )
+    if made.errors is FOLLOWS:
+        made = dataclasses.replace(made, errors=_errors(made, declaration))
+    return defaults.completed(made)  # type: ignore[return-value]
+
+
+def _declaration(
+    name: str,
+    definition: Callable[..., Any],
+    declared: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    returns: str | None,
+) -> Declaration:
+    """Match what is declared with the definition's signature."""
+    tensors: dict[str, TensorInput] = {}
+    parameters: dict[str, Values] = {}
+    default: dict[str, Any] = {}
+    signature = inspect.signature(definition).parameters
+    for argument in declared:
+        if argument not in signature:
+            raise TypeError(f"{name} has no argument {argument}, which is declared")
+    for argument, parameter in signature.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"{name}: its argument {argument} cannot be given by its name")
+        what = declared.get(argument)
+        if what is None:
+            if parameter.default is parameter.empty:
+                raise TypeError(f"{name}: its argument {argument} is not declared, and has no default")
+        elif isinstance(what, TensorInput):
+            tensors[argument] = what
+        else:
+            parameters[argument] = of = what if isinstance(what, Values) else Values((), what)
+            if parameter.default is parameter.empty and not of.choices:
+                raise TypeError(f"{name}: {argument} needs a default or values, which named cases take")
+            default[argument] = of.choices[0] if parameter.default is parameter.empty else parameter.default
+    if not tensors:
+        raise TypeError(f"{name}: none of its arguments is declared to be a tensor")
+    return Declaration(name, definition, tensors, parameters, default, sizes, returns)
+
+
+def _example(declaration: Declaration, arguments: Mapping[str, Any]) -> named_cases.Make:
+    return lambda dtype: declaration.given(arguments, dtype)
+
+
+def _place(definition: Callable[..., Any]) -> str:
+    """The file and the line of a function, relative to the current folder if it lies there."""
+    code = inspect.unwrap(definition).__code__
+    path = os.path.relpath(code.co_filename) if os.path.exists(code.co_filename) else code.co_filename
+    return f"{code.co_filename if path.startswith(os.pardir) else path}:{code.co_firstlineno}"
+
+
+def _oracle(
+    definition: Callable[..., Any],
+    declaration: Declaration,
+    gradients: Callable[[Sequence[str]], Callable] | None,
+) -> dict[str, Callable]:
+    """Forward and backward with a running error, from the definition."""
+    from fourfold.numerics.torch_adapter.evaluate import backward_of, forward_of
+
+    differentiated = gradients or functools.partial(backward_of, definition)
+
+    def backward(grad_output: Any, **arguments: Any) -> tuple:
+        """The gradients of the definition; None for an input that is None."""
+        names = declaration.differentiable
+        given = tuple(name for name in names if arguments.get(name) is not None)
+        found = dict(zip(given, differentiated(given)(grad_output, **arguments), strict=True))
+        return tuple(found.get(name) for name in names)
+
+    return {"forward": forward_of(definition), "backward": backward}
+
+
+def _errors(made: Operation, declaration: Declaration) -> tuple:
+    """What follows from arguments of any shapes. None is no error where an input may be None."""
+    may_be = {f"{name}_is_none" for name in declaration.optional}
+    return tuple(error for error in defaults.errors(made.examples) if error.name not in may_be)

@@ -1,0 +1,327 @@
+"""Named cases that follow from a declaration: sizes around blocks, layouts, ranks, parameters, special values."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fourfold.declaration.arguments import Ragged, TensorInput
+from fourfold.declaration.cases import Declaration, Plan, limited
+from fourfold.inputs.special_values import special_values
+from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.operations.axes import LEADING, Shape
+from fourfold.operations.case import Case
+from fourfold.operations.layouts import LAYOUTS
+from fourfold.operations.record import Sized
+
+Make = Callable[[DType], Case]
+# Sizes of one axis while the others are short: the tail of a block, a block in full, and one past it.
+AROUND_BLOCKS = (127, 128, 129, 1023, 1024, 1025)
+LONG = 4096 + 5
+# Sizes of the axes that are last in some tensor, and of the others, in turn. No two alike, and none divides another.
+LAST, OTHERS = (33, 40, 17, 26, 65), (5, 3, 4, 7, 6)
+# Sizes of the other axes of a call where one is long.
+SHORT = (2, 3)
+# A case whose largest intermediate result has more elements is not worth its time.
+AFFORDABLE = 1 << 18
+KINDS_OF_ALL = {
+    "constant": "equal_numbers",
+    "whole": "whole_numbers",
+    "offset": "numbers_far_from_zero",
+    "spread": "numbers_of_all_magnitudes",
+    "huge": "huge_numbers",
+    "tiny": "tiny_numbers",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is particular about a named case."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    leading: Shape | None = None
+    counts: Mapping[str, list[int]] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    how: Mapping[str, str] = field(default_factory=dict)
+    special: str | None = None  # the input that has special values
+
+
+class NamedCases:
+    """The named cases of a declaration."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        self._of = of = declaration
+        last = dict.fromkeys(tensor.axes[-1] for tensor in of.tensors.values() if tensor.axes)
+        for total, ragged in of.ragged.items():  # more rows than samples
+            last |= {total: None}
+            last.pop(ragged.samples, None)
+        self._base: dict[str, int] = {}
+        for axis in of.axes:
+            choices = LAST if axis in last and axis != LEADING else OTHERS
+            taken = sum(other in last and other != LEADING for other in self._base)
+            place = taken if choices is LAST else len(self._base) - taken
+            self._base[axis] = of.allowed[axis].nearest(choices[place % len(choices)])
+
+    def examples(self) -> dict[str, Make]:
+        """All named cases: an ordinary one, those without elements, then those of few elements before large ones."""
+        wanted = {"ordinary": Wanted()}
+        for found in (self._empty(), self._sizes(), self._ranks(), self._ragged(), self._layouts()):
+            wanted |= {name: what for name, what in found if name not in wanted}
+        for found in (self._parameters(), self._numbers(), self._integers()):
+            wanted |= {name: what for name, what in found if name not in wanted}
+        count = {name: self._elements(what) for name, what in wanted.items()}
+        order = sorted(wanted, key=lambda name: (name != "ordinary", count[name]))
+        return {name: self._maker(wanted[name]) for name in order}
+
+    def of_sizes(self, sizes: Mapping[str, int]) -> Make:
+        """A named case of chosen sizes."""
+        return self._maker(Wanted(sizes=sizes))
+
+    def varied(self, sizes: Mapping[str, int], leading: Shape | None, parameters: Mapping[str, Any]) -> Make:
+        """A named case of chosen sizes, leading axes and parameters."""
+        return self._maker(Wanted(sizes=sizes, leading=leading, parameters=parameters))
+
+    def largest_of(self, sizes: Mapping[str, int]) -> int:
+        """The elements of the largest intermediate result of a call of these sizes."""
+        return self._run(Wanted(sizes=sizes))
+
+    # ---- sizes
+
+    def _empty(self) -> Iterator[tuple[str, Wanted]]:
+        axes = [axis for axis in self._of.axes if self._of.allowed[axis].nearest(0) == 0]
+        if axes:
+            yield "no_elements", Wanted(sizes=dict.fromkeys(axes, 0))
+        for axis in axes:
+            if self._plan(Wanted(sizes={axis: 0})).sizes[axis] == 0:
+                yield f"no_{_spoken(axis)}", Wanted(sizes={axis: 0})
+
+    def _sizes(self) -> Iterator[tuple[str, Wanted]]:
+        ones = {axis: self._of.allowed[axis].nearest(1) for axis in self._of.axes}
+        yield "one_element", Wanted(sizes=ones, leading=() if ones.get(LEADING) == 1 else None)
+        for axis in self._of.axes:
+            one = self._of.allowed[axis].nearest(1)
+            yield f"{_spoken(axis)}_{one}", Wanted(sizes={axis: one})
+            shorts = [other for other in self._of.axes if other != axis]
+            short = {o: self._of.allowed[o].nearest(SHORT[i % len(SHORT)]) for i, o in enumerate(shorts)}
+            for size in (*AROUND_BLOCKS, LONG):
+                nearest = self._of.allowed[axis].nearest(size)
+                if self._largest({**short, axis: nearest}, axis) <= AFFORDABLE:
+                    yield f"{_spoken(axis)}_{nearest}", Wanted(sizes={**short, axis: nearest})
+
+    def _largest(self, sizes: Mapping[str, int], axis: str) -> float:
+        """About how many elements the largest intermediate result has, from calls in which the axis is shorter."""
+        few = [self._of.allowed[axis].nearest(min(size, sizes[axis])) for size in (32, 64)]
+        found = [self._run(Wanted(sizes={**sizes, axis: size})) for size in few]
+        if few[0] == few[1] or sizes[axis] <= few[1]:
+            return found[1]
+        power = np.log(max(found[1], 1) / max(found[0], 1)) / np.log(few[1] / max(few[0], 1))
+        return found[1] * (sizes[axis] / few[1]) ** max(power, 0)
+
+    def _run(self, wanted: Wanted) -> int:
+        plan = self._plan(wanted)
+        inputs = self._of.made(plan, np.random.default_rng(0), DTYPES["float32"], {})
+        return self._of.tried(inputs, plan.parameters).largest
+
+    def _ranks(self) -> Iterator[tuple[str, Wanted]]:
+        if LEADING not in self._of.axes:
+            return
+        allowed = self._of.allowed[LEADING]
+        turns = ("transposed", "axes_reversed")
+        names = [*self._names(), "grad_output"]
+        in_turn = {name: turns[place % 2] for place, name in enumerate(names)}
+        ranks = {
+            "without_leading_axes": Wanted(leading=()),
+            "two_leading_axes": Wanted(leading=(3, 4)),
+            "three_leading_axes": Wanted(leading=(2, 3, 4)),
+            "two_leading_axes_each_in_another_order": Wanted(leading=(3, 4), layouts=in_turn),
+            "three_leading_axes_each_in_another_order": Wanted(leading=(3, 2, 5), layouts=in_turn),
+        }
+        for name, what in ranks.items():
+            rows = int(np.prod(what.leading or (), dtype=np.int64))
+            if allowed.nearest(rows) == rows:
+                yield name, what
+        last = {axis: self._of.allowed[axis].nearest(3) for axis in self._of.axes if axis != LEADING}
+        short = {**last, LEADING: allowed.nearest(700)}
+        if self._largest(short, LEADING) <= AFFORDABLE:
+            yield "many_short_rows", Wanted(sizes=short)
+
+    def _ragged(self) -> Iterator[tuple[str, Wanted]]:
+        batches = {
+            "no_samples": [],
+            "samples_all_empty": [0, 0, 0],
+            "empty_samples_at_both_ends": [0, 0, 3, 0, 2, 0],
+            "samples_of_one_row": [1] * 70,
+            "one_full_sample_among_empty": [0] * 20 + [129] + [0] * 20,
+            "samples_alike": [7] * 9,
+            "one_sample": [257],
+        }
+        for total, of in self._of.ragged.items():
+            for name, counts in batches.items():
+                if self._of.allowed[of.samples].nearest(len(counts)) != len(counts):
+                    continue
+                if self._of.allowed[total].nearest(sum(counts)) == sum(counts):
+                    most = {of.most: max(counts, default=1) + 1} if of.most else {}
+                    yield name, Wanted(counts={total: counts}, sizes=most)
+
+    # ---- layouts
+
+    def _names(self) -> list[str]:
+        return list(self._of.tensors)
+
+    def _layouts(self) -> Iterator[tuple[str, Wanted]]:
+        names = self._names()
+        for layout in LAYOUTS:
+            if layout != "contiguous":
+                yield f"all_{layout}", Wanted(layouts=dict.fromkeys([*names, "grad_output"], layout))
+        for name in names if len(names) > 1 else ():
+            for layout in ("misaligned", "transposed"):
+                if layout == "misaligned" or len(self._of.shapes(self._plan(Wanted())).get(name, ())) > 1:
+                    yield f"{name}_{layout}", Wanted(layouts={name: layout})
+        for layout in ("misaligned", "transposed"):
+            yield f"cotangent_{layout}", Wanted(layouts={"grad_output": layout})
+        yield "cotangent_of_a_sum", Wanted(layouts={"grad_output": "expanded"})
+
+    # ---- parameters and numbers
+
+    def _parameters(self) -> Iterator[tuple[str, Wanted]]:
+        for name, values in self._of.parameters.items():
+            for value in values.choices:
+                if value != self._of.defaults[name]:
+                    yield f"{name}_{value}", Wanted(parameters={name: value})
+        for name in self._of.optional:
+            yield f"without_{name}", Wanted(parameters={name: None})
+        if len(self._of.optional) > 1 and set(self._of.optional) < set(self._of.tensors):
+            yield "without_any_that_may_be_left_out", Wanted(parameters=dict.fromkeys(self._of.optional))
+
+    def _floating(self) -> dict[str, TensorInput]:
+        return {name: of for name, of in self._of.tensors.items() if not of.dtypes and of.make is None}
+
+    def _numbers(self) -> Iterator[tuple[str, Wanted]]:
+        floating = self._floating()
+        for kind, spoken in KINDS_OF_ALL.items():
+            how = {name: kind for name, of in floating.items() if kind in of.kinds and not limited(of)}
+            if how:
+                yield spoken, Wanted(how=how)
+        for name, of in floating.items():
+            if of.special:
+                first = {of.axes[0]: self._of.allowed[of.axes[0]].nearest(16)} if of.axes and _named(of) else {}
+                yield f"special_values_in_{name}", Wanted(special=name, sizes=first)
+
+    def _integers(self) -> Iterator[tuple[str, Wanted]]:
+        for name, of in self._of.tensors.items():
+            if not of.dtypes or of.make is not None or isinstance(of, Ragged):
+                continue
+            if of.dtypes == ("bool",):
+                yield f"{name}_all_false", Wanted(how={name: "least"})
+                yield f"{name}_all_true", Wanted(how={name: "largest"})
+            else:
+                for how in ("least", "largest", "ends", "ascending"):
+                    yield f"{name}_{how}", Wanted(how={name: how})
+            if of.also:
+                yield f"{name}_all_{of.also[0]}", Wanted(how={name: "others"})
+
+    # ---- from what is wanted to a case
+
+    def _plan(self, wanted: Wanted) -> Plan:
+        of = self._of
+        sizes = {**self._base, **wanted.sizes}
+        leading = wanted.leading
+        if leading is None:
+            leading = (sizes[LEADING],) if LEADING in sizes else ()
+        counts = {total: np.array(shares, np.int64) for total, shares in wanted.counts.items()}
+        return of.plan(sizes, leading, {**of.defaults, **wanted.parameters}, counts)
+
+    def _elements(self, wanted: Wanted) -> int:
+        return sum(int(np.prod(shape, dtype=np.int64)) for shape in self._of.shapes(self._plan(wanted)).values())
+
+    def _maker(self, wanted: Wanted) -> Make:
+        def make(dtype: DType) -> Case:
+            rng, plan = np.random.default_rng(11), self._plan(wanted)
+            normal = {name: "normal" for name, of in self._floating().items() if not limited(of)}
+            inputs = self._of.made(plan, rng, dtype, {**normal, **wanted.how})
+            if wanted.special in inputs:
+                inputs[wanted.special] = _with_special_values(inputs[wanted.special], dtype, plan.parameters)
+            return self._of.case(plan, inputs, rng, dtype, _of_present(wanted.layouts, inputs))
+
+        return make
+
+
+def _of_present(layouts: Mapping[str, str], inputs: Mapping[str, Any]) -> dict[str, str]:
+    return {name: layout for name, layout in layouts.items() if name in inputs or name == "grad_output"}
+
+
+def _spoken(axis: str) -> str:
+    return "rows" if axis == LEADING else axis
+
+
+def _named(of: TensorInput) -> bool:
+    return not of.axes[0].isdecimal() and "+" not in of.axes[0]
+
+
+def _with_special_values(array: np.ndarray, dtype: DType, parameters: Mapping[str, Any]) -> np.ndarray:
+    """One special value in each slice along the first axis, in turn, at a place of its own; one in 16 of a vector."""
+    special = list(special_values(dtype, parameters).values())
+    changed = array.copy()
+    slices = changed.reshape(len(changed), -1) if array.ndim > 1 and array.size else changed.reshape(1, -1)
+    if array.ndim > 1:
+        for place, row in enumerate(slices):
+            if row.size:
+                row[place * 7 % row.size] = special[place % len(special)]
+    elif array.size:
+        for place, value in enumerate(special):
+            slices[0, place * array.size // len(special) % array.size] = value
+    return slices.reshape(array.shape)
+
+
+class SizedCases:
+    """The cases of chosen sizes of a declaration."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        self._named = NamedCases(declaration)
+        self._allowed = declaration.allowed
+        self.axes = {
+            axis: of.nearest(SHORT[place % len(SHORT)])
+            for place, (axis, of) in enumerate(declaration.allowed.items())
+            if of.nearest(SHORT[0]) <= max(SHORT)
+        }
+        self._growth: dict[tuple[str, ...], tuple[float, float]] = {}
+
+    def make(self, sizes: Mapping[str, int]) -> Make:
+        """A named case; axes that are not chosen have the sizes of every named case."""
+        return self._named.of_sizes(sizes)
+
+    def varied(self, sizes: Mapping[str, int], leading: Shape | None, parameters: Mapping[str, Any]) -> Make:
+        """The same with other leading axes and parameters."""
+        return self._named.varied(sizes, leading, parameters)
+
+    def allows(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the declaration allows the sizes, and the case's largest intermediate result is affordable."""
+        allowed = all(size and self._allowed[axis].nearest(size) == size for axis, size in sizes.items())
+        return allowed and self.largest(sizes) <= AFFORDABLE
+
+    def largest(self, sizes: Mapping[str, int]) -> float:
+        """About how many elements the largest intermediate result has, from calls in which long axes are shorter."""
+        few, more = 32, 64
+        long = tuple(axis for axis, size in sizes.items() if size > more)
+        if long not in self._growth:
+            found = []
+            for most in (few, more):
+                shorter = {axis: self._allowed[axis].nearest(most) for axis in long}
+                found.append(max(self._named.largest_of({**sizes, **shorter}), 1))
+            self._growth[long] = found[1], max(np.log2(found[1] / found[0]), 0)
+        at_more, power = self._growth[long]
+        scale = np.exp(np.mean(np.log([sizes[axis] / more for axis in long]))) if long else 1.0
+        return float(at_more * scale**power)
+
+
+def sized(declaration: Declaration) -> Sized:
+    """The cases of chosen sizes of a declaration."""
+    of = SizedCases(declaration)
+    return Sized(of.axes, of.make, of.allows, of.largest, of.varied)
+
+
+def examples(declaration: Declaration) -> dict[str, Make]:
+    """The named cases that follow from a declaration."""
+    return NamedCases(declaration).examples()

@@ -1,0 +1,78 @@
+"""The law of a mean or a sum over a batch: the same batch several times over gives what is known of it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fourfold.numerics.dtypes import DType
+from fourfold.operations import axes as notation
+from fourfold.operations.axes import LEADING
+from fourfold.operations.case import Case
+from fourfold.operations.record import Evaluate, Law, Operation, Relation
+
+TIMES = 3
+
+
+def law_of(operation: Operation) -> Law:
+    """The law of an operation that has a `reduction`.
+
+    Raises:
+        ValueError: its reduction is written in another way, or names an axis that no input has.
+    """
+    kind, _, over = operation.reduction.partition(" over ")
+    axes = {axis.strip() for axis in over.split(",")}
+    written = {name: notation.parse(text) for name, text in operation.axes.items()}
+    known = {axis for each in written.values() for axis in (*notation.names(each), *each) if axis == LEADING or axis}
+    if kind not in ("mean", "sum") or not axes <= known:
+        names = ", ".join(sorted(axis for axis in known if axis.isidentifier() or axis == LEADING))
+        raise ValueError(
+            f'reduction of {operation.name} must be "mean over AXIS" or "sum over AXIS", where an axis is one of '
+            f"{names}, not {operation.reduction!r}"
+        )
+
+    def relations(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+        repeated = {name: _place(written[name], axes) for name in case.inputs if name in written}
+        inputs = {name: _repeated(array, repeated.get(name)) for name, array in case.inputs.items()}
+        here, there = evaluate(case), evaluate(case.with_inputs(**inputs))
+        factor = 1.0 if kind == "mean" else float(TIMES)
+        yield Relation(there.output, factor * here.output)
+        for name, gradient in here.gradients.items():
+            of_each = there.gradients[name]
+            place = repeated.get(name)
+            if place is None:  # it takes part in the terms of every repetition
+                yield Relation(of_each, factor * gradient)
+                continue
+            length = gradient.shape[place[0]]
+            for time in range(TIMES):
+                taken = (slice(None),) * place[0] + (slice(time * length, (time + 1) * length),)
+                yield Relation(float(TIMES) * of_each[taken], factor * gradient)
+
+    def a_repeated_batch_has_the_same_mean(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+        """A batch three times over has the same mean, and each repetition a third of the gradient."""
+        yield from relations(evaluate, case, dtype)
+
+    def a_repeated_batch_has_so_many_times_the_sum(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+        """A batch three times over has three times the sum, and each repetition the same gradient."""
+        yield from relations(evaluate, case, dtype)
+
+    return a_repeated_batch_has_the_same_mean if kind == "mean" else a_repeated_batch_has_so_many_times_the_sum
+
+
+def _place(axes: notation.Axes, over: set[str]) -> tuple[int, int] | None:
+    """Which axis of an input is repeated, and by how much it is longer than the batch; None if it is the same."""
+    for place, axis in enumerate(axes):
+        name, more = (LEADING, 0) if axis == LEADING else notation.split(axis)
+        if name in over:
+            return place, more
+    return None
+
+
+def _repeated(array: np.ndarray, place: tuple[int, int] | None) -> np.ndarray:
+    """An input several times over along an axis. Offsets, longer by one than the batch, are continued."""
+    if place is None:
+        return array
+    axis, more = place
+    if not more:
+        return np.concatenate([array] * TIMES, axis)
+    steps = np.tile(np.diff(array), TIMES)
+    return np.concatenate([array[:1], array[:1] + np.cumsum(steps)]).astype(array.dtype)

@@ -1,0 +1,1 @@
+"""Run checks on a subject, and sum up the verdict."""

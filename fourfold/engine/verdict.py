@@ -1,0 +1,399 @@
+"""The verdict on one implementation: what each check came to, and every distinct failure."""
+
+import html
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Self
+
+from fourfold.instruments.line_coverage import Unexecuted, shown
+from fourfold.operations.claims import EXACT, STORAGE
+
+PASSED, FAILED, REFUSED, UNREACHED, UNSUPPORTED = "passed", "failed", "refused", "not reached", "unsupported"
+WRONG = "wrong"
+# What a failure may be besides wrong.
+IMPRECISE, CRASHED, TIMED_OUT, TAMPERED = "imprecise", "crashed", "timed out", "tampered"
+RIGHT, INVALID = "right", "invalid"
+# The definition raises, has no bound, or the harness lacks or breaks something: nothing is said of the implementation.
+UNDECIDED = "undecided"
+# What a verdict is where checks have failed: the gravest of what the failures are.
+GRAVEST_FIRST = (TAMPERED, INVALID, CRASHED, TIMED_OUT, WRONG, UNDECIDED, IMPRECISE)
+# Failures after which other checks may still find something wrong.
+MAY_BE_WRONG = (UNDECIDED, IMPRECISE)
+# What `Verdict.reward` gives, and what a speed may add to it and take from it.
+REWARDS: Mapping[str, float] = MappingProxyType(
+    {
+        RIGHT: 1.0,
+        IMPRECISE: 0.2,
+        WRONG: 0.0,
+        UNDECIDED: 0.0,
+        REFUSED: 0.0,
+        TIMED_OUT: -0.2,
+        CRASHED: -0.2,
+        INVALID: -0.5,
+        TAMPERED: -1.0,
+    }
+)
+MOST_FOR_SPEED, LEAST_FOR_SPEED = 2.0, -0.5
+# Reasons of refusals, and warnings, that a text shows.
+SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One failure.
+
+    Attributes:
+        message: what was expected and what was found.
+        counterexample: the case, as text; None where there is none.
+        frames: the way through the author's own code, as Python shows it; "" where there is none.
+        cause: the same for failures of one cause.
+        blob: Hypothesis's name of the case, for `verify(..., reproduce=blob)`; None for a named example.
+        kind: "wrong", "imprecise", "tampered", "undecided" where the definition or the harness has failed, or, of a
+            call in a process of its own, "crashed" or "timed out".
+    """
+
+    message: str
+    counterexample: str | None
+    frames: str
+    cause: str
+    blob: str | None
+    kind: str = WRONG
+
+    def __str__(self) -> str:
+        parts = [self.message, self.frames, f"at {self.counterexample}" if self.counterexample else ""]
+        return "\n".join(filter(None, parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one check of one dtype came to.
+
+    Attributes:
+        check: its name.
+        dtype: the dtype's name.
+        outcome: "passed", "failed", "refused" (every case was), "not reached" (no case could be run here) or
+            "unsupported" (the check does not apply).
+        reason: why it was refused, not reached or is unsupported.
+        grade: "exact", "storage" or "wrong".
+        worst: the largest error that was seen, in units of its bound: above 1 of a wrong result.
+        examples: how many cases were run.
+        refusals: how many cases were refused, by reason.
+        seconds: how long it took.
+        failure: of a failed check.
+        remarks: what it has found out beside its claim.
+    """
+
+    check: str
+    dtype: str
+    outcome: str
+    reason: str | None = None
+    grade: str = EXACT
+    worst: float = 0.0
+    examples: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    failure: Finding | None = None
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """How fast an implementation is on one workload, beside the reference in the same run.
+
+    Attributes:
+        workload: its name.
+        dtype: the dtype's name.
+        direction: "forward" or "both", which is forward and backward.
+        seconds: the median time of a call.
+        reference_seconds: that of the reference.
+        ratio: the median of the reference's time over the implementation's: above 1 it is faster.
+        low, high: the ends of the ratio's 95% interval.
+        error: why this is no measurement, as a time that the machine cannot reach; "" where it is one.
+        notes: what may have disturbed the clock, such as throttling.
+    """
+
+    workload: str
+    dtype: str
+    direction: str
+    seconds: float
+    reference_seconds: float
+    ratio: float
+    low: float
+    high: float
+    error: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def certain(self) -> float:
+        """The speed-up that is certain: the end of the interval that is nearer to 1; 1 if the interval holds 1."""
+        if self.error:
+            return 1.0
+        return min(max(1.0, self.low), self.high)
+
+    def __str__(self) -> str:
+        name = f"{self.workload}, {self.dtype}, {self.direction}"
+        if self.error:
+            return f"{name}: not measured: {self.error}"
+        notes = f" ({'; '.join(self.notes)})" if self.notes else ""
+        times = f"{self.seconds * 1e6:.1f} µs, reference {self.reference_seconds * 1e6:.1f} µs"
+        return f"{name}: {self.ratio:.2f} times as fast [{self.low:.2f}, {self.high:.2f}]: {times}{notes}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What an implementation came to.
+
+    Attributes:
+        implementation: its name.
+        operation: the operation's name.
+        device: where it ran.
+        claims: what it claims, as text.
+        outcomes: one for each check and dtype.
+        shortcomings: why it has not passed although no check has failed.
+        warnings: what is no failure, and worth to be known.
+        versions: of Python's packages.
+        seed: of the generated cases.
+        seconds: how long it took.
+        constants: those of the implementation's source that sizes of large cases come from, in a line.
+        suggested_claim: a claim that leaves out every case that was refused, as ``contiguous=True``; "" without one.
+        never_executed: lines of the implementation that never ran; None where that is not known, as of a wrong one.
+        left_out: how many checks were not made, because time had run out.
+        speeds: how fast it is, where this was asked for, and it has passed.
+    """
+
+    implementation: str
+    operation: str
+    device: str
+    claims: str
+    outcomes: tuple[Outcome, ...]
+    shortcomings: tuple[str, ...]
+    warnings: tuple[str, ...]
+    versions: dict[str, str]
+    seed: int
+    seconds: float
+    constants: str = ""
+    suggested_claim: str = ""
+    never_executed: tuple[Unexecuted, ...] | None = None
+    left_out: int = 0
+    speeds: tuple[Speed, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The verdict in a word.
+
+        - "right": it has passed.
+        - "imprecise", "undecided", "wrong", "tampered", "invalid", "crashed" or "timed out": the gravest of its
+          failures. "timed out" also where checks were left out, "undecided" also where no case of a check could be run.
+        - "refused": no check has failed, and what it takes, or has gradients of, is not enough.
+        """
+        if self.passed:
+            return RIGHT
+        kinds = {o.failure.kind for o in self.outcomes if o.failure is not None}
+        gravest = next((kind for kind in GRAVEST_FIRST if kind in kinds), None)
+        if gravest or self.left_out:
+            return gravest or TIMED_OUT
+        return UNDECIDED if any(o.outcome == UNREACHED for o in self.outcomes) else REFUSED
+
+    def reward(self, rewards: Mapping[str, float] = REWARDS) -> float:
+        """A number for what learns from verdicts.
+
+        It is that of the verdict's kind: 1 for "right", 0.2 for "imprecise", 0 for "wrong", "undecided" and "refused",
+        -0.2 for "crashed" and "timed out", -0.5 for "invalid" and -1 for "tampered". If speeds were measured, a right
+        one gets log2 of its speed-up in addition, at least -0.5 and at most 2. The speed-up is the geometric mean of
+        those that are certain: see `Speed.certain`. So noise of the clock adds nothing where an interval holds 1. What
+        a right one refuses without a claim costs it that share: the number is multiplied by the share of cases that it
+        takes.
+
+        Args:
+            rewards: other numbers, by kind. What is not among them has the number above.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        for kind in rewards:
+            if kind not in REWARDS:
+                raise ValueError(f"rewards: there is no verdict {kind!r}: there are {', '.join(REWARDS)}")
+        number = {**REWARDS, **rewards}[self.kind]
+        if self.kind != RIGHT:
+            return number
+        doublings = [math.log2(speed.certain) for speed in self.speeds]
+        for_speed = sum(doublings) / len(doublings) if doublings else 0.0
+        return (1 - self.refused_share) * (number + min(max(for_speed, LEAST_FOR_SPEED), MOST_FOR_SPEED))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The verdict that `json` has written.
+
+        Raises:
+            ValueError: the text is none.
+        """
+        try:
+            found = json.loads(text)
+            return cls(**_fields(cls, found, outcomes=_outcome, never_executed=_unexecuted, speeds=_speed))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"this is no verdict: {error}") from error
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check has failed, and enough was verified."""
+        return not self.shortcomings and not any(o.outcome == FAILED for o in self.outcomes)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    @property
+    def grade(self) -> str:
+        """The worst grade of all checks: "exact", "storage" or "wrong"."""
+        grades = {o.grade for o in self.outcomes}
+        return next((grade for grade in (WRONG, STORAGE) if grade in grades), EXACT)
+
+    @property
+    def worst(self) -> float:
+        """The largest error of all checks, in units of its bound: above 1 of a wrong result."""
+        return max((o.worst for o in self.outcomes), default=0.0)
+
+    @property
+    def examples(self) -> int:
+        """How many cases were run."""
+        return sum(o.examples for o in self.outcomes)
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """How many cases were refused, by reason."""
+        return sum((Counter(o.refusals) for o in self.outcomes), Counter())
+
+    @property
+    def refused_share(self) -> float:
+        """The share of cases that were refused, from 0 to 1."""
+        return self.refusals.total() / max(self.examples + self.refusals.total(), 1)
+
+    @property
+    def failures(self) -> list[tuple[Outcome, Finding]]:
+        """Every distinct failure, with the first check that found it."""
+        first: dict[str, tuple[Outcome, Finding]] = {}
+        for outcome in self.outcomes:
+            if outcome.failure is not None:
+                first.setdefault(outcome.failure.cause, (outcome, outcome.failure))
+        return list(first.values())
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one sentence."""
+        name = f"{self.implementation} as {self.operation} on {self.device}"
+        if self.passed:
+            right = "right" if not self.refusals else "right wherever it accepts"
+            within = f" (claims: {self.claims})" if self.claims else ""
+            worst = f"worst error {self.worst:.2f} of its bound, {self.examples} examples"
+            return f"{name}: {right}, {self.grade}; {worst}{within}"
+        failed = sum(o.outcome == FAILED for o in self.outcomes)
+        if failed and self.grade == STORAGE:
+            return f"{name}: NOT PASSED; right with storage accuracy, which it does not claim"
+        if failed:
+            many = f"{len(self.failures)} distinct failure{'s' * (len(self.failures) != 1)}"
+            shown = "CANNOT JUDGE" if self.kind == UNDECIDED else self.kind.upper()
+            return f"{name}: {shown}; {failed} of {len(self.outcomes)} checks failed, {many}"
+        return f"{name}: NOT PASSED; {'; '.join(self.shortcomings)}"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield self.summary
+        yield from self._table()
+        yield from refusal_lines(self.refusals, self.examples, self.suggested_claim)
+        for number, (outcome, failure) in enumerate(self.failures, 1):
+            same = [o for o in self.outcomes if o.failure is not None and o.failure.cause == failure.cause]
+            also = f" (and {len(same) - 1} other checks)" if len(same) > 1 else ""
+            yield f"\n{number}. {outcome.check}, {outcome.dtype}{also}: {failure}"
+        if self.constants:
+            yield self.constants
+        yield from (f"not passed: {line}" for line in self.shortcomings)
+        yield from shown(self.never_executed or ())
+        yield from (f"speed: {speed}" for speed in self.speeds)
+        yield from (f"{o.check}, {o.dtype}: {remark}" for o in self.outcomes for remark in o.remarks)
+        yield from (f"warning: {line}" for line in self.warnings[:SHOWN])
+        if len(self.warnings) > SHOWN:
+            yield f"warning: and {len(self.warnings) - SHOWN} more"
+
+    def _table(self) -> Iterator[str]:
+        dtypes = list(dict.fromkeys(o.dtype for o in self.outcomes))
+        yield f"  {'':<24}" + "".join(f"{name:<14}" for name in dtypes).rstrip()
+        for check in dict.fromkeys(o.check for o in self.outcomes):
+            by_dtype = {o.dtype: o for o in self.outcomes if o.check == check}
+            cells = "".join(f"{_cell(by_dtype.get(name)):<14}" for name in dtypes)
+            yield f"  {check[:23]:<24}{cells}".rstrip()
+
+    def json(self) -> str:
+        """The whole verdict as JSON."""
+        about = {"kind": self.kind, "passed": self.passed, "grade": self.grade, "worst_error_over_bound": self.worst}
+        about["refused_share"] = self.refused_share
+        return json.dumps({**about, "summary": self.summary, **asdict(self)}, indent=1, default=str)
+
+    def html(self) -> str:
+        """The whole verdict as a page."""
+        title = html.escape(f"{self.implementation} as {self.operation}")
+        text = html.escape("\n".join(self._lines()))
+        colour = "#1a7f37" if self.passed else "#c0232c"
+        return (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+            "<style>body{font:16px/1.5 system-ui;max-width:76rem;margin:1rem auto;padding:0 1rem}"
+            "pre{white-space:pre-wrap;font:13px/1.45 ui-monospace,monospace}</style>"
+            f'<h1>{title}</h1><p style="color:{colour};font-weight:600">{html.escape(self.summary)}</p>'
+            f"<pre>{text}</pre></html>\n"
+        )
+
+
+def refusal_lines(refusals: Counter[str], examples: int, claim: str) -> Iterator[str]:
+    """The share of cases that were refused, the claim that leaves them out, and the reasons, a line each.
+
+    Args:
+        refusals: how many cases were refused, by reason.
+        examples: how many were not.
+        claim: leaves out every case that was refused; "" without one.
+    """
+    if not refusals:
+        return
+    total = examples + refusals.total()
+    stated = f": the claim `{claim}` leaves out all of them" if claim else ""
+    yield f"refused {refusals.total() / total:.0%} of the cases{stated}"
+    for reason, count in refusals.most_common(SHOWN):
+        yield f"refused {count} of {total} cases: {reason}"
+
+
+def _cell(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return ""
+    if outcome.failure is not None and outcome.failure.kind in (CRASHED, TIMED_OUT, TAMPERED, UNDECIDED):
+        return outcome.failure.kind.upper()
+    if outcome.outcome == FAILED:
+        return "FAILED" if outcome.grade == WRONG else "STORAGE"
+    if outcome.outcome in (REFUSED, UNREACHED, UNSUPPORTED):
+        return outcome.outcome
+    storage = " storage" if outcome.grade == STORAGE else ""
+    return f"{outcome.worst:.2f} {outcome.examples:>4}{storage}"
+
+
+def _fields(kind: type, found: Mapping[str, Any], **makers: Any) -> dict[str, Any]:
+    """The arguments of a dataclass from JSON: lists become tuples, each entry by its maker."""
+    made = {field.name: found[field.name] for field in fields(kind) if field.name in found}
+    for name, value in made.items():
+        if isinstance(value, list):
+            made[name] = tuple(makers[name](each) for each in value) if name in makers else tuple(value)
+    return made
+
+
+def _outcome(found: Mapping[str, Any]) -> Outcome:
+    failure = found.get("failure")
+    return Outcome(**_fields(Outcome, {**found, "failure": failure and Finding(**_fields(Finding, failure))}))
+
+
+def _unexecuted(found: Mapping[str, Any]) -> Unexecuted:
+    return Unexecuted(**_fields(Unexecuted, found))
+
+
+def _speed(found: Mapping[str, Any]) -> Speed:
+    return Speed(**_fields(Speed, found))

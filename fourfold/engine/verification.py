@@ -1,0 +1,661 @@
+"""Verifies one implementation in this process: `verify`, `assert_correct` and, for pytest, `suite`."""
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import math
+import re
+import secrets
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import torch
+
+from fourfold import backends
+from fourfold.backends.triton import compilation, takeover
+from fourfold.candidates.frames import cause, own_frames, spelled
+from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.watch import Watched
+from fourfold.candidates.load.calling import as_operation
+from fourfold.candidates.process.client import CALL_SECONDS, UntrustedFunction
+from fourfold.checks import standard
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.history import late_inputs_are_waited_for
+from fourfold.checks.outputs import requires_gradient, together
+from fourfold.checks.records import operations
+from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unreachable, Unsupported
+from fourfold.checks.standard import BACKWARD, FORWARD, Check
+from fourfold.compat import hypothesis_internals
+from fourfold.declaration import defaults
+from fourfold.engine.exact_math import computing_exactly
+from fourfold.engine.shortcomings import listed
+from fourfold.engine.verdict import (
+    FAILED,
+    MAY_BE_WRONG,
+    PASSED,
+    REFUSED,
+    UNREACHED,
+    UNSUPPORTED,
+    WRONG,
+    Finding,
+    Outcome,
+    Verdict,
+    refusal_lines,
+)
+from fourfold.inputs.constants import Constants, constants_in, constants_of
+from fourfold.inputs.large_cases import LargeCases
+from fourfold.instruments.line_coverage import Executed, watched, watched_elsewhere
+from fourfold.instruments.tampering import Tampered, random_state_kept
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.boundary import Boundary
+from fourfold.operations.case import Case
+from fourfold.operations.claims import Claims, claims_of
+from fourfold.operations.not_reached import NotReached, Unreached
+from fourfold.operations.record import Operation
+from fourfold.operations.refusals import Refusals
+from fourfold.pytest_plugin.failures import counterexample, grade_of, kind_of, said_of
+from fourfold.pytest_plugin.wrong_cells import BRIEFLY, NOT_MADE
+
+EXAMPLES = 25
+# The result that a message is about. A law is about the output.
+_RESULT = re.compile(r"gradient of \w+|output|left side")
+# Cases outside of the claims that are tried.
+OUTSIDE = 12
+# Options of a suite that are no limits of its searches.
+GIVEN = ("claims", "device", "refusals", "strict_errors", "compile_seconds")
+ACCEPT = "Claims(gradients=False) accepts a forward pass alone"
+
+
+def verify(
+    implementation: Callable[..., torch.Tensor] | str,
+    operation: Operation | str,
+    *,
+    claims: Claims | None = None,
+    device: str = "auto",
+    dtypes: Collection[str] = (),
+    only: Collection[str] = (),
+    examples: int = EXAMPLES,
+    seed: int | None = None,
+    reproduce: str | None = None,
+    refusals: bool = True,
+    strict_errors: bool = False,
+    untrusted: bool = False,
+    call_seconds: float = CALL_SECONDS,
+    compile_seconds: float = compilation.SECONDS,
+    first_failure: bool = False,
+    seconds: float = math.inf,
+    forbid_fallback: bool = False,
+) -> Verdict:
+    """Put an implementation through every check of an operation.
+
+    Args:
+        implementation: a function, an ``autograd.Function`` or an ``nn.Module``, which takes the operation's arguments
+            by their names or in their order and returns a new tensor. An untrusted one may be given as
+            "FILE_OR_MODULE:FUNCTION", and is then never imported in this process.
+        operation: what it is to compute: a record, see `fourfold.operation`, or the name of a known operation.
+        claims: what it claims; unless given, what the decorator `fourfold.claims` says of it.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one. After a verification on the CPU, all Triton kernels
+            of the process are interpreted.
+        dtypes: names of those to look at; all that are claimed if empty.
+        only: names of the checks to make; all if empty.
+        examples: how many generated cases each check runs.
+        seed: of the generated cases; a random one unless given.
+        reproduce: what a finding names as its ``blob``: this one case alone is run.
+        refusals: whether an exception of the implementation's own is a refusal of that case, and no failure.
+        strict_errors: whether bad input must raise the operation's declared errors.
+        untrusted: whether it runs in a process of its own, where it cannot change what judges it. On the CPU alone.
+        call_seconds: that a call may take, if it is untrusted.
+        compile_seconds: of a processor that Triton's compiler may take for a kernel. A case with a kernel that takes
+            longer is not reached.
+        first_failure: whether the first check that fails is the last that is made.
+        seconds: after which no further check is begun. If some were left out for that, the verdict has not passed.
+        forbid_fallback: whether to check that torch is used for memory alone, and not to compute.
+
+    Returns:
+        the verdict. A wrong implementation raises nothing here: see `assert_correct`.
+
+    Raises:
+        ValueError: an argument is not as said above. The message names it.
+        CannotBeCalled: the implementation cannot be called with the operation's arguments.
+        CannotBeImported: it is untrusted, and there is no such function in the file.
+    """
+    own_process = call_seconds if untrusted else None
+    plan = Plan(
+        dtypes=dtypes,
+        only=only,
+        examples=examples,
+        seed=seed,
+        reproduce=reproduce,
+        first_failure=first_failure,
+        seconds=seconds,
+        forbid_fallback=forbid_fallback,
+    )
+    with Trial.of(
+        implementation, operation, claims, device, refusals, strict_errors, own_process, compile_seconds
+    ) as trial:
+        return verified(trial, plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which checks an implementation is put through, and how: see the arguments of `verify`.
+
+    Attributes:
+        brief: whether each check takes a few small cases alone. Those that find nothing then say nothing.
+        told: called with the name of each check, and the dtype, before it is made.
+    """
+
+    dtypes: Collection[str] = ()
+    only: Collection[str] = ()
+    examples: int = EXAMPLES
+    seed: int | None = None
+    reproduce: str | None = None
+    first_failure: bool = False
+    seconds: float = math.inf
+    forbid_fallback: bool = False
+    brief: bool = False
+    told: Callable[[str, str], object] = lambda check, dtype: None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that can be checked is."""
+        return not (self.dtypes or self.only or self.reproduce or self.examples < EXAMPLES)
+
+
+def verified(trial: "Trial", plan: Plan) -> Verdict:
+    """The verdict on an implementation, with the lines that never ran if the plan is whole."""
+    if not plan.whole:
+        return _verified(trial, plan)
+    if isinstance(trial.implementation, UntrustedFunction):
+        seen = watched_elsewhere(trial.implementation, trial.device)
+    else:
+        seen = watched(trial.given, trial.device)
+    with seen as executed:
+        return _with_lines(_verified(trial, plan), executed)
+
+
+def _with_lines(verdict: Verdict, executed: Executed) -> Verdict:
+    """A verdict with what never ran, and why that is not known, if so."""
+    if not verdict.passed:
+        return verdict
+    executed.gather()
+    executed.add(executed.told())
+    warnings = (*verdict.warnings, *executed.unseen)
+    return replace(verdict, never_executed=tuple(executed.never()), warnings=warnings)
+
+
+def _verified(trial: "Trial", plan: Plan) -> Verdict:
+    started, seed = time.perf_counter(), secrets.randbits(32) if plan.seed is None else plan.seed
+    search = Search(examples=plan.examples, seed=seed, blob=plan.reproduce)
+    constants = ""
+    outcomes, warnings, boundary = list[Outcome](), list[str](), Boundary()
+    wrong, refused = set[tuple[str, str]](), dict[tuple[str, str], Outcome]()
+    left = trial.planned(plan.dtypes, plan.only, plan.forbid_fallback)
+    failed = stopped = False
+    with trial.settings():
+        while left and not stopped and time.perf_counter() - started <= plan.seconds:
+            check, dtype = left.pop(0)
+            kind, output = standard.parts_of(check.name)
+            of = dtype, output
+            if of in refused:
+                outcomes.append(replace(refused[of], check=check.name, refusals={}, seconds=0.0))
+                continue
+            if of in wrong and trial.device == "cuda":
+                outcomes.append(Outcome(check=check.name, dtype=dtype, outcome=UNSUPPORTED, reason=NOT_MADE))
+                continue
+            plan.told(check.name, dtype)
+            own = replace(search, brief=plan.brief or of in wrong)
+            outcome, said = trial.outcome(check, dtype, own)
+            constants = constants or own.constants
+            boundary.update(own.boundary)
+            outcomes.append(outcome)
+            failed = failed or outcome.outcome == FAILED
+            stopped = plan.first_failure and outcome.failure is not None and outcome.failure.kind not in MAY_BE_WRONG
+            warnings += [warning for warning in said if warning not in warnings]
+            if kind == FORWARD and outcome.outcome == FAILED and outcome.grade == WRONG:
+                wrong.add(of)
+            if kind == FORWARD and outcome.outcome == REFUSED:
+                refused[of] = outcome
+        if not failed and not plan.only and not left:
+            warnings += trial.silently_wrong_outside_of_the_claims(seed)
+            warnings += trial.silently_wrong_on_another_stream(seed)
+    shortcomings = list(_shortcomings(outcomes, trial.claims))
+    if not trial.refusals and not shortcomings:
+        shortcomings += dict.fromkeys(o.reason or "" for o in outcomes if o.outcome == REFUSED)
+    if left and not failed:
+        names = dict.fromkeys(check.name for check, _ in left)
+        shortcomings.insert(0, f"{len(left)} checks were not made within {plan.seconds:g} s: {listed(names)}")
+    return Verdict(
+        implementation=trial.name,
+        operation=trial.operation.name,
+        device=torch.cuda.get_device_name() if trial.device == "cuda" else "cpu",
+        claims=str(trial.claims),
+        outcomes=tuple(outcomes),
+        shortcomings=tuple(shortcomings),
+        warnings=tuple(warnings),
+        versions={name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy", "hypothesis")},
+        seed=seed,
+        seconds=time.perf_counter() - started,
+        constants=constants,
+        suggested_claim=boundary.claim(),
+        left_out=0 if failed else len(left),
+    )
+
+
+def assert_correct(implementation: Callable[..., torch.Tensor], operation: Operation | str, **options: Any) -> None:
+    """Verify an implementation.
+
+    Args:
+        implementation: see `verify`.
+        operation: see `verify`.
+        **options: those of `verify`.
+
+    Raises:
+        AssertionError: it has not passed. The message is the verdict's text.
+    """
+    __tracebackhide__ = True
+    verdict = verify(implementation, operation, **options)
+    if not verdict.passed:
+        raise AssertionError(str(verdict))
+
+
+def suite(implementation: Callable[..., torch.Tensor], operation: Operation | str, **options: Any) -> type:
+    """A class of tests for pytest: one test for each check, with one case for each dtype.
+
+    Assign it to a name that begins with Test: ``TestSoftmax = fourfold.suite(my_softmax, "softmax")``.
+
+    Args:
+        implementation: see `verify`.
+        operation: see `verify`.
+        **options: those of `verify`.
+
+    Raises:
+        ValueError: an option is not as `verify` says.
+    """
+    given = {name: options.pop(name) for name in GIVEN if name in options}
+    dtypes, only = options.pop("dtypes", ()), options.pop("only", ())
+    trial = Trial.of(
+        implementation,
+        operation,
+        **{"claims": None, "device": "auto", "refusals": True, "strict_errors": False, **given},
+    )
+    search = Search(**{"examples": EXAMPLES, **options})
+    planned: dict[str, list[str]] = {}
+    checks_by_name = {}
+    for check, dtype in trial.planned(dtypes, only):
+        planned.setdefault(check.name, []).append(dtype)
+        checks_by_name[check.name] = check
+    tests = {
+        f"test_{name.replace(': ', '_').replace(' ', '_')}": _test(trial, checks_by_name[name], names, search)
+        for name, names in planned.items()
+    }
+    source = inspect.currentframe()
+    module = source.f_back.f_globals.get("__name__", __name__) if source and source.f_back else __name__
+    return type("TestSuite", (), {**tests, "__doc__": f"{trial.name} as {trial.operation.name}", "__module__": module})
+
+
+def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -> Callable[..., None]:
+    """One test of a suite."""
+    refused_all: set[str] = set()
+
+    def test(self: Any, dtype: str) -> None:
+        own, name = replace(search), f"{trial.name} as {trial.operation.name}, {dtype}"
+        with trial.settings():
+            outcome, _ = trial.outcome(check, dtype, own)
+        if outcome.failure is not None:
+            pytest.fail(f"{name}: {outcome.failure}", pytrace=False)
+        if outcome.outcome == REFUSED and standard.parts_of(check.name)[0] == FORWARD:
+            refused_all.add(dtype)
+            if refused_all == {*dtypes}:
+                pytest.fail(f"{name}: nothing was verified: {outcome.reason}", pytrace=False)
+        if outcome.refusals:
+            told = "; ".join(refusal_lines(Counter(outcome.refusals), outcome.examples, own.boundary.claim()))
+            _warn_of_refusals(trial, f"{name}, {check.name}: {told}")
+        if outcome.reason:
+            pytest.skip(outcome.reason)
+
+    test.__doc__ = check.run.__doc__ or check.name
+    return pytest.mark.parametrize("dtype", dtypes)(test)
+
+
+class RefusedCases(UserWarning):
+    """A kernel of a suite refused cases that its claims do not leave out."""
+
+
+def _warn_of_refusals(trial: "Trial", message: str) -> None:
+    """Warn, at the place of the kernel: this module's own warnings are errors in CI."""
+    code = getattr(inspect.unwrap(trial.given), "__code__", None) if callable(trial.given) else None
+    warnings.warn_explicit(message, RefusedCases, str(trial.origin), getattr(code, "co_firstlineno", 1))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trial:
+    """One implementation as one operation on one device."""
+
+    name: str
+    given: Any
+    implementation: Callable[..., torch.Tensor]
+    operation: Operation
+    unrestricted: Operation
+    claims: Claims
+    device: str
+    refusals: bool
+    strict_errors: bool
+    origin: Path
+    constants: Constants
+    compile_seconds: float
+
+    @classmethod
+    def of(
+        cls,
+        implementation: Any,
+        operation: Operation | str,
+        claims: Claims | None,
+        device: str,
+        refusals: bool,
+        strict_errors: bool,
+        call_seconds: float | None = None,
+        compile_seconds: float = compilation.SECONDS,
+    ) -> "Trial":
+        """That of an implementation, in a process of its own if `call_seconds` is given: see `verify`."""
+        if device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f'device must be "auto", "cpu" or "cuda", not {device!r}')
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError('device="cuda": torch finds no GPU')
+        if device == "auto":
+            # Where Triton interprets its kernels already, they cannot run on a GPU.
+            device = "cuda" if torch.cuda.is_available() and not takeover.is_interpreting() else "cpu"
+        if device == "cpu" and call_seconds is None:
+            takeover.interpret_kernels()
+        record = _record(operation)
+        if call_seconds is not None:
+            implementation = made_untrusted(implementation, record, device, call_seconds)
+        claims = claims_of(implementation) if claims is None else claims
+        called = as_operation(implementation, signature_of(record), record.name)
+        return cls(
+            name=getattr(implementation, "__name__", type(implementation).__name__),
+            given=implementation,
+            implementation=called,
+            operation=claims.restricted(record),
+            unrestricted=record,
+            claims=claims,
+            device=device,
+            refusals=refusals,
+            strict_errors=strict_errors,
+            origin=_file_of(implementation),
+            constants=_constants_of(implementation),
+            compile_seconds=compile_seconds,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if isinstance(self.implementation, UntrustedFunction):
+            self.implementation.end()
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        """Inside, torch computes its own products of matrices as exactly as the bounds demand, and takes one thread.
+
+        Threads that wait for one another take longer over few numbers than one alone.
+        """
+        threads = torch.get_num_threads()
+        try:
+            if self.device == "cpu":
+                torch.set_num_threads(1)
+            self._undefined_lanes(self.claims.undefined_lanes_are_zero)
+            with computing_exactly(), compilation.compilation_limited(self.device, self.compile_seconds):
+                yield
+        finally:
+            self._undefined_lanes(False)
+            torch.set_num_threads(threads)
+
+    def _undefined_lanes(self, are_zero: bool) -> None:
+        if self.device == "cpu":
+            memory = importlib.import_module("fourfold.backends.triton.interpreter.memory")
+            memory.undefined_lanes_are_zero(are_zero)
+
+    def planned(
+        self, dtypes: Collection[str], only: Collection[str], forbid_fallback: bool = False
+    ) -> list[tuple[Check, str]]:
+        """The checks to make, the one that decides first."""
+        for name in dtypes:
+            if name not in DTYPES:
+                raise ValueError(f"dtypes: there is no {name}: there are {', '.join(DTYPES)}")
+        claimed = [name for name in DTYPES if name in (dtypes or self.claims.dtypes or DTYPES)]
+        known = standard.checks_of(self.operation, self.device, self.claims)
+        if forbid_fallback:
+            known.append(standard.fallback_of(self.operation))
+        for name in only:
+            if name not in [check.name for check in known]:
+                raise ValueError(f"only: there is no check {name!r}: there are {', '.join(c.name for c in known)}")
+        chosen = [check for check in known if not only or check.name in only]
+        return [(check, dtype) for check in chosen for dtype in check.of(claimed)]
+
+    def subject(self, dtype: str) -> Subject:
+        """What a check takes."""
+
+        def sibling(name: str) -> tuple[Operation, Callable[..., torch.Tensor]]:
+            return operations()[name], backends.load(name, "torch")
+
+        return Subject(
+            operation=self.operation,
+            backend=self.name,
+            dtype=DTYPES[dtype].with_free_ties,
+            device=self.device,
+            implementation=self.implementation,
+            sibling=sibling,
+            differentiable=self.has_gradients(dtype),
+            claims=self.claims,
+            foreign=True,
+            elsewhere=isinstance(self.implementation, UntrustedFunction),
+            strict_errors=self.strict_errors,
+            large=LargeCases(self.operation, self.claims, DTYPES[dtype].with_free_ties, self.constants),
+        )
+
+    def outcome(self, check: Check, dtype: str, search: Search) -> tuple[Outcome, list[str]]:
+        """What one check came to, and its warnings."""
+        search.refusals, search.unreached = Refusals() if self.refusals else None, Unreached()
+        search.boundary = Boundary()
+        search.warnings, search.remarks = [], []
+        search.started = time.perf_counter()
+        told: dict[str, Any] = {"outcome": PASSED}
+        last: list[str] = [""]
+        search.note = lambda case: last.__setitem__(0, repr(case))
+        watched = Watched(self.origin, self.operation, search)
+        try:
+            subject = self.subject(dtype)  # to find out about gradients it is called
+            with random_state_kept(), held():
+                check.judge(subject, search)
+            if search.brief:
+                told = {"outcome": UNSUPPORTED, "reason": BRIEFLY}
+        except (Unsupported, NotReached) as reason:
+            told = {"outcome": _outcome_of(reason), "reason": str(reason)}
+        except Exception as error:
+            finding = self._finding(error, last[0])
+            told, search.grade = {"outcome": FAILED, "failure": finding}, grade_of(finding.kind)
+        if changes := watched.changes():
+            tampered = Tampered(f"the candidate changed what judges it: {listed(changes)}")
+            told = {"outcome": FAILED, "failure": self._finding(tampered, last[0])}
+            search.grade = WRONG
+        refused = {} if search.refusals is None else dict(search.refusals.counts)
+        made = Outcome(
+            check=check.name,
+            dtype=dtype,
+            grade=search.grade,
+            worst=search.worst,
+            examples=search.ran,
+            refusals=refused,
+            seconds=round(search.seconds, 3),
+            remarks=(*search.remarks, *search.unreached.lines()),
+            **told,
+        )
+        return made, search.warnings
+
+    @functools.lru_cache  # noqa: B019 - a trial is short-lived
+    def has_gradients(self, dtype: str) -> bool:
+        """Whether it claims gradients, and its output requires one where its inputs do."""
+        if not self.claims.gradients or not self.operation.differentiable:
+            return False
+        return requires_gradient(self.implementation, self.operation, DTYPES[dtype], self.device)
+
+    def _finding(self, error: Exception, at: str) -> Finding:
+        notes = "\n".join(map(str, getattr(error, "__notes__", [])))
+        frames = own_frames(error, self.origin)
+        message = said_of(error, frames)
+        return Finding(
+            message=message,
+            counterexample=counterexample(notes) or at or None,
+            frames=spelled(frames),
+            cause=cause(error, frames) if frames else _cause_of(message),
+            blob=hypothesis_internals.blob_in(notes),
+            kind=kind_of(error, frames),
+        )
+
+    def silently_wrong_outside_of_the_claims(self, seed: int) -> list[str]:
+        """A warning if a case outside of the claims gives a wrong result, and no exception."""
+        claims, record, dtype = self.claims, self.unrestricted, self._probed
+        subject = replace(self.subject(dtype), operation=record, claims=Claims(accuracy=claims.accuracy))
+
+        def is_outside(case: Case) -> bool:
+            moved = claims.adapted(case).layouts != {n: how for n, how in case.layouts.items() if how != "contiguous"}
+            return claims.outside(record, case, DTYPES[dtype]) is not None or moved
+
+        def outside(_: Any, elements: int) -> Any:
+            return record.cases(DTYPES[dtype], elements).filter(is_outside)
+
+        if claims.restricted(record) is record:
+            return []
+        search = Search(examples=OUTSIDE, elements=256, seed=seed, refusals=Refusals())
+        probe = together(replace(subject, operation=replace(record, cases=outside, examples={})))
+        failure = _failure_of(forward_agrees, probe, search)
+        found = counterexample("\n".join(map(str, getattr(failure, "__notes__", []))))
+        return [f"outside of its claims it gives a wrong result, and no error: {found}"] if found else []
+
+    def silently_wrong_on_another_stream(self, seed: int) -> list[str]:
+        """A warning if only the default stream is claimed, and a call on another one gives a wrong result."""
+        if self.claims.streams or self.device != "cuda":
+            return []
+        subject = replace(self.subject(self._probed), claims=replace(self.claims, streams=True))
+        search = Search(examples=1, elements=256, seed=seed)
+        if _failure_of(late_inputs_are_waited_for, together(subject), search) is None:
+            return []
+        return ["on any but the default stream it reads its inputs too early, and gives a wrong result"]
+
+    @property
+    def _probed(self) -> str:
+        """The dtype in which what lies outside of the claims is tried."""
+        return next(name for name in ("float32", *DTYPES) if name in (self.claims.dtypes or DTYPES))
+
+
+def _failure_of(check: Callable[[Subject, Search], None], subject: Subject, search: Search) -> Failure | None:
+    """How a subject fails a check; None if it passes, or says no by an exception."""
+    with contextlib.suppress(Exception, NotReached):
+        try:
+            with held():
+                check(subject, search)
+        except Failure as failure:
+            return failure
+    return None
+
+
+def _outcome_of(reason: Unsupported | NotReached) -> str:
+    """What a check came to that found no case of use."""
+    if isinstance(reason, Refused):
+        return REFUSED
+    return UNREACHED if isinstance(reason, Unreachable | NotReached) else UNSUPPORTED
+
+
+def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
+    """Why an implementation has not passed although no check has failed."""
+    if any(o.outcome == FAILED for o in outcomes):
+        return
+    parts = list(dict.fromkeys(standard.parts_of(o.check)[1] for o in outcomes))
+    for output in [output for output in parts if output] or parts:
+        found = [o for o in outcomes if standard.parts_of(o.check)[1] == output]
+        for shortcoming in _shortcomings_of_one(found, claims):
+            yield f"{output}: {shortcoming}" if output else shortcoming
+
+
+def _shortcomings_of_one(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
+    """The same of the outcomes that are about one output."""
+    decisive = [o for o in outcomes if standard.parts_of(o.check)[0] == FORWARD] or list(outcomes)
+    if not any(o.outcome == PASSED for o in decisive):
+        reasons = dict.fromkeys(o.reason or "" for o in decisive)
+        yield f"nothing was verified: {'; '.join(reasons) or 'no check was planned'}"
+    elif claims.gradients and any(o.reason == FORWARD_ONLY for o in outcomes):
+        yield f"its output has no gradient where its inputs do; {ACCEPT}"
+    else:
+        backward = [o for o in outcomes if standard.parts_of(o.check)[0] == BACKWARD.name]
+        if backward and not any(o.outcome == PASSED for o in backward):
+            yield f"no gradient was verified: {backward[0].reason}; {ACCEPT}"
+
+
+def _cause_of(message: str) -> str:
+    """What a disagreement is about: one wrong result fails many checks."""
+    found = _RESULT.search(message)
+    return f"{found[0]} is wrong" if found else re.sub(r"\d+(\.\d+)?(e[+-]\d+)?|float\d+|bfloat16", "N", message)
+
+
+def _record(operation: Operation | str) -> Operation:
+    if isinstance(operation, Operation):
+        return defaults.completed(operation)
+    known = operations()
+    if operation not in known:
+        raise ValueError(f"operation must be a record or one of {', '.join(known)}, not {operation!r}")
+    return known[operation]
+
+
+def reference_of(operation: Operation) -> Callable[..., Any]:
+    """An operation in torch: its definition, if it is declared by one."""
+    definition = getattr(operation, "definition", None)
+    return definition if definition is not None else backends.load(operation.name, "torch")
+
+
+def signature_of(operation: Operation) -> inspect.Signature:
+    """The arguments of an operation."""
+    return inspect.signature(reference_of(operation))
+
+
+def made_untrusted(implementation: Any, record: Operation, device: str, call_seconds: float) -> UntrustedFunction:
+    """An implementation, in a process of its own."""
+    if isinstance(implementation, UntrustedFunction):
+        return implementation
+    if device != "cpu":
+        raise ValueError('untrusted=True needs device="cpu": memory of a GPU is not shared with another process yet')
+    if isinstance(implementation, str):
+        place, _, function = implementation.rpartition(":")
+    else:
+        place, function = str(_file_of(implementation)), getattr(implementation, "__qualname__", "<locals>")
+    if not place or not all(name.isidentifier() for name in function.split(".")):
+        raise ValueError(
+            f"untrusted=True needs a function that a file or a module defines by a name, not {implementation!r}"
+        )
+    if place.endswith(".py"):
+        place = str(Path(place).resolve())
+    return UntrustedFunction(place, function, signature_of(record), record.name, call_seconds)
+
+
+def _constants_of(implementation: Any) -> Constants:
+    if isinstance(implementation, UntrustedFunction):
+        return constants_in(implementation.file, implementation.function)
+    return constants_of(implementation)
+
+
+def _file_of(implementation: Any) -> Path:
+    if isinstance(implementation, UntrustedFunction):
+        return implementation.file
+    target = inspect.unwrap(implementation) if callable(implementation) else implementation
+    for each in (target, type(target)):
+        with contextlib.suppress(TypeError, OSError):
+            return Path(inspect.getfile(each)).resolve()
+    return Path("/dev/null")

@@ -1,0 +1,146 @@
+"""Hypothesis strategies for arrays: their sizes, shapes, values and memory layouts."""
+
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.layouts import LAYOUTS
+
+# At and next to the sizes of vectors, warps and blocks, with some small and odd sizes.
+AWKWARD_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 513)
+AWKWARD_LARGE = (1000, 1023, 1024, 1025, 2047, 2049, 4097)
+
+KINDS = ("normal", "whole", "constant", "offset", "spread", "huge", "tiny")
+# Kinds of numbers that keep to a range: for inputs outside of whose range an operation is not defined.
+LIMITED = ("positive", "unit", "probabilities")
+# Arrays of at most this many elements are sometimes drawn element by element.
+FEW_ELEMENTS = 12
+# NONE is the share of arrays without rows. Each small size stands for STEPS drawn numbers, so that 0 is as rare there.
+NONE = 1 / 32
+STEPS = 16
+SEEDS = st.integers(0, 2**32 - 1)
+GENERATORS = SEEDS.map(np.random.default_rng)
+
+
+def random_size(rng: np.random.Generator, limit: int) -> int:
+    """A number of rows up to `limit`: any number, a small one, one next to a block size, or, rarely, 0."""
+    if limit == 0 or rng.random() < NONE:
+        return 0
+    awkward = [size for size in (*AWKWARD_SIZES, *AWKWARD_LARGE) if 0 < size <= limit]
+    return int(rng.choice([rng.integers(1, limit + 1), rng.integers(1, min(limit, 8) + 1), rng.choice(awkward)]))
+
+
+def sizes(limit: int, elements: int | None = None) -> st.SearchStrategy[int]:
+    """Numbers of rows as `random_size` draws them, or, if `elements` in all are few, integers that shrink.
+
+    Large sizes come from a seed, because Hypothesis repeats a seed less often than a size.
+    """
+    if (limit if elements is None else elements) <= FEW_ELEMENTS:
+        return st.integers(0, limit * STEPS).map(lambda step: -(-step // STEPS))
+    return GENERATORS.map(lambda rng: random_size(rng, limit))
+
+
+@st.composite
+def leading_axes(draw: st.DrawFn, count: int) -> tuple[int, ...]:
+    """The sizes of zero to three leading axes that hold `count` rows together."""
+    if count == 1 and draw(st.booleans()):
+        return ()
+    divisors = [d for d in (2, 3, 5, 7) if count % d == 0] if count else [2]
+    if not divisors or draw(st.booleans()):
+        return (count,)
+    d = draw(st.sampled_from(divisors))
+    return draw(st.sampled_from([(d, count // d), (count // d, d), (1, d, count // d)]))
+
+
+@st.composite
+def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
+    """A shape ``[..., cols]`` of up to `elements` elements: few long rows, or many short ones."""
+    if draw(st.booleans()):
+        cols = draw(sizes(elements))
+        rows = draw(sizes(elements // max(cols, 1), elements))
+    else:
+        rows = draw(sizes(elements // 4, elements))
+        cols = draw(sizes(elements // max(rows, 1), elements))
+    return (*draw(leading_axes(rows)), cols)
+
+
+def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> np.ndarray:
+    """A random array of one of `KINDS` or `LIMITED`, rounded to the dtype."""
+    drawn = np.asarray(rng.normal(0, 2, shape))
+    if kind == "whole":  # many ties, and exact sums
+        drawn = np.rint(drawn)
+    elif kind == "constant":
+        drawn = np.full(shape, rng.normal(0, 2))
+    elif kind == "offset":  # differences are small against the values
+        drawn = drawn + rng.choice([-1000, 100, 1000])
+    elif kind == "spread":
+        drawn = drawn * 2.0 ** rng.integers(-12, 12, shape)
+    elif kind == "huge":  # sums and squares overflow
+        drawn = np.asarray(rng.uniform(-1, 1, shape)) * dtype.largest
+    elif kind == "tiny":  # subnormal numbers
+        drawn = drawn * dtype.smallest_subnormal
+    elif kind == "positive":  # from about 1/500 to 500
+        drawn = np.exp(drawn)
+    elif kind == "unit":  # between 0 and 1
+        drawn = np.asarray(rng.uniform(0, 1, shape))
+    elif kind == "probabilities":  # their sum along the last axis is 1, within rounding
+        drawn = np.exp(drawn)
+        drawn = drawn / drawn.sum(-1 if shape else None, keepdims=True)
+    return np.asarray(drawn).astype(dtype.numpy)  # arithmetic turns arrays without axes into scalars
+
+
+def sprinkle_special_values(rng: np.random.Generator, array: np.ndarray, share: float = 0.2) -> np.ndarray:
+    """Replace a share of the elements by NaN, an infinity, negative zero or a subnormal number."""
+    tiny = float(ml_dtypes.finfo(array.dtype).smallest_subnormal)
+    special = rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0, tiny]), array.shape)
+    return np.where(rng.random(array.shape) < share, special, array.astype(np.float64)).astype(array.dtype)
+
+
+@st.composite
+def bulk_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS) -> np.ndarray:
+    """An array made from a seed, sometimes with special values."""
+    rng = draw(GENERATORS)
+    array = values(rng, shape, dtype, draw(st.sampled_from(kinds)))
+    if draw(st.integers(0, 7)) == 7:
+        array = sprinkle_special_values(rng, array)
+    return array
+
+
+@st.composite
+def explicit_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """An array drawn element by element, so that a counterexample shrinks to small whole numbers."""
+    count = int(np.prod(shape, dtype=np.int64))
+    # Whole numbers and halves are exact in every dtype and make many ties.
+    element = st.one_of(st.integers(0, 8), st.integers(-16, 16).map(lambda half: half / 2))
+    flat = draw(st.lists(element, min_size=count, max_size=count))
+    return np.array(flat, dtype=np.float64).reshape(shape).astype(dtype.numpy)
+
+
+def arrays(dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS) -> st.SearchStrategy[np.ndarray]:
+    """Arrays of a shape: made from a seed or, if the elements are few, also drawn one by one."""
+    if np.prod(shape) <= FEW_ELEMENTS:
+        return st.one_of(explicit_arrays(dtype, shape), bulk_arrays(dtype, shape, kinds))
+    return bulk_arrays(dtype, shape, kinds)
+
+
+def cotangent(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    """A random cotangent, rounded to the dtype: of both signs, a tenth of it zero, no element 1."""
+    drawn = np.asarray(rng.normal(0, 2, shape) * (rng.random(shape) < 0.9)).astype(dtype.numpy)
+    # A cotangent of ones hides a kernel that ignores it, and half types often round a single element to 1.
+    return np.where(drawn == 1, np.array(-1, dtype=dtype.numpy), drawn)
+
+
+def layouts_for(*names: str) -> st.SearchStrategy[dict[str, str]]:
+    """A layout for each named tensor: all contiguous half of the time, else any mixture."""
+    mixed = st.fixed_dictionaries({name: st.sampled_from(tuple(LAYOUTS)) for name in names})
+    return st.one_of(st.just(dict.fromkeys(names, "contiguous")), mixed)
+
+
+def repeated(array: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Repeat the first slice along an axis in place of the others. The layout "expanded" then gives it stride 0."""
+    if array.ndim == 0:
+        return array
+    return np.broadcast_to(array.take([0], axis), array.shape).copy() if array.shape[axis] else array

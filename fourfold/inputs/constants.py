@@ -1,0 +1,318 @@
+"""Constants of an implementation's source: a kernel goes wrong at its own numbers, which no fixed list of sizes holds.
+
+Fuzzers take such a dictionary from the program under test. Of a Python file the functions are read that can be reached
+from the implementation, by the syntax tree, and those that they import from files beside it. Of a `.cu` file all tokens
+are read. A type counts as the number of its values: a counter of `int8` goes wrong at 128. Where a kernel asks for its
+place along the second or third axis of a grid, that counts as the most blocks that a GPU takes there.
+"""
+
+import ast
+import functools
+import inspect
+import operator
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fourfold.backends.cuda.declarations import SUFFIXES, without_comments
+from fourfold.backends.launch import MAX_GRID
+from fourfold.instruments.size_comparisons import Comparison
+
+# Smaller numbers are sizes that are drawn anyhow. Of larger ones no case is made.
+LEAST, MOST = 6, 65_536
+# Values of comparisons beyond which nothing is left of a half type's numbers are of use, too.
+FURTHEST = 1e30
+# Keyword arguments of launches that are no sizes.
+_NO_SIZES = {"num_warps", "num_stages", "num_ctas", "maxnreg", "dim", "axis", "dims"}
+# How many values a type counts.
+_TYPES = {"int8": 128, "uint8": 256, "int16": 32_768, "uint16": 65_536}
+_FOLDED: dict[type, Callable[[int, int], int]] = {
+    ast.LShift: operator.lshift,
+    ast.Mult: operator.mul,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+}
+# Functions whose arguments limit values.
+_LIMITS = {"where", "clamp", "clip", "minimum", "maximum", "min", "max"}
+# Triton's functions of an axis of the grid.
+_OF_GRID = {"program_id", "num_programs"}
+_CPP_GRID = r"\b(?:blockIdx|gridDim)\s*\.\s*(?:(?P<y>y)|z)\b"
+_CPP_TYPES = r"\b(?:(?P<t>u?int(?:8|16))_t|(?P<u8>unsigned\s+char)|(?P<u16>unsigned\s+short)|(?P<i16>short))\b"
+_CPP_INTEGER = r"(?<![\w.])(0[xX][0-9a-fA-F]+|\d+)(?:[uUlL]*)(?![\w.])"
+_CPP_COMPARED = r"(?:(?<![<>\-])[<>]=?|[=!]=)\s*(-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)[fF]?(?![\w.<>])"
+
+
+@dataclass(frozen=True, order=True)
+class Constant:
+    """A number of a source."""
+
+    value: float
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The constants of a source.
+
+    Attributes:
+        sizes: whole numbers, each once, in ascending order.
+        values: numbers that are compared with others.
+        comparisons: those that decide which way the code in Python takes.
+    """
+
+    sizes: tuple[Constant, ...] = ()
+    values: tuple[Constant, ...] = ()
+    comparisons: tuple[Comparison, ...] = field(default=(), repr=False)
+
+
+NONE = Constants()
+
+
+def constants_of(implementation: Any) -> Constants:
+    """The constants of the source of a function, a module or a class; none where there is no source."""
+    target = getattr(implementation, "__self__", None)
+    target = target if isinstance(target, type) else inspect.unwrap(implementation)
+    for each in (target, type(target)):
+        try:
+            file = Path(inspect.getfile(each)).resolve()
+        except (TypeError, OSError):
+            continue
+        return constants_in(file, getattr(each, "__name__", ""))
+    return NONE
+
+
+@functools.lru_cache(maxsize=64)
+def constants_in(file: Path, name: str = "") -> Constants:
+    """The constants of a file.
+
+    Args:
+        file: a `.py` or a `.cu` file.
+        name: of the function or class in a Python file from which the others are reached; of all if it is not there.
+    """
+    source = _Source()
+    source.read(file, name)
+    return Constants(_each_once(source.sizes), _each_once(source.values), tuple(dict.fromkeys(source.comparisons)))
+
+
+def _each_once(found: list[Constant]) -> tuple[Constant, ...]:
+    first: dict[float, Constant] = {}
+    for constant in found:
+        first.setdefault(constant.value, constant)
+    return tuple(sorted(first.values()))
+
+
+class _Source:
+    """The constants that were found so far, in a file and in those beside it that it uses."""
+
+    def __init__(self) -> None:
+        self.sizes: list[Constant] = []
+        self.values: list[Constant] = []
+        self.comparisons: list[Comparison] = []
+        self._modules: dict[Path, Module | None] = {}
+        self._seen: set[Any] = set()
+
+    def read(self, file: Path, name: str) -> None:
+        """Read what can be reached from one name of a file; all of the file where it has none of that name."""
+        if file.suffix in SUFFIXES:
+            self._read_cuda_file(file)
+            return
+        module = self._module(file)
+        if module is None:
+            return
+        for node in module.defined.get(name) or [module.tree]:
+            self._read_node(module, node)
+
+    def _module(self, file: Path) -> "Module | None":
+        if file not in self._modules:
+            try:
+                self._modules[file] = Module(file)
+            except (OSError, SyntaxError, ValueError):
+                self._modules[file] = None
+        return self._modules[file]
+
+    # ---- Python
+
+    def _read_node(self, module: "Module", top: ast.AST) -> None:
+        """The constants of a statement, and of what it names."""
+        if id(top) in self._seen:
+            return
+        self._seen.add(id(top))
+        self.comparisons += _comparisons(module.file, top)
+        for node in _without_documentation(top):
+            if isinstance(node, ast.Constant | ast.BinOp) and (value := module.folded(node)) is not None:
+                self._add(value, module.file, node.lineno)
+            if isinstance(node, ast.Compare):
+                self._compared([node.left, *node.comparators], module)
+            elif isinstance(node, ast.Call) and _name_of(node.func) in _LIMITS:
+                self._compared(node.args, module)
+            elif isinstance(node, ast.Call) and _name_of(node.func) in _OF_GRID:
+                axes = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "axis")]
+                if axes and (axis := module.folded(axes[0])) in (1, 2):
+                    self._add(MAX_GRID[axis], module.file, node.lineno)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self._read_text(node.value, module, node.lineno)
+            elif isinstance(node, ast.Name | ast.Attribute):
+                self._named(_name_of(node), module, node)
+
+    def _named(self, name: str, module: "Module", node: ast.expr) -> None:
+        if name in _TYPES:
+            self._add(_TYPES[name], module.file, node.lineno)
+        for each in module.defined.get(name, ()):
+            self._read_node(module, each)
+        if (name not in module.defined) and (imported := module.imported.get(name)):
+            file, original = imported
+            if (file, original) not in self._seen:
+                self._seen.add((file, original))
+                other = self._module(file)
+                for each in other.defined.get(original, ()) if other else ():
+                    self._read_node(other, each)  # type: ignore[arg-type]
+
+    def _add(self, value: int, file: Path, line: int) -> None:
+        if LEAST <= value <= MOST:
+            self.sizes.append(Constant(value, file.name, line))
+
+    def _compared(self, operands: list[ast.expr], module: "Module") -> None:
+        for operand in operands:
+            negative = isinstance(operand, ast.UnaryOp) and isinstance(operand.op, ast.USub)
+            sign, of = (-1, operand.operand) if negative else (1, operand)  # type: ignore[attr-defined]
+            value = of.value if isinstance(of, ast.Constant) else None
+            if isinstance(value, int | float) and not isinstance(value, bool) and 0 < abs(value) <= FURTHEST:
+                self.values.append(Constant(float(sign * value), module.file.name, operand.lineno))
+
+    def _read_text(self, text: str, module: "Module", line: int) -> None:
+        """A string may name a file of CUDA C++, or hold some."""
+        if "__global__" in text:
+            self._read_cuda(text, module.file, line)
+        elif text == ".cu":
+            self._read_cuda_file(module.file.with_suffix(".cu"))
+        elif text.endswith(SUFFIXES) and len(text) < 200:
+            self._read_cuda_file(module.file.parent / text)
+
+    # ---- CUDA C++
+
+    def _read_cuda_file(self, file: Path) -> None:
+        file = file.resolve()
+        if file in self._seen or not file.is_file():
+            return
+        self._seen.add(file)
+        text = file.read_text(errors="replace")
+        self._read_cuda(text, file, 1)
+        for included in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
+            for folder in file.parents[:2]:
+                self._read_cuda_file(folder / included)
+
+    def _read_cuda(self, text: str, file: Path, first: int) -> None:
+        code = without_comments(text)
+
+        def line(at: int) -> int:
+            return first + code.count("\n", 0, at)
+
+        for match in re.finditer(_CPP_INTEGER, code):
+            self._add(int(match[1], 0 if match[1][:2] in ("0x", "0X") else 10), file, line(match.start()))
+        for match in re.finditer(r"\b(\d+)[uUlL]*\s*(<<|\*)\s*(\d+)[uUlL]*\b", code):
+            left, right = int(match[1]), int(match[3])
+            if match[2] == "*" or right < 32:
+                self._add(left * right if match[2] == "*" else left << right, file, line(match.start()))
+        for match in re.finditer(_CPP_TYPES, code):
+            name = match["t"] or ("uint8" if match["u8"] else "uint16" if match["u16"] else "int16")
+            self._add(_TYPES[name], file, line(match.start()))
+        for match in re.finditer(_CPP_GRID, code):
+            self._add(MAX_GRID[1 if match["y"] else 2], file, line(match.start()))
+        for match in re.finditer(_CPP_COMPARED, code):
+            value = float(match[1])
+            if 0 < abs(value) <= FURTHEST:
+                self.values.append(Constant(value, file.name, line(match.start())))
+
+
+class Module:
+    """A Python file: what it defines, and what it imports from files beside it.
+
+    Attributes:
+        defined: functions and classes at any depth, and assignments of the module, by name.
+        imported: by the name here, the file and the name there.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"), file.name)
+        self.defined: dict[str, list[ast.AST]] = {}
+        self.imported: dict[str, tuple[Path, str]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self.defined.setdefault(node.name, []).append(node)
+            elif isinstance(node, ast.ImportFrom):
+                self._import(node)
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    for each in ast.walk(target):
+                        if isinstance(each, ast.Name):
+                            self.defined.setdefault(each.id, []).append(node)
+
+    def _import(self, node: ast.ImportFrom) -> None:
+        folder = self.file.parent
+        for _ in range(node.level - 1):
+            folder = folder.parent
+        within = folder.joinpath(*(node.module or "").split("."))
+        for alias in node.names:
+            for file in (within.with_suffix(".py"), within / f"{alias.name}.py"):
+                if file.name != ".py" and file.is_file():
+                    self.imported[alias.asname or alias.name] = (file, alias.name)
+                    break
+
+    def folded(self, node: ast.AST, depth: int = 0) -> int | None:
+        """The whole number that an expression of constants is; None where it is none."""
+        if isinstance(node, ast.Constant):
+            whole = isinstance(node.value, int) and not isinstance(node.value, bool)
+            return node.value if whole else None  # type: ignore[return-value]
+        if isinstance(node, ast.Name) and depth < 8:
+            found = [each for each in self.defined.get(node.id, ()) if isinstance(each, ast.Assign)]
+            return self.folded(found[0].value, depth + 1) if len(found) == 1 else None
+        if isinstance(node, ast.BinOp) and type(node.op) in _FOLDED:
+            left, right = self.folded(node.left, depth + 1), self.folded(node.right, depth + 1)
+            if left is None or right is None or (isinstance(node.op, ast.FloorDiv) and not right):
+                return None
+            if isinstance(node.op, ast.LShift | ast.Pow) and not 0 <= right <= 32:
+                return None
+            return _FOLDED[type(node.op)](left, right)
+        return None
+
+
+def _comparisons(file: Path, top: ast.AST) -> Iterator[Comparison]:
+    """The comparisons of sizes in the tests below a node, but for those of Triton's kernels."""
+    waiting: list[tuple[ast.AST, int]] = [(top, 0)]
+    while waiting:
+        node, line = waiting.pop()
+        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(each) for each in node.decorator_list):
+            continue
+        line = node.lineno if isinstance(node, ast.stmt) else line
+        waiting += [(child, line) for child in ast.iter_child_nodes(node)]
+        if isinstance(node, ast.If | ast.While | ast.IfExp):
+            for each in ast.walk(node.test):
+                if isinstance(each, ast.Compare):
+                    sides = [each.left, *each.comparators]
+                    for op, left, right in zip(each.ops, sides, sides[1:]):
+                        if isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq | ast.NotEq):
+                            yield Comparison(os.path.realpath(file), line, ast.unparse(left), ast.unparse(right))
+
+
+def _without_documentation(top: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below one, without strings that stand alone and without arguments of launches that are no sizes."""
+    waiting = [top]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for child in ast.iter_child_nodes(node):
+            documentation = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+            if not documentation and not (isinstance(child, ast.keyword) and child.arg in _NO_SIZES):
+                waiting.append(child)
+
+
+def _name_of(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

@@ -1,0 +1,115 @@
+"""Sizes of named axes: which a declaration allows, and how they are drawn."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fourfold.inputs.arrays import FEW_ELEMENTS, GENERATORS, random_size, sizes
+from fourfold.operations import axes as notation
+from fourfold.operations.axes import LEADING, Axes
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The sizes that an axis may have: from `low` in steps up to `high`, or some `choices`, in ascending order."""
+
+    low: int = 0
+    high: int | None = None
+    step: int = 1
+    choices: tuple[int, ...] = ()
+
+    def nearest(self, size: int) -> int:
+        """The largest size up to `size`, or the least one."""
+        if self.choices:
+            return max((choice for choice in self.choices if choice <= size), default=self.choices[0])
+        size = max(self.low, size if self.high is None else min(size, self.high))
+        return self.low + (size - self.low) // self.step * self.step
+
+    def not_empty(self) -> "Extent":
+        """The same without the size 0."""
+        if self.choices:
+            return Extent(choices=tuple(size for size in self.choices if size) or (1,))
+        return Extent(self.low or self.step, self.high, self.step)
+
+    def within(self, limit: tuple[int, int] | int) -> "Extent | None":
+        """Those of the sizes that lie within a pair of the least and the largest, or are multiples; None if none is."""
+        low, high = limit if isinstance(limit, tuple) else (0, None)
+        divisor = 1 if isinstance(limit, tuple) else limit
+        if self.choices:
+            top = math.inf if high is None else high
+            kept = tuple(size for size in self.choices if low <= size <= top and size % divisor == 0)
+            return Extent(choices=kept) if kept else None
+        step = math.lcm(self.step, divisor)
+        first = self.low + max(-(-(low - self.low) // self.step), 0) * self.step
+        first = next((size for size in range(first, first + step, self.step) if size % divisor == 0), -1)
+        last = min((end for end in (self.high, high) if end is not None), default=None)
+        return None if first < 0 or (last is not None and first > last) else Extent(first, last, step)
+
+
+def extent(name: str, given: Any) -> Extent:
+    """The sizes that a declaration gives an axis.
+
+    Args:
+        name: of the axis.
+        given: a pair of the least and the largest size (None: any), a range, a list of sizes, or one size.
+
+    Raises:
+        ValueError: it is none of them, or has no size; the message names the axis.
+    """
+    if isinstance(given, range) and len(given) and given.step > 0 and given.start >= 0:
+        return Extent(given[0], given[-1], given.step)
+    if isinstance(given, int) and given >= 0:
+        return Extent(choices=(given,))
+    if isinstance(given, tuple) and len(given) == 2:
+        low, high = given
+        if isinstance(low, int) and low >= 0 and (high is None or (isinstance(high, int) and high >= low)):
+            return Extent(low, high)
+    if isinstance(given, list) and given and all(isinstance(size, int) and size >= 0 for size in given):
+        return Extent(choices=tuple(sorted(set(given))))
+    wanted = "a pair (least, largest), a range, a list of sizes or one size"
+    raise ValueError(f"sizes of {name} must be {wanted}, none below 0, not {given!r}")
+
+
+def room(name: str, tensors: Sequence[Axes], chosen: Mapping[str, int], elements: int) -> int:
+    """The largest size of an axis for which no tensor has more elements, where the others are `chosen`; at least 1."""
+    most = elements
+    for axes in tensors:
+        if name in axes or name in notation.names(axes):
+            others = 1
+            for axis in axes:
+                base, more = (LEADING, 0) if axis == LEADING else notation.split(axis)
+                if base != name:
+                    others *= max(more if base is None else chosen[base] + more, 1)
+            most = min(most, elements // others)
+    return max(most, 1)
+
+
+@st.composite
+def drawn_sizes(
+    draw: st.DrawFn, names: Sequence[str], tensors: Sequence[Axes], allowed: Mapping[str, Extent], elements: int
+) -> dict[str, int]:
+    """Sizes for which no tensor has more than `elements` elements, unless none so small are allowed.
+
+    Half of the time no axis is long. Else one takes as much as it likes, and the others what is left.
+    """
+    # Until an axis is chosen, it takes the room of its least size.
+    chosen = {name: allowed[name].nearest(0) for name in names}
+    if elements <= FEW_ELEMENTS:
+        for name in names:
+            most = room(name, tensors, chosen, elements)
+            chosen[name] = allowed[name].nearest(draw(sizes(most, elements)))
+        return chosen
+    rng = draw(GENERATORS)
+    depth = max([len(axes) for axes in tensors], default=1)
+    modest = int(np.ceil(elements ** (1 / max(depth, 1)))) if rng.random() < 0.5 else elements
+    for place in rng.permutation(len(names)):
+        name, own = names[place], draw(GENERATORS)
+        size = random_size(own, min(room(name, tensors, chosen, elements), modest))
+        # Of many axes one is often empty, if each is as often as that of an operation with two.
+        rare = size == 0 and own.random() > 2 / len(names)
+        chosen[name] = allowed[name].nearest(1 if rare else size)
+    return chosen

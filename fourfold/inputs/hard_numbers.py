@@ -1,0 +1,195 @@
+"""Kinds of numbers for combined cases: what a narrower arithmetic gets wrong, magnitudes, and special values in rows.
+
+Each function changes the inputs of a case, and keeps shapes and dtypes. Where an array has several rows along its
+longest axis, each row gets a kind of its own, so that one case holds several kinds, and one row of them stays as it is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fourfold.numerics.dtypes import DTYPES, DType, dtype_of
+from fourfold.operations.case import Case
+
+# A number that neither 8 nor 11 bits hold, nor 24: half types, TF32 and, of float64, float32 round it.
+LONG = 1 + 2.0**-8 + 2.0**-11 + 2.0**-24
+# Terms of a sum beside which the others are 0.
+FEW_TERMS = 16
+# The part of the range of exponents that is used. Right kernels take third powers, which leave the range beyond it.
+SHARE = 0.3
+Rows = Callable[[np.random.Generator, np.ndarray, DType], np.ndarray]
+Change = Callable[[np.random.Generator, Case, DType, Sequence[str], int], Case]
+
+
+def digits(roundoff: float) -> int:
+    """The binary digits of a type of this roundoff."""
+    return round(-np.log2(roundoff))
+
+
+def summable(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, terms: int) -> np.ndarray:
+    """Whole numbers of one sign, of so many digits that each sum of `terms` of them is exact, and no more.
+
+    All of them are 1 more than a multiple of 4, so that a type of one digit less rounds them all to the same side.
+    """
+    room = digits(dtype.arithmetic.roundoff) - int(np.ceil(np.log2(max(terms, 1))))
+    bits = max(min(room, digits(dtype.roundoff)), 3)
+    return 2.0 ** (bits - 1) + 4.0 * rng.integers(0, 1 << (bits - 3), shape) + 1
+
+
+def _whole(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+    # Of short rows no larger numbers than of long ones: right kernels lose digits of an exponential of them.
+    half = digits(dtype.arithmetic.roundoff) // 2
+    return summable(rng, row.shape, dtype, max(row.size, 1 << (half - 1)))
+
+
+def _exponents(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+    """One 0; the exponential of each of the others is half of `LONG`."""
+    found = np.full(row.shape, np.log(LONG / 2))
+    found[rng.integers(row.size)] = 0
+    return found
+
+
+def _alike(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+    """`LONG` and its negative, as often as one another."""
+    return LONG * rng.permutation(np.resize([1.0, -1.0], row.size))
+
+
+def _nan_last(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+    return _with(row, row.size - 1, np.nan)
+
+
+def _infinity_amid(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+    return _with(row, row.size // 2, np.inf)
+
+
+def _masked_first(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+    return np.where(np.arange(row.size) < row.size // 2, -np.inf, row)
+
+
+def _nan_amid(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+    return _with(row, row.size // 2, np.nan)
+
+
+def _infinity_last(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+    return _with(row, row.size - 1, np.inf)
+
+
+def _as_it_is(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+    return row
+
+
+def _far_from_zero(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+    """Deviations are small against the mean: a power of 2 that leaves them half of the digits."""
+    return np.round(row) + 2.0 ** (digits(dtype.roundoff) // 2 + 1)
+
+
+def _with(row: np.ndarray, at: int, value: float) -> np.ndarray:
+    changed = row.copy()
+    changed[at] = value
+    return changed
+
+
+PRECISE: tuple[Rows, ...] = (_whole, _exponents, _alike, _as_it_is, _far_from_zero)
+SPECIAL: tuple[Rows, ...] = (_nan_last, _infinity_amid, _masked_first, _as_it_is, _nan_amid, _infinity_last)
+
+
+def _by_rows(rng: np.random.Generator, array: np.ndarray, kinds: Sequence[Rows], turn: int) -> np.ndarray:
+    """Each row along the longest axis, the last one of equals, changed by a kind of its own; of one row, by turns."""
+    if not array.size or not array.ndim:
+        return array
+    dtype = dtype_of(array.dtype)
+    axis = array.ndim - 1 - int(np.argmax(array.shape[::-1]))
+    moved: np.ndarray = np.moveaxis(array.astype(dtype.wide), axis, -1).copy()
+    rows = moved.reshape(-1, moved.shape[-1])
+    for place, row in enumerate(rows):
+        kind = kinds[(place + (turn if len(rows) == 1 else 0)) % len(kinds)]
+        rows[place] = kind(rng, row, dtype)
+    with np.errstate(over="ignore"):
+        return np.moveaxis(rows.reshape(moved.shape), -1, axis).astype(array.dtype)
+
+
+def ordinary(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
+    """The case as it is."""
+    return case
+
+
+def precise(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
+    """Terms that narrower types cannot hold, in one input; the others are as they are, or hold a few ones among zeros.
+
+    In the latter case a product of both has few terms, which are exact: so are their sums. The cotangent holds whole
+    numbers of one sign, whose sums are exact, too.
+    """
+    of, few = names[turn // 2 % len(names)], turn % 2 == 1
+    changed = {of: _by_rows(rng, case[of], PRECISE, turn // 2 // len(names))}
+    if few and len(names) > 1:
+        changed = {name: _few_ones(rng, case[name]) for name in names}
+        changed[of] = summable(rng, case[of].shape, dtype_of(case[of].dtype), FEW_TERMS).astype(case[of].dtype)
+    kept = DTYPES[case.grad_output.dtype.name]
+    grad_output = np.asarray(-summable(rng, case.grad_output.shape, kept, _longest(case))).astype(kept.numpy)
+    return _changed(case, changed, grad_output)
+
+
+def _few_ones(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
+    """Zeros, but for ones at random: `FEW_TERMS` at most along each axis, about half of them."""
+    share = FEW_TERMS / 2 / max(FEW_TERMS, *array.shape, 1)
+    chosen = rng.random(array.shape) < share
+    for axis in range(array.ndim):
+        chosen &= np.cumsum(chosen, axis) <= FEW_TERMS
+    return chosen.astype(np.float64).astype(array.dtype)
+
+
+def _longest(case: Case) -> int:
+    return max((size for array in case.inputs.values() for size in array.shape), default=1)
+
+
+def _changed(case: Case, changed: Mapping[str, np.ndarray], grad_output: Any = None) -> Case:
+    return replace(
+        case,
+        inputs={**case.inputs, **changed},
+        grad_output=case.grad_output if grad_output is None else grad_output,
+    )
+
+
+def special(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
+    """NaN and infinities in the first half, in the middle and at the end of rows of one input."""
+    of = names[turn % len(names)]
+    return _changed(case, {of: _by_rows(rng, case[of], SPECIAL, turn // len(names))})
+
+
+def magnitudes(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
+    """Numbers times powers of 2 over the range of exponents: slice by slice, input by input, or each number alone."""
+    if turn % 3 == 0:
+        changed = {
+            n: _scaled(case[n], _along(np.rint(np.linspace(*_ends(case[n]), len(case[n]))), case[n]))
+            for n in names
+            if case[n].ndim
+        }
+        return _changed(case, changed)
+    if turn % 3 == 1:
+        signs = np.resize([1, -1], len(names)) * (1 if turn % 2 else -1)
+        return _changed(
+            case, {name: _scaled(case[name], sign * _ends(case[name])[1]) for name, sign in zip(names, signs)}
+        )
+    of = names[turn % len(names)]
+    return _changed(case, {of: _scaled(case[of], np.rint(rng.uniform(*_ends(case[of]), case[of].shape)))})
+
+
+def _ends(array: np.ndarray) -> tuple[float, float]:
+    """The least and the largest exponent of the part of the range of an array's dtype that is used."""
+    dtype = dtype_of(array.dtype)
+    return np.rint(SHARE * np.log2(dtype.smallest_normal)), np.rint(SHARE * np.log2(dtype.largest))
+
+
+def _along(exponents: np.ndarray, array: np.ndarray) -> np.ndarray:
+    return exponents.reshape(-1, *[1] * (array.ndim - 1))
+
+
+def _scaled(array: np.ndarray, exponents: Any) -> np.ndarray:
+    wide: Any = np.longdouble if array.dtype == np.float64 else np.float64
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(np.ldexp(array.astype(wide), np.asarray(exponents).astype(int))).astype(array.dtype)
+
+
+CHANGES: tuple[Change, ...] = (ordinary, precise, special, magnitudes)

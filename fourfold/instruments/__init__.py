@@ -1,0 +1,1 @@
+"""What observes a call: redzones, sparse memory, concurrent calls, line coverage, operators."""

@@ -1,0 +1,78 @@
+"""The lines of `.cu` files for the report on what never ran: see `fourfold.instruments.line_coverage`."""
+
+import bisect
+import functools
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fourfold.backends.cuda.declarations import without_comments
+from fourfold.backends.cuda.emulator.reached import Line
+
+_HEAD = re.compile(r"(?:\b(if|while|for|switch)\b\s*(?:constexpr\s*)?\((.*)\)|\b(else))\s*$", re.DOTALL)
+
+
+def told(lines: Sequence[Line], with_uncalled: bool) -> list[list[Any]]:
+    """The lines of kernels, as `StatementMap.told` gives statements.
+
+    Args:
+        lines: of all kernels that were compiled since `launcher.trace_lines`.
+        with_uncalled: whether functions count of which no line ran. A file of a candidate may have others in it.
+    """
+    ran: dict[tuple[str, int], bool] = {}
+    functions: dict[tuple[str, int], str] = {}
+    called = {(line.file, line.function) for line in lines if line.called and line.ran}
+    for line in lines:
+        place = line.file, line.line
+        if not line.called and ((line.file, line.function) in called or not with_uncalled):
+            continue
+        ran[place] = ran.get(place, False) or line.ran
+        functions.setdefault(place, line.function)
+    return [
+        [file, line, line, condition_of(Path(file), line), functions[file, line], 0, True, did]
+        for (file, line), did in sorted(ran.items())
+    ]
+
+
+def condition_of(file: Path, line: int) -> str:
+    """The test of the innermost ``if``, ``while``, ``for`` or ``switch`` around a line, or "else"; "" without any."""
+    code, starts, opened = _read(file)
+    before = code[: starts[line - 1]].rstrip()
+    if head := _HEAD.search(before[_end_of_last_statement(before) :]):  # one without braces
+        return _said(head)
+    around = [(at, end) for at, end in opened if at < starts[line - 1] <= end]
+    for at, _ in reversed(around):
+        if head := _HEAD.search(code[_end_of_last_statement(code[:at]) : at]):
+            return _said(head)
+    return ""
+
+
+def _said(head: re.Match[str]) -> str:
+    text = " ".join((head[2] or "").split())
+    return "else" if head[3] else f"{head[1]} ({text})" if head[1] in ("for", "switch") else text
+
+
+def _end_of_last_statement(code: str) -> int:
+    """Where the last statement of a text begins: after ``;`` or a brace that is not within parentheses."""
+    depth = 0
+    for at in range(len(code) - 1, -1, -1):
+        depth += (code[at] == ")") - (code[at] == "(")
+        if depth == 0 and code[at] in ";{}":
+            return at + 1
+    return 0
+
+
+@functools.lru_cache(16)
+def _read(file: Path) -> tuple[str, list[int], list[tuple[int, int]]]:
+    """The code, where its lines begin, and where each pair of braces opens and closes, the outer ones first."""
+    code = without_comments(file.read_text(errors="replace"))
+    starts = [0, *itertools.accumulate(len(line) for line in code.splitlines(keepends=True))]
+    waiting, pairs = list[int](), list[tuple[int, int]]()
+    for match in re.finditer(r"[{}]", code):
+        if match[0] == "{":
+            waiting.append(match.start())
+        elif waiting:
+            bisect.insort(pairs, (waiting.pop(), match.start()))
+    return code, starts, pairs

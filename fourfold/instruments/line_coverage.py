@@ -1,0 +1,465 @@
+"""Which lines of implementations never ran, and under which condition they would have.
+
+The statements are those of the functions that can be reached by name from an implementation, in its file and in those
+beside it that it imports from. Lines of a module, and of what its decorators call, run when it is imported. They do not
+count. `fourfold.instruments.line_recorder` records which lines have run.
+"""
+
+import ast
+import contextlib
+import functools
+import inspect
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any, Protocol
+
+from fourfold.backends.cuda.declarations import SUFFIXES
+from fourfold.backends.cuda.emulator import launcher
+from fourfold.backends.cuda.emulator.reached import Line
+from fourfold.inputs.constants import Module
+from fourfold.instruments import cuda_line_coverage
+from fourfold.instruments.line_recorder import recorder, sees_all_threads
+
+# Entries that a text shows, and characters of a condition.
+SHOWN, LONGEST = 10, 70
+# Functions whose bodies may have run before anybody looked.
+_EARLY = {"__init__", "__new__", "__init_subclass__", "__set_name__"}
+# Those that say something of a module's kernels, and run outside of their calls.
+_ASKED = {"depends_on_batch", "offsets_in_32_bits"}
+# In the name of a decorator that keeps results: the function may have been called before.
+_KEEPS = ("cache", "memo")
+# What combines values within these, Triton's interpreter calls without marks.
+_COMBINE = {"reduce", "associative_scan"}
+_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+ON_A_GPU = "never executed: lines of kernels are not seen on a GPU"
+OF_CUDA = "never executed: lines of a .cu file are seen on the CPU alone"
+NO_BACKWARD = "never executed: not known, as a backward pass on a GPU is seen from Python 3.12 on alone"
+COMPILED = "never executed: not known, as torch.compile replaces functions"
+BLIND = "never executed: not known, as something else traces the program"
+
+
+@dataclass(frozen=True)
+class Unexecuted:
+    """Lines that never ran.
+
+    Attributes:
+        file: its name.
+        lines: "41", or "41-45".
+        condition: under which the first of them runs, as written there; "" where it is always.
+    """
+
+    file: str
+    lines: str
+    condition: str
+
+    def __str__(self) -> str:
+        return f"never executed: {self.file}:{self.lines}" + (f" ({self.condition})" if self.condition else "")
+
+    def as_dict(self) -> dict[str, str]:
+        """Fit for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of a function; of a compound one, its head.
+
+    Attributes:
+        first: its first line.
+        last: its last one.
+        condition: under which it runs; "" where it always does.
+        function: in which it stands.
+        begin: the line where that begins.
+        kernel: whether that is one of Triton's.
+    """
+
+    first: int
+    last: int
+    condition: str
+    function: str
+    begin: int
+    kernel: bool
+
+
+def _called_on_import(top: ast.AST) -> Iterator[str]:
+    """The functions that a module's own statements call, or one of them."""
+    waiting: list[ast.AST] = [top]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+                waiting.append(node)
+                if isinstance(node, ast.Call):
+                    yield _name_of(node.func)
+
+
+class Source:
+    """The statements of an implementation's functions, by the real name of the file."""
+
+    def __init__(self, file: Path, name: str = "") -> None:
+        self.statements: dict[str, dict[int, Statement]] = {}
+        self._modules: dict[Path, Module | None] = {}
+        self._seen: set[int] = set()
+        self._combine: set[str] = set()  # functions that combine two values of a reduction
+        self.compiles = False  # whether torch.compile may replace functions by others
+        module = self._module(file.resolve())
+        if module is None:
+            return
+        for node in module.defined.get(name) or [module.tree]:
+            self._read(module, node)
+
+    def _module(self, file: Path) -> Any:
+        if file not in self._modules:
+            try:
+                made = self._modules[file] = Module(file) if file.suffix == ".py" else None
+                self.compiles |= made is not None and any(map(_compiles, ast.walk(made.tree)))
+            except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+                self._modules[file] = None
+        return self._modules[file]
+
+    def _read(self, module: Module, top: ast.AST) -> None:
+        """Take the functions of a node, and of what is named in them."""
+        if id(top) in self._seen:
+            return
+        self._seen.add(id(top))
+        if isinstance(top, ast.FunctionDef | ast.AsyncFunctionDef):
+            self._take(module, top)
+            self._follow(module, top.body)
+        elif isinstance(top, ast.ClassDef | ast.Module):
+            on_import = set(_called_on_import(top)) if isinstance(top, ast.Module) else set()
+            defined = [x for x in top.body if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+            for node in defined:
+                if node.name not in on_import:
+                    self._read(module, node)
+        elif isinstance(top, ast.Assign | ast.AnnAssign) and top.value is not None:
+            # Such as ``softmax = Softmax.apply``, or an operator made of functions. What it calls runs on import.
+            self._follow(module, [top.value], set(_called_on_import(top)))
+
+    def _follow(self, module: Module, nodes: Iterable[ast.AST], leaving: Collection[str] = ()) -> None:
+        """Take the functions that are named in nodes, but for some."""
+        for node in itertools.chain.from_iterable(map(ast.walk, nodes)):
+            if isinstance(node, ast.Call) and _name_of(node.func) in _COMBINE:
+                self._combine.update(map(_name_of, [*node.args, *(each.value for each in node.keywords)]))
+            if not isinstance(node, ast.Name | ast.Attribute):
+                continue
+            name = _name_of(node)
+            if name in leaving:
+                continue
+            for each in module.defined.get(name, ()):
+                self._read(module, each)
+            if name not in module.defined and name in module.imported:
+                file, original = module.imported[name]
+                other = self._module(file.resolve())
+                for each in other.defined.get(original, ()) if other else ():
+                    self._read(other, each)
+
+    def _take(self, module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        file = str(module.file)
+        if function.name in _EARLY | _ASKED:
+            return
+        lines, text = _lines_with_code(module.file), module.file.read_text(encoding="utf-8", errors="replace")
+        found = self.statements.setdefault(file, {})
+        for each in _Reader(text, function).statements():
+            if any(line in lines for line in range(each.first, each.last + 1)):
+                found.setdefault(each.first, each)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether a kernel of Triton's is among the functions."""
+        return any(each.kernel for of in self.statements.values() for each in of.values())
+
+    def watched(self) -> dict[str, dict[int, int]]:
+        """What `LineRecorder.watch` takes."""
+        return {
+            file: {line: each.first for each in of.values() for line in range(each.first, each.last + 1)}
+            for file, of in self.statements.items()
+        }
+
+    def told(self, ran: Mapping[str, Collection[int]], kernels: bool) -> list[list[Any]]:
+        """All statements, each with whether it ran, fit for JSON.
+
+        Args:
+            ran: by file, the first lines of those that did.
+            kernels: whether those of kernels count.
+        """
+        return [
+            [file, *astuple(each), each.first in ran.get(file, ())]
+            for file, of in self.statements.items()
+            for each in of.values()
+            if (kernels or not each.kernel) and each.function not in self._combine
+        ]
+
+
+class Elsewhere(Protocol):
+    """A function that runs in another process."""
+
+    file: Path
+    function: str
+
+    def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:
+        """See `fourfold.candidates.process.client.UntrustedFunction.watch_lines`."""
+
+    def lines(self) -> tuple[dict[str, set[int]], bool]:
+        """The lines that have run, and whether it could not see all."""
+
+    def kernel_lines(self) -> list[Line]:
+        """The lines of the `.cu` file that it is of, if it is of one."""
+
+
+class Executed:
+    """What of the implementations of a run has run, by what its processes tell.
+
+    Args:
+        traces: whether kernels of `.cu` files are compiled for it on the CPU.
+
+    Attributes:
+        unseen: why some or all lines are not seen, if so.
+    """
+
+    def __init__(self, traces: bool = False) -> None:
+        self.unseen: dict[str, None] = {}
+        self._traces = traces
+        if traces:
+            launcher.trace_lines()
+        self._sources: dict[tuple[str, str], Source] = {}
+        # What runs in other processes, and the lines that have run there by file.
+        self._elsewhere: list[Elsewhere] = []
+        self._ran: dict[str, set[int]] = {}
+        self._of_kernels: list[Line] = []
+        self._kernels = True
+        # By file and first line: the statement, and whether it ran.
+        self._statements: dict[tuple[str, int], tuple[Statement, bool]] = {}
+
+    def watch(self, file: Path, name: str, device: str, elsewhere: Elsewhere | None = None) -> None:
+        """Watch the functions that can be reached from one in a file; from all if there is no name.
+
+        Args:
+            file: where they are.
+            name: the one.
+            device: that they run on.
+            elsewhere: what runs them, if that is another process.
+        """
+        if (str(file), name) in self._sources:
+            return
+        source = self._sources[str(file), name] = Source(file, name)
+        if device == "cuda":
+            self._kernels = False
+            self.unseen |= dict.fromkeys([ON_A_GPU] if source.has_kernels else [])
+            self.unseen |= dict.fromkeys([] if sees_all_threads() else [NO_BACKWARD])
+        if source.compiles:
+            self.unseen[COMPILED] = None
+        if file.suffix in SUFFIXES and not self._traces:
+            self.unseen[OF_CUDA] = None
+        if elsewhere is None:
+            recorder.watch(source.watched())
+        else:
+            elsewhere.watch_lines(source.watched())
+            self._elsewhere.append(elsewhere)
+
+    def gather(self) -> None:
+        """Ask the processes of candidates which lines have run there, before they end."""
+        for function in self._elsewhere:
+            lines, blind = function.lines()
+            if blind:
+                self.unseen[BLIND] = None
+            for file, ran in lines.items():
+                self._ran.setdefault(file, set()).update(ran)
+            self._of_kernels += function.kernel_lines()
+
+    def told(self) -> dict[str, Any]:
+        """What this process has to tell, fit for JSON."""
+        if recorder.blind:
+            self.unseen[BLIND] = None
+        here = recorder.lines()
+        ran = {file: {*here.get(file, ()), *self._ran.get(file, ())} for file in here.keys() | self._ran.keys()}
+        statements = [each for source in self._sources.values() for each in source.told(ran, self._kernels)]
+        kernels = [*launcher.lines_that_ran(), *self._of_kernels] if self._traces else []
+        of_cuda = cuda_line_coverage.told(kernels, any(not name for _, name in self._sources))
+        return {"unseen": [*self.unseen], "statements": statements + of_cuda}
+
+    def add(self, told: Any) -> None:
+        """Count what a process has told. It has run candidates: what is no such thing is left out."""
+        with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
+            self.unseen |= {_one_line(reason): None for reason in told["unseen"]}
+            for file, first, last, condition, function, begin, kernel, ran in told["statements"]:
+                texts = _one_line(condition), _one_line(function)
+                made = Statement(int(first), int(last), *texts, int(begin), bool(kernel))
+                key = _one_line(file), made.first
+                self._statements[key] = made, bool(ran) or self._statements.get(key, (made, False))[1]
+
+    def never(self) -> list[Unexecuted]:
+        """The lines that never ran, if that is known."""
+        if {BLIND, NO_BACKWARD, COMPILED} & self.unseen.keys():
+            return []
+        by_file: dict[str, list[tuple[Statement, bool]]] = {}
+        for (file, _), found in sorted(self._statements.items(), key=lambda pair: pair[0]):
+            by_file.setdefault(file, []).append(found)
+        names = self._names()
+        return [each for file, of in by_file.items() for each in _stretches(names[file], of)]
+
+    def _names(self) -> dict[str, str]:
+        """What each file is called: by its name alone, or with its folder's where two have the same name."""
+        files = {Path(file) for file, _ in self._statements}
+        alone = Counter(file.name for file in files)
+        return {str(file): file.name if alone[file.name] == 1 else f"{file.parent.name}/{file.name}" for file in files}
+
+    def lines(self, asked: bool = False) -> Iterator[str]:
+        """What is said of it below a run's table; with all entries and the names of the files, if that is asked for."""
+        yield from self.unseen
+        never = self.never()
+        yield from map(str, never) if asked else shown(never)
+        if asked:
+            files = sorted(self._names().values())
+            yield f"never executed: {len(never)} stretches of {len(self._statements)} statements of {', '.join(files)}"
+
+
+def _one_line(text: Any) -> str:
+    return "".join(each for each in " ".join(str(text).split()) if each.isprintable())
+
+
+def shown(never: Sequence[Unexecuted]) -> Iterator[str]:
+    """What never ran, a line each, as far as it fits."""
+    yield from map(str, never[:SHOWN])
+    if len(never) > SHOWN:
+        yield f"never executed: and {len(never) - SHOWN} more"
+
+
+def _stretches(file: str, statements: Sequence[tuple[Statement, bool]]) -> Iterator[Unexecuted]:
+    """Statements of one function that follow one another, and never ran, are one entry."""
+    called = {(each.function, each.begin) for each, ran in statements if ran}
+    for (ran, *function), group in itertools.groupby(
+        statements, lambda pair: (pair[1], pair[0].function, pair[0].begin)
+    ):
+        if not ran:
+            of = [each for each, _ in group]
+            first, last = of[0].first, max(each.last for each in of)
+            condition = of[0].condition if tuple(function) in called else f"{of[0].function} is never called"
+            yield Unexecuted(file, str(first) if last == first else f"{first}-{last}", condition)
+
+
+class _Reader:
+    """Reads the statements of a function.
+
+    Args:
+        text: of the file.
+        function: its node.
+    """
+
+    def __init__(self, text: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._text, self._function = text, function
+
+    def statements(self) -> Iterator[Statement]:
+        """All of them, with those of the functions within it."""
+        return self._of_function(self._function, self._function.name)
+
+    def _of_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[Statement]:
+        decorators = [ast.unparse(each) for each in node.decorator_list]
+        kernel = any("jit" in each for each in decorators)
+        kept = any(word in each for each in decorators for word in _KEEPS)
+        if not kept:
+            yield from self._of_body(node.body, "", (name, node.lineno, kernel))
+
+    def _of_body(self, body: list[ast.stmt], condition: str, function: tuple[str, int, bool]) -> Iterator[Statement]:
+        for statement in body:
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from self._of_function(statement, statement.name)
+                continue
+            if isinstance(statement, ast.ClassDef):
+                continue
+            inner = list(self._parts(statement))
+            heads = [_begin(part[0]) - 1 for part, _ in inner if part and _begin(part[0]) > statement.lineno]
+            last = min(heads, default=statement.lineno) if inner else statement.end_lineno or statement.lineno
+            yield Statement(statement.lineno, max(last, statement.lineno), condition, *function)
+            for part, of_part in inner:
+                yield from self._of_body(part, of_part or condition, function)
+            if isinstance(statement, ast.If) and not statement.orelse and isinstance(statement.body[-1], _LEAVES):
+                condition = self._not(statement.test)
+
+    def _parts(self, node: ast.stmt) -> Iterator[tuple[list[ast.stmt], str]]:
+        """The statements within one, with the condition of each part; "" where it is that of the statement itself."""
+        if isinstance(node, ast.If | ast.While):
+            yield node.body, self._said(self._written(node.test))
+            yield node.orelse, self._not(node.test)
+        elif isinstance(node, ast.For | ast.AsyncFor):
+            yield node.body, self._said(f"for {self._written(node.target)} in {self._written(node.iter)}")
+            yield node.orelse, ""
+        elif isinstance(node, ast.Match):
+            for case in node.cases:
+                yield case.body, self._said(f"case {self._written(case.pattern)}")
+        elif isinstance(node, ast.With | ast.AsyncWith):
+            yield node.body, ""
+        elif isinstance(node, ast.Try | ast.TryStar):
+            yield node.body, ""
+            for handler in node.handlers:
+                yield handler.body, self._said(f"except {self._written(handler.type)}".rstrip())
+            yield node.orelse, ""
+            yield node.finalbody, ""
+
+    def _written(self, node: ast.AST | None) -> str:
+        return " ".join((ast.get_source_segment(self._text, node) or "").split()) if node is not None else ""
+
+    def _not(self, test: ast.expr) -> str:
+        return self._said(f"not {self._written(test)}" if isinstance(test, _SIMPLE) else f"not ({self._written(test)})")
+
+    @staticmethod
+    def _said(text: str) -> str:
+        return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+_SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+
+
+def _compiles(node: ast.AST) -> bool:
+    """Whether a node is ``torch.compile``, or what makes TorchScript."""
+    return isinstance(node, ast.Attribute) and node.attr in ("compile", "script") and "torch" in ast.unparse(node.value)
+
+
+def _name_of(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _begin(statement: ast.stmt) -> int:
+    return min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", ()))])
+
+
+@functools.lru_cache(64)
+def _lines_with_code(file: Path) -> frozenset[int]:
+    """The lines of a file's functions for which Python has made code: none for a branch that it has left out."""
+    waiting = list[CodeType]()
+    with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        waiting.append(compile(file.read_bytes(), str(file), "exec", dont_inherit=True))
+    found = set[int]()
+    while waiting:
+        code = waiting.pop()
+        waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+        found.update(line for _, _, line in code.co_lines() if line is not None)
+    return frozenset(found)
+
+
+@contextlib.contextmanager
+def watched_elsewhere(function: Elsewhere, device: str) -> Iterator[Executed]:
+    """Within it, the lines of a function of another process are watched."""
+    executed = Executed()
+    executed.watch(function.file, function.function, device, function)
+    yield executed
+
+
+@contextlib.contextmanager
+def watched(implementation: Any, device: str) -> Iterator[Executed]:
+    """Within it, an implementation's lines are watched."""
+    executed = Executed()
+    target = getattr(implementation, "__self__", None)
+    target = target if isinstance(target, type) else inspect.unwrap(implementation)
+    recorder.users += 1
+    try:
+        for each in (target, type(target)):
+            with contextlib.suppress(TypeError, OSError):
+                executed.watch(Path(inspect.getfile(each)).resolve(), getattr(each, "__name__", ""), device)
+                break
+        yield executed
+    finally:
+        recorder.users -= 1
+        recorder.close()

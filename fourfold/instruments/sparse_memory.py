@@ -1,0 +1,140 @@
+"""Tensors whose elements lie so far apart that offsets need more than 32 bits. On the CPU they use little memory."""
+
+import fcntl
+import mmap
+import os
+import time
+from typing import Self
+from weakref import WeakValueDictionary
+
+import torch
+
+from fourfold.operations.not_reached import NotReached
+
+# The storage has at least this many elements before and after the tensor's first one. An offset of 2^31 or more that
+# wraps around in 32 bits stays inside of it.
+SIDE = 2**31
+# The fewest elements of an axis whose ends can lie that far apart with a stride that fits into 32 bits.
+SHORTEST_AXIS = 3
+MAP_NORESERVE = 0x4000  # Linux's value; Python 3.13 added mmap.MAP_NORESERVE
+POISON = float("nan")
+
+
+# How often to look whether other processes on a GPU have released memory, and the seconds between.
+LOOKS, PAUSE = 120, 0.5
+# The part of a GPU's memory that is enough for most cases.
+PART = 8
+
+
+def others_hold_the_memory(error: Exception) -> NotReached | None:
+    """What an error comes to if a GPU's memory is lacking because other processes hold it; None if that is not so."""
+    told = str(error).lower().replace("_", " ")
+    if "out of memory" not in told or not torch.cuda.is_available():
+        return None
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    own = torch.cuda.memory_reserved()
+    others = total - free - own
+    if free > total // PART or others < own:
+        return None
+    return NotReached("other processes hold the GPU's memory", lasts=True)
+
+
+def wait_for_room(device: torch.device, needed: int) -> None:
+    """Wait until a GPU has `needed` bytes free.
+
+    Raises:
+        NotReached: the GPU is smaller than that, or it had not so much free in `LOOKS` looks.
+    """
+    for _ in range(LOOKS):
+        free, total = torch.cuda.mem_get_info(device)
+        if free >= needed:
+            return
+        if total < needed:
+            break
+        time.sleep(PAUSE)
+    raise NotReached(f"{device} has no {needed / 2**30:.1f} GiB free", lasts=total >= needed)
+
+
+def _storage(elements: int, like: torch.Tensor) -> torch.Tensor:
+    """Allocate uninitialised elements of the dtype and device of `like`. On the CPU only touched pages take memory."""
+    if like.device.type != "cpu":
+        wait_for_room(like.device, elements * like.element_size())
+        return torch.empty(elements, dtype=like.dtype, device=like.device)
+    try:
+        pages = _Pages.of(elements * like.element_size())
+    except OSError as error:
+        raise NotReached(f"no {elements * like.element_size() >> 30} GiB of addresses: {error}") from error
+    storage = torch.frombuffer(pages, dtype=like.dtype)
+    _pages[storage.data_ptr()] = pages
+    return storage
+
+
+class _Pages(mmap.mmap):
+    """Memory of a file without a name, which another process can share. No process can make it shorter."""
+
+    file: int
+
+    @classmethod
+    def of(cls, size: int) -> Self:
+        """So many bytes, none of which takes memory before it is touched."""
+        file = os.memfd_create("far_apart", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(file, size)
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            pages = cls(file, size, flags=mmap.MAP_SHARED | MAP_NORESERVE)
+            pages.file = file
+        except BaseException:
+            os.close(file)
+            raise
+        return pages
+
+    def __del__(self) -> None:
+        os.close(self.file)
+
+
+# By the address of the memory.
+_pages: "WeakValueDictionary[int, _Pages]" = WeakValueDictionary()
+
+
+def file_of(address: int) -> int | None:
+    """The descriptor of the file that holds the storage at an address; None where there is no such file."""
+    pages = _pages.get(address)
+    return None if pages is None else pages.file
+
+
+def shared(file: int, size: int) -> torch.Tensor:
+    """The bytes of such a file, which another process has made."""
+    return torch.frombuffer(mmap.mmap(file, size, flags=mmap.MAP_SHARED | MAP_NORESERVE), dtype=torch.uint8)
+
+
+def axes(tensor: torch.Tensor) -> list[int]:
+    """The axes along which `laid_out` can lay a tensor out.
+
+    A shorter axis would need a stride of 2^31, which is itself a 64-bit number, so that a kernel's products are too.
+    """
+    return [axis for axis, size in enumerate(tensor.shape) if size >= SHORTEST_AXIS and tensor.numel()]
+
+
+def laid_out(tensor: torch.Tensor, axis: int) -> torch.Tensor:
+    """Copy a tensor so that the last element of an axis lies 2^31 elements or more after the first.
+
+    The stride of the axis still fits into 32 bits. The other axes lie as in a contiguous tensor. NaN stands where an
+    offset that wraps around in 32 bits leads.
+
+    Raises:
+        NotReached: the device lacks the memory, or the range of addresses.
+    """
+    strides = list(torch.empty(tensor.movedim(axis, 0).shape[1:], device="meta").stride())
+    inner = 1 + sum((n - 1) * s for n, s in zip(tensor.movedim(axis, 0).shape[1:], strides))
+    stride = max(-(-SIDE // (tensor.shape[axis] - 1)), inner)
+    strides.insert(axis, stride)
+    reach = (tensor.shape[axis] - 1) * stride + inner
+    storage = _storage(SIDE + reach, tensor)
+    placed = storage.as_strided(tensor.shape, strides, SIDE).copy_(tensor)
+    far = tensor.select(axis, -1)
+    wrapped = SIDE + (tensor.shape[axis] - 1) * stride - 2 * SIDE
+    others = [s for i, s in enumerate(strides) if i != axis]
+    if tensor.dtype.is_floating_point:  # integers may be offsets, and poison among them would lead out of memory
+        storage.as_strided(far.shape, others, wrapped).fill_(POISON)
+    return placed

@@ -1,0 +1,198 @@
+"""The floating-point dtypes under test: how they round, and the arithmetic that their kernels compute in."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from fourfold.numerics.bounded import Arithmetic
+from fourfold.numerics.steps import along_axes  # noqa: F401 - registers the rules
+
+
+@dataclass(frozen=True)
+class DType:
+    """A tensor dtype, the arithmetic that its kernels compute in, and the wider type of its reference."""
+
+    name: str
+    numpy: np.dtype
+    torch: torch.dtype
+    wide: type  # the oracle's: at least twice the digits of the arithmetic, or the widest there is
+    roundoff: float
+    largest: float
+    smallest_normal: float
+    smallest_subnormal: float
+    arithmetic: Arithmetic
+
+    def __str__(self) -> str:
+        return self.name
+
+    @cached_property
+    def with_free_ties(self) -> Self:
+        """The same dtype, for which every derivative between the one-sided ones is right at a tie."""
+        return replace(self, arithmetic=replace(self.arithmetic, documented_ties=False))
+
+    @cached_property
+    def with_documented_ties(self) -> Self:
+        """The same dtype, for which only the documented derivative is right at a tie."""
+        return replace(self, arithmetic=replace(self.arithmetic, documented_ties=True))
+
+    @cached_property
+    def with_rounded_steps(self) -> Self:
+        """The same dtype, of an arithmetic that rounds each intermediate to it; itself where it always does."""
+        if self.arithmetic.storage is None:
+            return self
+        return replace(self, arithmetic=replace(self.arithmetic, rounds_each_step=True))
+
+    @property
+    def overflow(self) -> Any:
+        """The least number that rounds to infinity: half a unit in the last place past the largest."""
+        half_a_unit = np.ldexp(self.wide(self.roundoff), np.frexp(self.largest)[1] - 1)
+        return self.wide(self.largest) + half_a_unit
+
+    def array(self, tensor: torch.Tensor) -> np.ndarray:
+        """Return a tensor's exact values as an array of the wide type."""
+        (tensor,) = on_host(tensor)
+        tensor = tensor.contiguous()
+        if tensor.dtype not in _OF_NUMPY:
+            tensor = tensor.float()
+        return tensor.numpy().astype(self.wide)
+
+    def arrays(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """Convert several tensors by name as `array` does, with one synchronization per GPU."""
+        return dict(zip(tensors, map(self.array, on_host(*tensors.values()))))
+
+    def tensor(self, array: np.ndarray, device: str) -> torch.Tensor:
+        """Copy an array of this dtype, of integers or of `dtype_of` to a contiguous tensor on a device."""
+        array = np.array(array, order="C")
+        # The array may be freed before the device has its data: `to` stages pageable memory before it returns.
+        if array.dtype.name in ("bfloat16", *QUANTISED):  # a type of ml_dtypes, which torch takes as bits
+            as_bits = torch.from_numpy(array.view(f"u{array.dtype.itemsize}"))
+            return as_bits.view(getattr(torch, array.dtype.name)).to(device, non_blocking=True)
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    def spacing_roundoff(self, magnitude: np.ndarray) -> np.ndarray:
+        """The largest error of rounding numbers of these magnitudes to the dtype."""
+        return np.maximum(magnitude * self.roundoff, self.smallest_subnormal / 2)
+
+
+# A result dtype in place of a name: that in which kernels compute.
+COMPUTE = "compute"
+
+
+def returned(dtype: DType, declared: str | None) -> DType:
+    """The dtype of a result where `dtype` is tested.
+
+    Args:
+        dtype: the tested dtype.
+        declared: the name of a dtype, floating-point, "int32" or "int64"; "compute" for float64 of float64 and float32
+            of all others; None for `dtype`.
+    """
+    if declared is None:
+        return dtype
+    if declared == COMPUTE:
+        return dtype if dtype.arithmetic.storage is None else DTYPES["float32"]
+    if declared in INTEGERS:
+        return INTEGERS[declared]
+    return dtype if declared == dtype.name else DTYPES[declared]
+
+
+# The floating-point dtypes that torch converts to NumPy's.
+_OF_NUMPY = frozenset((torch.float16, torch.float32, torch.float64))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bit patterns as integers: a NaN equals itself, and -0 differs from 0."""
+    integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.contiguous().view(integer)
+
+
+# Processes that share a GPU take turns, so that one synchronization takes longer than most calls. All copies are
+# therefore enqueued before a single synchronization.
+def on_host(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Copy the tensors to the CPU with one synchronization per GPU."""
+    copies = [tensor.detach().to("cpu", non_blocking=True) for tensor in tensors]
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
+
+
+def differing(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
+    """Count the elements of each pair that differ in any bit (all if the shapes differ).
+
+    Of pairs on one device a GPU is waited for once. Pairs may lie on several devices.
+    """
+    counts = [
+        torch.count_nonzero(bits(one) != bits(other))
+        if one.shape == other.shape
+        else torch.tensor(max(one.numel(), other.numel(), 1), device=one.device)
+        for one, other in pairs
+    ]
+    if len({count.device for count in counts}) > 1:
+        return [int(count) for count in counts]
+    return torch.stack(counts).tolist() if counts else []
+
+
+def _dtype(name: str, numpy_type: type, wide: type, compute_type: type) -> DType:
+    info, compute = ml_dtypes.finfo(numpy_type), np.finfo(compute_type)
+    storage = Arithmetic(float(info.eps) / 2, float(info.max), float(info.smallest_normal))
+    arithmetic = Arithmetic(
+        float(compute.eps) / 2,
+        float(compute.max),
+        float(compute.tiny),
+        storage if numpy_type is not compute_type else None,
+    )
+    return DType(
+        name=name,
+        numpy=np.dtype(numpy_type),
+        torch=getattr(torch, name),
+        wide=wide,
+        roundoff=float(info.eps) / 2,
+        largest=float(info.max),
+        smallest_normal=float(info.smallest_normal),
+        smallest_subnormal=float(info.smallest_subnormal),
+        arithmetic=arithmetic,
+    )
+
+
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        _dtype("float16", np.float16, np.float64, np.float32),
+        _dtype("bfloat16", ml_dtypes.bfloat16, np.float64, np.float32),
+        _dtype("float32", np.float32, np.float64, np.float32),
+        _dtype("float64", np.float64, np.longdouble, np.float64),
+    )
+}
+
+
+# The dtypes of inputs that hold quantised numbers, whatever dtype is tested: no operation is tested for them.
+# float8_e4m3fn has no infinity: its largest number is 448, and what is rounded to more becomes NaN.
+QUANTISED = {
+    dtype.name: dtype
+    for dtype in (
+        _dtype("float8_e4m3fn", ml_dtypes.float8_e4m3fn, np.float64, np.float32),
+        _dtype("float8_e5m2", ml_dtypes.float8_e5m2, np.float64, np.float32),
+    )
+}
+
+
+def dtype_of(dtype: np.dtype) -> DType:
+    """The dtype of an array of floating-point numbers, which need not be the one that is tested."""
+    name = dtype.name
+    return DTYPES[name] if name in DTYPES else QUANTISED[name]
+
+
+def _integers(name: str) -> DType:
+    """Integers as results: they are compared to the last digit, in a type that holds those below 2^53 exactly."""
+    numpy = np.dtype(name)
+    largest = float(np.iinfo(numpy).max)
+    arithmetic = DTYPES["float64"].arithmetic
+    return DType(name, numpy, getattr(torch, name), np.float64, 0.0, largest, 0.0, 0.0, arithmetic)
+
+
+# The dtypes of results that are no floating-point numbers: no operation is tested for them.
+INTEGERS = {name: _integers(name) for name in ("int32", "int64")}

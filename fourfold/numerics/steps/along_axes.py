@@ -1,0 +1,451 @@
+"""The rules of running error analysis for functions along axes: sums, extremes, products of matrices, and moves.
+
+Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, sections 3.1 (products), 3.5
+(products of matrices) and 4.2 (sums).
+"""
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fourfold.numerics.bounded import (
+    RULES,
+    Arithmetic,
+    Bounded,
+    Comparison,
+    HangsOnRounding,
+    NoRule,
+    Rule,
+    Terms,
+    certain,
+    lift,
+    rule_for,
+    truth,
+)
+from fourfold.numerics.steps.elementwise import (
+    REORDERING,
+    ROUNDED_ONCE,
+    arithmetic_of,
+    divide,
+    limited,
+    may_vanish,
+    multiply,
+    rounded,
+    sqrt,
+    square,
+    subtract,
+    summed_exactly,
+)
+
+# A tensor core cuts off where others round to nearest: that is off by up to an ulp, two roundings.
+CUT_OFF = 2.0
+# Sums of up to this many terms may be taken one after another; longer ones must be blocked or pairwise. It is
+# 1 / sqrt(roundoff) of float32. There the worst case, a roundoff for each term, has taken half of the digits, and is as
+# large as one of n equal terms: a bound that went on to grow would not see one that is left out. In float64, where it
+# could be larger, nobody needs it to be.
+#
+# The worst case is far off, but for terms that are all alike, which are all rounded to the same side. One after another
+# they have errors of 0.23 n roundoffs of their sum: 935 of the bound's 4099 at 4096 terms, 3560 of 4356 at 16384, and
+# 16299 of 4612 at 65536, which is rejected. Terms at random have 60 at 16384, and 134 at 65536. Half as many here would
+# reject the sum of 16384 like terms, too, twice as many would accept nothing else of these.
+SEQUENTIAL_TERMS = 4096
+
+
+def summation_growth(terms: int) -> float:
+    """Growth of the error of a sum, in roundoffs of the sum of magnitudes.
+
+    Any order of up to `SEQUENTIAL_TERMS` terms is admitted (``terms - 1``); beyond that, blocked summation with blocks
+    of about sqrt(terms), whose bound is ``2 sqrt(terms)``.
+    """
+    if terms <= SEQUENTIAL_TERMS:
+        return float(max(terms - 1, 0))
+    return SEQUENTIAL_TERMS + 2.0 * float(np.sqrt(terms))
+
+
+# Sums and what is made of them.
+
+
+@rule_for(np.sum)
+def total(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    """numpy.sum in any order that `summation_growth` admits; of a comparison, how many are true."""
+    if isinstance(a, Comparison):
+        return np.sum(certain(a), axis=axis, keepdims=keepdims)
+    value = np.sum(a.value, axis=axis, keepdims=keepdims)
+    inherited = np.sum(a.error, axis=axis, keepdims=keepdims)
+    terms = a.value.size // max(np.size(value), 1)
+    if terms == 1:
+        limit = None if a.limit is None else np.sum(a.limit, axis=axis, keepdims=keepdims)
+        return Bounded(value, inherited, a.arithmetic, limit)
+    magnitude = np.sum(abs(a.value) + a.error, axis=axis, keepdims=keepdims)
+    grown = summation_growth(terms) * a.arithmetic.roundoff * magnitude
+    # Some orders pass through the sum of all terms of one sign.
+    overflows = np.isfinite(magnitude) & ~(magnitude + grown <= a.arithmetic.largest)
+    overflows |= _against_infinity(
+        a, value, summation_growth(terms), functools.partial(np.sum, axis=axis, keepdims=keepdims)
+    )
+
+    def settled() -> np.ndarray:
+        unit = np.min(a.terms.unit, axis=axis, keepdims=keepdims, initial=np.inf)
+        return summed_exactly(Terms(unit, np.sum(a.terms.reach, axis=axis, keepdims=keepdims)), a.arithmetic)
+
+    operand = Bounded(value, inherited, a.arithmetic)
+    result = rounded(value, inherited + grown, (operand,), ROUNDED_ONCE, overflows, settled=settled)
+    if a.limit is None:
+        return result
+    return limited(result, np.where(np.min(a.limit, axis=axis, keepdims=keepdims, initial=0) >= 0, 0.0, -np.inf))
+
+
+@rule_for((np.add, "reduce"))
+def add_reduce(a: Any, axis: Any = 0, *, keepdims: bool = False) -> Any:
+    """The sum along the first axis, where no other is given."""
+    return total(a, axis, keepdims=keepdims)
+
+
+def counted(a: Bounded, axis: Any) -> int:
+    """How many elements each sum along the axes has."""
+    if axis is None:
+        return a.size
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    return int(np.prod([a.shape[i] for i in axes], dtype=int))
+
+
+@rule_for(np.mean)
+def mean(a: Any, axis: Any = None, *, keepdims: bool = False) -> Bounded:
+    """The sum divided by the number of its terms."""
+    a = lift(a, a.arithmetic)
+    return divide(total(a, axis, keepdims=keepdims), lift(counted(a, axis), a.arithmetic))
+
+
+@rule_for(np.var)
+def var(a: Bounded, axis: Any = None, *, ddof: float = 0, correction: float = 0, keepdims: bool = False) -> Bounded:
+    """The mean of the squared deviations from the mean, which is never below 0.
+
+    The error of the mean enters to first order, which admits Welford's and pairwise updates (Chan, Golub and LeVeque,
+    1983). The mean of the squares less the square of the mean is farther off, and not admitted.
+    """
+    squares = total(square(subtract(a, mean(a, axis, keepdims=True))), axis, keepdims=keepdims)
+    return divide(squares, lift(max(counted(a, axis) - (ddof or correction), 0), a.arithmetic))
+
+
+@rule_for(np.std)
+def std(a: Bounded, axis: Any = None, *, ddof: float = 0, correction: float = 0, keepdims: bool = False) -> Bounded:
+    """The square root of the variance."""
+    return sqrt(var(a, axis, ddof=ddof, correction=correction, keepdims=keepdims))
+
+
+def _against_infinity(a: Bounded, value: np.ndarray, growth: Any, summed: Callable[..., np.ndarray]) -> np.ndarray:
+    """Where a sum is infinite, and its finite terms of the other sign may overflow first, which makes it NaN."""
+    infinite = np.isinf(value)
+    if not infinite.any():
+        return infinite
+    sizes = np.where(np.isfinite(a.value), abs(a.value) + a.error, 0.0)
+    opposite = np.where(value > 0, summed(np.where(a.value < 0, sizes, 0.0)), summed(np.where(a.value > 0, sizes, 0.0)))
+    return infinite & ~(opposite * (1 + growth * a.arithmetic.roundoff) <= a.arithmetic.largest)
+
+
+@rule_for(np.cumsum)
+def cumsum(a: Bounded, axis: int | None = None) -> Bounded:
+    """Each partial sum in any order that `summation_growth` admits for its number of terms."""
+    if axis is None:
+        return cumsum(a.reshape(-1), 0)
+    value, inherited = np.cumsum(a.value, axis), np.cumsum(a.error, axis)
+    growth = np.array([summation_growth(terms) for terms in range(1, a.shape[axis] + 1)])
+    growth = growth.reshape([-1 if i == axis % a.ndim else 1 for i in range(a.ndim)])
+    magnitude = np.cumsum(abs(a.value) + a.error, axis)
+    grown = growth * a.arithmetic.roundoff * magnitude
+    overflows = np.isfinite(magnitude) & ~(magnitude + grown <= a.arithmetic.largest)
+    overflows |= _against_infinity(a, value, growth, functools.partial(np.cumsum, axis=axis))
+    steps = np.where(growth > 0, ROUNDED_ONCE, 0.0)
+    return rounded(value, inherited + grown, (Bounded(value, inherited, a.arithmetic),), steps, overflows)
+
+
+@rule_for((np.add, "accumulate"))
+def add_accumulate(a: Bounded, axis: int = 0) -> Bounded:
+    """Partial sums along the first axis, where no other is given."""
+    return cumsum(a, axis)
+
+
+@rule_for(np.prod)
+def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
+    """The product in any order: ``terms - 1`` roundings, and the relative errors of all factors.
+
+    Some order passes through the product of all factors above 1, which must not overflow. Where that of all factors
+    below 1 underflows, what is lost there is multiplied with the former.
+    """
+    along: dict[str, Any] = {"axis": axis, "keepdims": keepdims}
+    arithmetic, size, terms = a.arithmetic, abs(a.value), counted(a, axis)
+    value = np.prod(a.value, **along)
+    if terms == 1:
+        return Bounded(value, np.prod(a.error, **along), arithmetic)
+    inherited = np.prod(size + a.error, **along) - np.prod(size, **along)
+    farthest = np.prod(np.maximum(np.where(np.isinf(size), 1, size + a.error), 1), **along)
+    underflows = np.prod(np.clip(size - a.error, 0, 1), **along) < arithmetic.smallest_normal
+    lost = np.where(underflows, terms * arithmetic.smallest_normal * farthest, 0.0)
+    infinite = np.any(np.isinf(size), **along)
+    unknown = ~(farthest * (1 + terms * REORDERING * arithmetic.roundoff) <= arithmetic.largest)
+    unknown |= np.any(np.isinf(a.error), **along) | (infinite & underflows)
+    # A factor that is 0 for certain leaves 0, or NaN beside an infinity.
+    certain_zero = np.any((size == 0) & (a.error == 0), **along)
+    lost, unknown = np.where(certain_zero, 0.0, lost), unknown & ~(certain_zero & infinite)
+    return rounded(value, inherited + lost, (Bounded(value, inherited, arithmetic),), max(terms - 1, 0), unknown)
+
+
+# Extremes.
+
+
+def extreme(choose: Callable[..., np.ndarray]) -> Callable[..., Bounded]:
+    """numpy.max or numpy.min: no rounding; the error is at most the largest of all."""
+
+    def rule(a: Bounded, axis: Any = None, *, keepdims: bool = False, initial: float | None = None) -> Bounded:
+        start: dict[str, Any] = {} if initial is None else {"initial": initial}
+        value = choose(a.value, axis=axis, keepdims=keepdims, **start)
+        of_start: Any = 0 if initial is None else lift(initial, a.arithmetic).error
+        error = np.max(a.error, axis=axis, keepdims=keepdims, initial=of_start)
+        return Bounded(value, np.where(np.isfinite(value) | np.isinf(error), error, 0), a.arithmetic)
+
+    return rule
+
+
+largest, smallest = extreme(np.max), extreme(np.min)
+rule_for(np.max, np.amax)(largest)
+rule_for(np.min, np.amin)(smallest)
+
+
+@rule_for((np.maximum, "reduce"))
+def maximum_reduce(a: Bounded, axis: Any = 0, *, keepdims: bool = False, initial: float | None = None) -> Bounded:
+    """The largest along the first axis, where no other is given."""
+    return largest(a, axis, keepdims=keepdims, initial=initial)
+
+
+@rule_for((np.minimum, "reduce"))
+def minimum_reduce(a: Bounded, axis: Any = 0, *, keepdims: bool = False, initial: float | None = None) -> Bounded:
+    """The smallest along the first axis, where no other is given."""
+    return smallest(a, axis, keepdims=keepdims, initial=initial)
+
+
+def position(find: Callable[..., Any]) -> Callable[..., Any]:
+    """numpy.argmax or numpy.argmin: the first of equal ones; it must not hang on rounding."""
+
+    def rule(a: Bounded, axis: int | None = None, *, keepdims: bool = False) -> Any:
+        rows = a.reshape(-1) if axis is None else a
+        along = 0 if axis is None else axis
+        index = find(rows.value, axis=along, keepdims=True)
+        rivals = (rows != rows.moved(lambda part: np.take_along_axis(part, index, along))).uncertain
+        np.put_along_axis(rivals, index, False, along)
+        if (rivals | np.isinf(rows.error)).any():
+            raise HangsOnRounding(f"numpy.{find.__name__} depends on rounding errors")
+        return find(a.value, axis=axis, keepdims=keepdims)
+
+    return rule
+
+
+rule_for(np.argmax)(position(np.argmax))
+rule_for(np.argmin)(position(np.argmin))
+
+
+@rule_for(np.any)
+def any_of(a: Any, axis: Any = None, *, keepdims: bool = False) -> Comparison:
+    """Whether any is true: certain where one is for certain, or where none is uncertain."""
+    a = truth(a, a.arithmetic)
+    sure = np.any(a.outcome & ~a.uncertain, axis=axis, keepdims=keepdims)
+    uncertain = ~sure & np.any(a.uncertain, axis=axis, keepdims=keepdims)
+    return Comparison(np.any(a.outcome, axis=axis, keepdims=keepdims), uncertain, a.arithmetic)
+
+
+@rule_for(np.all)
+def all_of(a: Any, axis: Any = None, *, keepdims: bool = False) -> Comparison:
+    """Whether none is false."""
+    return ~any_of(~truth(a, a.arithmetic), axis, keepdims=keepdims)
+
+
+@rule_for(np.count_nonzero)
+def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    """How many are true, or not 0; it must not hang on rounding."""
+    return np.count_nonzero(certain(truth(a, a.arithmetic)), axis=axis, keepdims=keepdims)
+
+
+# Products of matrices.
+
+
+def exponent_field(size: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    """Magnitudes for which tensor cores take those of half types: a subnormal number has the smallest normal exponent.
+
+    Seen on compute capability 9.0: the sum of 2^-14 and 2^-28 loses the latter beside 2^15 times the smallest subnormal
+    float16, 2^-24, and not beside 2^15 times 0, or 2^-9 from normal factors.
+    """
+    if arithmetic.storage is None:
+        return size
+    smallest = arithmetic.storage.smallest_normal
+    return np.where((size > 0) & (size < smallest), smallest, size)
+
+
+@rule_for(np.matmul)
+def matrix_product(a: Bounded, b: Bounded) -> Bounded:
+    """a @ b, the products and sums in any order that `summation_growth` admits.
+
+    Tensor cores align the products of a step to the largest and cut off what lies below its last digits, which costs up
+    to twice as much as rounding to nearest; where a factor is subnormal, as much as if it were not.
+
+    Source: Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Computer Science 2021.
+    """
+    if a.ndim == 1:
+        return matrix_product(a[None, :], b)[..., 0] if b.ndim == 1 else matrix_product(a[None, :], b)[..., 0, :]
+    if b.ndim == 1:
+        return matrix_product(a, b[:, None])[..., 0]
+    arithmetic, terms = a.arithmetic, a.shape[-1]
+    size_a, error_a, size_b, error_b = (
+        np.where(np.isfinite(part), part, 0) for part in (abs(a.value), a.error, abs(b.value), b.error)
+    )
+    value = a.value @ b.value
+    rough = a.error.any() or b.error.any()
+    inherited = error_a @ (size_b + error_b) + size_a @ error_b if rough else np.zeros_like(value)
+    magnitude = exponent_field(size_a, arithmetic) @ exponent_field(size_b, arithmetic) + inherited
+    grown = CUT_OFF * (summation_growth(terms) + 1) * arithmetic.roundoff * magnitude
+    grown = grown + np.where(magnitude > 0, terms * arithmetic.smallest_normal, 0)
+    # As for a sum, some orders pass through the sum of all terms of one sign; infinite terms do not undo that.
+    unknown = ~(magnitude + grown <= arithmetic.largest)
+    if rough:
+        unknown |= np.isinf(a.error).any(axis=-1)[..., :, None] | np.isinf(b.error).any(axis=-2)[..., None, :]
+        # An infinite element times one of which it is not known whether it is 0.
+        unknown |= (np.isinf(a.value).astype(int) @ may_vanish(b).astype(int)) > 0
+        unknown |= (may_vanish(a).astype(int) @ np.isinf(b.value).astype(int)) > 0
+    error = inherited + grown
+
+    def settled() -> np.ndarray:
+        rows, cols = np.min(a.terms.unit, axis=-1, initial=np.inf), np.min(b.terms.unit, axis=-2, initial=np.inf)
+        unit = rows[..., :, None] * cols[..., None, :]
+        return summed_exactly(Terms(unit, a.terms.reach @ b.terms.reach), arithmetic)
+
+    return rounded(value, error, (Bounded(value, error, arithmetic),), ROUNDED_ONCE, unknown, settled=settled)
+
+
+@rule_for(np.dot)
+def dot(a: Any, b: Any) -> Bounded:
+    """numpy.dot where it is a product with a number, or that of `matrix_product`."""
+    arithmetic = arithmetic_of(a, b)
+    a, b = lift(a, arithmetic), lift(b, arithmetic)
+    if 0 in (a.ndim, b.ndim):
+        return multiply(a, b)
+    if b.ndim > 2:
+        raise NoRule("numpy.dot has no running-error rule for a right operand of more than two axes: see numpy.matmul")
+    return matrix_product(a, b)
+
+
+# What moves elements, or makes arrays: no rounding.
+
+
+def joined(join: Callable[..., np.ndarray]) -> Callable[..., Any]:
+    """numpy.stack or numpy.concatenate, of bounded and plain arrays or of comparisons."""
+
+    def rule(arrays: Sequence[Any], axis: int | None = 0) -> Any:
+        arithmetic = arithmetic_of(*arrays)
+        if all(isinstance(a, Comparison) for a in arrays):
+            return Comparison(
+                join([a.outcome for a in arrays], axis), join([a.uncertain for a in arrays], axis), arithmetic
+            )
+        lifted = [lift(a, arithmetic) for a in arrays]
+        return Bounded(join([a.value for a in lifted], axis), join([a.error for a in lifted], axis), arithmetic)
+
+    return rule
+
+
+rule_for(np.stack)(joined(np.stack))
+rule_for(np.concatenate)(joined(np.concatenate))
+
+
+def moving(function: Callable[..., Any]) -> Rule:
+    """The rule of a function that puts elements elsewhere, or leaves out or repeats some: each keeps its error."""
+
+    def compute(a: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(a, Bounded | Comparison):
+            raise NoRule(
+                f"numpy.{function.__name__} has no running-error rule where only another argument has an error"
+            )
+        return a.moved(lambda part: function(part, *args, **kwargs))
+
+    names = list(inspect.signature(function).parameters)
+    names = list(itertools.takewhile(lambda name: name not in ("order", "out", "subok", "copy"), names))
+    return Rule(compute, lift, 1, len(names), frozenset(names[1:]), selects=True)
+
+
+for _function in (
+    np.broadcast_to,
+    np.copy,
+    np.diagonal,
+    np.expand_dims,
+    np.flip,
+    np.matrix_transpose,
+    np.moveaxis,
+    np.ravel,
+    np.repeat,
+    np.reshape,
+    np.roll,
+    np.squeeze,
+    np.swapaxes,
+    np.take,
+    np.take_along_axis,
+    np.tile,
+    np.transpose,
+    np.tril,
+    np.triu,
+):
+    RULES[_function] = moving(_function)
+
+
+@rule_for(np.full_like)
+def full_like(a: Any, fill_value: Any, *, shape: Any = None) -> Bounded:
+    """An array of one value, or of several that are broadcast; constants that the arithmetic lacks have an error."""
+    fill = lift(fill_value, a.arithmetic)
+    shape = a.shape if shape is None else shape
+    return fill.moved(lambda part: np.array(np.broadcast_to(part, shape)))
+
+
+@rule_for(np.zeros_like)
+def zeros_like(a: Any, *, shape: Any = None) -> Bounded:
+    """Exact zeros."""
+    return Bounded.exact(np.zeros_like(lift(a, a.arithmetic).value, shape=shape), a.arithmetic)
+
+
+@rule_for(np.ones_like)
+def ones_like(a: Any, *, shape: Any = None) -> Bounded:
+    """Exact ones."""
+    return Bounded.exact(np.ones_like(lift(a, a.arithmetic).value, shape=shape), a.arithmetic)
+
+
+@rule_for(np.empty_like)
+def empty_like(a: Any, *, shape: Any = None) -> Bounded:
+    """NaN of which nothing is known: whoever reads an element that was not written is told so."""
+    return full_like(a, Bounded(np.array(np.nan), np.array(np.inf), a.arithmetic), shape=shape)
+
+
+@rule_for(np.shape)
+def shape_of(a: Any) -> tuple[int, ...]:
+    """The shape, which no error touches."""
+    return a.shape
+
+
+@rule_for(np.ndim)
+def ndim_of(a: Any) -> int:
+    """The number of axes."""
+    return a.ndim
+
+
+@rule_for(np.size)
+def size_of(a: Any, axis: int | None = None) -> int:
+    """The number of elements, or of those along an axis."""
+    return counted(a, axis)
+
+
+# Of these each result is one of the given numbers, or its negative.
+_SELECTING: tuple[Any, ...] = (
+    *(np.absolute, np.negative, np.positive, np.sign, np.maximum, np.minimum, np.where, np.clip),
+    *(np.max, np.min, (np.maximum, "reduce"), (np.minimum, "reduce"), np.stack, np.concatenate),
+    *(np.zeros_like, np.ones_like, np.empty_like),
+)
+for _selecting in _SELECTING:
+    RULES[_selecting] = replace(RULES[_selecting], selects=True)

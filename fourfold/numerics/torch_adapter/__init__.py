@@ -1,0 +1,1 @@
+"""Running error analysis of torch's operators."""

@@ -1,0 +1,240 @@
+"""The rules of torch's operators along axes: sums, extremes, products of matrices, what moves or makes elements."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fourfold.numerics.bounded import RULES as NUMPY_RULES
+from fourfold.numerics.bounded import Bounded, Comparison, NoRule
+from fourfold.numerics.steps.along_axes import (
+    cumsum,
+    largest,
+    matrix_product,
+    mean,
+    total,
+    var,
+)
+from fourfold.numerics.steps.elementwise import add, divide, multiply, sqrt, subtract, units
+from fourfold.numerics.torch_adapter.elementwise import aten, axes, lifted, scaled, sign, to_the_power
+from fourfold.numerics.torch_adapter.moves import index_add
+from fourfold.numerics.torch_adapter.orders import amax, amin
+from fourfold.numerics.torch_adapter.tensors import (
+    Payload,
+    arithmetic,
+    current,
+)
+
+Array = np.ndarray
+
+# Sums and what is made of them.
+
+
+def count_of_ties(a: Comparison, along: Any, keepdim: bool) -> Any:
+    """How many are true. In a backward pass, where extremes share a gradient, as few as one of them may count."""
+    count = np.sum(a.outcome, axis=along, keepdims=keepdim)
+    error = np.sum(a.uncertain, axis=along, keepdims=keepdim).astype(np.float64)
+    evaluation = current()
+    if not evaluation.backward:
+        return Bounded(count.astype(np.float64), error, a.arithmetic) if error.any() else count
+    count = count.astype(np.float64)
+    least = np.maximum(np.sum(a.outcome & ~a.uncertain, axis=along, keepdims=keepdim), np.minimum(count, 1))
+    if evaluation.free_ties:
+        error, least = error + np.maximum(count - 1, 0), np.minimum(count, 1)
+    return Bounded(count, error, a.arithmetic, np.where(error > 0, np.maximum(least, count - error), count))
+
+
+@aten("sum.default", "sum.dim_IntList")
+def sum_along(a: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The sum in any order that `summation_growth` admits."""
+    if isinstance(a, Comparison) or (isinstance(a, np.ndarray) and a.dtype == bool):
+        truth = a if isinstance(a, Comparison) else Comparison(a, np.zeros_like(a), arithmetic())
+        return count_of_ties(truth, axes(dim), keepdim)
+    return total(lifted(a), axes(dim), keepdims=keepdim)
+
+
+@aten("mean.default", "mean.dim")
+def mean_along(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
+    """The sum divided by the number of its terms."""
+    return mean(lifted(a), axes(dim), keepdims=keepdim)
+
+
+@aten("var.correction")
+def variance(a: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Bounded:
+    """The mean of the squared deviations, with ``n - correction`` for n."""
+    return var(lifted(a), axes(dim), correction=1 if correction is None else correction, keepdims=keepdim)
+
+
+@aten("var.default", "var.dim")
+def unbiased_variance(a: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Bounded:
+    """The variance with n - 1, or n."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    return variance(a, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+@aten("std.correction")
+def deviation(a: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Bounded:
+    """The square root of the variance."""
+    return sqrt(variance(a, dim, correction=correction, keepdim=keepdim))
+
+
+@aten("var_mean.correction")
+def variance_and_mean(a: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> tuple:
+    """Both."""
+    return variance(a, dim, correction=correction, keepdim=keepdim), mean_along(a, dim, keepdim)
+
+
+@aten("cumsum.default")
+def partial_sums(a: Any, dim: int) -> Bounded:
+    """Each partial sum in any order."""
+    a = lifted(a)
+    return cumsum(a, dim) if a.ndim else a
+
+
+def by_prefix(function: Callable[[Bounded], Bounded], a: Bounded, dim: int) -> Bounded:
+    """What a function of the first axis makes of all elements up to each one."""
+    if not a.size or not a.ndim:
+        return a
+    rows = a.moved(lambda part: np.moveaxis(part, dim, 0))
+    return NUMPY_RULES[np.stack].compute([function(rows[: i + 1]) for i in range(len(rows))], dim)
+
+
+@aten("cumprod.default")
+def partial_products(a: Any, dim: int) -> Bounded:
+    """The product of all elements up to each one."""
+    return by_prefix(lambda prefix: product(prefix, 0), lifted(a), dim)
+
+
+@aten("dist.default")
+def distance(a: Any, b: Any, p: Any = 2) -> Bounded:
+    """The norm of the difference."""
+    return norm(subtract(lifted(a), lifted(b)), p)
+
+
+def apart(a: Any, b: Any) -> Bounded:
+    """The differences of each row of `a` and each row of `b`."""
+    a, b = lifted(a), lifted(b)
+    return subtract(a[..., :, None, :], b[..., None, :, :])
+
+
+@aten("_cdist_forward.default")
+def distances(a: Any, b: Any, p: float, mode: Any = None) -> Bounded:
+    """The norm of the difference of each row of `a` and each row of `b`."""
+    return norm(apart(a, b), p, -1)
+
+
+@aten("_pdist_forward.default")
+def distances_within(a: Any, p: float = 2) -> Bounded:
+    """The distance of each row and each later one."""
+    first, second = np.triu_indices(len(a), 1)
+    return norm(subtract(lifted(a)[first], lifted(a)[second]), p, -1)
+
+
+def slope_of_norm(difference: Bounded, length: Bounded, grad: Bounded, p: float) -> Bounded:
+    """The gradient of a norm along the last axis: for p = 2 that of a vector of 0 has any direction and length <= 1.
+
+    Raises:
+        NoRule: p is neither 1 nor 2.
+    """
+    grad, length = grad[..., None], length[..., None]
+    if p == 1:
+        return multiply(grad, sign(difference))
+    if p != 2:
+        raise NoRule(f"the gradient of a distance has no running-error rule for p = {p}, only for 1 and 2")
+    at_zero = (length.value == 0) & (length.error == 0)
+    divisor = Bounded(np.where(at_zero, 1, length.value), length.error, length.arithmetic, length.limit)
+    slope = divide(difference, divisor)
+    if current().free_ties:
+        slope.error = np.where(at_zero, 1.0, slope.error)
+    return multiply(grad, slope)
+
+
+@aten("_cdist_backward.default")
+def distances_backward(grad: Any, a: Any, b: Any, p: float, found: Any) -> Bounded:
+    """The gradient of the rows of `a`: that of each distance, summed over the rows of `b`."""
+    return total(slope_of_norm(apart(a, b), lifted(found), lifted(grad), p), -2)
+
+
+@aten("_pdist_backward.default")
+def distances_within_backward(grad: Any, a: Any, p: float, found: Any) -> Bounded:
+    """The gradient of each row: that of its distances, with either sign."""
+    a = lifted(a)
+    first, second = np.triu_indices(len(a), 1)
+    slope = slope_of_norm(subtract(a[first], a[second]), lifted(found), lifted(grad), p)
+    empty = Bounded.exact(np.zeros(a.shape, a.dtype), a.arithmetic)
+    both = NUMPY_RULES[np.concatenate].compute([slope, -slope])
+    return index_add(empty, 0, np.concatenate([first, second]), both)
+
+
+@aten("logcumsumexp.default")
+def partial_logsumexp(a: Any, dim: int) -> Bounded:
+    """The logarithm of the sum of the exponentials of all elements up to each one."""
+    return by_prefix(lambda prefix: logsumexp(prefix, 0), lifted(a), dim)
+
+
+@aten("linalg_vector_norm.default")
+def norm(a: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Bounded:
+    """(sum |a|^p)^(1 / p), with the largest and the smallest |a| for infinite p."""
+    size = abs(lifted(a))
+    if math.isinf(ord):
+        return (amax if ord > 0 else amin)(size, dim, keepdim)
+    if ord == 0:
+        return sum_along(size != 0.0, dim, keepdim)
+    powers = total(to_the_power(size, ord), axes(dim), keepdims=keepdim)
+    return powers if ord == 1 else to_the_power(powers, 1 / ord)
+
+
+@aten("prod.default", "prod.dim_int")
+def product(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
+    """The product in any order."""
+    return NUMPY_RULES[np.prod].compute(lifted(a), axes(dim), keepdims=keepdim)
+
+
+@aten("logsumexp.default")
+def logsumexp(a: Any, dim: Any, keepdim: bool = False) -> Bounded:
+    """m + log(sum(e^(a - m))) with the maximum m, which is left out where it is infinite.
+
+    Any number near the maximum serves as m: its error is left out, for it does not change the result.
+    """
+    a, along = lifted(a), axes(dim)
+    top = largest(a, along, keepdims=True)
+    finite = Bounded.exact(np.where(np.isfinite(top.value), top.value, 0), a.arithmetic)
+    powers = total(np.exp(subtract(a, finite)), along, keepdims=True)
+    powers.limit = np.where(np.isfinite(top.value), np.fmax(powers.least, 1 - units(2) * a.arithmetic.roundoff), 0)
+    result = add(finite, np.log(powers))
+    return result if keepdim else result.moved(lambda part: np.squeeze(part, along))
+
+
+@aten("any.default", "any.dim", "any.dims")
+def any_along(a: Any, dim: Any = None, keepdim: bool = False) -> Comparison:
+    """Whether any is true."""
+    return NUMPY_RULES[np.any].compute(lifted_truth(a), axes(dim), keepdims=keepdim)
+
+
+@aten("all.default", "all.dim", "all.dims")
+def all_along(a: Any, dim: Any = None, keepdim: bool = False) -> Comparison:
+    """Whether all are true."""
+    return NUMPY_RULES[np.all].compute(lifted_truth(a), axes(dim), keepdims=keepdim)
+
+
+def lifted_truth(a: Any) -> Payload:
+    """A comparison as it is, and numbers lifted."""
+    return a if isinstance(a, Comparison) else lifted(a)
+
+
+# Products of matrices.
+
+
+@aten("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
+def matmul(a: Any, b: Any) -> Bounded:
+    """a @ b."""
+    return matrix_product(lifted(a), lifted(b))
+
+
+@aten("addmm.default", "baddbmm.default", "addmv.default")
+def addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Bounded:
+    """beta bias + alpha a @ b."""
+    product = scaled(matmul(a, b), alpha)
+    return product if beta == 0 else add(scaled(bias, beta), product)

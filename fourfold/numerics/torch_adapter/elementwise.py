@@ -1,0 +1,615 @@
+"""The rules of torch's elementwise operators: mostly those of NumPy's functions, under other names.
+
+Rules of sums, products of matrices and moves are in `torch_running_error_arrays`, those of normalizations, losses and
+convolutions in `torch_running_error_networks`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.numerics.bounded import RULES as NUMPY_RULES
+from fourfold.numerics.bounded import Bounded, Comparison, NoRule, certain, lift, truth
+from fourfold.numerics.steps.elementwise import (
+    DIVISION,
+    EXPONENT,
+    EXPONENTIAL,
+    POWER,
+    ROUNDED_ONCE,
+    WITHIN_2_ULP,
+    absolute,
+    add,
+    divide,
+    limited,
+    maximum,
+    minimum,
+    multiply,
+    power,
+    reciprocal,
+    rounded,
+    saturated,
+    sqrt,
+    square,
+    subtract,
+)
+from fourfold.numerics.torch_adapter.tensors import (
+    LOGICAL,
+    BoundedTensor,
+    Tied,
+    arithmetic,
+    as_comparison,
+    current,
+    result_dtype,
+    rule,
+    whole,
+)
+
+Array = np.ndarray
+# Numbers of double precision that torch computes within a few units of their last digit.
+DOUBLE = float(np.finfo(np.float64).eps)
+
+
+def aten(*names: str) -> Callable:
+    """`rule` for operators of torch's own library."""
+    return rule(*(f"aten.{name}" for name in names))
+
+
+def lifted(x: Any) -> Bounded:
+    """Any operand as a `Bounded` of the arithmetic under test."""
+    return lift(x, arithmetic())
+
+
+def axes(dim: Any) -> Any:
+    """torch's axes as NumPy's: none, or an empty list, are all."""
+    if dim is None or isinstance(dim, int):
+        return dim
+    return tuple(dim) or None
+
+
+# Those of which NumPy's rule says all, by the names of aten's operators. Operands are lifted.
+ELEMENTWISE = {
+    np.absolute: "abs.default",
+    np.negative: "neg.default",
+    np.exp: "exp.default",
+    np.exp2: "exp2.default",
+    np.expm1: "expm1.default",
+    np.log: "log.default",
+    np.log1p: "log1p.default",
+    np.log2: "log2.default",
+    np.sqrt: "sqrt.default",
+    np.square: "square.default",
+    np.reciprocal: "reciprocal.default",
+    np.sin: "sin.default",
+    np.cos: "cos.default",
+    np.tanh: "tanh.default",
+    np.maximum: "maximum.default",
+    np.minimum: "minimum.default",
+    np.isnan: "isnan.default",
+    np.isinf: "isinf.default",
+    np.isfinite: "isfinite.default",
+}
+
+
+def by_numpy(function: Any) -> Callable[..., Any]:
+    """NumPy's rule with its operands lifted."""
+    compute = NUMPY_RULES[function].compute
+    return lambda *operands: compute(*map(lifted, operands))
+
+
+for _function, _name in ELEMENTWISE.items():
+    aten(_name)(by_numpy(_function))
+
+
+# Sums, products and quotients.
+
+
+def scaled(x: Any, factor: Any) -> Bounded:
+    """A number times a factor that is mostly 1."""
+    return lifted(x) if factor == 1 else multiply(lifted(x), lifted(factor))
+
+
+@aten("add.Tensor", "add.Scalar")
+def add_scaled(a: Any, b: Any, alpha: Any = 1) -> Bounded:
+    """a + alpha b."""
+    return add(lifted(a), scaled(b, alpha))
+
+
+@aten("sub.Tensor", "sub.Scalar")
+def subtract_scaled(a: Any, b: Any, alpha: Any = 1) -> Bounded:
+    """a - alpha b."""
+    return subtract(lifted(a), scaled(b, alpha))
+
+
+@aten("rsub.Tensor", "rsub.Scalar")
+def subtract_from(a: Any, b: Any, alpha: Any = 1) -> Bounded:
+    """b - alpha a."""
+    return subtract(lifted(b), scaled(a, alpha))
+
+
+@aten("mul.Tensor", "mul.Scalar")
+def times(a: Any, b: Any) -> Bounded:
+    """a b; a factor that is a comparison chooses between the other one and 0."""
+    if a is b:
+        return square(lifted(a))
+    for choice, other in ((a, b), (b, a)):
+        if isinstance(choice, Tied):
+            mark_kinks(choice, lifted(other), lifted(0.0))
+    return multiply(lifted(a), lifted(b))
+
+
+@aten("div.Tensor", "div.Scalar")
+def quotient(a: Any, b: Any) -> Bounded:
+    """a / b."""
+    return divide(lifted(a), lifted(b))
+
+
+@aten("div.Tensor_mode", "div.Scalar_mode")
+def quotient_rounded(a: Any, b: Any, *, rounding_mode: str | None = None) -> Bounded:
+    """a / b, to the whole number below it or towards 0; it must not hang on rounding."""
+    result = divide(lifted(a), lifted(b))
+    return result if rounding_mode is None else steps_of(np.floor if rounding_mode == "floor" else np.trunc)(result)
+
+
+def steps_of(function: np.ufunc) -> Callable[[Any], Bounded]:
+    """A function that is constant between its steps: exact where its argument lies between two of them."""
+
+    def compute(a: Any) -> Bounded:
+        a = lifted(a)
+        value = function(a.value)
+        # A computed number that is known to be exact lies on a step for certain.
+        apart = np.where(a.terms.exact(a.arithmetic), 0.0, a.error)
+        low, high = function(a.value - apart), function(a.value + apart)
+        error = np.where(apart > 0, np.maximum(abs(high - value), abs(value - low)), 0.0)
+        return Bounded(value, np.where(np.isinf(a.error), np.inf, error), a.arithmetic)
+
+    return compute
+
+
+for _name, _steps in {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint}.items():
+    aten(f"{_name}.default")(steps_of(_steps))
+
+
+@aten("lerp.Scalar", "lerp.Tensor")
+def lerp(a: Any, b: Any, weight: Any) -> Bounded:
+    """a + weight (b - a)."""
+    a, b = lifted(a), lifted(b)
+    return add(a, multiply(lifted(weight), subtract(b, a)))
+
+
+# Elementary functions.
+
+
+@aten("rsqrt.default")
+def rsqrt(a: Any) -> Bounded:
+    """1 / sqrt(a)."""
+    return reciprocal(sqrt(lifted(a)))
+
+
+@aten("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
+def to_the_power(a: Any, b: Any) -> Bounded:
+    """a^b; torch takes some powers as roots and products, and so does this."""
+    known = {0.5: sqrt, -0.5: rsqrt, -1: reciprocal, 2: square, -2: lambda x: reciprocal(square(x))}
+    if isinstance(b, int | float):
+        if b in known:
+            return known[b](lifted(a))
+        if b == 0:
+            return Bounded.exact(np.ones_like(lifted(a).value), arithmetic())
+    return power(lifted(a), lifted(b))
+
+
+@aten("log10.default")
+def log10(a: Any) -> Bounded:
+    """log(a) / log(10)."""
+    result = divide(NUMPY_RULES[np.log].compute(lifted(a)), lifted(math.log(10)))
+    return Bounded(np.log10(lifted(a).value), result.error, result.arithmetic)
+
+
+@aten("sigmoid.default")
+def sigmoid(a: Any) -> Bounded:
+    """s = 1 / (1 + e^-a), with the slope s (1 - s), whose logarithm changes no faster than a.
+
+    The exponential may overflow, which leaves a right 0.
+    """
+    a = lifted(a)
+    small = np.exp(-abs(a.value))
+    far = small / (1 + small)
+    value = np.where(a.value < 0, far, 1 / (1 + small))
+    slope = value * np.where(a.value < 0, 1 / (1 + small), far)
+    inherited = np.minimum(np.where(slope > 0, slope * np.expm1(a.error), np.minimum(a.error, 1)), 1)
+    reach = np.where(np.isfinite(a.value), abs(a.value), 0)
+    exponential = (EXPONENTIAL + EXPONENT * reach) * a.arithmetic.roundoff * slope
+    inherited = np.where(np.isinf(a.error), np.inf, inherited)
+    return limited(rounded(value, inherited + exponential, (a,), ROUNDED_ONCE + DIVISION), 0.0)
+
+
+def special(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    slope: Callable[[Array], Array],
+    peak: float = np.nan,
+    saturates: bool = False,
+) -> Callable[[Any], Bounded]:
+    """The rule, within 2 ulp, of a function that torch computes in double precision.
+
+    Args:
+        function: what torch computes.
+        slope: its derivative, whose magnitude grows or falls all the way, but for one number where it turns.
+        peak: the number at which the slope is steepest, if there is one.
+        saturates: whether it ends in ±1: see `saturated`.
+    """
+
+    def compute(a: Any) -> Bounded:
+        a = lifted(a)
+        double = np.asarray(a.value, dtype=np.float64)
+        value = function(torch.from_numpy(double)).numpy()
+        # What a long double has beyond a double enters to first order.
+        beyond = np.where(np.isfinite(a.value), a.value - double, 0)
+        value = value + np.where(beyond == 0, 0, beyond * slope(a.value))
+        ends = a.value - a.error, a.value + a.error
+        steepest = np.maximum(*(abs(slope(end)) for end in ends))
+        if not np.isnan(peak):
+            steepest = np.maximum(steepest, abs(slope(np.clip(peak, *ends))))
+        inherited = np.where(a.error > 0, a.error * steepest, 0.0)
+        inherited = inherited + 4 * DOUBLE * abs(value)
+        result = rounded(value, inherited, (a,), WITHIN_2_ULP)
+        return saturated(result, inherited) if saturates else result
+
+    return compute
+
+
+def bell(x: Array) -> Array:
+    """The derivative of erf: 2 / sqrt(pi) e^(-x^2)."""
+    return 2 / np.sqrt(np.pi) * np.exp(-np.square(x))
+
+
+def arc(x: Array) -> Array:
+    """The derivative of the arc sine."""
+    return 1 / np.sqrt(1 - np.square(x))
+
+
+erf = aten("erf.default")(special(torch.special.erf, bell, 0.0, saturates=True))
+erfc = aten("erfc.default", "special_erfc.default")(special(torch.special.erfc, bell, 0.0))
+atan = aten("atan.default")(special(torch.atan, lambda x: 1 / (1 + np.square(x)), 0.0))
+aten("asinh.default")(special(torch.asinh, lambda x: 1 / np.sqrt(1 + np.square(x)), 0.0))
+aten("acosh.default")(special(torch.acosh, lambda x: 1 / np.sqrt(np.square(x) - 1)))
+aten("asin.default")(special(torch.asin, arc))
+aten("acos.default")(special(torch.acos, arc))
+aten("atanh.default")(special(torch.atanh, lambda x: 1 / (1 - np.square(x))))
+aten("sinh.default")(special(torch.sinh, np.cosh))
+aten("cosh.default")(special(torch.cosh, np.sinh))
+
+
+@aten("tan.default")
+def tan(a: Any) -> Bounded:
+    """sin(a) / cos(a)."""
+    return divide(np.sin(lifted(a)), np.cos(lifted(a)))
+
+
+@aten("atan2.default")
+def atan2(a: Any, b: Any) -> Bounded:
+    """The angle of a point: it turns by at most its error over the distance, unless it may cross the negative axis."""
+    a, b = lifted(a), lifted(b)
+    value = np.arctan2(a.value, b.value)
+    nearest = np.hypot(np.maximum(abs(a.value) - a.error, 0), np.maximum(abs(b.value) - b.error, 0))
+    moved = a.error + b.error
+    inherited = np.where(moved > 0, np.arctan(moved / nearest) * (np.pi / 2), 0.0)
+    unknown = (moved > 0) & ((nearest <= 0) | ((abs(a.value) <= a.error) & (b.value <= b.error)))
+    return rounded(value, inherited, (a, b), POWER, unknown)
+
+
+@aten("hypot.default")
+def hypot(a: Any, b: Any) -> Bounded:
+    """sqrt(a^2 + b^2)."""
+    return sqrt(add(square(lifted(a)), square(lifted(b))))
+
+
+def remainder(whole_part: np.ufunc) -> Callable[[Any, Any], Bounded]:
+    """a - n b with the whole part n of a / b; nothing is known where n hangs on rounding."""
+
+    def compute(a: Any, b: Any) -> Bounded:
+        a, b = lifted(a), lifted(b)
+        # The function itself is exact: of numbers without an error it is rounded at most once.
+        n = whole_part(a.value / b.value)
+        value = np.fmod(a.value, b.value) if whole_part is np.trunc else np.remainder(a.value, b.value)
+        error = a.error + abs(n) * b.error
+        ends = [whole_part((a.value + i * a.error) / (b.value + j * b.error)) for i in (-1, 1) for j in (-1, 1)]
+        unknown = (error > 0) & ~np.all([end == n for end in ends], axis=0)
+        return rounded(value, error, (a, b), ROUNDED_ONCE, unknown | ((error > 0) & (abs(b.value) <= b.error)))
+
+    return compute
+
+
+aten("fmod.Tensor", "fmod.Scalar")(remainder(np.trunc))
+aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")(remainder(np.floor))
+
+
+# Choices.
+
+
+def mark_kinks(choice: Comparison, a: Bounded, b: Bounded) -> None:
+    """Write down at which ties of a comparison the two numbers that it chooses between have the same value."""
+    if not isinstance(choice, Tied):
+        return
+    shape = np.broadcast_shapes(choice.shape, a.shape, b.shape)
+    same = np.broadcast_to(abs(a.value - b.value) <= a.error + b.error, shape)
+    kinks = np.lib.stride_tricks.as_strided(choice.kinks, **broadcast(choice.kinks, shape))
+    ties = np.broadcast_to(choice.ties, shape)
+    kinks[same & ties] = True
+
+
+def broadcast(part: Array, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Shape and strides of an array that is broadcast; unlike numpy.broadcast_to's, it can be written into."""
+    return {"shape": shape, "strides": np.broadcast_to(part, shape).strides}
+
+
+def either(condition: Comparison, a: Bounded, b: Bounded) -> Bounded:
+    """a where the condition is true, else b; where it is uncertain, either is admitted."""
+    value = np.where(condition.outcome, a.value, b.value)
+    error = np.where(condition.outcome, a.error, b.error)
+    if condition.uncertain.any():
+        other = np.where(condition.outcome, b.error, a.error)
+        hull = np.maximum(error, abs(a.value - b.value) + other)
+        hull = np.where(a.value == b.value, np.maximum(error, other), hull)
+        error = np.where(condition.uncertain, np.where(np.isnan(hull), np.inf, hull), error)
+    result = Bounded(value, error, arithmetic())
+    if a.limit is not None or b.limit is not None:
+        limited(result, np.minimum(*np.broadcast_arrays(a.least, b.least)))
+    return result
+
+
+@aten("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """torch.where; where the condition is uncertain, either choice is admitted."""
+    condition = as_comparison(condition)
+    if all(isinstance(x, int | np.ndarray) for x in (a, b)) and not condition.uncertain.any():
+        return np.where(condition.outcome, a, b)
+    a, b = lifted(a), lifted(b)
+    mark_kinks(condition, a, b)
+    return either(condition, a, b)
+
+
+@aten("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(a: Any, mask: Any, fill: Any) -> Bounded:
+    """The number `fill` where the mask is true."""
+    return where(mask, fill, a)
+
+
+@aten("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_min.Tensor")
+def clamp(a: Any, min: Any = None, max: Any = None) -> Bounded:
+    """The minimum with the upper limit of the maximum with the lower one."""
+    return NUMPY_RULES[np.clip].compute(lifted(a), min, max)
+
+
+@aten("clamp_max.default", "clamp_max.Tensor")
+def clamp_max(a: Any, max: Any) -> Bounded:
+    """The minimum with an upper limit."""
+    return clamp(a, None, max)
+
+
+@aten("hardtanh.default")
+def hardtanh(a: Any, low: Any = -1.0, high: Any = 1.0) -> Bounded:
+    """Between two limits."""
+    return clamp(a, low, high)
+
+
+def of_not_nan(choose: Callable[[Bounded, Bounded], Bounded]) -> Callable[[Any, Any], Bounded]:
+    """The larger or the smaller of two numbers, or the one that is not NaN."""
+
+    def compute(a: Any, b: Any) -> Bounded:
+        a, b = lifted(a), lifted(b)
+        return either(np.isnan(a), b, either(np.isnan(b), a, choose(a, b)))
+
+    return compute
+
+
+aten("fmax.default")(of_not_nan(maximum))
+aten("fmin.default")(of_not_nan(minimum))
+
+
+@aten("sign.default", "sgn.default")
+def sign(a: Any) -> Bounded:
+    """-1, 0 or 1; as the derivative of a magnitude, anything between at 0. Of NaN, torch makes 0 on a CPU."""
+    a = lifted(a)
+    result = NUMPY_RULES[np.sign].compute(a)
+    result.error = np.where(np.isnan(a.value), np.inf, result.error)
+    evaluation = current()
+    if evaluation.backward and evaluation.free_ties:
+        result.error = np.where((a.value == 0) & (a.error == 0), 1.0, result.error)
+    return result
+
+
+# Comparisons, and what is made of them.
+
+
+def compared(function: np.ufunc, equality: bool, scalar: bool) -> Callable[[Any, Any], Comparison]:
+    """A comparison, which keeps its ties where they are free.
+
+    In a backward pass it stands in the derivative of a continuous function, and goes either way at a tie, and at NaN.
+    Autograd asks whether a number equals a constant for other reasons: to spare itself a division by 0.
+    """
+    numpy_rule = NUMPY_RULES[function].compute
+
+    def compute(a: Any, b: Any) -> Comparison:
+        a, b = lifted(a), lifted(b)
+        result = numpy_rule(a, b)
+        evaluation = current()
+        if not evaluation.free_ties or (equality and scalar):
+            return result
+        ties = abs(a.value - b.value) <= a.error + b.error
+        if evaluation.backward:
+            free = ties | np.isnan(a.value) | np.isnan(b.value)
+            return Comparison(result.outcome, result.uncertain | free, result.arithmetic)
+        return Tied(result.outcome, result.uncertain, result.arithmetic, ties, np.zeros_like(ties))
+
+    return compute
+
+
+for _function, _name in {
+    np.equal: "eq",
+    np.not_equal: "ne",
+    np.less: "lt",
+    np.less_equal: "le",
+    np.greater: "gt",
+    np.greater_equal: "ge",
+}.items():
+    for _overload in ("Tensor", "Scalar"):
+        aten(f"{_name}.{_overload}")(compared(_function, _name in ("eq", "ne"), _overload == "Scalar"))
+
+
+def joined_truth(function: np.ufunc) -> Callable[..., Comparison]:
+    """A logical function; it has the ties of its operands."""
+    numpy_rule = NUMPY_RULES[function].compute
+
+    def compute(*operands: Any) -> Comparison:
+        parts = [truth(operand, arithmetic()) for operand in operands]
+        result = numpy_rule(*parts)
+        ties = [part.ties for part in parts if isinstance(part, Tied)]
+        if not ties:
+            return result
+        tied = np.array(np.broadcast_to(np.any(np.broadcast_arrays(*ties), axis=0), result.shape))
+        return Tied(result.outcome, result.uncertain, result.arithmetic, tied, np.zeros_like(tied))
+
+    return compute
+
+
+for _function, _names in {
+    np.logical_and: ("logical_and.default", "bitwise_and.Tensor", "__and__.Tensor"),
+    np.logical_or: ("logical_or.default", "bitwise_or.Tensor", "__or__.Tensor"),
+    np.logical_xor: ("logical_xor.default", "bitwise_xor.Tensor", "__xor__.Tensor"),
+    np.logical_not: ("logical_not.default", "bitwise_not.default"),
+}.items():
+    aten(*_names)(joined_truth(_function))
+    LOGICAL.update(f"aten.{_name}" for _name in _names)
+
+
+@aten("item.default", "_local_scalar_dense.default")
+def number(a: Any) -> Any:
+    """A number that Python may look at: it must not hang on rounding."""
+    if isinstance(a, Comparison):
+        return bool(certain(a).reshape(()))
+    if isinstance(a, Bounded):
+        if (a.error > 0).any():
+            raise NoRule("a tensor is not made a Python number, which would drop its error: keep it a tensor")
+        return float(a.value.reshape(()))
+    return a.reshape(()).item()
+
+
+# Activations, whose formulas are those of torch's documentation.
+
+
+@whole("relu.default")
+def relu(evaluation: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The maximum with 0. Autograd keeps the result alone, in which a 0 does not tell that it was one before."""
+    result = evaluation.call(torch.ops.aten.clamp_min.default, (args[0], 0.0), {})
+    result.memory.note = lifted(evaluation.given(args[0]))
+    return result
+
+
+@whole("threshold_backward.default")
+def threshold_backward(evaluation: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The gradient where the number lies above the threshold, else 0; at the threshold either."""
+    grad, a, threshold = args
+    note = a.memory.note if isinstance(a, BoundedTensor) else None
+    before = note if note is not None and note.shape == tuple(a.shape) else lifted(evaluation.given(a))
+    result = passes(lifted(evaluation.given(grad)), before, threshold, lifted(0.0))
+    return evaluation.made(result, result_dtype((grad, a)))
+
+
+@aten("leaky_relu.default")
+def leaky_relu(a: Any, slope: Any = 0.01) -> Bounded:
+    """a above 0, else slope times a."""
+    return either(lifted(a) > 0.0, lifted(a), multiply(lifted(a), lifted(slope)))
+
+
+@aten("silu.default")
+def silu(a: Any) -> Bounded:
+    """a / (1 + e^-a)."""
+    return multiply(lifted(a), sigmoid(a))
+
+
+@aten("silu_backward.default")
+def silu_backward(grad: Any, a: Any) -> Bounded:
+    """grad s (1 + a (1 - s)), with the sigmoid s."""
+    s = sigmoid(a)
+    return multiply(multiply(lifted(grad), s), add(lifted(1.0), multiply(lifted(a), subtract(lifted(1.0), s))))
+
+
+@aten("sigmoid_backward.default")
+def sigmoid_backward(grad: Any, output: Any) -> Bounded:
+    """grad s (1 - s)."""
+    return multiply(lifted(grad), multiply(subtract(lifted(1.0), lifted(output)), lifted(output)))
+
+
+@aten("tanh_backward.default")
+def tanh_backward(grad: Any, output: Any) -> Bounded:
+    """grad (1 - t^2)."""
+    return multiply(lifted(grad), subtract(lifted(1.0), square(lifted(output))))
+
+
+def inner(a: Bounded) -> Bounded:
+    """The argument of the tanh that stands for erf in GELU: sqrt(2 / pi) (a + 0.044715 a^3)."""
+    cube = multiply(multiply(a, a), a)
+    return multiply(lifted(math.sqrt(2 / math.pi)), add(a, multiply(lifted(0.044715), cube)))
+
+
+def half_of_one_and(x: Any) -> Bounded:
+    """(1 + x) / 2 of a function from -1 to 1."""
+    return limited(multiply(lifted(0.5), add(lifted(1.0), x)), 0.0)
+
+
+@aten("gelu.default")
+def gelu(a: Any, *, approximate: str = "none") -> Bounded:
+    """a (1 + erf(a / sqrt(2))) / 2, or with a tanh in place of erf.
+
+    The sum cancels where a is far below 0: what erf or tanh costs near -1 stays, and the bound is |a| times some units
+    of roundoff while the value vanishes. It cannot be a relative one, as of erfc: torch's own kernel on a CPU takes the
+    sum, and reaches 0.55 of the bound between -4 and -2 in float32. Beyond -6, where erf is -1, `saturated` makes the
+    bound a fifth: from 10 |a| units of roundoff to 2.
+    """
+    a = lifted(a)
+    if approximate == "tanh":
+        return multiply(a, half_of_one_and(np.tanh(inner(a))))
+    return multiply(a, half_of_one_and(erf(multiply(a, lifted(math.sqrt(0.5))))))
+
+
+@aten("gelu_backward.default")
+def gelu_backward(grad: Any, a: Any, *, approximate: str = "none") -> Bounded:
+    """The derivative of each of the formulas of `gelu`."""
+    a, grad = lifted(a), lifted(grad)
+    if approximate == "tanh":
+        t = np.tanh(inner(a))
+        steep = multiply(lifted(math.sqrt(2 / math.pi)), add(lifted(1.0), multiply(lifted(3 * 0.044715), square(a))))
+        slope = multiply(multiply(lifted(0.5), a), multiply(subtract(lifted(1.0), square(t)), steep))
+        return multiply(grad, add(half_of_one_and(t), slope))
+    density = np.exp(multiply(lifted(-0.5), square(a)))
+    slope = multiply(a, multiply(density, lifted(1 / math.sqrt(2 * math.pi))))
+    return multiply(grad, add(half_of_one_and(erf(multiply(a, lifted(math.sqrt(0.5))))), slope))
+
+
+def passes(grad: Bounded, a: Bounded, threshold: Any, otherwise: Bounded) -> Bounded:
+    """The other gradient where a is at most the threshold, else the gradient, at NaN too; at the threshold either."""
+    return either(compared(np.less_equal, False, True)(a, threshold), otherwise, grad)
+
+
+@aten("leaky_relu_backward.default")
+def leaky_relu_backward(grad: Any, a: Any, slope: Any, self_is_result: bool) -> Bounded:
+    """grad above 0, else slope times it."""
+    above = compared(np.greater, False, True)(lifted(a), 0.0)
+    return either(above, lifted(grad), multiply(lifted(grad), lifted(slope)))
+
+
+@aten("elu.default")
+def elu(a: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> Bounded:
+    """scale a above 0, else scale alpha (e^(input_scale a) - 1)."""
+    a = lifted(a)
+    below = multiply(np.expm1(scaled(a, input_scale)), lifted(alpha * scale))
+    return either(a > 0.0, scaled(a, scale), below)
+
+
+@aten("softshrink_backward.default", "hardshrink_backward.default")
+def shrink_backward(grad: Any, a: Any, limit: Any) -> Bounded:
+    """The gradient where a is farther from 0 than the limit, else 0."""
+    beyond = compared(np.greater, False, True)(absolute(lifted(a)), limit)
+    return either(beyond, lifted(grad), lifted(0.0))

@@ -1,0 +1,179 @@
+"""A plain torch function, evaluated with a running error bound, forward and backward.
+
+The function is called with tensors that carry `Bounded` arrays. torch hands each of its operators to a rule, which says
+how the error goes through it: mostly that of a NumPy function, in `running_error_rules` or `running_error_arrays`. What
+has no rule is taken apart by torch's own decompositions. Autograd works above the operators, so that the gradients are
+bounded by the same rules.
+
+The tensors report the tested dtype, so that ``x.float()`` or ``torch.finfo(x.dtype)`` do what they do in production. A
+cast between floating types changes no value: values are wide throughout.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fourfold.numerics.bounded import Arithmetic, Bounded, lift
+from fourfold.numerics.dtypes import DTYPES, DType
+
+# These register the rules.
+from fourfold.numerics.torch_adapter import along_axes, networks  # noqa: F401
+from fourfold.numerics.torch_adapter.tensors import Evaluation, NoTorchRule, rule
+
+__all__ = ["NoTorchRule", "backward_of", "forward_of", "rule"]
+
+
+def _alike(one: Arithmetic, other: Arithmetic) -> bool:
+    """Whether two arithmetics have the same numbers."""
+    ways = {"documented_ties": True, "rounds_each_step": False}
+    return replace(one, **ways) == replace(other, **ways)  # type: ignore[arg-type]
+
+
+def dtype_of(bounded: Bounded) -> DType:
+    """The tested dtype of an array: that whose kernels, or whose results, have the array's arithmetic."""
+    mine = bounded.arithmetic
+    for dtype in DTYPES.values():
+        theirs = (dtype.arithmetic, dtype.arithmetic.storage)
+        if any(other and _alike(other, mine) for other in theirs):
+            return replace(dtype, arithmetic=mine)
+    raise ValueError(f"no dtype has the arithmetic {mine}")
+
+
+def evaluation_of(arguments: Sequence[Any]) -> Evaluation:
+    """An evaluation in the arithmetic of the arguments; float32 where none of them has one."""
+    bounded = (argument for argument in arguments if isinstance(argument, Bounded))
+    first = next(bounded, None)
+    return Evaluation(DTYPES["float32"] if first is None else dtype_of(first))
+
+
+def tensor_of(argument: Any, evaluation: Evaluation) -> Any:
+    """An input as a tensor; a parameter as it is."""
+    if isinstance(argument, Bounded):
+        return evaluation.made(argument, evaluation.dtype.torch)
+    return torch.from_numpy(np.array(argument)) if isinstance(argument, np.ndarray) else argument
+
+
+@contextlib.contextmanager
+def by_simple_operators() -> Iterator[None]:
+    """Let torch compute attention by simple operators, where it has fused ones too."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def result_of(definition: Callable[..., Any], tensors: dict[str, Any], evaluation: Evaluation) -> Any:
+    """What a definition gives."""
+    with by_simple_operators():
+        try:
+            return definition(**tensors)
+        except TypeError:
+            if evaluation.missing is None:
+                raise
+            raise evaluation.missing from None
+
+
+def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], evaluation: Evaluation) -> torch.Tensor:
+    """What a definition gives; it must be one tensor."""
+    output = result_of(definition, tensors, evaluation)
+    if not isinstance(output, torch.Tensor):
+        raise TypeError(f"the definition must return a tensor, and returned {type(output).__name__}")
+    return output
+
+
+def bounded_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
+    """The values of a tensor with their errors."""
+    return lift(evaluation.given(tensor), evaluation.dtype.arithmetic)
+
+
+def gradient_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
+    """A gradient with its error. Where autograd has NaN, as for 0 times infinity, another formula may have a number."""
+    grad = bounded_of(tensor, evaluation)
+    unknown = np.isnan(grad.value) & evaluation.free_ties
+    return Bounded(grad.value, np.where(unknown, np.inf, grad.error), grad.arithmetic)
+
+
+def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded]:
+    """An `Operation.forward` that evaluates a definition in torch with a running error bound.
+
+    Args:
+        definition: takes the tensors and parameters of the operation by name, and returns one tensor.
+
+    Returns:
+        A function of the same arguments: floating inputs as `Bounded`, integers as NumPy arrays, parameters as they
+        are. It gives the output.
+
+    Raises:
+        NoTorchRule: when called, if the definition runs an operator that has no rule.
+        ValueError: when called, if a choice of the definition other than torch.where hangs on rounding.
+    """
+
+    @functools.wraps(definition)
+    def forward(**arguments: Any) -> Bounded:
+        evaluation = evaluation_of(list(arguments.values()))
+        with np.errstate(all="ignore"), torch.no_grad(), evaluation:
+            tensors = {name: tensor_of(argument, evaluation) for name, argument in arguments.items()}
+            return bounded_of(output_of(definition, tensors, evaluation), evaluation)
+
+    return forward
+
+
+def backward_of(
+    definition: Callable[..., Any], differentiable: Sequence[str], places: Sequence[int] = ()
+) -> Callable[..., tuple[Bounded, ...]]:
+    """An `Operation.backward` that differentiates a definition by autograd, with a running error bound.
+
+    Args:
+        definition: as in `forward_of`.
+        differentiable: the names of the inputs that have a gradient.
+        places: of a definition that returns several outputs, the place of the one that has the cotangent, and then
+            those of the others that have gradients. Their cotangents are zeros.
+
+    Returns:
+        A function of the cotangent, a `Bounded` of the output's shape, and of the arguments of `forward_of` by name. It
+        gives the gradients in the order of `differentiable`: zeros for inputs that the output does not depend on.
+
+    Raises:
+        NoTorchRule: when called, if the definition or its derivative runs an operator that has no rule.
+    """
+
+    @functools.wraps(definition)
+    def backward(grad_output: Bounded, **arguments: Any) -> tuple[Bounded, ...]:
+        evaluation = evaluation_of([grad_output])
+        with np.errstate(all="ignore"), torch.enable_grad(), evaluation:
+            tensors = {name: tensor_of(argument, evaluation) for name, argument in arguments.items()}
+            wanted = [tensors[name].requires_grad_() for name in differentiable]
+            outputs = [output_of(definition, tensors, evaluation)] if not places else []
+            if places:
+                returned = result_of(definition, tensors, evaluation)
+                outputs = [returned[place] for place in places]
+            found: Sequence[Any] = [None] * len(wanted)
+            # Zeros for the others: a kernel may multiply them with an infinity, and autograd says where.
+            zeros = (Bounded.exact(np.zeros(each.shape), evaluation.dtype.arithmetic) for each in outputs[1:])
+            given = [
+                (output, evaluation.made(cotangent, output.dtype))
+                for output, cotangent in zip(outputs, (grad_output, *zeros))
+                if output.requires_grad
+            ]
+            if given:
+                evaluation.backward = True
+                found = torch.autograd.grad(
+                    [output for output, _ in given], wanted, [cotangent for _, cotangent in given], allow_unused=True
+                )
+            return tuple(
+                Bounded.exact(np.zeros_like(arguments[name].value), evaluation.dtype.arithmetic)
+                if grad is None
+                else gradient_of(grad, evaluation)
+                for name, grad in zip(differentiable, found)
+            )
+
+    return backward

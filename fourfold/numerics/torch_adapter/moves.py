@@ -1,0 +1,408 @@
+"""The rules of torch's operators that move elements, make tensors, change their type, or add at given places."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding, NoRule, certain, lift
+from fourfold.numerics.steps.along_axes import SEQUENTIAL_TERMS
+from fourfold.numerics.steps.elementwise import ROUNDED_ONCE, divide, rounded
+from fourfold.numerics.torch_adapter.elementwise import aten, lifted, scaled
+from fourfold.numerics.torch_adapter.tensors import (
+    BoundedTensor,
+    Evaluation,
+    Payload,
+    Tied,
+    arithmetic,
+    as_numpy,
+    as_torch,
+    places_in,
+    plain,
+    strided,
+    tensors_in,
+    whole,
+)
+
+Array = np.ndarray
+
+# What moves elements, or leaves out or repeats some. torch does it with each part of a tensor.
+
+VIEWS = (
+    "alias.default as_strided.default detach.default diagonal.default expand.default permute.default select.int"
+    " slice.Tensor split.Tensor split_with_sizes.default squeeze.default squeeze.dim squeeze.dims t.default"
+    " transpose.int unbind.int unfold.default unsqueeze.default view.default _reshape_alias.default"
+)
+MOVES = (
+    "clone.default _unsafe_view.default index_select.default index.Tensor flip.default roll.default"
+    " tril.default triu.default repeat.default cat.default stack.default take.default"
+    " lift_fresh.default lift.default rot90.default masked_select.default permute_copy.default"
+    " _unsafe_index.Tensor diag_embed.default select_scatter.default slice_scatter.default"
+    " diagonal_scatter.default index_copy.default copy.default masked_scatter.default"
+)
+# The places of the arguments whose elements are moved, where it is not the first one alone.
+MOVED = {
+    "select_scatter.default": (0, 1),
+    "slice_scatter.default": (0, 1),
+    "diagonal_scatter.default": (0, 1),
+    "scatter.src": (0, 3),
+    "index_copy.default": (0, 3),
+    "copy.default": (0, 1),
+    "masked_scatter.default": (0, 2),
+}
+
+
+def parts_of(evaluation: Evaluation, tensors: Sequence[torch.Tensor]) -> tuple[list[list[Array]], Callable]:
+    """The arrays of each kind that make several tensors, and what makes a payload of one array of each kind."""
+    payloads = [evaluation.given_as_it_is(tensor) for tensor in tensors]
+    if all(isinstance(payload, Comparison) for payload in payloads):
+        parts = [[p.outcome for p in payloads], [p.uncertain for p in payloads]]
+        if len(payloads) == 1 and isinstance(payloads[0], Tied):
+            return [*parts, [payloads[0].ties], [payloads[0].kinks]], lambda a, b, *c: Tied(a, b, arithmetic(), *c)
+        return parts, lambda a, b: Comparison(a, b, arithmetic())
+    numbers = [p if isinstance(p, Bounded) else evaluation.tidy(lift(p, evaluation.dtype.arithmetic)) for p in payloads]
+    parts = [[n.value for n in numbers], [n.error for n in numbers]]
+    if any(number.limit is not None for number in numbers):
+        parts.append([evaluation.tidy(Bounded(n.least, n.error, n.arithmetic)).value for n in numbers])
+    return parts, lambda value, error, least=None: Bounded(value, error, arithmetic(), least)
+
+
+def moved_parts(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict, places: Sequence[int]) -> Any:
+    """What an operator makes of each part of its arguments at `places`: lists of tensors, and what joins them."""
+    movable = [argument for place in places for argument in flat(args[place])]
+    kinds, join = parts_of(evaluation, movable)
+    results = []
+    for arrays in kinds:
+        parts = iter(map(as_torch, arrays))
+        taken = [
+            (
+                ([next(parts) for _ in arg] if isinstance(arg, list | tuple) else next(parts))
+                if i in places
+                else plain(arg)
+            )
+            for i, arg in enumerate(args)
+        ]
+        results.append(func(*taken, **kwargs))
+    return results, join, movable
+
+
+def flat(argument: Any) -> Sequence[torch.Tensor]:
+    """The tensors of an argument that is one, or a list of them."""
+    return argument if isinstance(argument, list | tuple) else [argument]
+
+
+def unchanged(func: Any, args: tuple, kwargs: dict, places: Sequence[int]) -> Any:
+    """The result where nothing among what is moved has an error: torch's own."""
+    return func(*map(plain, args), **kwargs)
+
+
+def has_error(args: tuple, places: Sequence[int]) -> bool:
+    """Whether anything that is moved is more than a plain tensor."""
+    return any(isinstance(tensor, BoundedTensor) for tensor in tensors_in([args[place] for place in places]))
+
+
+def view(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A view: it shares its base's memory."""
+    if not has_error(args, (0,)):
+        return unchanged(func, args, kwargs, (0,))
+    if places := places_in(args[0]):
+        return places.viewed(func, args, kwargs)
+    base, dtype = args[0], args[0].dtype
+    start = int(base.storage_offset())
+    if str(func) == "aten.as_strided.default":
+        _, shape, strides, *rest = args
+        start = int(rest[0]) if rest and rest[0] is not None else start
+        part = base.memory.payload.moved(lambda part: strided(part, shape, strides, start))
+        return BoundedTensor.of(base.memory, part, dtype, start)
+    results, join, _ = moved_parts(evaluation, func, args, kwargs, (0,))
+
+    def one(*parts: torch.Tensor) -> BoundedTensor:
+        offset = start + int(parts[0].storage_offset())
+        return BoundedTensor.of(base.memory, joined_parts(evaluation, parts, join), dtype, offset)
+
+    return one(*results) if isinstance(results[0], torch.Tensor) else [one(*parts) for parts in zip(*results)]
+
+
+def joined_parts(evaluation: Evaluation, parts: Sequence[torch.Tensor], join: Callable) -> Payload:
+    """A payload of the parts that torch has moved."""
+    return join(*(as_numpy(part, np.dtype(evaluation.dtype.wide)) for part in parts))
+
+
+def move(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Elements elsewhere, in a memory of their own."""
+    places = MOVED.get(str(func).removeprefix("aten."), (0,))
+    if not has_error(args, places):
+        result = unchanged(func, args, kwargs, places)
+        if str(func) != "aten.lift_fresh.default" or not result.is_floating_point():
+            return result
+        args = (result,)
+    # Arrays with an error are contiguous in any case.
+    kwargs = {name: value for name, value in kwargs.items() if name != "memory_format"}
+    results, join, movable = moved_parts(evaluation, func, args, kwargs, places)
+    dtype = movable[0].dtype if len(places) > 1 else dtype_of_all(movable)
+
+    def one(*parts: torch.Tensor) -> Any:
+        payload = joined_parts(evaluation, parts, join)
+        if isinstance(payload, Comparison):
+            return evaluation.compared(payload, dtype)
+        return evaluation.made(payload, dtype)
+
+    return one(*results) if isinstance(results[0], torch.Tensor) else [one(*parts) for parts in zip(*results)]
+
+
+def dtype_of_all(tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    """The dtype to which torch promotes the tensors that it joins."""
+    dtype = tensors[0].dtype
+    for tensor in tensors[1:]:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+whole(*VIEWS.split())(view)
+whole(*MOVES.split())(move)
+
+
+# What makes tensors, or changes their type.
+
+
+@whole("_to_copy.default")
+def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A cast: exact between floating types, whose values are wide; to integers it must not hang on rounding."""
+    (a,) = args
+    dtype = kwargs.get("dtype") or a.dtype
+    payload = evaluation.given_as_it_is(a)
+    if not isinstance(payload, Bounded | Comparison):
+        return evaluation.made(lifted(payload), dtype) if dtype.is_floating_point else a.to(dtype, copy=True)
+    if isinstance(payload, Comparison) and (dtype.is_floating_point or dtype == torch.bool):
+        return evaluation.compared(payload, dtype)
+    if dtype.is_floating_point:
+        return evaluation.made(payload, dtype)
+    if dtype == torch.bool:
+        return evaluation.compared(payload != 0.0, dtype)
+    return torch.from_numpy(np.array(whole_numbers(payload))).to(dtype)
+
+
+def whole_numbers(payload: Payload) -> Array:
+    """What a cast to integers makes of numbers: it must not hang on rounding."""
+    if isinstance(payload, Comparison):
+        return certain(payload).astype(np.int64)
+    low, high = np.trunc(payload.value - payload.error), np.trunc(payload.value + payload.error)
+    if ((low != high) & ~payload.terms.exact(payload.arithmetic)).any():
+        raise HangsOnRounding("a cast to integers depends on rounding errors")
+    return np.trunc(payload.value).astype(np.int64)
+
+
+# The number with which an operator fills a tensor; None where it is an argument.
+NUMBERS = {"full": None, "fill": None, "scalar_tensor": None, "zeros": 0, "zero": 0, "ones": 1, "empty": np.nan}
+FILLS = (
+    "full.default zeros.default ones.default empty.memory_format empty_strided.default scalar_tensor.default"
+    " full_like.default zeros_like.default ones_like.default empty_like.default fill.Scalar fill.Tensor zero.default"
+    " new_full.default new_zeros.default new_ones.default new_empty.default new_empty_strided.default"
+)
+
+
+@whole(*FILLS.split())
+def fill(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A tensor of one number; of what is empty, nothing is known."""
+    name = str(func).split(".")[1]
+    like = args[0] if isinstance(args[0], torch.Tensor) else None
+    shape = () if name == "scalar_tensor" else args[1] if name.startswith("new_") else args[0]
+    shape = tuple(shape.shape if isinstance(shape, torch.Tensor) else shape)
+    kind = name.removeprefix("new_").removesuffix("_strided").removesuffix("_like")
+    number = NUMBERS[kind]
+    if number is None:
+        number = evaluation.given(kwargs["fill_value"] if "fill_value" in kwargs else args[-1])
+    dtype = kwargs.get("dtype") or (like.dtype if like is not None else dtype_of_number(number, kind))
+    if not dtype.is_floating_point:
+        number = number.reshape(()).item() if isinstance(number, np.ndarray) else number
+        return torch.full(shape, 0 if kind == "empty" else number, dtype=dtype)
+    if name == "scalar_tensor" and evaluation.backward and number == torch.finfo(dtype).min:
+        # The gradient of logcumsumexp takes the lowest number for the logarithm of 0: the step after it may overflow.
+        number = -np.inf
+    item = lifted(number)
+    if kind == "empty":
+        item = Bounded(item.value, np.full_like(item.value, np.inf), item.arithmetic)
+    return evaluation.made(item.moved(lambda part: np.broadcast_to(part, shape)), dtype)
+
+
+def dtype_of_number(number: Any, kind: str) -> torch.dtype:
+    """The dtype that torch gives to a tensor of a Python number; only those of `full` may be of integers."""
+    if kind != "full" or isinstance(number, float):
+        return torch.get_default_dtype()
+    return torch.bool if isinstance(number, bool) else torch.int64
+
+
+@whole("arange.default", "arange.start", "arange.start_step", "linspace.default", "eye.default", "eye.m")
+def sequence(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Numbers that torch makes in double precision; those that the arithmetic lacks are rounded once."""
+    made = func(*args, **kwargs)
+    if not made.is_floating_point():
+        return made
+    exact = func(*args, **{**kwargs, "dtype": torch.float64})
+    return evaluation.made(lifted(exact.numpy()), made.dtype)
+
+
+# Sums at places that are given.
+
+
+def added_at(a: Bounded, places: Array, items: Bounded) -> Bounded:
+    """a with each item added at its place, in any order: the terms of each place make a sum."""
+    shape = a.shape
+    places = places.reshape(-1)
+    value, error, magnitude = a.value.reshape(-1).copy(), a.error.reshape(-1).copy(), abs(a.value).reshape(-1)
+    np.add.at(value, places, items.value.reshape(-1))
+    np.add.at(error, places, items.error.reshape(-1))
+    magnitude = magnitude + a.error.reshape(-1)
+    np.add.at(magnitude, places, (abs(items.value) + items.error).reshape(-1))
+    count = np.bincount(places, minlength=value.size) + ((a.value != 0) | (a.error != 0)).reshape(-1)
+    growth = np.where(count <= SEQUENTIAL_TERMS, np.maximum(count - 1, 0), SEQUENTIAL_TERMS + 2 * np.sqrt(count))
+    grown = growth * a.arithmetic.roundoff * magnitude
+    # Some orders pass through the sum of all terms of one sign.
+    overflows = np.isfinite(magnitude) & ~(magnitude + grown <= a.arithmetic.largest)
+    overflows |= against_infinity_at(value, places, (a.reshape(-1), items), growth)
+    steps = np.where(growth > 0, ROUNDED_ONCE, 0.0)
+    summed = rounded(value, error + grown, (Bounded(value, error, a.arithmetic),), steps, overflows)
+    exact = (count <= 1) & (error == 0)
+    summed.error = np.where(exact, 0.0, summed.error)
+    return summed.reshape(shape)
+
+
+def against_infinity_at(value: Array, places: Array, parts: tuple[Bounded, Bounded], growth: Array) -> Array:
+    """Where a sum is infinite, and its finite terms of the other sign may overflow first, which makes it NaN.
+
+    Args:
+        value: the sums.
+        places: the places of the items.
+        parts: what was there before, and the items.
+        growth: the roundings of each sum.
+    """
+    infinite = np.isinf(value)
+    if not infinite.any():
+        return infinite
+
+    def opposite(sign: int) -> Array:
+        found, added = (
+            np.where(np.isfinite(part.value) & (sign * part.value > 0), abs(part.value) + part.error, 0.0)
+            for part in parts
+        )
+        np.add.at(found, places, added.reshape(-1))
+        return found
+
+    against = np.where(value > 0, opposite(-1), opposite(1))
+    of = parts[0].arithmetic
+    return infinite & ~(against * (1 + growth * of.roundoff) <= of.largest)
+
+
+def numbered(shape: Sequence[int]) -> torch.Tensor:
+    """The places of a tensor's elements, counted along the flattened tensor."""
+    size = int(np.prod(shape, dtype=int))
+    return torch.arange(size).reshape(tuple(shape))
+
+
+def along(a: Bounded, dim: int, index: Array) -> Array:
+    """The places of the elements of `a` at the indices along an axis, counted along the flattened `a`."""
+    axis = dim % max(a.ndim, 1)
+    rows = numbered(a.shape)[tuple(slice(None if i == axis else size) for i, size in enumerate(index.shape))]
+    return torch.gather(rows, dim, torch.from_numpy(np.array(index))).numpy()
+
+
+def scatter_add(a: Any, dim: int, index: Array, items: Any) -> Bounded:
+    """Each item added at the index that it has along an axis."""
+    a, items = lifted(a), lifted(items)
+    return added_at(a, along(a, dim, index), items[tuple(map(slice, index.shape))] if a.ndim else items)
+
+
+@aten("scatter_reduce.two")
+def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, include_self: bool = True) -> Bounded:
+    """The sum, mean or extreme of the items that have an index along an axis, with or without the number there."""
+    a, items = lifted(a), lifted(items)
+    places, items = along(a, dim, index), items[tuple(map(slice, index.shape))]
+    count = np.bincount(places.reshape(-1), minlength=a.size).reshape(a.shape)
+    replaced = (count > 0) & (not include_self)
+    if reduce in ("sum", "mean"):
+        start = Bounded(np.where(replaced, 0, a.value), np.where(replaced, 0, a.error), a.arithmetic)
+        summed = added_at(start, places, items)
+        return divide(summed, lifted(np.maximum(count + include_self, 1))) if reduce == "mean" else summed
+    if reduce not in ("amax", "amin"):
+        raise NoRule(f"scatter_reduce has no running-error rule for {reduce}")
+    choose, last = (np.maximum, -np.inf) if reduce == "amax" else (np.minimum, np.inf)
+
+    def ends(sign: int) -> Array:
+        found = np.where(replaced, last, a.value + sign * a.error).reshape(-1)
+        choose.at(found, places.reshape(-1), (items.value + sign * items.error).reshape(-1))
+        return found.reshape(a.shape)
+
+    low, value, high = map(ends, (-1, 0, 1))
+    return Bounded(value, np.maximum(high - value, value - low), a.arithmetic)
+
+
+@aten("index_add.default")
+def index_add(a: Any, dim: int, index: Array, items: Any, *, alpha: Any = 1) -> Bounded:
+    """Each slice of the items added at its index along an axis."""
+    a, items = lifted(a), scaled(lifted(items), alpha)
+    return added_at(a, numbered(a.shape).index_select(dim, torch.from_numpy(np.array(index))).numpy(), items)
+
+
+@whole("scatter.value")
+def scatter_number(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """One number in place of the elements at the indices."""
+    a, dim, index, number = args
+    items = fill(evaluation, torch.ops.aten.full.default, (index.shape, number), {"dtype": a.dtype})
+    return evaluation.call(torch.ops.aten.scatter.src, (a, dim, index, items), {})
+
+
+@aten("constant_pad_nd.default")
+def pad(a: Any, widths: Sequence[int], number: Any = 0) -> Bounded:
+    """A number around the elements, as many as `widths` says, from the last axis on; below 0 they are cut off."""
+    a = lifted(a)
+    pairs = [tuple(widths[i : i + 2]) for i in range(0, len(widths), 2)][::-1]
+    pairs = [(0, 0)] * (a.ndim - len(pairs)) + pairs
+    kept = a[tuple(slice(max(-left, 0), size - max(-right, 0)) for (left, right), size in zip(pairs, a.shape))]
+    added = [(max(left, 0), max(right, 0)) for left, right in pairs]
+    constant = lifted(number)
+    value = np.pad(kept.value, added, constant_values=constant.value)
+    error = np.pad(kept.error, added, constant_values=constant.error)
+    return Bounded(value, error, a.arithmetic)
+
+
+@aten("embedding.default")
+def embedding(weight: Any, index: Array, *_: Any) -> Bounded:
+    """The rows of a table."""
+    return lifted(weight)[index]
+
+
+@aten("embedding_dense_backward.default")
+def embedding_backward(grad: Any, index: Array, rows: int, padding: int, by_frequency: bool) -> Bounded:
+    """Each row's gradients added up; none for the row that is padding."""
+    grad, places = lifted(grad), np.array(index).reshape(-1)
+    grad = grad.reshape(places.size, -1)
+    if by_frequency:
+        grad = grad / np.bincount(places, minlength=rows)[places][:, None]
+    grad = grad[places != padding]
+    empty = Bounded.exact(np.zeros((rows, grad.shape[1]), grad.dtype), grad.arithmetic)
+    return index_add(empty, 0, places[places != padding], grad)
+
+
+@aten("put.default")
+def put(a: Any, index: Array, items: Any, accumulate: bool = False) -> Bounded:
+    """The items at places that are counted along the flattened tensor."""
+    a = lifted(a)
+    return index_put(a.reshape(-1), [index], items, accumulate).reshape(a.shape)
+
+
+@aten("index_put.default", "_unsafe_index_put.default")
+def index_put(a: Any, indices: Sequence[Any], items: Any, accumulate: bool = False) -> Bounded:
+    """The items in place of the elements at the indices, or added to them."""
+    a, items = lifted(a), lifted(items)
+    taken = [
+        None if i is None else torch.from_numpy(np.array(certain(i) if isinstance(i, Comparison) else i))
+        for i in indices
+    ]
+    places = torch.ops.aten.index.Tensor(numbered(a.shape), taken).numpy()
+    items = items.moved(lambda part: np.broadcast_to(part, places.shape))
+    if accumulate:
+        return added_at(a, places, items)
+    result = Bounded(a.value.copy(), a.error.copy(), a.arithmetic)
+    result.value.reshape(-1)[places], result.error.reshape(-1)[places] = items.value, items.error
+    return result

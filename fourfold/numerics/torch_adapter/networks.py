@@ -1,0 +1,626 @@
+"""The rules of torch's operators for neural networks: softmax, normalizations, convolutions."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, NoRule, as_others_scale, unspecified_where
+from fourfold.numerics.steps.along_axes import matrix_product, total
+from fourfold.numerics.steps.elementwise import (
+    DIVISION,
+    EXPONENTIAL,
+    REORDERING,
+    add,
+    divide,
+    exp,
+    limited,
+    maximum,
+    multiply,
+    reciprocal,
+    sqrt,
+    subtract,
+)
+from fourfold.numerics.torch_adapter.elementwise import aten, lifted
+from fourfold.numerics.torch_adapter.moves import added_at, pad
+from fourfold.numerics.torch_adapter.orders import amax
+from fourfold.numerics.torch_adapter.tensors import BoundedTensor, Evaluation, Memory, Places, whole
+
+# Softmax.
+
+
+def from_the_largest(a: Bounded, dim: int) -> Bounded:
+    """a less the largest along an axis. What follows is the same for any number near it: its error is left out."""
+    top = np.max(a.value, axis=dim, keepdims=True, initial=-np.inf)
+    return subtract(a, Bounded.exact(top, a.arithmetic))
+
+
+def within(a: Bounded, most: float) -> Any:
+    """The error of what is computed between 0 and `most`, roundings apart."""
+    slack = most * SLACK * a.arithmetic.roundoff + a.arithmetic.smallest_normal
+    farthest = np.maximum(a.value, most - a.value) + slack
+    return np.where(np.isnan(a.value), a.error, np.fmin(a.error, farthest))
+
+
+# Roundings of an exponential and of a quotient.
+SLACK = REORDERING * (EXPONENTIAL + DIVISION)
+
+
+def powers_of(centred: Bounded) -> Bounded:
+    """The exponentials of numbers of which the largest is computed as 0: they are computed between 0 and 1."""
+    powers = exp(centred)
+    error = np.where(np.isfinite(centred.error), within(powers, 1.0), powers.error)
+    return limited(Bounded(powers.value, error, powers.arithmetic), 0.0)
+
+
+def sum_of(powers: Bounded, dim: int) -> Bounded:
+    """Their sum: one of them is 1."""
+    result = total(powers, dim, keepdims=True)
+    return limited(result, np.where(result.value >= 1, 1 - SLACK * result.arithmetic.roundoff, -np.inf))
+
+
+@aten("_safe_softmax.default")
+def safe_softmax(a: Any, dim: int, *, dtype: Any = None) -> Bounded:
+    """Softmax with zeros for what holds nothing but -inf, as attention masks leave it."""
+    a = lifted(a)
+    masked = np.all(np.isneginf(a.value) & (a.error == 0), axis=dim, keepdims=True)
+    result = softmax(a, dim)
+    return Bounded(np.where(masked, 0, result.value), np.where(masked, 0, result.error), a.arithmetic)
+
+
+@aten("_softmax.default")
+def softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
+    """exp(a - m) / sum(exp(a - m)) with the maximum m."""
+    a = lifted(a)
+    if not a.ndim:
+        return softmax(a.reshape(1), 0).reshape(())
+    powers = powers_of(from_the_largest(a, dim))
+    result = divide(powers, sum_of(powers, dim))
+    # Whatever the errors of its exponents are, it lies between 0 and 1; unless one of them may have overflowed, which
+    # makes the whole row NaN.
+    unknown = np.isinf(powers.error).any(axis=dim, keepdims=True)
+    return Bounded(result.value, np.where(unknown, np.inf, within(result, 1.0)), a.arithmetic)
+
+
+@aten("_softmax_backward_data.default")
+def softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = None) -> Bounded:
+    """y (g - sum(g y))."""
+    grad, output = lifted(grad), lifted(output)
+    if not output.ndim:
+        return multiply(grad, lifted(0.0))
+    return multiply(output, subtract(grad, total(multiply(grad, output), dim, keepdims=True)))
+
+
+@aten("_log_softmax.default")
+def log_softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
+    """(a - m) - log(sum(exp(a - m))) with the maximum m."""
+    a = lifted(a)
+    if not a.ndim:
+        return log_softmax(a.reshape(1), 0).reshape(())
+    centred = from_the_largest(a, dim)
+    return subtract(centred, np.log(sum_of(powers_of(centred), dim)))
+
+
+@aten("_log_softmax_backward_data.default")
+def log_softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = None) -> Bounded:
+    """g - exp(y) sum(g)."""
+    grad, output = lifted(grad), lifted(output)
+    if not output.ndim:
+        return multiply(grad, lifted(0.0))
+    return subtract(grad, multiply(np.exp(output), total(grad, dim, keepdims=True)))
+
+
+# Normalizations.
+
+
+def average(a: Bounded, along: tuple[int, ...]) -> Bounded:
+    """The mean along axes, which are kept; of no elements it is 0."""
+    count = math.prod(a.shape[i] for i in along)
+    return divide(total(a, along, keepdims=True), lifted(max(count, 1)))
+
+
+def normalized(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded, Bounded, Bounded]:
+    """(a - mean) / deviation, the mean, and 1 / deviation, along axes that are kept.
+
+    The deviation is sqrt(variance + eps), with the variance the mean of the squared deviations from the mean.
+    """
+    a = as_others_scale(a)
+    mean = average(a, along)
+    centred = subtract(a, mean)
+    deviation = sqrt(maximum(add(average(multiply(centred, centred), along), lifted(eps)), lifted(eps)))
+    normal = divide(centred, deviation)
+    if not a.arithmetic.documented_ties:  # what is scaled first may overflow
+        with np.errstate(all="ignore"):
+            overflow = np.isfinite(a.value) & (abs(a.value / deviation.value) >= a.arithmetic.largest)
+        normal = unspecified_where(normal, overflow)
+    return normal, mean, reciprocal(deviation)
+
+
+def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
+    """a weight + bias, each of which may be missing."""
+    a = a if weight is None else multiply(a, lifted(weight))
+    return a if bias is None else add(a, lifted(bias))
+
+
+def of_channels(normal: Bounded, furthest: np.ndarray, weight: Any, bias: Any) -> Bounded:
+    """What `scaled_and_shifted` returns where each channel has a weight and a bias.
+
+    Others compute a (weight inverse) + (bias - mean weight inverse). In theirs what is too small for a number may be
+    lost on the way, and it is unspecified where a step may overflow.
+
+    Args:
+        normal: what was normalized.
+        furthest: that of `_furthest`, for each element of `normal`.
+        weight: one for each channel, or None.
+        bias: one for each channel, or None.
+    """
+    result = scaled_and_shifted(normal, weight, bias)
+    if weight is None or result.arithmetic.documented_ties:
+        return result
+    with np.errstate(all="ignore"):
+        steps = abs(weight.value) * furthest + (0 if bias is None else abs(bias.value))
+        result = Bounded(result.value, result.error + furthest * _lost(result.arithmetic), result.arithmetic)
+    return unspecified_where(result, np.isfinite(normal.value) & (steps >= result.arithmetic.largest))
+
+
+def of_weight(grad: Bounded, normal: Bounded, furthest: np.ndarray, along: tuple[int, ...]) -> Bounded:
+    """The gradient of the weight: sum(g n).
+
+    Others compute (sum(g a) - mean sum(g)) inverse. Theirs is unspecified where one of these steps may overflow.
+
+    Args:
+        grad: that of the result.
+        normal: what was normalized.
+        furthest: that of `_furthest`, for each element of `normal`.
+        along: the axes of the sum.
+    """
+    result = total(multiply(grad, normal), along)
+    if result.arithmetic.documented_ties:
+        return result
+    with np.errstate(all="ignore"):
+        reach = np.sum(abs(grad.value) * furthest, axis=along)
+    return unspecified_where(result, ~np.isnan(result.value) & (reach >= result.arithmetic.largest))
+
+
+def _furthest(a: Bounded, mean: Any, inverse: Any) -> np.ndarray:
+    """A number that no product of a, of the mean and of 1 / deviation exceeds, nor one of these alone."""
+    with np.errstate(all="ignore"):
+        return np.maximum(abs(a.value) + abs(lifted(mean).value), 1) * np.maximum(lifted(inverse).value, 1)
+
+
+def of_normalized(
+    grad: Bounded,
+    weight: Bounded | None,
+    normal: Bounded,
+    furthest: np.ndarray,
+    inverse: Bounded,
+    along: tuple[int, ...],
+) -> Bounded:
+    """The gradient of what was normalized: (g - mean(g) - n mean(g n)) / deviation, where g is the gradient by weight.
+
+    Others multiply in other orders, any of which is right. Theirs may lose what is too small for a number on the way,
+    and is unspecified where a step may overflow: then the order decides between a number, an infinity and NaN.
+
+    Args:
+        grad: that of the result.
+        weight: what the normalized numbers were multiplied by; None stands for 1.
+        normal: the normalized numbers.
+        furthest: that of `_furthest`, for each of them.
+        inverse: 1 / deviation.
+        along: the axes of the means.
+    """
+    g = grad if weight is None else multiply(grad, weight)
+    share = multiply(normal, average(multiply(g, normal), along))
+    result = multiply(subtract(subtract(g, average(g, along)), share), inverse)
+    arithmetic = result.arithmetic
+    if arithmetic.documented_ties:
+        return result
+    with np.errstate(all="ignore"):
+        size = np.ones(1) if weight is None else abs(weight.value)
+        # Steps may have numbers that are larger than these by some 2^6 times, or, divided by their number at last, by
+        # that number: the weight too.
+        count = math.prod(grad.shape[axis] for axis in along)
+        factor = max(64, count) * np.maximum(inverse.value, 1) ** 3
+        terms = np.sum(abs(grad.value) * np.maximum(size, 1), axis=along, keepdims=True)
+        reach = factor * terms * np.max(furthest, axis=along, keepdims=True, initial=1)
+        # The weight may be multiplied by 1 / deviation first, or by the number of columns.
+        reach = np.fmax(reach, count * size * np.maximum(inverse.value, 1))
+        if weight is not None:
+            terms = np.sum(abs(grad.value), axis=along, keepdims=True)
+            most = np.max(abs(normal.value), axis=along, keepdims=True, initial=1)
+            lost = factor * terms * most * _lost(arithmetic)
+            result = Bounded(result.value, result.error + lost, arithmetic)
+    return unspecified_where(result, reach >= arithmetic.largest)
+
+
+def _lost(arithmetic: Arithmetic) -> float:
+    """The most that a product below the smallest normal number is off by."""
+    return 2 * arithmetic.roundoff * arithmetic.smallest_normal
+
+
+def last(a: Bounded, count: int) -> tuple[int, ...]:
+    """The last `count` axes."""
+    return tuple(range(a.ndim - count, a.ndim))
+
+
+@aten("native_layer_norm.default")
+def layer_norm(a: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> tuple[Bounded, ...]:
+    """The last axes normalized, then weight and bias."""
+    a = lifted(a)
+    normal, mean, inverse = normalized(a, last(a, len(shape)), eps)
+    return scaled_and_shifted(normal, weight, bias), mean, inverse
+
+
+@aten("native_layer_norm_backward.default")
+def layer_norm_backward(
+    grad: Any, a: Any, shape: Sequence[int], mean: Any, inverse: Any, weight: Any, bias: Any, mask: Sequence[bool]
+) -> tuple[Any, ...]:
+    """The gradients of the input, weight and bias."""
+    grad, a = lifted(grad), lifted(a)
+    along, rows = last(a, len(shape)), tuple(range(a.ndim - len(shape)))
+    normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), lifted(mean)), lifted(inverse))
+    weight = None if weight is None else lifted(weight)
+    return (
+        of_normalized(grad, weight, normal, _furthest(a, mean, inverse), lifted(inverse), along) if mask[0] else None,
+        total(multiply(grad, normal), rows) if mask[1] else None,
+        total(grad, rows) if mask[2] else None,
+    )
+
+
+def as_channels(a: Any, like: Bounded) -> Any:
+    """A number for each channel, the second axis of `like`; None as it is."""
+    return None if a is None else lifted(a).reshape(1, -1, *[1] * (like.ndim - 2))
+
+
+@aten("native_group_norm.default")
+def group_norm(
+    a: Any, weight: Any, bias: Any, batch: int, channels: int, size: int, groups: int, eps: float
+) -> tuple[Bounded, ...]:
+    """Each sample's groups of channels normalized, then weight and bias of each channel."""
+    a = lifted(a)
+    normal, mean, inverse = normalized(a.reshape(batch, groups, -1), (2,), eps)
+    furthest = _furthest(a.reshape(batch, groups, -1), mean, inverse).reshape(a.shape)
+    result = of_channels(normal.reshape(a.shape), furthest, as_channels(weight, a), as_channels(bias, a))
+    return result, mean.reshape(batch, groups), inverse.reshape(batch, groups)
+
+
+@aten("native_group_norm_backward.default")
+def group_norm_backward(
+    grad: Any,
+    a: Any,
+    mean: Any,
+    inverse: Any,
+    weight: Any,
+    batch: int,
+    channels: int,
+    size: int,
+    groups: int,
+    mask: Any,
+) -> tuple[Any, ...]:
+    """The gradients of the input, weight and bias."""
+    grad, a = lifted(grad), lifted(a)
+    mean, inverse = (lifted(x).reshape(batch, groups, 1) for x in (mean, inverse))
+    grouped = a.reshape(batch, groups, -1)
+    normal = multiply(subtract(as_others_scale(grouped, IN_GRADIENTS), mean), inverse)
+    furthest = _furthest(grouped, mean, inverse)
+    rows = (0, *range(2, a.ndim))
+    if weight is not None:
+        weight = as_channels(weight, a).moved(lambda part: np.broadcast_to(part, a.shape).reshape(batch, groups, -1))
+    grad_groups = grad.reshape(batch, groups, -1)
+    return (
+        of_normalized(grad_groups, weight, normal, furthest, inverse, (2,)).reshape(a.shape) if mask[0] else None,
+        of_weight(grad, normal.reshape(a.shape), furthest.reshape(a.shape), rows) if mask[1] else None,
+        total(grad, rows) if mask[2] else None,
+    )
+
+
+def by_running(a: Bounded, mean: Any, variance: Any, eps: float) -> tuple[Bounded, Bounded]:
+    """(a - mean) / deviation for each channel's given mean and variance, and 1 / deviation."""
+    deviation = sqrt(add(as_channels(variance, a), lifted(eps)))
+    return divide(subtract(as_others_scale(a), as_channels(mean, a)), deviation), reciprocal(deviation)
+
+
+@aten("native_batch_norm.default", "_native_batch_norm_legit_no_training.default", "_native_batch_norm_legit.no_stats")
+def batch_norm(a: Any, weight: Any, bias: Any, *given: Any) -> tuple[Bounded, ...]:
+    """Each channel normalized by its own mean and variance, or by given ones; then weight and bias."""
+    a = lifted(a)
+    *running, _, eps = given
+    train = bool(running.pop()) if running and isinstance(running[-1], bool) else not running
+    if not train:
+        normal, inverse = by_running(a, running[0], running[1], eps)
+        nothing = Bounded.exact(np.zeros(0, a.dtype), a.arithmetic)
+        furthest = _furthest(a, as_channels(running[0], a), inverse)
+        return of_channels(normal, furthest, as_channels(weight, a), as_channels(bias, a)), nothing, nothing
+    normal, mean, inverse = normalized(a, (0, *range(2, a.ndim)), eps)
+    result = of_channels(normal, _furthest(a, mean, inverse), as_channels(weight, a), as_channels(bias, a))
+    return result, mean.reshape(-1), inverse.reshape(-1)
+
+
+@aten("native_batch_norm_backward.default")
+def batch_norm_backward(
+    grad: Any,
+    a: Any,
+    weight: Any,
+    running_mean: Any,
+    running_variance: Any,
+    mean: Any,
+    inverse: Any,
+    train: bool,
+    eps: float,
+    mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    """The gradients of the input, weight and bias."""
+    grad, a = lifted(grad), lifted(a)
+    along = (0, *range(2, a.ndim))
+    if train:
+        mean, inverse = as_channels(mean, a), as_channels(inverse, a)
+        normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), mean), inverse)
+    else:
+        mean = as_channels(running_mean, a)
+        normal, inverse = by_running(a, running_mean, running_variance, eps)
+    weight, furthest = as_channels(weight, a), _furthest(a, mean, inverse)
+    if train:
+        grad_a = of_normalized(grad, weight, normal, furthest, inverse, along)
+    else:
+        grad_a = of_channels(multiply(grad, inverse), _furthest(grad, 0.0, inverse), weight, None)
+    return (
+        grad_a if mask[0] else None,
+        of_weight(grad, normal, furthest, along) if mask[1] else None,
+        total(grad, along) if mask[2] else None,
+    )
+
+
+# Convolutions, as products of matrices: for each place of the output a row of the elements that the kernel covers.
+
+
+def windows(a: Bounded, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Bounded:
+    """``[batch, channels, *places, *kernel]`` of ``[batch, channels, *size]``: the elements under the kernel."""
+    reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
+    spatial = tuple(range(2, a.ndim))
+    steps = (
+        slice(None),
+        slice(None),
+        *(slice(None, None, s) for s in stride),
+        *(slice(None, None, d) for d in dilation),
+    )
+    return a.moved(lambda part: np.lib.stride_tricks.sliding_window_view(part, reach, spatial)[steps])
+
+
+def padded(a: Bounded, widths: Sequence[tuple[int, int]]) -> Bounded:
+    """Zeros around the elements of the spatial axes; below 0, elements are cut off."""
+    return pad(a, [width for pair in reversed(widths) for width in pair])
+
+
+def dilated(a: Bounded, stride: Sequence[int]) -> Bounded:
+    """Zeros between the elements of the spatial axes, so that they lie `stride` apart."""
+    shape = (*a.shape[:2], *(max((size - 1) * step + 1, 0) for size, step in zip(a.shape[2:], stride)))
+    result = Bounded.exact(np.zeros(shape, a.dtype), a.arithmetic)
+    result[(..., *(slice(None, None, step) for step in stride))] = a
+    return result
+
+
+def grouped(a: Bounded, groups: int) -> Bounded:
+    """``[groups, batch * places, channels / groups * kernel]`` of what `windows` gives."""
+    spatial = (a.ndim - 2) // 2
+    a = a.reshape(a.shape[0], groups, a.shape[1] // groups, *a.shape[2:])
+    a = a.transpose(1, 0, *range(3, 3 + spatial), 2, *range(3 + spatial, 3 + 2 * spatial))
+    # Each length is given: of no elements, as of an empty batch, NumPy infers none.
+    return a.reshape(groups, math.prod(a.shape[1 : 2 + spatial]), math.prod(a.shape[2 + spatial :]))
+
+
+def correlated(a: Bounded, weight: Bounded, stride: Sequence[int], dilation: Sequence[int], groups: int) -> Bounded:
+    """The sums of products of the elements under the kernel and its weights, ``[out, in / groups, *kernel]``."""
+    under = windows(a, weight.shape[2:], stride, dilation)
+    places = under.shape[2 : a.ndim]
+    weights = weight.reshape(groups, weight.shape[0] // groups, math.prod(weight.shape[1:])).transpose(0, 2, 1)
+    result = unpadded(matrix_product(grouped(under, groups), weights))
+    result = result.transpose(1, 0, 2).reshape(a.shape[0], *places, weight.shape[0])
+    return result.moved(lambda part: np.moveaxis(part, -1, 1))
+
+
+def unpadded(a: Bounded) -> Bounded:
+    """Products of which NaN tells nothing: kernels leave out the zeros around the elements, and between them."""
+    return Bounded(a.value, np.where(np.isnan(a.value), np.inf, a.error), a.arithmetic)
+
+
+def turned(weight: Bounded, groups: int) -> Bounded:
+    """The kernel that takes gradients back: its places in reverse, and inputs and outputs exchanged in each group."""
+    spatial = tuple(range(2, weight.ndim))
+    split = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:]).swapaxes(1, 2)
+    joined = split.reshape(groups * split.shape[1], *split.shape[2:])
+    return joined.moved(lambda part: np.flip(part, spatial))
+
+
+def taken_back(
+    grad: Bounded,
+    weight: Bounded,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    size: Sequence[int],
+) -> Bounded:
+    """What each element of an input of `size` receives from the outputs that it went into."""
+    spread = dilated(grad, stride)
+    reach = [d * (k - 1) for k, d in zip(weight.shape[2:], dilation)]
+    widths = [(r - p, n + p - length) for r, p, n, length in zip(reach, padding, size, spread.shape[2:])]
+    return correlated(padded(spread, widths), turned(weight, groups), [1] * len(stride), dilation, groups)
+
+
+@aten("convolution.default")
+def convolution(
+    a: Any,
+    weight: Any,
+    bias: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Bounded:
+    """torch's convolution, or the transposed one, of any number of spatial axes."""
+    a, weight = lifted(a), lifted(weight)
+    if transposed:
+        kernel = zip(a.shape[2:], stride, padding, dilation, weight.shape[2:], output_padding)
+        size = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, s, p, d, k, o in kernel]
+        result = taken_back(a, weight, stride, padding, dilation, groups, size)
+    else:
+        result = correlated(padded(a, [(p, p) for p in padding]), weight, stride, dilation, groups)
+    return result if bias is None else add(result, as_channels(bias, result))
+
+
+@aten("convolution_backward.default")
+def convolution_backward(
+    grad: Any,
+    a: Any,
+    weight: Any,
+    bias_sizes: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    """The gradients of the input, weight and bias."""
+    grad, a, weight = lifted(grad), lifted(a), lifted(weight)
+    around = [(p, p) for p in padding]
+    if transposed:
+        grad_a = correlated(padded(grad, around), weight, stride, dilation, groups) if mask[0] else None
+        outer, inner = grad, a
+    else:
+        grad_a = taken_back(grad, weight, stride, padding, dilation, groups, a.shape[2:]) if mask[0] else None
+        outer, inner = a, grad
+    grad_weight = None
+    if mask[1]:
+        # Of each pair of an outer channel and an inner one, at each place of the kernel.
+        under = windows(padded(outer, around), weight.shape[2:], stride, dilation)
+        under = under[(slice(None), slice(None), *(slice(n) for n in inner.shape[2:]))]
+        inner = grouped(columns(inner), groups).transpose(0, 2, 1)
+        products = unpadded(matrix_product(inner, grouped(under, groups)))
+        grad_weight = products.reshape(weight.shape)
+    return grad_a, grad_weight, total(grad, (0, *range(2, grad.ndim))) if mask[2] else None
+
+
+def columns(a: Bounded) -> Bounded:
+    """Windows of one element each."""
+    return a.reshape(*a.shape, *[1] * (a.ndim - 2))
+
+
+# Averages of windows: convolutions of each channel by itself, with ones.
+
+
+class Pool:
+    """The windows of a pooling, and how many elements each of them averages."""
+
+    def __init__(self, a: Bounded, kernel: Any, stride: Any, padding: Any, ceil: bool, pads_count: bool, divisor: Any):
+        if ceil:
+            raise NoRule("average pooling with ceil_mode has no running-error rule")
+        self.axes = len(kernel)
+        self.ones = Bounded.exact(np.ones((a.shape[-self.axes - 1], 1, *kernel), a.dtype), a.arithmetic)
+        self.stride, self.padding = stride or kernel, list(padding) * (self.axes // len(padding))
+        self.shape = (-1, *a.shape[-self.axes - 1 :])
+        inside = Bounded.exact(np.ones((1, *self.shape[1:]), a.dtype), a.arithmetic)
+        around = padded(inside, [(p, p) for p in self.padding])
+        counts = around.moved(np.ones_like) if pads_count else around
+        counted = windows(counts, kernel, self.stride, [1] * self.axes).value.sum(axis=tuple(range(-self.axes, 0)))
+        self.count = np.full_like(counted, divisor) if divisor else counted
+
+
+@aten("avg_pool2d.default", "avg_pool3d.default")
+def average_pool(
+    a: Any,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Bounded:
+    """The sum of the elements of each window, divided by their number."""
+    a = lifted(a)
+    pool = Pool(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    around = padded(a.reshape(pool.shape), [(p, p) for p in pool.padding])
+    sums = correlated(around, pool.ones, pool.stride, [1] * pool.axes, len(pool.ones))
+    result = divide(sums, lifted(pool.count))
+    return result.reshape(*a.shape[: -pool.axes], *result.shape[2:])
+
+
+@aten("avg_pool2d_backward.default", "avg_pool3d_backward.default")
+def average_pool_backward(
+    grad: Any,
+    a: Any,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Bounded:
+    """To each element of a window its share of the gradient."""
+    grad, a = lifted(grad), lifted(a)
+    pool = Pool(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    shares = divide(grad.reshape(-1, *grad.shape[-pool.axes - 1 :]), lifted(pool.count))
+    size = a.shape[-pool.axes :]
+    result = taken_back(shares, pool.ones, pool.stride, pool.padding, [1] * pool.axes, len(pool.ones), size)
+    return result.reshape(a.shape)
+
+
+# Extremes of windows.
+
+
+def pooled_windows(
+    a: Bounded, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, fill: float
+) -> Bounded:
+    """``[..., *places, elements]``: the elements of each window of the last axes, with a number around them."""
+    if ceil:
+        raise NoRule("max pooling with ceil_mode has no running-error rule")
+    axes = len(kernel)
+    padding, dilation = (list(x) * (axes // len(x)) for x in (padding, dilation))
+    images = math.prod(a.shape[:-axes])
+    around = pad(a.reshape(images, 1, *a.shape[-axes:]), [p for p in reversed(padding) for _ in range(2)], fill)
+    under = windows(around, kernel, stride or kernel, dilation)
+    return under.reshape(*a.shape[:-axes], *under.shape[2 : 2 + axes], math.prod(kernel))
+
+
+@dataclass(frozen=True, eq=False)
+class WindowPlaces(Places):
+    """Where in its window each number was found. The elements of a window lie along the last axis of `source`."""
+
+    def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A view of the places: the same ones without an axis of one element, as pooling along one axis asks for."""
+        if str(func).split(".")[1] != "squeeze":
+            return super().viewed(func, args, kwargs)
+        index = func(torch.from_numpy(self.index), *args[1:], **kwargs)
+        source = self.source.reshape(*index.shape, self.source.shape[-1])
+        places = WindowPlaces(index.numpy(), source, self.values.reshape(*index.shape), index.ndim)
+        return BoundedTensor.of(Memory(places), places, torch.int64)
+
+
+@whole("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
+def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The largest of each window, and where it was found, counted within the window."""
+    a, kernel, *given = args
+    defaults: list[Any] = [[], [0], [1], False]
+    stride, padding, dilation, ceil = given + defaults[len(given) :]
+    under = pooled_windows(lifted(evaluation.given(a)), kernel, stride, padding, dilation, ceil, -np.inf)
+    values = amax(under, -1)
+    places = WindowPlaces(np.argmax(under.value, axis=-1), under, values, under.ndim - 1)
+    return evaluation.made(values, a.dtype), BoundedTensor.of(Memory(places), places, torch.int64)
+
+
+@whole("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")
+def max_pool_backward(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The gradient of each window put at its largest element, and at any of equal ones."""
+    grad, a, kernel, stride, padding, dilation, ceil, index = args
+    spread = index.payload.spread(lifted(evaluation.given(grad)), evaluation.free_ties)
+    numbers = Bounded.exact(np.arange(a.numel(), dtype=np.float64).reshape(a.shape), evaluation.dtype.arithmetic)
+    places = pooled_windows(numbers, kernel, stride, padding, dilation, ceil, -1.0).value.astype(np.int64)
+    inside, spread = places >= 0, spread.reshape(*places.shape)
+    empty = Bounded.exact(np.zeros(tuple(a.shape), spread.dtype), spread.arithmetic)
+    return evaluation.made(added_at(empty, places[inside], spread[inside]), grad.dtype)

@@ -1,0 +1,250 @@
+"""The rules of torch's operators that put numbers in order: extremes, sorts, and the indices that they give.
+
+Each of a row's numbers in order changes by no more than the numbers do, and grows with each of them: so it lies between
+what the lower ends and what the upper ends have at its place. Their indices may hang on rounding, or be a choice among
+equal numbers. Autograd puts gradients at these indices: each of the numbers that may stand at a place may have its
+gradient.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding
+from fourfold.numerics.torch_adapter.elementwise import axes, compared, lifted
+from fourfold.numerics.torch_adapter.moves import move, scatter_add
+from fourfold.numerics.torch_adapter.tensors import (
+    BoundedTensor,
+    Evaluation,
+    Memory,
+    Places,
+    places_in,
+    plain,
+    whole,
+)
+
+Array = np.ndarray
+
+
+def in_order(order: Callable[[Array], Array], a: Bounded) -> Bounded:
+    """What `order` picks of numbers: a function that grows with each of them."""
+    value, unknown = order(a.value), np.isinf(a.error)
+    high = order(np.where(unknown, np.inf, a.value + a.error))
+    low = order(np.where(unknown, -np.inf, a.value - a.error))
+    error = np.maximum(high - value, value - low)
+    settled = (high == low) | (np.isnan(value) & np.isnan(high) & np.isnan(low))
+    error = np.where(settled, 0.0, np.where(np.isnan(error), np.inf, error))
+    return Bounded(value, error, a.arithmetic, None if a.limit is None else order(a.limit))
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """What the memory of an extreme remembers: the memory of the numbers of which it is the largest or smallest."""
+
+    of: Memory
+
+
+def extreme(choose: Callable[..., Array]) -> Callable[..., Bounded]:
+    """The rule of torch.amax or torch.amin."""
+
+    def compute(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
+        a = lifted(a)
+        return in_order(lambda part: choose(part, axis=axes(dim), keepdims=keepdim), a)
+
+    return compute
+
+
+def middle(part: Array, **_: Any) -> Array:
+    """The median of all numbers, the lower one of two; NaN if one is NaN."""
+    flat = np.sort(part, axis=None)
+    return flat[-1 if flat.size and np.isnan(flat[-1]) else (flat.size - 1) // 2]
+
+
+amax, amin, median = extreme(np.max), extreme(np.min), extreme(middle)
+
+
+@whole("amax.default", "max.default", "amin.default", "min.default", "median.default")
+def reduced(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The largest or smallest along axes, whose memory remembers those of which it is."""
+    a = args[0]
+    if not isinstance(a, BoundedTensor) and not a.is_floating_point():
+        return func(*args, **kwargs)
+    compute = median if "median" in str(func) else amax if "max" in str(func) else amin
+    result = evaluation.made(compute(evaluation.given(a), *args[1:], **kwargs), a.dtype)
+    if isinstance(a, BoundedTensor):
+        result.memory.note = Extreme(a.memory)
+    return result
+
+
+@whole("eq.Tensor")
+def equal(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """a == b. Autograd asks so for the numbers that are the extreme of a row; they share its gradient."""
+    a, b = args
+    for top, row in ((a, b), (b, a)):
+        if is_extreme_of(top, row) and evaluation.backward:
+            found = rivals(evaluation.given(row), evaluation.given(top))
+            return BoundedTensor.of(Memory(found), found, torch.bool)
+    if not any(isinstance(x, BoundedTensor) or x.is_floating_point() for x in args):
+        return func(a, b)
+    if a is b and places_in(a) is None:  # asks for NaN, as torch does for what is finite: no tie
+        return evaluation.made(~np.isnan(lifted(evaluation.given(a))), torch.bool)
+    return evaluation.made(compared(np.equal, True, False)(*map(evaluation.given, args)), torch.bool)
+
+
+def is_extreme_of(top: torch.Tensor, row: torch.Tensor) -> bool:
+    """Whether a tensor has the largest or smallest number of another."""
+    if not isinstance(top, BoundedTensor) or not isinstance(row, BoundedTensor):
+        return False
+    note = top.memory.note
+    return isinstance(note, Extreme) and note.of is row.memory and top.ndim in (0, row.ndim)
+
+
+def rivals(row: Bounded, top: Bounded) -> Comparison:
+    """Which numbers are the extreme of their row: certain where no other one comes as near as rounding."""
+    near = abs(row.value - top.value) <= row.error + top.error
+    along = tuple(i for i in range(row.ndim) if not top.ndim or top.shape[i] != row.shape[i])
+    alone = np.sum(near, axis=along, keepdims=True) == 1
+    outcome = row.value == top.value
+    exact = (row.error == 0) & outcome & np.all((row.error == 0) | ~near, axis=along, keepdims=True)
+    return Comparison(outcome, near & ~alone & ~exact, row.arithmetic)
+
+
+def found_along(evaluation: Evaluation, a: torch.Tensor, index: Array, values: Bounded, axis: int) -> torch.Tensor:
+    """Indices as a tensor: a plain one unless some may hang on rounding, or a gradient on a choice among equals."""
+    source = lifted(evaluation.given(a))
+    if not source.ndim or not (source.error.any() or evaluation.free_ties):
+        return torch.from_numpy(np.array(index))
+    places = Places(np.array(index, order="C"), source, values, axis)
+    return BoundedTensor.of(Memory(places), places, torch.int64)
+
+
+@whole("max.dim", "min.dim", "argmax.default", "argmin.default")
+def extreme_along(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The extreme along an axis and its index, or the index alone."""
+    a = args[0]
+    if not isinstance(a, BoundedTensor):
+        return func(*args, **kwargs)
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+    source, name = lifted(evaluation.given(a)), str(func).split(".")[1]
+    rows = source.reshape(-1) if dim is None else source
+    axis = 0 if dim is None else dim % max(source.ndim, 1)
+    if not source.ndim:
+        index, values = np.zeros((), np.int64), source
+    else:
+        find = np.argmax if "max" in name else np.argmin
+        index = find(rows.value, axis=axis, keepdims=keepdim and dim is not None)
+        values = (amax if "max" in name else amin)(rows, axis, keepdim and dim is not None)
+    index = index.reshape((1,) * source.ndim) if dim is None and keepdim else index
+    flat = a if dim is not None else evaluation.made(rows, a.dtype)
+    indices = found_along(evaluation, flat, np.asarray(index, dtype=np.int64), values, axis)
+    return indices if name.startswith("arg") else (evaluation.made(values, a.dtype), indices)
+
+
+@whole("sort.default", "sort.stable", "topk.default", "kthvalue.default", "median.dim")
+def ordered(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Numbers in order and their indices, as torch finds those of the exact numbers."""
+    a, *rest = args
+    if not isinstance(a, BoundedTensor):
+        return func(*args, **kwargs)
+    source = lifted(evaluation.given(a))
+    ranks = ranked(source.value)
+    _, index = func(torch.from_numpy(ranks), *rest, **kwargs)
+    name = str(func).split(".")[1]
+    axis = kwargs.get("dim", next((x for x in rest[name in ("topk", "kthvalue") :] if type(x) is int), -1))
+    axis = axis % max(source.ndim, 1)
+
+    def order(part: Array) -> Array:
+        values, _ = func(torch.from_numpy(ranked(part)), *rest, **kwargs)
+        return np.sort(part.reshape(-1))[values.numpy()]
+
+    values = in_order(order, source)
+    return evaluation.made(values, a.dtype), found_along(evaluation, a, index.numpy(), values, axis)
+
+
+@dataclass(frozen=True, eq=False)
+class RunningPlaces(Places):
+    """The indices at which the largest or smallest number so far was found: several places may have one number."""
+
+    def rivals(self, with_ties: bool) -> Iterator[Array]:
+        """Of each row, which numbers may be the extreme at each place: none where it is certain.
+
+        Equal numbers without an error are rivals only `with_ties`.
+        """
+        parts = (self.source.value, self.source.error, self.values.value, self.values.error)
+        for value, error, top, top_error in zip(*map(self.rows, parts)):
+            near = abs(value - top[:, None]) <= error + top_error[:, None]
+            near |= np.isnan(value) & np.isnan(top)[:, None]
+            near &= np.tri(len(value), dtype=bool)
+            settled = near.sum(1) == 1
+            if not with_ties:
+                settled |= ~(near & (error > 0)).any(1) & (top_error == 0)
+            yield near & ~settled[:, None]
+
+    def certain(self) -> Array:
+        """The indices; they must not hang on rounding."""
+        if any(near.any() for near in self.rivals(with_ties=False)):
+            raise HangsOnRounding("the order of numbers depends on rounding errors, and so do their indices")
+        return self.index
+
+    def spread(self, grad: Bounded, with_ties: bool) -> Bounded:
+        """The gradients of the places added at the numbers; each rival may have the gradient of a place, or not."""
+        empty = Bounded.exact(np.zeros(self.source.shape, grad.dtype), grad.arithmetic)
+        found = scatter_add(empty, self.axis, self.index, grad)
+        reach = self.rows(abs(grad.value) + grad.error)
+        with np.errstate(invalid="ignore"):
+            free = np.stack([np.where(n, r[:, None], 0).sum(0) for n, r in zip(self.rivals(with_ties), reach)])
+        free = np.moveaxis(free.reshape(np.moveaxis(found.error, self.axis, -1).shape), -1, self.axis)
+        return Bounded(found.value, found.error + free, grad.arithmetic)
+
+
+@whole("cummax.default", "cummin.default")
+def extreme_so_far(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The largest or smallest number up to each place, and its index: of equal ones the last."""
+    a, dim = args[0], args[1] if len(args) > 1 else kwargs["dim"]
+    if not isinstance(a, BoundedTensor):
+        return func(*args, **kwargs)
+    source, smallest = lifted(evaluation.given(a)), "min" in str(func)
+    ranks = np.where(np.isnan(source.value), -1 if smallest else source.size, ranked(source.value))
+    _, index = func(torch.from_numpy(ranks), dim)
+    if not source.size or not source.ndim:
+        return evaluation.made(source, a.dtype), index
+    accumulate = (np.minimum if smallest else np.maximum).accumulate
+    axis = dim % source.ndim
+    values = in_order(lambda part: accumulate(part, axis=axis), source)
+    if not (source.error.any() or evaluation.free_ties):
+        return evaluation.made(values, a.dtype), index
+    places = RunningPlaces(np.array(index.numpy(), order="C"), source, values, axis)
+    return evaluation.made(values, a.dtype), BoundedTensor.of(Memory(places), places, torch.int64)
+
+
+def ranked(part: Array) -> Array:
+    """The rank of each number among all, equal ones alike: whole numbers, which torch can order."""
+    return np.searchsorted(np.sort(part.reshape(-1)), part)
+
+
+@whole("scatter.src", "scatter_add.default")
+def scatter(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Numbers put at indices, or added there: in a derivative, at those at which others were found."""
+    a, dim, index, items = args
+    places = places_in(index)
+    if places is None or not evaluation.backward:
+        if func is torch.ops.aten.scatter.src:
+            return move(evaluation, func, (a, dim, plain(index), items), kwargs)
+        index, given = evaluation.given(index), (evaluation.given(a), evaluation.given(items))
+        return evaluation.made(scatter_add(given[0], dim, index, given[1]), a.dtype)
+    result = places.spread(lifted(evaluation.given(items)), evaluation.free_ties)
+    return evaluation.made(result, items.dtype)
+
+
+@whole("gather.default")
+def gather(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Numbers at indices: of those in which the indices were found, they are known."""
+    a, dim, index = args[:3]
+    places = places_in(index)
+    if places is not None and isinstance(a, BoundedTensor) and a.payload is places.source:
+        return evaluation.made(places.values, a.dtype)
+    return move(evaluation, func, (a, dim, plain(index)), {})

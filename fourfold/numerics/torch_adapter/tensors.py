@@ -1,0 +1,519 @@
+"""Tensors that carry a bound on their error, and what hands each of torch's operators to its rule.
+
+A rule says how the error goes through an operator: see `rule`. Those of torch's own operators are in
+`torch_running_error_rules`, `torch_running_error_arrays` and `torch_running_error_networks`.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.compat.torch_internals import decompositions, dispatch_mode, wrapper_tensor
+from fourfold.numerics.bounded import Arithmetic, Bounded, Comparison, HangsOnRounding, NoRule, certain, lift, stored
+from fourfold.numerics.dtypes import DType
+
+Array = np.ndarray
+
+
+class NoTorchRule(NoRule):
+    """torch ran an operator of which no rule says how the error goes through it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tied(Comparison):
+    """A comparison in a forward pass that knows where its operands are equal.
+
+    `kinks` is written into: it marks the ties at which two choices that hung on the comparison have the same value. The
+    function is continuous there, and every derivative between the one-sided ones is right. Where the values differ, the
+    function jumps, and the derivative is that of the choice.
+    """
+
+    ties: Array
+    kinks: Array
+
+    def moved(self, by: Callable[[Array], Array]) -> "Tied":
+        """The elements elsewhere, as `by` moves those of a plain array."""
+        return Tied(by(self.outcome), by(self.uncertain), self.arithmetic, by(self.ties), by(self.kinks))
+
+    def free(self) -> Comparison:
+        """The comparison as a backward pass may see it: at a kink it goes either way."""
+        return Comparison(self.outcome, self.uncertain | self.kinks, self.arithmetic)
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The indices along an axis at which numbers of `source` were found, and these numbers.
+
+    Where two numbers of a row are as near as rounding, or equal, each may have been found at either one's place.
+    """
+
+    index: Array
+    source: Bounded
+    values: Bounded
+    axis: int
+
+    @property
+    def outcome(self) -> Array:
+        """The indices of the exact numbers."""
+        return self.index
+
+    def rows(self, part: Array) -> Array:
+        """Rows of the axis, of an array that may lack it."""
+        part = part if part.ndim == self.source.ndim else np.expand_dims(part, self.axis)
+        part = np.moveaxis(part, self.axis, -1)
+        return part.reshape(-1, part.shape[-1])
+
+    def groups(self, with_ties: bool) -> tuple[Array, int]:
+        """For each number of each row its group, within which the order hangs on rounding, and how many there are.
+
+        Equal numbers without an error make a group only `with_ties`.
+        """
+        value, error = self.rows(self.source.value), self.rows(self.source.error)
+        order = np.argsort(value, axis=1, kind="stable")
+        high, low = (np.take_along_axis(part, order, 1) for part in (value + error, value - error))
+        reached = np.maximum.accumulate(high, axis=1)[:, :-1]
+        apart = reached < low[:, 1:] if with_ties else ~(reached > low[:, 1:])
+        first = np.ones_like(value, dtype=np.int64)
+        first[:, 1:] = apart
+        group = np.empty_like(first)
+        np.put_along_axis(group, order, (np.cumsum(first) - 1).reshape(first.shape), 1)
+        return group, int(first.sum())
+
+    def certain(self) -> Array:
+        """The indices; they must not hang on rounding. Of equal numbers that are exact, torch chooses."""
+        group, count = self.groups(with_ties=False)
+        picked = np.take_along_axis(group, self.rows(self.index), 1)
+        if (np.bincount(group.reshape(-1), minlength=count)[picked] > 1).any():
+            raise HangsOnRounding("the order of numbers depends on rounding errors, and so do their indices")
+        return self.index
+
+    def spread(self, grad: Bounded, with_ties: bool) -> Bounded:
+        """The gradients of the places put at the numbers.
+
+        Each number of a group may have the gradient of any of the group's places, or none where these are too few.
+        """
+        group, count = self.groups(with_ties)
+        rows, index = np.arange(len(group))[:, None], self.rows(self.index)
+        value, error = np.zeros(group.shape, grad.dtype), np.zeros(group.shape, grad.dtype)
+        value[rows, index], error[rows, index] = self.rows(grad.value), self.rows(grad.error)
+        low, high = np.full(count, np.inf, grad.dtype), np.full(count, -np.inf, grad.dtype)
+        places = group[rows, index]
+        np.minimum.at(low, places, (value - error)[rows, index])
+        np.maximum.at(high, places, (value + error)[rows, index])
+        size, taken = np.bincount(group.reshape(-1), minlength=count), np.bincount(places.reshape(-1), minlength=count)
+        low, high = (
+            np.where(taken < size, limit(end, 0), end) for limit, end in ((np.minimum, low), (np.maximum, high))
+        )
+        reach = np.where((size > 1) & (taken > 0), np.stack([low, high]), np.nan)[:, group]
+        error = np.fmax(error, np.fmax(reach[1] - value, value - reach[0]))
+        shape = np.moveaxis(self.source.value, self.axis, -1).shape
+        value, error = (np.moveaxis(part.reshape(shape), -1, self.axis) for part in (value, error))
+        return Bounded(value, error, grad.arithmetic)
+
+    def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A view of the indices: the same places, where it only lacks an axis of one element or has it again."""
+        index = func(torch.from_numpy(self.index), *args[1:], **kwargs)
+        if isinstance(index, torch.Tensor) and index.numel() == self.index.size:
+            shape = self.source.shape
+            kept = tuple(index.shape)
+            if kept in (self.index.shape, shape[: self.axis] + shape[self.axis + 1 :]) or (
+                len(kept) == len(shape) and all(i == self.axis or kept[i] == shape[i] for i in range(len(shape)))
+            ):
+                places = Places(index.numpy(), self.source, self.values.reshape(kept), self.axis)
+                return BoundedTensor.of(Memory(places), places, torch.int64)
+        self.certain()
+        return index
+
+
+Payload = Bounded | Comparison
+
+
+@dataclass(eq=False)
+class Memory:
+    """What tensors that are views of each other share. Its arrays are never written into, but replaced."""
+
+    payload: Any
+    written: int = 0
+    # What a rule wants to be reminded of when autograd hands its result to another one.
+    note: Any = None
+
+
+class BoundedTensor(torch.Tensor):
+    """A tensor whose elements are those of a `Bounded` array, or of a `Comparison` that is not certain."""
+
+    memory: Memory
+    part: Any
+    seen: int
+
+    @staticmethod
+    def of(memory: Memory, part: Any, dtype: torch.dtype, offset: int = 0) -> "BoundedTensor":
+        """A tensor that is `part` of a memory, which begins `offset` elements after the memory's first."""
+        value = part.value if isinstance(part, Bounded) else part.outcome
+        strides = tuple(stride // value.itemsize for stride in value.strides)
+        self = wrapper_tensor(BoundedTensor, value.shape, strides, offset, dtype)
+        self.memory, self.part, self.seen = memory, part, memory.written
+        return self
+
+    @property
+    def payload(self) -> Any:
+        """The elements, as they are after everything that was written into the memory."""
+        if self.seen != self.memory.written:
+            place = (tuple(self.shape), self.stride(), int(self.storage_offset()))
+            self.part, self.seen = self.memory.payload.moved(lambda part: strided(part, *place)), self.memory.written
+        return self.part
+
+    def __repr__(self, **_: Any) -> str:
+        part = self.payload
+        return f"BoundedTensor({part.value if isinstance(part, Bounded) else part.outcome}, dtype={self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        return current().call(func, args, kwargs or {})
+
+
+def places_in(index: Any) -> Places | None:
+    """The places that a tensor of indices stands for."""
+    return index.payload if isinstance(index, BoundedTensor) and isinstance(index.payload, Places) else None
+
+
+def strided(part: Array, shape: Sequence[int], strides: Sequence[int], offset: int) -> Array:
+    """A view of a contiguous array, as torch.as_strided makes it: strides and offset count elements."""
+    places = [stride * part.itemsize for stride in strides]
+    return np.lib.stride_tricks.as_strided(part.reshape(-1)[offset:], shape, places)
+
+
+def as_torch(part: Array) -> torch.Tensor:
+    """A tensor that shares an array's memory; torch moves long doubles as complex numbers of the same size."""
+    return torch.from_numpy(part.view(np.complex128) if part.dtype == np.longdouble else part)
+
+
+def as_numpy(tensor: torch.Tensor, like: np.dtype) -> Array:
+    """The array of a tensor that `as_torch` has made, or of what torch has moved."""
+    array = tensor.numpy()
+    return array.view(like) if array.dtype != like and array.dtype == np.complex128 else array
+
+
+# By the operator's full name, as "aten.add.Tensor".
+RULES: dict[str, Callable[..., Any]] = {}
+
+
+def rule(*overloads: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the decorated function the rule of operators: it says how the error goes through them.
+
+    The function is called as the operator is, with a `Bounded` for each floating tensor, a `Comparison` or an array of
+    bool for each tensor of bool, and an array for each tensor of integers. It returns a `Bounded`, a `Comparison`, an
+    array, or a tuple of them. `rounded` in `fourfold.numerics.steps.elementwise` makes the result of a step.
+
+    Args:
+        overloads: operators with their overloads, as ``torch.ops.aten.erfinv.default``, or their names, as
+            ``"aten.erfinv.default"``.
+
+    Raises:
+        TypeError: an operator is given without its overload.
+    """
+    for overload in overloads:
+        if str(overload).count(".") != 2:
+            raise TypeError(f"rule: {overload} is no operator with its overload, as aten.erfinv.default is one")
+
+    def register(compute: Callable[..., Any]) -> Callable[..., Any]:
+        RULES.update({str(overload): compute for overload in overloads})
+        return compute
+
+    return register
+
+
+# Rules that are given the evaluation, the operator and its arguments as they are, tensors included.
+WHOLE: dict[str, Callable[["Evaluation", Any, tuple, dict[str, Any]], Any]] = {}
+
+
+def whole(*names: str) -> Callable:
+    """Make the decorated function the rule of aten's operators that are about tensors rather than their values."""
+
+    def register(compute: Callable) -> Callable:
+        WHOLE.update({f"aten.{name}": compute for name in names})
+        return compute
+
+    return register
+
+
+# Operators whose results are among the numbers that they are given, or zero.
+SELECTING = {
+    *("abs", "neg", "relu", "sign", "sgn", "where", "masked_fill", "clamp", "clamp_min", "clamp_max", "hardtanh"),
+    *("maximum", "minimum", "fmax", "fmin", "amax", "amin", "max", "min", "sort", "topk", "kthvalue", "median", "mode"),
+    *("cat", "stack", "gather", "index", "index_select", "embedding", "constant_pad_nd", "tril", "triu", "flip"),
+    *(
+        "threshold_backward",
+        "index_put",
+        "_unsafe_index_put",
+        "scatter",
+        "slice_scatter",
+        "select_scatter",
+        "put",
+        "roll",
+    ),
+}
+# Operators of several steps, which are taken apart where each step is rounded.
+FUSED = {
+    *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "logsumexp", "var_mean"),
+    *("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
+    *("native_batch_norm", "native_batch_norm_backward"),
+}
+# Operators whose result keeps the ties of the comparisons among its operands.
+LOGICAL: set[str] = set()
+
+
+def has_error(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has an error, or the ties of a comparison, or is of a floating type, and so may have one."""
+    return isinstance(tensor, BoundedTensor) or tensor.is_floating_point()
+
+
+def may_differ(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is more than integers or truths that are certain."""
+    certainly = isinstance(tensor, BoundedTensor) and tensor.dtype == torch.bool and not tensor.payload.uncertain.any()
+    return has_error(tensor) and not certainly
+
+
+_running = threading.local()
+
+
+def current() -> "Evaluation":
+    """The evaluation that runs in this thread."""
+    running = getattr(_running, "evaluation", None)
+    if running is None:
+        raise NoRule("a tensor with an error bound was used outside of the evaluation that made it")
+    return running
+
+
+def arithmetic() -> Arithmetic:
+    """The arithmetic of the evaluation that runs in this thread."""
+    return current().dtype.arithmetic
+
+
+def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
+    """Every tensor among the arguments of an operator."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, list | tuple):
+            yield from tensors_in(argument)
+
+
+def result_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    """The floating dtype to which torch promotes tensors: those without axes count only where there are no others."""
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    ranked = [tensor.dtype for tensor in floating if tensor.ndim] or [tensor.dtype for tensor in floating]
+    return functools.reduce(torch.promote_types, ranked) if ranked else torch.get_default_dtype()
+
+
+class Evaluation(dispatch_mode()):  # type: ignore[misc]
+    """A mode that hands every operator of torch to its rule.
+
+    Attributes:
+        dtype: the tested dtype, whose arithmetic the rules use.
+        backward: whether autograd computes gradients at the moment.
+        missing: the error for an operator without a rule. Python's operators make another TypeError of it.
+    """
+
+    def __init__(self, dtype: DType):
+        super().__init__()
+        self.dtype, self.backward = dtype, False
+        self.outer: list[Any] = []
+        self.missing: NoTorchRule | None = None
+
+    @property
+    def free_ties(self) -> bool:
+        """Whether every derivative between the one-sided ones is right at a tie."""
+        return not self.dtype.arithmetic.documented_ties
+
+    def __enter__(self) -> Any:
+        self.outer.append(getattr(_running, "evaluation", None))
+        _running.evaluation = self
+        return super().__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        _running.evaluation = self.outer.pop()
+        super().__exit__(*failure)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    def call(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The result of an operator: by its rule, in place, by torch itself where there is no error, or taken apart."""
+        name = str(func)
+        if special := WHOLE.get(name):
+            return special(self, func, args, kwargs)
+        library, operator, overload = name.split(".")
+        if operator.endswith("_") and not operator.endswith("__"):
+            packet = getattr(getattr(torch.ops, library), operator[:-1], None)
+            functional = getattr(packet, overload, None)
+            if packet is not None and functional is None and torch.Tag.inplace_view in func.tags:
+                # Those that change a shape have overloads of other names.
+                functional = getattr(packet, packet.overloads()[0])
+            return self.write(func, functional, args, kwargs)
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        settled = not self.backward and name not in LOGICAL and not any(map(may_differ, tensors))
+        if settled or not any(map(has_error, tensors)):
+            result = func(*map(plain, args), **kwargs)
+            if not any(tensor.is_floating_point() for tensor in tensors_in([result])):
+                return result
+        apart = self.dtype.arithmetic.rounds_each_step and operator in FUSED and name in decompositions()
+        if not apart and (compute := RULES.get(name)):
+            given = {key: self.given(value) for key, value in kwargs.items() if key not in UNUSED}
+            result = self.rounded(name, compute(*map(self.given, args), **given))
+            wanted = kwargs.get("dtype")
+            floating = wanted is not None and wanted.is_floating_point
+            return self.made(result, wanted if floating else result_dtype(tensors))
+        return self.taken_apart(func, name, args, kwargs)
+
+    def rounded(self, name: str, result: Any) -> Any:
+        """The result of a step, rounded where the arithmetic rounds each step, and the step does not select numbers."""
+        operator = name.split(".")[1]
+        if not self.dtype.arithmetic.rounds_each_step or operator in SELECTING:
+            return result
+        if isinstance(result, tuple):
+            return tuple(map(stored, result))
+        return stored(result)
+
+    def taken_apart(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The result of an operator without a rule, by torch's decomposition of it."""
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        if tensors and not any(tensor.is_floating_point() for tensor in tensors):
+            return func(*map(plain, args), **kwargs)
+        try:
+            with self:
+                decomposition = decompositions().get(name, func.decompose)
+                result = decomposition(*args, **kwargs)
+        except NoTorchRule as missing:
+            # Below aten there are operators of which users do not hear.
+            if "prims." not in str(missing):
+                raise
+            result = NotImplemented
+        if result is NotImplemented:
+            self.missing = NoTorchRule(
+                f"{name} has no running-error rule, and torch does not take it apart. Give one:"
+                f" @fourfold.numerics.torch_adapter.evaluate.rule(torch.ops.{name}) makes a function the rule of this"
+                " operator"
+            )
+            raise self.missing
+        return result
+
+    def given_as_it_is(self, tensor: torch.Tensor) -> Any:
+        """What a tensor holds, with the ties of a comparison."""
+        if isinstance(tensor, BoundedTensor) and not isinstance(tensor.payload, Places):
+            return tensor.payload
+        return self.given(tensor)
+
+    def given(self, argument: Any) -> Any:
+        """An argument as rules take it."""
+        if isinstance(argument, BoundedTensor):
+            payload = argument.payload
+            if isinstance(payload, Places):
+                return payload.certain()
+            return payload.free() if self.backward and isinstance(payload, Tied) else payload
+        if isinstance(argument, torch.Tensor):
+            if argument.is_floating_point():
+                return Bounded.exact(self.dtype.array(argument), self.dtype.arithmetic)
+            return argument.numpy()
+        if isinstance(argument, list | tuple):
+            return type(argument)(map(self.given, argument))
+        return argument
+
+    def made(self, result: Any, dtype: torch.dtype) -> Any:
+        """The result of a rule as tensors."""
+        if isinstance(result, Bounded):
+            payload: Payload = self.tidy(result)
+            return BoundedTensor.of(Memory(payload), payload, dtype)
+        if isinstance(result, Comparison):
+            return self.compared(result, torch.bool)
+        if isinstance(result, list | tuple):
+            return type(result)(self.made(part, dtype) for part in result)
+        if isinstance(result, np.ndarray | np.generic):
+            return torch.from_numpy(np.array(result))
+        return result
+
+    def compared(self, result: Comparison, dtype: torch.dtype) -> torch.Tensor:
+        """A comparison as a tensor of bool, or of ones and zeros: a plain one where it is certain.
+
+        The backward pass of a clamp writes one comparison into another, and either may be uncertain.
+        """
+        matters = result.uncertain.any() or (isinstance(result, Tied) and result.ties.any())
+        if not matters and dtype == torch.bool and not self.backward:
+            return torch.from_numpy(np.array(result.outcome))
+        part = result.moved(lambda array: np.array(array, order="C"))
+        return BoundedTensor.of(Memory(part), part, dtype)
+
+    def tidy(self, result: Bounded) -> Bounded:
+        """The same array, contiguous, of the wide type, and of one shape throughout."""
+
+        def settled(part: Any) -> Array:
+            part = np.asarray(part, dtype=self.dtype.wide)
+            part = np.broadcast_to(part, shape) if part.shape != shape else part
+            return part if part.flags.c_contiguous and part.flags.writeable else np.array(part, order="C")
+
+        shape = np.shape(result.value)
+        value, error = settled(result.value), settled(result.error)
+        limit = None if result.limit is None else settled(result.limit)
+        if value is result.value and error is result.error and limit is result.limit:
+            return result
+        return Bounded(value, error, result.arithmetic, limit)
+
+    def write(self, func: Any, functional: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The result of an operator that writes into its first argument: what was there before is kept for others."""
+        target, *_ = args
+        if not isinstance(target, BoundedTensor):
+            tensors = list(tensors_in((*args, *kwargs.values())))
+            if not any(isinstance(tensor, BoundedTensor) for tensor in tensors):
+                return func(*args, **kwargs)
+            if target.dtype == torch.bool and functional is not None:
+                # `plain` refuses what rounding may change.
+                return target.copy_(plain(self.call(functional, args, kwargs)))
+            raise NoTorchRule(f"{func} would write numbers with an error into a tensor that was made without one")
+        if torch.Tag.inplace_view in func.tags and functional is not None:
+            turned = self.call(functional, args, kwargs)
+            target.data = turned
+            target.memory, target.part, target.seen = turned.memory, turned.part, turned.seen
+            return target
+        if functional is None:
+            raise NoTorchRule(f"{func} has no running-error rule: take the function that returns a new tensor")
+        self.store(target, self.call(functional, args, kwargs))
+        return target
+
+    def store(self, target: BoundedTensor, result: Any) -> None:
+        """Replace the elements of a tensor."""
+        memory, given = target.memory, self.given(result)
+        comparison = isinstance(memory.payload, Comparison)
+        item = as_comparison(given) if comparison else lift(given, self.dtype.arithmetic)
+        item = item.moved(lambda part: np.broadcast_to(part, target.shape))
+        place = (tuple(target.shape), target.stride(), int(target.storage_offset()))
+        copy = memory.payload.moved(np.copy)
+        into = copy.moved(lambda part: strided(part, *place))
+        if isinstance(into, Bounded):
+            into[...] = item
+        else:
+            into.outcome[...], into.uncertain[...] = item.outcome, item.uncertain
+        memory.payload, memory.written, memory.note = copy, memory.written + 1, None
+
+
+# Arguments that say nothing of the values.
+UNUSED = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "requires_grad", "dtype"}
+
+
+def as_comparison(given: Any) -> Comparison:
+    """A tensor of bool as a `Comparison`."""
+    if isinstance(given, Comparison):
+        return given
+    outcome = np.asarray(given, dtype=bool)
+    return Comparison(outcome, np.zeros_like(outcome), arithmetic())
+
+
+def plain(argument: Any) -> Any:
+    """Tensors of bool or indices, which decide what is looked at, as plain ones: they must not hang on rounding."""
+    if isinstance(argument, BoundedTensor) and not isinstance(argument.payload, Bounded):
+        payload = argument.payload
+        return torch.from_numpy(np.array(certain(payload) if isinstance(payload, Comparison) else payload.certain()))
+    return [plain(part) for part in argument] if isinstance(argument, list | tuple) else argument

@@ -1,0 +1,1 @@
+"""What an operation is: its record, cases, axes, layouts, claims, refusals, and the registry."""

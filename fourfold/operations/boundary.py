@@ -1,0 +1,87 @@
+"""Boundary: the claim that separates the cases that an implementation refuses from those that it takes."""
+
+import contextlib
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+from fourfold.operations.claims import Claims
+from fourfold.operations.record import Operation, sizes_of
+
+# Traits of a case: what claims are about. The size of an axis has the axis's name after a prefix.
+DTYPE, RANK, SIZE = "dtype", "rank", "size of "
+# Claims about layouts, the one that leaves out fewer cases first.
+LAYOUTS = {"aligned": Claims(aligned=True), "contiguous": Claims(contiguous=True)}
+
+
+def traits_of(operation: Operation | None, case: Case, dtype: DType | None) -> dict[str, Any]:
+    """Return the traits of a case."""
+    layouts = {name: layout for name, layout in case.layouts.items() if layout != "contiguous"}
+    traits: dict[str, Any] = {name: claims.adapted(case).layouts == layouts for name, claims in LAYOUTS.items()}
+    if case.inputs:
+        traits[RANK] = next(iter(case.inputs.values())).ndim
+    if dtype is not None:
+        traits[DTYPE] = dtype.name
+    if operation is not None:
+        with contextlib.suppress(ValueError):
+            traits |= {f"{SIZE}{axis}": size for axis, size in sizes_of(operation, case).items()}
+    return traits
+
+
+@dataclass
+class Boundary:
+    """The values of each trait, among the cases that were refused and among those that were taken."""
+
+    refused: dict[str, set[Any]] = field(default_factory=dict)
+    taken: dict[str, set[Any]] = field(default_factory=dict)
+
+    def add(self, traits: Mapping[str, Any], refused: bool) -> None:
+        """Count a case."""
+        for name, value in traits.items():
+            (self.refused if refused else self.taken).setdefault(name, set()).add(value)
+
+    def update(self, other: "Boundary") -> None:
+        """Count the cases of another one."""
+        for own, others in ((self.refused, other.refused), (self.taken, other.taken)):
+            for name, values in others.items():
+                own.setdefault(name, set()).update(values)
+
+    def as_dict(self) -> dict[str, dict[str, list[Any]]]:
+        """Return it as JSON has it."""
+        parts = {"refused": self.refused, "taken": self.taken}
+        return {name: {trait: sorted(values) for trait, values in part.items()} for name, part in parts.items()}
+
+    @classmethod
+    def of(cls, said: Mapping[str, Mapping[str, Collection[Any]]]) -> Self:
+        """Return that of `as_dict`."""
+        refused, taken = ({trait: set(values) for trait, values in said[name].items()} for name in ("refused", "taken"))
+        return cls(refused, taken)
+
+    def claim(self) -> str:
+        """Return a claim that leaves out every refused case, and not every other, as text; "" without one."""
+        return next(self._claims(), "")
+
+    def _claims(self) -> Iterator[str]:
+        for name, claimed in ((DTYPE, "dtypes"), (RANK, "ranks")):
+            refused, taken = self.refused.get(name), self.taken.get(name)
+            if refused and taken and not refused & taken:
+                yield f"{claimed}={tuple(sorted(taken))}"
+        for name in LAYOUTS:
+            if self.refused.get(name) == {False} and True in self.taken.get(name, ()):
+                yield f"{name}=True"
+        for name in self.refused:
+            if name.startswith(SIZE) and name in self.taken:
+                yield from _of_sizes(name.removeprefix(SIZE), self.refused[name], self.taken[name])
+
+
+def _of_sizes(axis: str, refused: set[int], taken: set[int]) -> Iterator[str]:
+    """Claims about the sizes of an axis."""
+    limits = min(taken), max(taken)
+    if all(not limits[0] <= size <= limits[1] for size in refused):
+        yield f"sizes={{{axis!r}: {limits}}}"
+    divisor = math.gcd(*taken)
+    if divisor > 1 and all(size % divisor for size in refused):
+        yield f"sizes={{{axis!r}: {divisor}}}"

@@ -1,0 +1,138 @@
+"""A case: the inputs of one call, rounded to the tested dtype, with their memory layouts and a cotangent."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.layouts import layout
+
+# An array of more elements is shown by shape and range. The command that repeats a case still rebuilds it in full.
+SHOWN_ELEMENTS = 64
+
+
+def is_floating(array: np.ndarray) -> bool:
+    """Whether an array holds floating-point numbers, bfloat16 among them, and not integers or booleans."""
+    return array.dtype.kind not in "biu"
+
+
+def scaled(array: np.ndarray, factor: float) -> np.ndarray:
+    """Floating-point numbers times a factor, rounded to their dtype."""
+    wide: Any = np.longdouble if array.dtype == np.float64 else np.float64
+    return (array.astype(wide) * factor).astype(array.dtype)
+
+
+def show(array: np.ndarray) -> str:
+    """Return an array as text from which it can be rebuilt, or only its shape and range if it is long."""
+    if array.size == 0:
+        return f"zeros({list(array.shape)}, {array.dtype.name})"
+    if array.size <= SHOWN_ELEMENTS:
+        return f"array({array.tolist()}, {array.dtype.name})"
+    wide = array.astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    extent = f"{finite.min():.4g} to {finite.max():.4g}" if finite.size else "nothing finite"
+    special = array.size - finite.size
+    return f"<{array.dtype.name}{list(array.shape)}, {extent}{f', {special} not finite' if special else ''}>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Case:
+    """The arguments of one call.
+
+    `inputs` maps parameter names to arrays. Floating-point arrays are already rounded to the tested dtype, so that
+    oracle and kernel see the same numbers. `parameters` holds the keyword arguments that are not tensors.
+    `grad_output` has the shape of the result. `layouts` maps the name of an input, or "grad_output", to one of
+    `fourfold.operations.layouts.LAYOUTS` or `COMPOSED`.
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    grad_output: np.ndarray
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # NumPy turns an array without axes into a scalar in most of its functions: arithmetic, flip, an index.
+        inputs = {name: np.asarray(array) for name, array in self.inputs.items()}
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "grad_output", np.asarray(self.grad_output))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.inputs[name]
+
+    def __repr__(self) -> str:
+        parts = [f"{name}={show(array)}" for name, array in self.inputs.items()]
+        parts += [f"{name}={value!r}" for name, value in self.parameters.items()]
+        parts.append(f"grad_output={show(self.grad_output)}")
+        strided = {name: layout for name, layout in self.layouts.items() if layout != "contiguous"}
+        if strided:
+            parts.append(f"layouts={strided}")
+        return "Case(" + ", ".join(parts) + ")"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        # Without this method Hypothesis prints a dataclass field by field.
+        printer.text(repr(self))
+
+    @property
+    def digest(self) -> bytes:
+        """A digest of the arrays, parameters and layouts; equal cases have the same."""
+        digest = hashlib.sha256(repr((self.parameters, self.layouts)).encode())
+        for name, array in {**self.inputs, "grad_output": self.grad_output}.items():
+            digest.update(repr((name, array.dtype.name, array.shape)).encode())
+            digest.update(array.tobytes())
+        return digest.digest()
+
+    def with_inputs(self, **inputs: np.ndarray) -> Self:
+        """The same case with some inputs replaced. The replaced inputs are contiguous."""
+        layouts = {name: layout for name, layout in self.layouts.items() if name not in inputs}
+        return replace(self, inputs={**self.inputs, **inputs}, layouts=layouts)
+
+    def with_parameters(self, **parameters: Any) -> Self:
+        """The same case with some parameters replaced."""
+        return replace(self, parameters={**self.parameters, **parameters})
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of all inputs together."""
+        return sum(array.size for array in self.inputs.values())
+
+    def tensor(self, name: str, dtype: DType, device: str) -> torch.Tensor:
+        """One input, or "grad_output", as a tensor in its layout."""
+        array = self.grad_output if name == "grad_output" else self.inputs[name]
+        return layout(self.layouts.get(name, "contiguous"))(dtype.tensor(array, device))
+
+    def tensors(self, dtype: DType, device: str) -> dict[str, torch.Tensor]:
+        """All inputs as tensors in their layouts."""
+        return {name: self.tensor(name, dtype, device) for name in self.inputs}
+
+
+class RecentCases:
+    """Cases seen lately, so that an equal case is the same object and what is known of it is found again.
+
+    Args:
+        elements: the most elements of all cases together; the oldest are forgotten first.
+    """
+
+    def __init__(self, elements: float) -> None:
+        self.elements = elements
+        self._cases: OrderedDict[bytes, Case] = OrderedDict()
+        self._held = 0
+
+    def same(self, case: Case) -> Case:
+        """Return the equal case that was seen lately, if there is one, else this case."""
+        if case.elements > self.elements:
+            return case
+        digest = case.digest
+        if digest in self._cases:
+            self._cases.move_to_end(digest)
+            return self._cases[digest]
+        self._cases[digest] = case
+        self._held += case.elements
+        while self._held > self.elements:
+            _, oldest = self._cases.popitem(last=False)
+            self._held -= oldest.elements
+        return case

@@ -1,0 +1,215 @@
+"""Claims: what an implementation says of itself. A check looks no further, and the verdict repeats them."""
+
+import ast
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.operations.case import Case, is_floating
+from fourfold.operations.layouts import parts
+from fourfold.operations.record import Operation, reference_gradients, sizes_of
+
+EXACT, STORAGE = "exact", "storage"
+Function = TypeVar("Function", bound=Callable[..., Any])
+_ATTRIBUTE = "__fourfold_claims__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """What an implementation claims. Each claim is a limit; by default there is none.
+
+    Attributes:
+        dtypes: names of the dtypes that it takes, as ``("float32",)``; all if empty.
+        contiguous: it takes contiguous tensors only.
+        aligned: it takes tensors only whose memory begins at a multiple of 16 bytes.
+        ranks: numbers of axes that its first input may have; any if empty.
+        sizes: by the name of an axis, the smallest and the largest size, as ``{"cols": (1, 65536)}``, or a number of
+            which sizes are multiples, as ``{"cols": 64}``.
+        gradients: False for a forward pass alone.
+        finite: it takes finite numbers only.
+        largest: the largest magnitude of the numbers that it takes; any if None.
+        ties: False where its gradients at a tie are not to be looked at.
+        deterministic: False where two calls may give other bits.
+        accuracy: "exact" for what float32 arithmetic may cost (float64 for float64); "storage" for what it costs where
+            each intermediate is rounded to the dtype of the tensors.
+        undefined_lanes_are_zero: a Triton load whose mask is false, without ``other``, gives zeros. The language leaves
+            it undefined; the compiler for NVIDIA gives zeros.
+        streams: False where it launches on the default stream, whatever torch's current stream is, as ``<<<grid,
+            block>>>`` does without a stream.
+        autocast: False where it is not called under `torch.autocast`.
+
+    Raises:
+        ValueError: a claim has a value that it cannot have. The message names it.
+    """
+
+    dtypes: Collection[str] = ()
+    contiguous: bool = False
+    aligned: bool = False
+    ranks: Collection[int] = ()
+    sizes: Mapping[str, tuple[int, int] | int] = field(default_factory=dict)
+    gradients: bool = True
+    finite: bool = False
+    largest: float | None = None
+    ties: bool = True
+    deterministic: bool = True
+    accuracy: str = EXACT
+    undefined_lanes_are_zero: bool = False
+    streams: bool = True
+    autocast: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dtypes, str) or (unknown := [name for name in self.dtypes if name not in DTYPES]):
+            shown = self.dtypes if isinstance(self.dtypes, str) else unknown
+            raise ValueError(f"Claims: dtypes must be some of {', '.join(DTYPES)}, not {shown!r}")
+        if self.accuracy not in (EXACT, STORAGE):
+            raise ValueError(f"Claims: accuracy must be {EXACT!r} or {STORAGE!r}, not {self.accuracy!r}")
+        for axis, limit in self.sizes.items():
+            pair = isinstance(limit, tuple) and len(limit) == 2 and all(isinstance(size, int) for size in limit)
+            if not (pair and limit[0] <= limit[1]) and not (isinstance(limit, int) and limit > 0):  # type: ignore[index]
+                raise ValueError(f"Claims: sizes[{axis!r}] must be (smallest, largest) or a divisor, not {limit!r}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Claims":
+        """From text as it stands between the parentheses: ``contiguous=True, sizes={"cols": (1, 1024)}``.
+
+        Raises:
+            ValueError: the text is no such list, or names what cannot be claimed.
+        """
+        try:
+            call = ast.parse(f"Claims({text})", mode="eval").body
+            assert isinstance(call, ast.Call)
+            assert not call.args
+            given = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+        except (SyntaxError, ValueError, AssertionError):
+            raise ValueError(
+                f'claims must be as in contiguous=True, sizes={{"cols": (1, 1024)}}, not {text!r}'
+            ) from None
+        return cls.of(given)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Claims":
+        """From names and values.
+
+        Raises:
+            ValueError: a name is no claim.
+        """
+        known = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ValueError(f"{name} is no claim: there are {', '.join(known)}")
+        return cls(**given)
+
+    def __str__(self) -> str:
+        default = NO_CLAIMS
+        said = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self)]
+        return ", ".join(
+            text for each, text in zip(fields(self), said) if getattr(self, each.name) != getattr(default, each.name)
+        )
+
+    def outside(self, operation: Operation, case: Case, dtype: DType) -> str | None:
+        """Why a case lies outside of the claims, or None. Layouts do not count: see `adapted`."""
+        floating = {name: array for name, array in case.inputs.items() if is_floating(array)}
+        first = next(iter(case.inputs.values()), None)
+        if self.ranks and first is not None and first.ndim not in self.ranks:
+            return f"{first.ndim} axes"
+        if self.finite:
+            for name, array in {**floating, "grad_output": case.grad_output}.items():
+                if not np.isfinite(array.astype(np.float64)).all():
+                    return f"{name} has numbers that are not finite"
+        if self.largest is not None:
+            for name, array in {**floating, "grad_output": case.grad_output}.items():
+                magnitude = abs(array.astype(np.float64))
+                if (np.where(np.isfinite(magnitude), magnitude, 0) > self.largest).any():
+                    return f"{name} has numbers above {self.largest:g}"
+        for axis, size in sizes_of(operation, case).items():
+            limit = self.sizes.get(axis)
+            if isinstance(limit, tuple) and not limit[0] <= size <= limit[1]:
+                return f"{axis} = {size}"
+            if isinstance(limit, int) and size % limit:
+                return f"{axis} = {size}"
+        if not self.ties and _has_ties(operation, case, dtype):
+            return "a tie"
+        return None
+
+    def adapted(self, case: Case) -> Case:
+        """The case in layouts that are claimed."""
+        if self.contiguous:
+            return replace(case, layouts={})
+        if self.aligned:
+            return replace(case, layouts={n: how for n, how in case.layouts.items() if not MISALIGNED & {*parts(how)}})
+        return case
+
+    def restricted(self, operation: Operation) -> Operation:
+        """The record of the same operation, whose cases and examples lie within the claims.
+
+        Raises:
+            ValueError: sizes names an axis that the operation does not have, or no named example is left.
+        """
+        for axis in self.sizes:
+            if axis not in (axes := axes_of(operation)):
+                raise ValueError(
+                    f"Claims: sizes names {axis}: the axes of {operation.name} are {', '.join(axes) or 'not named'}"
+                )
+        operation = operation.of_sizes(self.sizes)
+        looks = bool(self.ranks or self.finite or self.largest is not None or self.sizes or not self.ties)
+        if not looks and not self.contiguous and not self.aligned:
+            return operation
+
+        def within(cases: Callable[..., st.SearchStrategy[Case]]) -> Callable[..., st.SearchStrategy[Case]]:
+            def strategy(dtype: DType, *rest: int) -> st.SearchStrategy[Case]:
+                adapted = cases(dtype, *rest).map(self.adapted)
+                return adapted.filter(lambda case: self.outside(operation, case, dtype) is None) if looks else adapted
+
+            return strategy
+
+        probe = next(iter([DTYPES[name] for name in self.dtypes] or [DTYPES["float32"]]))
+        examples = {
+            name: (lambda dtype, make=make: self.adapted(make(dtype)))
+            for name, make in operation.examples.items()
+            if not looks or self.outside(operation, make(probe), probe) is None
+        }
+        return replace(
+            operation,
+            cases=within(operation.cases),
+            smooth=within(operation.smooth),
+            examples=examples,
+            outputs={name: self.restricted(of) for name, of in operation.outputs.items()},
+        )
+
+
+NO_CLAIMS = Claims()
+# Layouts whose memory does not begin at a multiple of 16 bytes.
+MISALIGNED = {"misaligned", "sliced_rows", "sliced_columns", "cut_from_wider"}
+
+
+def axes_of(operation: Operation) -> list[str]:
+    """The names of an operation's axes."""
+    named = [axis for written in operation.axes.values() for axis in written.split()]
+    return [axis for axis in dict.fromkeys(named) if axis != "..." and not axis.isdigit() and "+" not in axis]
+
+
+def _has_ties(operation: Operation, case: Case, dtype: DType) -> bool:
+    """Whether a gradient of the case is free between one-sided derivatives."""
+    free = reference_gradients(operation, case, dtype.with_free_ties)
+    held = reference_gradients(operation, case, dtype.with_documented_ties)
+    return any(bool((free[name].error > held[name].error).any()) for name in free)
+
+
+def claims(**given: Any) -> Callable[[Function], Function]:
+    """A decorator by which a function claims, by the names of `Claims`: ``@fourfold.claims(contiguous=True)``."""
+    claimed = Claims.of(given)
+
+    def mark(function: Function) -> Function:
+        setattr(function, _ATTRIBUTE, claimed)
+        return function
+
+    return mark
+
+
+def claims_of(function: Callable[..., Any]) -> Claims:
+    """What a function claims by the decorator; nothing without it."""
+    return getattr(function, _ATTRIBUTE, NO_CLAIMS)

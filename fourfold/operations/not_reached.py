@@ -1,0 +1,63 @@
+"""Cases that were not reached: for want of memory or time, or because the interpreter or the emulator lacks something.
+
+Such a case says nothing of the implementation. It is no failure and no refusal, and the verdict names it.
+"""
+
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fourfold.operations.case import Case
+
+# The files that raise `NotReached`. Any other that does wants a case passed over.
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SOURCES = {
+    str(_PACKAGE / source)
+    for source in ("instruments/costs.py", "instruments/sparse_memory.py", "backends/triton/compilation.py")
+}
+
+
+class NotReached(BaseException):
+    """A call could not be made here. An implementation's ``except Exception`` does not catch it.
+
+    Attributes:
+        lasts: whether other cases of the search would have to wait as long for nothing.
+    """
+
+    def __init__(self, reason: str, lasts: bool = False) -> None:
+        super().__init__(reason)
+        self.lasts = lasts
+
+    def __str__(self) -> str:
+        return f"not reached: {super().__str__()}"
+
+    @property
+    def is_of_this_package(self) -> bool:
+        """Whether this package raised it, and no implementation."""
+        *_, (frame, _) = traceback.walk_tb(self.__traceback__)
+        return frame.f_code.co_filename in _SOURCES
+
+
+@dataclass
+class Unreached:
+    """The cases of a search that were not reached, by reason: how many, and the smallest."""
+
+    _by_reason: dict[str, tuple[int, Case]] = field(default_factory=dict)
+
+    def add(self, reason: str, case: Case) -> None:
+        """Count a case."""
+        count, smallest = self._by_reason.get(reason, (0, case))
+        self._by_reason[reason] = count + 1, min(smallest, case, key=lambda each: each.elements)
+
+    @property
+    def total(self) -> int:
+        """The number of cases."""
+        return sum(count for count, _ in self._by_reason.values())
+
+    def lines(self) -> list[str]:
+        """A line for each reason, with the sizes of the smallest case."""
+        found = []
+        for reason, (count, smallest) in self._by_reason.items():
+            sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in smallest.inputs.items())
+            found.append(f"{reason}: {count} cases, the smallest with {sizes}")
+        return found

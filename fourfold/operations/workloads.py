@@ -1,0 +1,119 @@
+"""Workloads: the cases whose speed is recorded. Each timed result is compared with the oracle, however large it is."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.compare import expectation
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A case to be timed, and the smaller case that it repeats. The oracle evaluates only the smaller one.
+
+    Attributes:
+        case: the case that is timed.
+        part: the smaller case. Its results are the leading slices, along each axis, of the case's results.
+        sums: factors of the part's bound for results that sum over the repetitions, by name.
+    """
+
+    case: Case
+    part: Case
+    sums: Mapping[str, float] = field(default_factory=dict)
+    _tensors: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def expected(self, name: str, reference: Bounded, dtype: DType) -> Bounded:
+        """The part's result of that name, with the bound of the case's result."""
+        error = reference.error * self.sums.get(name, 1.0)
+        return expectation(reference.within(error), dtype)
+
+    def tensor(self, name: str, dtype: DType, device: str) -> torch.Tensor:
+        """A new tensor of an input of the case, or "grad_output". The values are sent to the device only once."""
+        key = name, dtype.name, device
+        if key not in self._tensors:
+            self._tensors[key] = self.case.tensor(name, dtype, device)
+        kept = self._tensors[key]
+        return torch.empty_strided(kept.shape, kept.stride(), dtype=kept.dtype, device=kept.device).copy_(kept)
+
+
+Make = Callable[[DType], Workload]
+
+
+def whole(make: Callable[[DType], Case]) -> Make:
+    """A workload that is small enough for the oracle to evaluate the whole case."""
+
+    def made(dtype: DType) -> Workload:
+        case = make(dtype)
+        return Workload(case=case, part=case)
+
+    return made
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """A workload that repeats a case along the first axis of some inputs, and along the last of others.
+
+    The cotangent of each repetition is the case's cotangent times a factor. The factors sum to 1, so that a gradient
+    that sums over the repetitions equals the case's own. A result that is a mean over all rows equals the case's, and
+    each repetition gets its share of the gradient. An input named "offsets", or "..._offsets", is continued over the
+    repetitions.
+
+    Attributes:
+        make: the case, for a dtype.
+        times: a power of 2, at least 4.
+        names: the inputs to be repeated along their first axis, as is the result then.
+        across: those to be repeated along their last, as is the result then. All others are the same everywhere.
+    """
+
+    make: Callable[[DType], Case]
+    times: int
+    names: tuple[str, ...]
+    across: tuple[str, ...] = ()
+
+    def __call__(self, dtype: DType) -> Workload:
+        """The workload, for a dtype."""
+        part, factors = self.make(dtype), self._factors()
+        inputs = dict(part.inputs)
+        for name in self.names:
+            inputs[name] = self._repeated(part.inputs[name], 0)
+        for name in self.across:
+            inputs[name] = self._repeated(inputs[name], -1)
+        for name in inputs:
+            if name == "offsets" or name.endswith("_offsets"):
+                counts = np.tile(np.diff(part.inputs[name]), self.times)
+                inputs[name] = np.concatenate([[0], np.cumsum(counts)]).astype(part.inputs[name].dtype)
+        if part.grad_output.ndim == 0:
+            share = (part.grad_output / np.array(self.times, dtype=dtype.numpy)).astype(part.grad_output.dtype)
+            return Workload(case=replace(part, inputs=inputs), part=replace(part, grad_output=share))
+        grad_output = self._weighted(part.grad_output, 0) if self.names else part.grad_output
+        if self.across:
+            grad_output = self._weighted(grad_output, -1)
+        case = replace(part, inputs=inputs, grad_output=grad_output.astype(part.grad_output.dtype))
+        # Each repetition's sum has the part's error; together they have the sum of these.
+        total = float(abs(factors).sum())
+        axes = [repeated for repeated in (self.names, self.across) if repeated]
+        sums = {name: total ** sum(name not in repeated for repeated in axes) for name in inputs}
+        return Workload(case=case, part=part, sums=sums)
+
+    def _factors(self) -> np.ndarray:
+        return np.array([1.0, 0.5, 0.5, -1.0, *[1.0, -1.0] * (self.times // 2 - 2)])
+
+    def _repeated(self, array: np.ndarray, axis: int) -> np.ndarray:
+        repetitions = [1] * array.ndim
+        repetitions[axis] = self.times
+        return np.tile(array, repetitions)
+
+    def _weighted(self, array: np.ndarray, axis: int) -> np.ndarray:
+        along = np.repeat(self._factors(), array.shape[axis]).astype(array.dtype)
+        return self._repeated(array, axis) * (along if axis == -1 else along.reshape(-1, *[1] * (array.ndim - 1)))
+
+
+def tiled(make: Callable[[DType], Case], times: int, *names: str, across: Collection[str] = ()) -> Tiled:
+    """A workload that repeats a case: see `Tiled`."""
+    return Tiled(make, times, names, tuple(across))

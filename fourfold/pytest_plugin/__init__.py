@@ -1,0 +1,1 @@
+"""The pytest plugin: options, collection, isolation, progress, the table and the report."""

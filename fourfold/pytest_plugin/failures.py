@@ -1,0 +1,223 @@
+"""What a run says of each check: the text of a failure, the command that repeats it, and all of it as JSON."""
+
+import importlib.metadata
+import json
+import re
+import shlex
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fourfold.backends.cuda.declarations import SUFFIXES
+from fourfold.backends.triton import compilation
+from fourfold.candidates.frames import cause, own_frames, spelled, words
+from fourfold.candidates.integrity.escapes import Escape
+from fourfold.candidates.process.client import CALL_SECONDS
+from fourfold.candidates.process.session import Unanswered
+from fourfold.checks.grades import Imprecise
+from fourfold.checks.search import Failure, Vacuous
+from fourfold.compat import hypothesis_internals, pytest_internals
+from fourfold.engine.cells import CANDIDATE, Selection, SelectionError
+from fourfold.engine.verdict import IMPRECISE, TAMPERED, UNDECIDED, WRONG
+from fourfold.instruments.tampering import Tampered
+from fourfold.operations.blame import Blame, marked, statement
+from fourfold.operations.boundary import Boundary
+from fourfold.operations.claims import EXACT, STORAGE
+from fourfold.operations.refusals import Fault
+from fourfold.pytest_plugin.identity import Identity
+
+# What a test's report carries besides pytest's own, by name: what a search has seen, and how it has failed.
+SEARCH, FAILURE = "search", "failure"
+# Whose errors say nothing of the implementation, and what is told of them.
+UNDECIDED_BY = {
+    Blame.DEFINITION: "cannot judge: the definition, and not the kernel, raised",
+    Blame.LACK: "cannot judge, as it is interpreted or emulated here",
+    Blame.HARNESS: "cannot judge: Fourfold, and not the kernel, raised (please report it)",
+}
+DEVICE = pytest.StashKey[str]()
+SELECTION = pytest.StashKey[Selection]()
+
+
+def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, identity: Identity, at: str) -> None:
+    """Let the report of a failed check show what went wrong, its case and what repeats it, not the harness's own code.
+
+    Args:
+        item: the test.
+        report: of its failure.
+        error: that it failed by.
+        identity: what the test is for.
+        at: the case that was run last; "" where there is none.
+    """
+    notes = "\n".join(map(str, getattr(error, "__notes__", [])))
+    case = counterexample(notes)
+    repeated = repeat(item.config, item.path, item.nodeid, identity, notes)
+    origin = item.config.stash[SELECTION].origin(identity.cell)
+    frames = own_frames(error, origin)
+    of_a_check = isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered)
+    of_cuda = origin.suffix in SUFFIXES and not of_a_check  # no frame of Python's is in such a file
+    message = said_of(error, frames)
+    failure = {"message": message, "counterexample": case or at or None, "repeat": repeated}
+    kind = kind_of(error, frames)
+    failure |= {"kind": kind, "grade": grade_of(kind)}
+    if frames:
+        failure["cause"] = cause(error, frames)
+    elif of_cuda:
+        failure["cause"] = f"{origin}:{getattr(error, 'line', '')}: {type(error).__name__}"
+    if item.config.getoption("--tb") == "auto" and (frames or of_a_check or of_cuda):
+        whose = f"{' · '.join([*vars(identity.cell).values(), item.config.stash[DEVICE]])}: "
+        said = message if isinstance(error, Failure | SelectionError) else f"{whose}{message}"
+        seen = without_advice(notes) if case or not at else f"at {at}"
+        report.longrepr = "\n\n".join(filter(None, (f"{said}\n{spelled(frames)}".rstrip(), seen)))
+    report.user_properties.append((FAILURE, failure))
+    report.sections.append(("repeat with", repeated))
+
+
+def kind_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    """What a failure is: "wrong", "imprecise", "undecided", "crashed", "timed out" or "tampered".
+
+    Args:
+        error: that a check failed by.
+        frames: those of the implementation's own code. Without any, an exception that nobody was found to have raised
+            is the harness's.
+    """
+    if isinstance(error, Unanswered):
+        return error.kind
+    if isinstance(error, Tampered):
+        return TAMPERED
+    if isinstance(error, Vacuous) or blame_for_undecided(error, frames):
+        return UNDECIDED
+    return IMPRECISE if isinstance(error, Imprecise) else WRONG
+
+
+def blame_for_undecided(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> Blame | None:
+    """Whose an error is that says nothing of the implementation; None for any other error."""
+    blame = marked(error)
+    if blame is None and not frames and not isinstance(error, AssertionError | Fault | SelectionError):
+        blame = Blame.HARNESS
+    return blame if blame in UNDECIDED_BY else None
+
+
+def said_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    """What is wrong, in words: what a check says, or the exception, and whose it is if not the implementation's."""
+    if isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered):
+        return words(error)
+    said = f"{type(error).__name__}: {words(error) or statement(error)}"
+    blame = blame_for_undecided(error, frames)
+    return f"{UNDECIDED_BY[blame]}: {said}" if blame else said
+
+
+def grade_of(kind: str) -> str:
+    """The grade of an implementation by the kind of its failure; "exact" where nothing is said against it."""
+    return {IMPRECISE: STORAGE, UNDECIDED: EXACT}.get(kind, WRONG)
+
+
+def refer(report: Any, first: str) -> None:
+    """Let a failure that has the cause of one that is shown already be short."""
+    failure = next(value for name, value in report.user_properties if name == FAILURE)
+    (line, *_) = failure["message"].splitlines()
+    case = failure["counterexample"]
+    report.longrepr = f"same cause as {first}: {line}" + (f"\n\nat {case}" if case else "")
+
+
+def without_advice(notes: str) -> str:
+    """Hypothesis's notes but for how it would have a case repeated: there is a command for that."""
+    return re.sub(r"^.*@reproduce_failure\(.*$", "", notes, flags=re.MULTILINE).rstrip()
+
+
+def counterexample(notes: str) -> str | None:
+    """The case that the notes of an error show, ours of a named one or Hypothesis's of one that it has found."""
+    named = re.search(r"^Named example .*?: (Case\(.*\))", notes, re.MULTILINE)
+    return named[1] if named else hypothesis_internals.argument_in(notes, "case", "Case")
+
+
+def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | None, notes: str = "") -> str:
+    """The command that runs one failed check again, from the folder that the user is in.
+
+    Args:
+        config: of the run.
+        path: of the test's file.
+        nodeid: pytest's name for the test.
+        identity: what the test is for.
+        notes: of the error; where Hypothesis names a case in them, it is run alone.
+    """
+    here = config.invocation_params.dir
+    file = path.relative_to(here) if path.is_relative_to(here) else path
+    command = ["pytest", "::".join([str(file), *nodeid.split("::")[1:]])]
+    for plugin in config.getoption("plugins"):
+        if plugin.partition(".")[0] == "fourfold":
+            command += ["-p", plugin]
+    device = config.stash.get(DEVICE, config.getoption("device"))
+    if device != "auto":
+        command += ["--device", device]
+    if (seconds := config.getoption("compile_seconds")) != compilation.SECONDS:
+        command.append(f"--compile-seconds={seconds:g}")
+    if identity is not None and identity.cell.backend == CANDIDATE:
+        operation = identity.cell.operation
+        own = [text for text in config.getoption("candidate") if text.partition("=")[0] == operation]
+        command += ["--candidate", *own]
+        for option in ("forbid_fallback", "no_refusals", "strict_errors", "untrusted"):
+            if config.getoption(option):
+                command.append(f"--{option.replace('_', '-')}")
+        if (seconds := config.getoption("call_seconds")) != CALL_SECONDS:
+            command.append(f"--call-seconds={seconds:g}")
+        if config.getoption("claims"):
+            command += ["--claims", config.getoption("claims")]
+    if blob := hypothesis_internals.blob_in(notes):
+        command += ["--reproduce", blob]
+    return shlex.join(command)
+
+
+class Entries:
+    """The checks of a run, one entry each, as ``--verdict FILE`` writes them."""
+
+    def __init__(self) -> None:
+        self.checks: dict[str, dict[str, Any]] = {}
+
+    def add(self, identity: Identity, report: pytest.TestReport) -> None:
+        """Count a report; of a test's several the worst stands."""
+        entry = self.checks.setdefault(
+            report.nodeid,
+            {**vars(identity.cell), "check": identity.check, "test": report.nodeid, "outcome": "passed"},
+        )
+        if report.failed:
+            entry |= {"outcome": "failed", "message": report.longreprtext}
+        elif report.skipped:
+            entry |= {"outcome": "unsupported", "reason": skip_reason(report)}
+        for key, seen in report.user_properties:
+            if key == SEARCH and isinstance(seen, dict):
+                entry |= {"worst_error_over_bound": seen["worst"], "examples": seen["examples"]}
+                told = ("grade", "refusals", "warnings", "remarks", "unreached", "constants")
+                entry |= {name: seen[name] for name in told if seen[name]}
+                if seen["refusals"]:
+                    refused = sum(seen["refusals"].values())
+                    entry["refused_share"] = refused / (refused + seen["examples"])
+                    entry["suggested_claim"] = Boundary.of(seen["boundary"]).claim()
+                entry["seconds"] = round(seen["seconds"], 3)
+            elif key == FAILURE and isinstance(seen, dict):
+                entry |= seen
+
+    def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> None:
+        """Write the file, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written any more.
+        """
+        outcomes = [entry["outcome"] for entry in self.checks.values()]
+        content = {
+            "passed": passed,
+            "counts": {name: outcomes.count(name) for name in ("passed", "failed", "unsupported")},
+            **about,
+            "versions": {name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy", "hypothesis")},
+            "checks": list(self.checks.values()),
+        }
+        unfinished = path.with_name(path.name + ".unfinished")
+        unfinished.write_text(json.dumps(content, indent=1, default=str) + "\n")
+        unfinished.replace(path)
+
+
+def skip_reason(report: pytest.TestReport) -> str:
+    """Why a test was skipped."""
+    return pytest_internals.skip_reason_of(report)

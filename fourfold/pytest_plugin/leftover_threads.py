@@ -1,0 +1,61 @@
+"""Threads that a kernel has left behind: Python would wait for them for ever, and a run that has ended must end."""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+from fourfold.candidates.frames import is_of_a_library
+
+# For threads that are about to come to their end.
+GRACE_SECONDS = 3.0
+
+
+class LeftBehind:
+    """The threads that have begun since this was made, and which test each is of."""
+
+    def __init__(self) -> None:
+        self._former = frozenset(threading.enumerate())
+        self._of: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
+
+    def alive(self) -> list[threading.Thread]:
+        """Those that Python waits for before it ends."""
+        return [thread for thread in threading.enumerate() if not thread.daemon and thread not in self._former]
+
+    def note(self, test: str) -> None:
+        """A test, or an import, has ended: what has begun by now is of it, or of one before it."""
+        for thread in self.alive():
+            self._of.setdefault(thread, test)
+
+    def end_without_them(self, code: Callable[[], int]) -> None:
+        """Once the main thread has come to its end, give these some time, and end the process if any is left then.
+
+        Args:
+            code: the exit code that the process is to have.
+        """
+        if self.alive():
+            threading.Thread(target=self._end, args=(code,), daemon=True).start()
+
+    def _end(self, code: Callable[[], int]) -> None:
+        threading.main_thread().join()  # which has ended before Python waits for the others
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (left := self.alive()) and time.monotonic() < deadline:
+            left[0].join(deadline - time.monotonic())
+        if left:
+            for description, count in Counter(map(self._describe, left)).items():
+                threads = "a thread" if count == 1 else f"{count} threads"
+                print(f"\nThe run ends without {threads} {description}", file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code())
+
+    def _describe(self, thread: threading.Thread) -> str:
+        frame = sys._current_frames().get(thread.ident or 0)
+        stack = traceback.extract_stack(frame) if frame else []
+        own = [frame for frame in stack if not is_of_a_library(frame)] or stack
+        at = f", at {own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
+        return f"that {self._of.get(thread, 'a test')} has left behind{at}"

@@ -1,0 +1,153 @@
+"""What a process needs before it runs tests: the device, what the run selects, and the candidates, imported."""
+
+import contextlib
+import importlib
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+import pytest
+import torch
+
+from fourfold.checks.records import operations
+from fourfold.engine.cells import Candidate, Selection, SelectionError
+from fourfold.operations.claims import Claims
+from fourfold.pytest_plugin.black_box import BlackBox
+from fourfold.pytest_plugin.failures import DEVICE, SELECTION
+
+
+class _Late(BaseException):
+    """The time limit is up; what catches every Exception does not catch it."""
+
+
+def chosen_device(config: pytest.Config) -> str:
+    """What --device says; xdist asks before the configuration is made."""
+    device = config.getoption("device")
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def prepare(config: pytest.Config) -> None:
+    """Find out the device and what the run selects.
+
+    Raises:
+        pytest.UsageError: an option names something that there is not.
+    """
+    device = config.stash[DEVICE] = chosen_device(config)
+    if config.getoption("untrusted_where_possible") and may_be_untrusted(config):
+        config.option.untrusted = True
+    if device == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError("--device cuda: torch finds no GPU")
+    triton_for(device)
+    try:
+        claims = None if config.getoption("claims") is None else Claims.parse(config.getoption("claims"))
+        config.stash[SELECTION] = Selection.of(
+            operations(),
+            config.getoption("candidate"),
+            op=config.getoption("op"),
+            backend=config.getoption("backend"),
+            dtype=config.getoption("dtype"),
+            claims=claims,
+            strict_errors=config.getoption("strict_errors"),
+            call_seconds=config.getoption("call_seconds") if are_untrusted(config, device) else None,
+        )
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def triton_for(device: str) -> None:
+    """Let Triton's kernels be interpreted on the CPU, and compiled for a GPU: before anything imports Triton."""
+    os.environ["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
+    if device == "cpu":
+        # Before a candidate is loaded: whether its kernels run right must not depend on what else is selected.
+        importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
+
+
+def may_be_untrusted(config: pytest.Config) -> bool:
+    """Whether all candidates can run in a process of their own, and nobody wants to look into it."""
+    looked_into = config.getoption("usepdb") or config.getoption("trace")
+    return chosen_device(config) == "cpu" and not looked_into
+
+
+def are_untrusted(config: pytest.Config, device: str) -> bool:
+    """Whether candidates run in a process of their own.
+
+    Raises:
+        pytest.UsageError: they shall, and cannot.
+    """
+    if not config.getoption("candidate") or not config.getoption("untrusted"):
+        return False
+    if device != "cpu":
+        raise pytest.UsageError(
+            "--untrusted needs --device cpu: memory of a GPU is not shared with another process yet"
+        )
+    return True
+
+
+def import_candidates(candidates: Sequence[Candidate], seconds: float, box: BlackBox | None = None) -> None:
+    """Import each within the time limit.
+
+    Args:
+        candidates: what to import.
+        seconds: that each may take; 0 where there is no limit.
+        box: is told which one is being imported; a loop that Python cannot interrupt then ends the process.
+
+    Raises:
+        pytest.UsageError: one does not come to its end, fails, or has no such function.
+    """
+    for candidate in candidates:
+        try:
+            with _watched(candidate, seconds, box), _interrupted_after(seconds):
+                candidate.load()
+        except SelectionError as error:
+            raise pytest.UsageError(str(error)) from error
+        except _Late as late:
+            limit = f"within {seconds:g} s, the time limit of a test"
+            raise pytest.UsageError(
+                f"--candidate {candidate}: its import has not ended {limit}: it was {late}"
+            ) from late
+
+
+def time_limit(config: pytest.Config) -> float:
+    """The seconds that a test may take, by pytest-timeout's option, variable and setting; 0 where there is no limit."""
+    with contextlib.suppress(ValueError):  # of no number; of a setting that there is not, without the plugin
+        for given in (config.getoption("timeout", None), os.environ.get("PYTEST_TIMEOUT"), config.getini("timeout")):
+            if given is not None and given != "":
+                return float(given)
+    return 0.0
+
+
+@contextlib.contextmanager
+def _watched(candidate: Candidate, seconds: float, box: BlackBox | None) -> Iterator[None]:
+    if box is None:
+        yield
+        return
+    box.importing(f"--candidate {candidate}")
+    if seconds:
+        box.expect_within(seconds)
+    try:
+        yield
+    finally:
+        box.expect_nothing()
+        box.importing("")
+
+
+@contextlib.contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    if not seconds or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise _Late(f"at {frame.f_code.co_filename}:{frame.f_lineno}" if frame else "somewhere")
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)

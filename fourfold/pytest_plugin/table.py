@@ -1,0 +1,155 @@
+"""The table that closes a run: what each cell came to, and why some were not run."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fourfold.backends import BACKENDS
+from fourfold.engine.cells import CANDIDATE, Cell
+from fourfold.engine.verdict import CRASHED, IMPRECISE, TAMPERED, TIMED_OUT, UNDECIDED, refusal_lines
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.boundary import Boundary
+from fourfold.operations.claims import STORAGE
+from fourfold.pytest_plugin.failures import FAILURE, SEARCH, skip_reason
+
+# What is said of failures that are no wrong results.
+KINDS = {
+    IMPRECISE: "imprecise: right if each intermediate is rounded to the dtype, which is not claimed",
+    UNDECIDED: "undecided: the definition or Fourfold has failed, which says nothing of the kernel",
+    CRASHED: "crashed: the process that ran the kernel died",
+    TIMED_OUT: "timed out: the kernel did not return in time",
+    TAMPERED: "tampered: the kernel changed what judges it",
+}
+# Warnings of a cell.
+SHOWN = 4
+
+
+@dataclass
+class Tally:
+    """What the checks of one cell came to."""
+
+    worst: float = 0.0
+    examples: int = 0
+    seconds: float = 0.0
+    passed: int = 0
+    failed: int = 0
+    # What the failures are, where it is not a wrong result.
+    kinds: set[str] = field(default_factory=set)
+    # Reasons for which all or some checks were not run, and how many.
+    skipped: dict[str, int] = field(default_factory=dict)
+    # Cases that the implementation refused, by reason.
+    refusals: Counter[str] = field(default_factory=Counter)
+    # What tells them from the others.
+    boundary: Boundary = field(default_factory=Boundary)
+    # What is no failure, and worth to be known.
+    warnings: list[str] = field(default_factory=list)
+    # What checks of somebody's own implementation have found out beside their claims, and which cases none reached.
+    remarks: list[str] = field(default_factory=list)
+    # Whether the implementation is as exact as its dtype can store, and no more.
+    storage: bool = False
+    # The constants of the source of a candidate that sizes come from, in a line.
+    constants: str = ""
+
+    def searched(self, seen: Mapping[str, Any], of_candidate: bool) -> None:
+        """Count what the search of a check has seen."""
+        self.worst = max(self.worst, seen["worst"])
+        self.examples += seen["examples"]
+        self.seconds += seen["seconds"]
+        self.refusals.update(seen["refusals"])
+        self.boundary.update(Boundary.of(seen["boundary"]))
+        self.warnings += [said for said in seen["warnings"] if said not in self.warnings]
+        self.remarks += [said for said in seen["unreached"] if said not in self.remarks]
+        self.storage |= seen["grade"] == STORAGE
+        if of_candidate:
+            self.remarks += [said for said in seen["remarks"] if said not in self.remarks]
+            self.constants = self.constants or seen["constants"]
+
+    def show(self, footnote: "Footnotes") -> str:
+        """Worst error over bound, examples and seconds; or how many checks failed; or a footnote."""
+        notes = "".join(footnote.mark(reason) for reason in self.skipped)
+        if self.failed:
+            notes += "".join(footnote.mark(KINDS[kind]) for kind in KINDS if kind in self.kinds)
+            return f"{self.failed} FAILED{notes}"
+        if not self.passed:
+            return f"unsupported{notes}" if self.skipped else ""
+        if self.storage:
+            notes += footnote.mark("storage accuracy: right if each intermediate is rounded to the dtype")
+        return f"{self.worst:.2f} {short(self.examples):>5} {self.seconds:>3.0f}s{notes}"
+
+
+class Footnotes:
+    """Reasons, numbered in the order in which they are first given."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def mark(self, reason: str) -> str:
+        """``[1]``, say."""
+        return f"[{self._numbers.setdefault(reason, len(self._numbers) + 1)}]"
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"[{number}] {reason}" for reason, number in self._numbers.items())
+
+
+def short(count: int) -> str:
+    """A count in at most five characters."""
+    if count < 100_000:
+        return str(count)
+    return f"{count / 1e3:.0f}k" if count < 1e7 else f"{count / 1e6:.0f}M"
+
+
+class Matrix:
+    """Tallies of all cells of a run."""
+
+    def __init__(self) -> None:
+        self.tallies: dict[Cell, Tally] = {}
+
+    def add(self, cell: Cell, report: Any) -> None:
+        """Count what a test of a cell came to."""
+        tally = self.tallies.setdefault(cell, Tally())
+        if report.skipped:
+            reason = skip_reason(report)
+            tally.skipped[reason] = tally.skipped.get(reason, 0) + 1
+        else:
+            tally.failed += report.failed
+            tally.passed += report.passed
+        for name, seen in report.user_properties if report.when == "call" else ():
+            if name == FAILURE:
+                tally.kinds.add(seen["kind"])
+            if name == SEARCH:
+                tally.searched(seen, cell.backend == CANDIDATE)
+
+    def lines(self) -> Iterator[str]:
+        """The table, fit for a terminal of 80 columns, operations one below the other."""
+        footnotes = Footnotes()
+        backends = unique(cell.backend for cell in self.tallies)
+        backends.sort(key=(*BACKENDS, CANDIDATE).index)
+        for operation in sorted(unique(cell.operation for cell in self.tallies)):
+            dtypes = [name for name in DTYPES if any(Cell(operation, b, name) in self.tallies for b in backends)]
+            yield f"{operation:<17} " + "".join(f"{name:<16}" for name in dtypes).rstrip()
+            for backend in backends:
+                cells = [self.tallies.get(Cell(operation, backend, name)) for name in dtypes]
+                if any(cells):
+                    row = "".join(f"{tally.show(footnotes) if tally else '':<16}" for tally in cells)
+                    yield f"  {backend:<16}{row}".rstrip()
+        yield from footnotes
+        yield from self._remarks()
+        examples = sum(tally.examples for tally in self.tallies.values())
+        yield f"{examples} examples; in each cell: worst error over its bound, examples, seconds"
+
+    def _remarks(self) -> Iterator[str]:
+        """Constants that sizes come from, what implementations refused, and warnings."""
+        yield from unique(f"{c.operation}: {of.constants}" for c, of in self.tallies.items() if of.constants)
+        for cell, tally in self.tallies.items():
+            for line in refusal_lines(tally.refusals, tally.examples, tally.boundary.claim()):
+                yield f"{cell}: {line}"
+            yield from (f"{cell}: {said}" for said in tally.remarks)
+            yield from (f"{cell}: warning: {said}" for said in tally.warnings[:SHOWN])
+            if len(tally.warnings) > SHOWN:
+                yield f"{cell}: warning: and {len(tally.warnings) - SHOWN} more"
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Names in the order in which they first come."""
+    return list(dict.fromkeys(names))

@@ -1,0 +1,1 @@
+"""``fourfold sanitize``: run a script for a GPU on the CPU, and report memory errors and races."""

@@ -1,0 +1,680 @@
+"""Lets a script that was written for a CUDA GPU run where there is none, with all of its tensors on the CPU.
+
+Two modes of torch do most of it. `Names` sees each call of torch's functions, puts "cpu" in the place of "cuda", and
+answers what asks where a tensor is. `Storages` sees each operator, and keeps which storages stand for memory of the
+GPU, and which of their bytes nothing has written. What asks torch or Triton for the GPU itself is replaced by name.
+"""
+
+import contextlib
+import functools
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch.overrides import TorchFunctionMode
+from triton.runtime.interpreter import InterpretedFunction
+
+from fourfold.backends.triton.interpreter import tuning
+from fourfold.backends.triton.sanitizer.monitor import EXPOSED, WRITTEN_BYTES, Exposed
+from fourfold.compat import torch_internals, triton_internals
+from fourfold.instruments.operator_watch import UNWRITTEN, tensors_in
+
+_DispatchMode: Any = torch_internals.dispatch_mode()
+# The attribute of a storage that stands for memory of the host. All other storages stand for memory of the GPU.
+_ON_HOST = "fourfold_on_host"
+_TENSOR = torch.Tensor
+GRADIENTS = {torch.ops.aten.native_layer_norm_backward, torch.ops.aten.native_group_norm_backward}
+NORMS = GRADIENTS | {torch.ops.aten.native_layer_norm, torch.ops.aten.native_group_norm}
+PROPERTIES = {
+    "name": "NVIDIA H100 80GB HBM3, absent",
+    "major": 9,
+    "minor": 0,
+    "total_memory": 80 << 30,
+    "multi_processor_count": 132,
+    "warp_size": 32,
+    "max_threads_per_block": 1024,
+    "max_threads_per_multi_processor": 2048,
+    "regs_per_multiprocessor": 65536,
+    "shared_memory_per_block": 49152,
+    "shared_memory_per_block_optin": 232448,
+    "shared_memory_per_multiprocessor": 233472,
+    "L2_cache_size": 50 << 20,
+    "is_integrated": 0,
+    "is_multi_gpu_board": 0,
+    "gcnArchName": "",
+    "uuid": "GPU-00000000-0000-0000-0000-000000000000",
+}
+
+
+class _Where(threading.local):
+    """Of a thread: where the tensors of the call that runs shall be, and whether the modes are off within it."""
+
+    wanted: str | None = None
+    names_off = False
+    storages_off = False
+
+
+WHERE = _Where()
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for one in the host's memory."""
+    return getattr(tensor.untyped_storage(), _ON_HOST, False)
+
+
+def device_type(device: Any) -> str | None:
+    """The type of a device as it is given to torch: a name, a number, a `torch.device`; None for none."""
+    if device is None:
+        return None
+    if isinstance(device, int):
+        return "cuda"
+    return (device if isinstance(device, str) else device.type).partition(":")[0]
+
+
+class Storages(_DispatchMode):
+    """Sees what operators allocate and write."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = list(tensors_in(args, kwargs))
+        before = WHERE.storages_off
+        WHERE.storages_off = True
+        try:
+            result = run_operator(operator, args, kwargs)
+            self.note(operator, inputs, result)
+            for tensor in self.written(operator, args, kwargs):
+                mark_written(tensor)
+        finally:
+            WHERE.storages_off = before
+        return result
+
+    def note(self, operator: Any, inputs: list[torch.Tensor], result: Any) -> None:
+        """Keep of each new storage where it is, and that nothing has written it."""
+        known = {id(tensor.untyped_storage()) for tensor in inputs if has_storage(tensor)}
+        for tensor in tensors_in(result):
+            if not has_storage(tensor) or id(tensor.untyped_storage()) in known:
+                continue
+            storage = tensor.untyped_storage()
+            if WHERE.wanted:
+                host = WHERE.wanted != "cuda"
+            elif inputs:
+                host = all(on_host(x) for x in inputs if has_storage(x))
+            else:
+                host = torch_internals.default_device().type != "cuda"
+            if host:
+                setattr(storage, _ON_HOST, True)
+            if torch_internals.without_overload(operator) in UNWRITTEN and storage.nbytes():
+                setattr(storage, WRITTEN_BYTES, np.zeros(storage.nbytes(), bool))
+
+    def written(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+        """The tensors that an operator writes."""
+        for index, name in torch_internals.written_arguments(operator):
+            yield from tensors_in(args[index] if index < len(args) else kwargs.get(name))
+
+
+def run_operator(operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Run an operator. A norm of halves is computed in single precision, as on a GPU; the CPU adds it up in half."""
+    name = torch_internals.without_overload(operator)
+    halves = [x.dtype for x in tensors_in(args) if x.dtype in (torch.float16, torch.bfloat16)] if name in NORMS else []
+    if not halves:
+        return operator(*args, **kwargs)
+    results = operator(*(x.float() if isinstance(x, _TENSOR) and x.is_floating_point() else x for x in args), **kwargs)
+    narrow = len(results) if name in GRADIENTS else 1  # the mean and the deviation stay as they are
+    return tuple(x.to(halves[0]) if x is not None and i < narrow else x for i, x in enumerate(results))
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory that kernels may access."""
+    return tensor.layout == torch.strided and tensor.device.type == "cpu"
+
+
+def mark_written(tensor: torch.Tensor) -> None:
+    """Note that all elements of a tensor are written."""
+    if not has_storage(tensor):
+        return
+    storage = tensor.untyped_storage()
+    written = getattr(storage, WRITTEN_BYTES, None)
+    if written is None:
+        return
+    size = tensor.element_size()
+    if tensor.numel() * size >= storage.nbytes() or len(written) != storage.nbytes():
+        delattr(storage, WRITTEN_BYTES)
+        return
+    strides = *(stride * size for stride in tensor.stride()), 1
+    torch.from_numpy(written).as_strided((*tensor.shape, size), strides, tensor.storage_offset() * size).fill_(True)
+
+
+class Names(TorchFunctionMode):
+    """Puts "cpu" in the place of "cuda" in calls of torch's functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constructors = torch_internals.constructors()
+        self.answers: dict[Any, Callable[..., Any]] = {
+            _TENSOR.device.__get__: self.device,
+            _TENSOR.is_cuda.__get__: lambda call, x: not on_host(x),
+            _TENSOR.is_cpu.__get__: lambda call, x: on_host(x),
+            _TENSOR.get_device: lambda call, x: -1 if on_host(x) else 0,
+            _TENSOR.to: self.to,
+            _TENSOR.cuda: lambda call, x, *rest, **options: self.moved(x, "cuda"),
+            _TENSOR.cpu: lambda call, x, **options: self.moved(x, "cpu"),
+            _TENSOR.pin_memory: lambda call, x, *rest: x,
+            _TENSOR.is_pinned: lambda call, x, *rest: False,
+            _TENSOR.record_stream: lambda call, x, stream: None,
+            _TENSOR.data_ptr: self.address,
+            _TENSOR.numpy: self.shared,
+            _TENSOR.__array__: self.shared,
+            torch.from_numpy: self.of_host,
+            torch.frombuffer: self.of_host,
+            torch.as_tensor: self.copied,
+            torch.asarray: self.copied,
+        }
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        before = WHERE.names_off
+        WHERE.names_off = True
+        try:
+            answer = self.answers.get(function)
+            if answer is not None:
+                return answer(function, *args, **kwargs)
+            return self.call(function, args, kwargs)
+        finally:
+            WHERE.names_off = before
+
+    def call(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Call a function on the CPU. What it makes is where it was asked to be."""
+        if function is torch.device:
+            return function(*args, **kwargs)
+        wanted = None
+        if any(isinstance(x, torch.device) and x.type == "cuda" for x in args):
+            wanted = "cuda"
+            args = tuple(torch.device("cpu") if isinstance(x, torch.device) else x for x in args)
+        if "device" in kwargs:
+            wanted = device_type(kwargs["device"]) or wanted
+            if wanted == "cuda":
+                kwargs["device"] = "cpu"
+        if wanted is None and function in self.constructors:
+            wanted = torch_internals.default_device().type
+            if wanted == "cuda":  # else the mode that stands for `with torch.device("cuda")` would ask for it
+                kwargs["device"] = "cpu"
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        with self.wanting(wanted):
+            return function(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def wanting(self, device: str | None) -> Iterator[None]:
+        """Within it, new tensors shall be on this device."""
+        before = WHERE.wanted
+        WHERE.wanted = device if device in ("cuda", "cpu") else None
+        try:
+            yield
+        finally:
+            WHERE.wanted = before
+
+    def device(self, call: Any, tensor: Any, *rest: Any) -> torch.device:
+        """The device that a tensor is on."""
+        found = call(tensor)
+        return torch.device("cuda", 0) if found.type == "cpu" and not on_host(tensor) else found
+
+    def moved(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
+        """A tensor on another device: a copy, unless it is there."""
+        if on_host(tensor) == (device == "cpu"):
+            return tensor
+        with self.wanting(device):
+            return tensor.clone()
+
+    def to(self, call: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        """``tensor.to(...)``."""
+        other = args[0] if args else options.get("other", options.get("device"))
+        if "device" in options:
+            other = options["device"]
+        if isinstance(other, torch.Tensor):
+            wanted: str | None = "cpu" if on_host(other) else "cuda"
+        elif isinstance(other, str | int | torch.device) and not isinstance(other, bool):
+            wanted = device_type(other)
+            if wanted == "cuda":
+                options = {key: ("cpu" if key == "device" else value) for key, value in options.items()}
+                args = ("cpu", *args[1:]) if args and args[0] is other else args
+        else:
+            wanted = None
+        if wanted not in ("cuda", "cpu"):
+            return call(tensor, *args, **options)
+        if on_host(tensor) != (wanted == "cpu") and len(args) < 4:
+            options["copy"] = True
+        with self.wanting(wanted):
+            return call(tensor, *args, **options)
+
+    def address(self, call: Any, tensor: torch.Tensor) -> int:
+        """``tensor.data_ptr()``: a kernel may make a pointer of it."""
+        found = call(tensor)
+        if found and has_storage(tensor):
+            EXPOSED[found] = Exposed(tensor, found)
+        return found
+
+    def shared(self, call: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        """The memory of a tensor for NumPy, which may write all of it."""
+        with contextlib.suppress(AttributeError):
+            delattr(tensor.untyped_storage(), WRITTEN_BYTES)
+        return call(tensor, *args, **options)
+
+    def of_host(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
+        """A tensor that shares memory with NumPy."""
+        made = call(*args, **options)
+        setattr(made.untyped_storage(), _ON_HOST, True)
+        return made
+
+    def copied(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
+        """A tensor that shares memory where its device allows."""
+        asked = device_type(options.get("device"))
+        given = args[0] if args else options.get("data", options.get("obj"))
+        if isinstance(given, torch.Tensor):
+            made = call(*args, **{**options, "device": None})
+            return self.moved(made, asked) if asked in ("cuda", "cpu") else made
+        asked = asked or torch_internals.default_device().type
+        made = call(*args, **{**options, "device": "cpu"})
+        if asked == "cuda":
+            with self.wanting("cuda"):
+                return made.clone()
+        setattr(made.untyped_storage(), _ON_HOST, True)
+        return made
+
+
+class Modes:
+    """Both modes, and code that torch runs with its modes turned off."""
+
+    def __init__(self) -> None:
+        self.names, self.storages = Names(), Storages()
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Within it both are on, in this thread."""
+        before = WHERE.names_off, WHERE.storages_off, WHERE.wanted
+        with contextlib.ExitStack() as stack:
+            if before[0] or not getattr(WHERE, "entered", False):
+                stack.enter_context(self.names)
+            if before[1] or not getattr(WHERE, "entered", False):
+                stack.enter_context(self.storages)
+            entered, WHERE.entered = getattr(WHERE, "entered", False), True
+            WHERE.names_off, WHERE.storages_off, WHERE.wanted = False, False, None
+            try:
+                yield
+            finally:
+                WHERE.names_off, WHERE.storages_off, WHERE.wanted = before
+                WHERE.entered = entered
+
+    def wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function in which both modes are on, whoever calls it."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.on():
+                return function(*args, **kwargs)
+
+        return call
+
+    def enter_callbacks(self) -> None:
+        """Turn the modes on in what torch calls back: methods of an autograd.Function, and custom operators."""
+
+        def init_subclass(cls: type, **options: Any) -> None:
+            for name in ("forward", "backward", "vjp", "jvp", "setup_context"):
+                method = vars(cls).get(name)
+                if isinstance(method, staticmethod):
+                    setattr(cls, name, staticmethod(self.wrapped(method.__func__)))
+
+        torch.autograd.Function.__init_subclass__ = classmethod(init_subclass)
+        for name in ("custom_op", "triton_op"):
+            if hasattr(torch.library, name):
+                setattr(torch.library, name, self.registering(getattr(torch.library, name)))
+
+    def registering(self, register: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.library.custom_op(name, function, ...)``, or as a decorator."""
+
+        @functools.wraps(register)
+        def call(name: str, function: Any = None, /, **options: Any) -> Any:
+            if function is None:
+                return lambda decorated: call(name, decorated, **options)
+            return register(name, self.wrapped(function), **options)
+
+        return call
+
+
+class Event:
+    """``torch.cuda.Event``: it tells the processor's time."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.seconds = time.perf_counter()
+
+    def record(self, *args: Any) -> None:
+        """Now."""
+        self.seconds = time.perf_counter()
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Milliseconds between two events."""
+        return max(1e3 * (end.seconds - self.seconds), 1e-3)
+
+    def query(self) -> bool:
+        """It is over."""
+        return True
+
+    def synchronize(self) -> None:
+        """It is over."""
+
+    wait = synchronize
+
+
+class Stream:
+    """``torch.cuda.Stream``: everything is in order already."""
+
+    cuda_stream = 0
+    stream_id = 0
+    device_index = 0
+    priority = 0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        """All is done."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """All is done."""
+
+    wait_event = wait_stream
+
+    def record_event(self, event: Any = None) -> Any:
+        """Now."""
+        event = event or Event()
+        event.record()
+        return event
+
+    def query(self) -> bool:
+        """All is done."""
+        return True
+
+
+class _Nothing(contextlib.nullcontext):
+    """A context that does nothing, whatever it is given."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__()
+
+
+def properties(*device: Any) -> types.SimpleNamespace:
+    """``torch.cuda.get_device_properties()``."""
+    return types.SimpleNamespace(**PROPERTIES)
+
+
+def _answer(value: Any) -> Callable[..., Any]:
+    return lambda *args, **options: value
+
+
+def replace_cuda() -> None:
+    """Answer what a script asks torch about its GPU."""
+    generator = Generator("cuda")
+    nothing = "synchronize empty_cache ipc_collect init set_device reset_peak_memory_stats reset_max_memory_allocated"
+    nothing += " reset_accumulated_memory_stats manual_seed manual_seed_all seed seed_all set_stream"
+    nothing += " set_per_process_memory_fraction"
+    # Each name has a function of its own: torch's compiler knows functions by what they are, not by name.
+    answers: dict[str, Any] = {name: _answer(None) for name in nothing.split()}
+    numbers = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached current_device"
+    answers |= {name: _answer(0) for name in [*numbers.split(), "utilization"]}
+    answers |= {name: _answer(True) for name in ("is_available", "is_initialized", "is_bf16_supported")}
+    answers |= {
+        "is_current_stream_capturing": _answer(False),
+        "device_count": _answer(1),
+        "get_device_name": _answer(PROPERTIES["name"]),
+        "get_device_capability": _answer((PROPERTIES["major"], PROPERTIES["minor"])),
+        "get_device_properties": properties,
+        "get_arch_list": _answer([f"sm_{PROPERTIES['major']}{PROPERTIES['minor']}"]),
+        "mem_get_info": _answer((PROPERTIES["total_memory"], PROPERTIES["total_memory"])),
+        "memory_stats": _answer({}),
+        "memory_summary": _answer(""),
+        "default_generators": (generator,),
+        "get_rng_state": lambda *device: generator.get_state(),
+        "get_rng_state_all": lambda: [generator.get_state()],
+        "set_rng_state": lambda state, *device: generator.set_state(state),
+        "set_rng_state_all": lambda states: generator.set_state(states[0]),
+        "current_stream": lambda *device: Stream(),
+        "default_stream": lambda *device: Stream(),
+        "Stream": Stream,
+        "Event": Event,
+        "stream": type("stream", (_Nothing,), {}),
+        "device": type("device", (_Nothing,), {}),
+        "device_of": type("device_of", (_Nothing,), {}),
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    torch.get_default_device = torch_internals.default_device
+    torch_internals.replace_in_compiled_code(_Nothing)
+    torch.version.cuda = torch.version.cuda or "12.8"
+    accelerator = {
+        "is_available": _answer(True),
+        "device_count": _answer(1),
+        "synchronize": _answer(None),
+        "current_accelerator": _answer(torch.device("cuda")),
+        "current_device_index": _answer(0),
+        "set_device_index": _answer(None),
+    }
+    for name, answer in accelerator.items():
+        setattr(torch.accelerator, name, answer)
+
+
+class Generator(torch.Generator):
+    """``torch.Generator``. A GPU's has a state of two numbers, the seed and how many were drawn."""
+
+    def __new__(cls, device: Any = "cpu") -> "Generator":
+        """One that draws on the CPU, for any device."""
+        made = super().__new__(cls, "cpu")
+        made.of_gpu, made.drawn = device_type(device) == "cuda", 0
+        return made
+
+    of_gpu: bool
+    drawn: int
+
+    def get_state(self) -> torch.Tensor:
+        """The state, as bytes."""
+        if not self.of_gpu:
+            return super().get_state()
+        return torch.from_numpy(np.array([self.initial_seed() % 2**63, self.drawn]).view(np.uint8))
+
+    def set_state(self, state: torch.Tensor) -> "Generator":
+        """Go on from a state."""
+        if not self.of_gpu:
+            return super().set_state(state)
+        seed, drawn = state.numpy().view(np.int64).tolist()
+        self.manual_seed(seed)
+        self.drawn = drawn
+        return self
+
+
+def replace_classes() -> None:
+    """Generators and autocast are the CPU's."""
+    torch.Generator = Generator
+    shipped = torch.amp.autocast_mode.autocast.__init__
+
+    def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **options: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            shipped(self, device_type, dtype, *args, **options)
+
+    torch.amp.autocast_mode.autocast.__init__ = init
+
+
+class Driver(triton_internals.AbsentDriver):
+    """Triton's driver of the GPU that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__(10 * int(str(PROPERTIES["major"])) + int(str(PROPERTIES["minor"])))
+        self.utils = types.SimpleNamespace(get_device_properties=self.properties)
+
+    @staticmethod
+    def properties(*device: Any) -> dict[str, Any]:
+        """What Triton keeps of a GPU."""
+        return {
+            "max_shared_mem": PROPERTIES["shared_memory_per_block_optin"],
+            "max_num_regs": PROPERTIES["regs_per_multiprocessor"],
+            "multiprocessor_count": PROPERTIES["multi_processor_count"],
+            "warpSize": PROPERTIES["warp_size"],
+            "sm_clock_rate": 1_980_000,
+            "mem_clock_rate": 2_619_000,
+            "mem_bus_width": 5120,
+        }
+
+    def get_current_device(self) -> int:
+        """The first."""
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        """There is one only."""
+
+    def get_active_torch_device(self) -> torch.device:
+        """The first."""
+        return torch.device("cuda", 0)
+
+    def get_device_interface(self) -> Any:
+        """What tells about devices."""
+        return torch.cuda
+
+    def get_device_capability(self, *device: Any) -> tuple[Any, Any]:
+        """The compute capability."""
+        return PROPERTIES["major"], PROPERTIES["minor"]
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        """What takes times."""
+        return do_bench
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """What a benchmark clears."""
+        return torch.zeros(1)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        """Nothing is cached."""
+
+
+def do_bench(
+    fn: Callable[[], Any], *args: Any, quantiles: Any = None, return_mode: str = "mean", **options: Any
+) -> Any:
+    """``triton.testing.do_bench``: it runs the function once, and says that this took a millisecond."""
+    fn()
+    if quantiles is not None:
+        return 1.0 if len(quantiles) == 1 else [1.0] * len(quantiles)
+    return [1.0] if return_mode == "all" else 1.0
+
+
+class CublasLt:
+    """Triton's calls of cuBLAS, which its examples compare themselves with."""
+
+    def __init__(self, workspace: torch.Tensor) -> None:
+        """It needs no workspace."""
+
+    def matmul(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        """``a @ b.T``, into `c`."""
+        c.copy_((a.float() @ b.float().T).to(c.dtype))
+
+    def gemm(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, x: float, y: float) -> None:
+        """``x * a @ b.T + y * c``, into `d`."""
+        d.copy_((x * (a.float() @ b.float().T) + y * c.float()).to(d.dtype))
+
+
+class Benchmarks:
+    """What ``triton.testing.perf_report`` makes: it runs each kernel of a benchmark once, at its smallest size."""
+
+    def __init__(self, function: Callable[..., Any], benchmarks: Any) -> None:
+        self.function = function
+        self.benchmarks = benchmarks if isinstance(benchmarks, list | tuple) else [benchmarks]
+
+    def run(self, *args: Any, return_df: bool = False, **options: Any) -> Any:
+        """Run them, and print nothing: times say nothing here."""
+        known = ("show_plots", "print_data", "save_path", "save_precision", "diff_col")
+        given = {key: value for key, value in options.items() if key not in known}
+        for benchmark in self.benchmarks:
+            first = benchmark.x_vals[0] if len(benchmark.x_vals) else ()
+            values = first if isinstance(first, list | tuple) else [first] * len(benchmark.x_names)
+            for line in benchmark.line_vals:
+                sizes = dict(zip(benchmark.x_names, values))
+                self.function(**sizes, **{benchmark.line_arg: line}, **benchmark.args, **given)
+
+
+class Compiled:
+    """What a launch and a warm-up return on a GPU: a compiled kernel. Its numbers are a plain kernel's.
+
+    Args:
+        kernel: what is launched.
+        options: those of the warm-up, which a later launch need not repeat.
+    """
+
+    n_regs = 32
+    n_spills = 0
+    n_max_threads = 1024
+
+    def __init__(self, kernel: Any, options: dict[str, Any]) -> None:
+        self.kernel, self.options = kernel, options
+        self.name = kernel.fn.__name__
+        self.metadata = types.SimpleNamespace(shared=16384, num_warps=4, num_stages=1, num_ctas=1, name=self.name)
+        self.asm: dict[str, str] = dict.fromkeys(("ttir", "ttgir", "llir", "ptx", "sass"), "")
+
+    def _init_handles(self) -> None:
+        """Load it."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        def launch(*args: Any) -> Any:
+            names = self.kernel.arg_names[len(args) :]
+            return self.kernel[grid](*args, **{name: self.options[name] for name in names if name in self.options})
+
+        return launch
+
+
+def replace_warmup() -> None:
+    """A launch and a warm-up return something that has a compiled kernel's attributes."""
+    shipped = InterpretedFunction.run
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Compiled:
+        shipped(kernel, *args, grid=grid, warmup=warmup, **options)
+        return Compiled(kernel, options)
+
+    InterpretedFunction.run = run
+
+
+def replace_triton(all_configs: bool) -> None:
+    """Answer what a script asks of Triton."""
+    triton.runtime.driver.set_active(Driver())
+    triton_internals.replace_cublas(CublasLt)
+    triton.testing.do_bench = do_bench
+    triton.testing.do_bench_cudagraph = do_bench
+    triton.testing.perf_report = lambda benchmarks: lambda function: Benchmarks(function, benchmarks)
+    tuning.TUNING.all_configs = all_configs
+    replace_warmup()
+
+
+@contextlib.contextmanager
+def answered(all_configs: bool = False, capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
+    """Within it a script for a CUDA GPU runs on the CPU. The process is of no other use afterwards.
+
+    Args:
+        all_configs: whether to run every configuration of a tuned kernel, or the first that is not pruned.
+        capability: of the GPU that the script finds.
+    """
+    PROPERTIES["major"], PROPERTIES["minor"] = capability
+    modes = Modes()
+    replace_cuda()
+    replace_classes()
+    replace_triton(all_configs)
+    modes.enter_callbacks()
+    with modes.on():
+        yield
