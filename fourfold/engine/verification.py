@@ -26,13 +26,13 @@ from fourfold.candidates.integrity.escapes import held
 from fourfold.candidates.integrity.watch import Watched
 from fourfold.candidates.load.calling import as_operation
 from fourfold.candidates.process.client import CALL_SECONDS, UntrustedFunction
-from fourfold.checks import standard
+from fourfold.checks import catalogue
+from fourfold.checks.catalogue import BACKWARD, FORWARD, Check
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import late_inputs_are_waited_for
 from fourfold.checks.outputs import requires_gradient, together
 from fourfold.checks.records import operations
 from fourfold.checks.search import FORWARD_ONLY, Failure, Refused, Search, Subject, Unreachable, Unsupported
-from fourfold.checks.standard import BACKWARD, FORWARD, Check
 from fourfold.compat import hypothesis_internals
 from fourfold.declaration import defaults
 from fourfold.engine.exact_math import computing_exactly
@@ -203,7 +203,7 @@ def _verified(trial: "Trial", plan: Plan) -> Verdict:
     with trial.settings():
         while left and not stopped and time.perf_counter() - started <= plan.seconds:
             check, dtype = left.pop(0)
-            kind, output = standard.parts_of(check.name)
+            kind, output = catalogue.parts_of(check.name)
             of = dtype, output
             if of in refused:
                 outcomes.append(replace(refused[of], check=check.name, refusals={}, seconds=0.0))
@@ -312,7 +312,7 @@ def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -
             outcome, _ = trial.outcome(check, dtype, own)
         if outcome.failure is not None:
             pytest.fail(f"{name}: {outcome.failure}", pytrace=False)
-        if outcome.outcome == REFUSED and standard.parts_of(check.name)[0] == FORWARD:
+        if outcome.outcome == REFUSED and catalogue.parts_of(check.name)[0] == FORWARD:
             refused_all.add(dtype)
             if refused_all == {*dtypes}:
                 pytest.fail(f"{name}: nothing was verified: {outcome.reason}", pytrace=False)
@@ -432,9 +432,9 @@ class Trial:
             if name not in DTYPES:
                 raise ValueError(f"dtypes: there is no {name}: there are {', '.join(DTYPES)}")
         claimed = [name for name in DTYPES if name in (dtypes or self.claims.dtypes or DTYPES)]
-        known = standard.checks_of(self.operation, self.device, self.claims)
+        known = catalogue.checks_of(self.operation, self.device, self.claims)
         if forbid_fallback:
-            known.append(standard.fallback_of(self.operation))
+            known.append(catalogue.fallback_of(self.operation))
         for name in only:
             if name not in [check.name for check in known]:
                 raise ValueError(f"only: there is no check {name!r}: there are {', '.join(c.name for c in known)}")
@@ -579,23 +579,23 @@ def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
     """Why an implementation has not passed although no check has failed."""
     if any(o.outcome == FAILED for o in outcomes):
         return
-    parts = list(dict.fromkeys(standard.parts_of(o.check)[1] for o in outcomes))
+    parts = list(dict.fromkeys(catalogue.parts_of(o.check)[1] for o in outcomes))
     for output in [output for output in parts if output] or parts:
-        found = [o for o in outcomes if standard.parts_of(o.check)[1] == output]
+        found = [o for o in outcomes if catalogue.parts_of(o.check)[1] == output]
         for shortcoming in _shortcomings_of_one(found, claims):
             yield f"{output}: {shortcoming}" if output else shortcoming
 
 
 def _shortcomings_of_one(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
     """The same of the outcomes that are about one output."""
-    decisive = [o for o in outcomes if standard.parts_of(o.check)[0] == FORWARD] or list(outcomes)
+    decisive = [o for o in outcomes if catalogue.parts_of(o.check)[0] == FORWARD] or list(outcomes)
     if not any(o.outcome == PASSED for o in decisive):
         reasons = dict.fromkeys(o.reason or "" for o in decisive)
         yield f"nothing was verified: {'; '.join(reasons) or 'no check was planned'}"
     elif claims.gradients and any(o.reason == FORWARD_ONLY for o in outcomes):
         yield f"its output has no gradient where its inputs do; {ACCEPT}"
     else:
-        backward = [o for o in outcomes if standard.parts_of(o.check)[0] == BACKWARD.name]
+        backward = [o for o in outcomes if catalogue.parts_of(o.check)[0] == BACKWARD.name]
         if backward and not any(o.outcome == PASSED for o in backward):
             yield f"no gradient was verified: {backward[0].reason}; {ACCEPT}"
 

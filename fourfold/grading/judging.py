@@ -24,7 +24,7 @@ from fourfold.candidates.load.cuda_launches import Launch
 from fourfold.candidates.process.client import CALL_SECONDS, CannotBeImported, UntrustedFunction
 from fourfold.candidates.process.cuda_client import UntrustedKernel
 from fourfold.candidates.process.session import Unanswered
-from fourfold.checks import standard
+from fourfold.checks import catalogue
 from fourfold.checks.records import operations
 from fourfold.declaration import defaults
 from fourfold.engine.verdict import (
@@ -48,7 +48,7 @@ from fourfold.operations.record import Operation
 STATIC, SMOKE, FULL, SPEED = ("static", "smoke", "full", "speed")
 # Generated cases of the smoke stage, beside the named ones.
 SMOKE_EXAMPLES = 3
-SMOKE_CHECKS = (standard.FORWARD, standard.BACKWARD.name)
+SMOKE_CHECKS = (catalogue.FORWARD, catalogue.BACKWARD.name)
 # Of the time that a candidate has, the part after which no check is begun.
 PART_TO_BEGIN = 0.9
 # The part that one call may take.
@@ -171,7 +171,7 @@ def _checked(
     planned = trial.planned(dtypes, ())
     brief = Plan(
         dtypes=[dtype for _, dtype in planned if dtype == "float32"][:1] or [dtype for _, dtype in planned][:1],
-        only={check.name for check, _ in planned if standard.parts_of(check.name)[0] in SMOKE_CHECKS},
+        only={check.name for check, _ in planned if catalogue.parts_of(check.name)[0] in SMOKE_CHECKS},
         examples=SMOKE_EXAMPLES,
         seed=seed,
         first_failure=True,

@@ -22,9 +22,9 @@ from fourfold.candidates.integrity.escapes import hear_ctrl_c, held
 from fourfold.candidates.integrity.watch import WATCH, Watch
 from fourfold.candidates.process.client import CALL_SECONDS, UntrustedFunction
 from fourfold.candidates.process.session import end_all
+from fourfold.checks.catalogue import ALL, PLAIN, Check, named, outputs_for
 from fourfold.checks.outputs import of_output, together
 from fourfold.checks.search import Search, Subject, Unsupported
-from fourfold.checks.standard import ALL, PLAIN, Check, named, outputs_for
 from fourfold.compat import xdist_internals
 from fourfold.engine import profiles
 from fourfold.engine.cells import CANDIDATE, Cell

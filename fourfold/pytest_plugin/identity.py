@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fourfold.checks.standard import ALL, OF
+from fourfold.checks.catalogue import ALL, OF
 from fourfold.engine.cells import Cell
 
 # Its name among what a test's report carries besides pytest's own.

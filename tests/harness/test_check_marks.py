@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import warm
 
-from fourfold.checks import standard
+from fourfold.checks import catalogue
+from fourfold.checks.catalogue import Check, named
 from fourfold.checks.search import Search
-from fourfold.checks.standard import Check, named
 from fourfold.engine.cells import Cell
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.pytest_plugin.hooks import examples, looked_at, thinned
@@ -124,11 +124,11 @@ def test_each_check_of_the_table_has_one_test_in_the_operations_folder() -> None
     assert marks == Counter(
         check.name
         for check in (
-            *standard.STANDARD,
-            standard.LAW,
-            standard.CONFIGURATION,
-            standard.TOGETHER,
-            standard.BAD_INPUT,
+            *catalogue.STANDARD,
+            catalogue.LAW,
+            catalogue.CONFIGURATION,
+            catalogue.TOGETHER,
+            catalogue.BAD_INPUT,
         )
     )
 

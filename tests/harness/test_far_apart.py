@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fourfold.candidates.integrity.escapes import held
+from fourfold.checks.catalogue import STANDARD
 from fourfold.checks.records import operations
 from fourfold.checks.search import AGAIN, Search, Subject, Unsupported
-from fourfold.checks.standard import STANDARD
 from fourfold.instruments import sparse_memory
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.not_reached import NotReached

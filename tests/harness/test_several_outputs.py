@@ -11,11 +11,11 @@ from samples import sampled
 
 import fourfold
 from fourfold import backends, operation, result, tensor, verify
-from fourfold.checks import standard
+from fourfold.checks import catalogue
+from fourfold.checks.catalogue import checks_of
 from fourfold.checks.outputs import of_output
 from fourfold.checks.records import operations
 from fourfold.checks.search import Subject
-from fourfold.checks.standard import checks_of
 from fourfold.engine.verdict import Verdict
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.numerics.bounded import Bounded
@@ -359,20 +359,20 @@ def test_a_record_by_hand_has_the_checks_of_each_output_and_of_all_together() ->
 @pytest.mark.parametrize(
     ("check", "outputs"),
     [
-        (standard.BAD_INPUT, ["values"]),
-        (standard.BACKWARD, ["values"]),
-        (standard.TOGETHER, [""]),
-        (standard.LAW, ["values", "indices"]),
+        (catalogue.BAD_INPUT, ["values"]),
+        (catalogue.BACKWARD, ["values"]),
+        (catalogue.TOGETHER, [""]),
+        (catalogue.LAW, ["values", "indices"]),
         (None, ["values", "indices"]),
     ],
 )
 def test_tests_of_operations_are_made_of_the_outputs_that_a_check_is_about(check: Any, outputs: list[str]) -> None:
-    assert standard.outputs_for(check, TOPK) == outputs
-    assert standard.outputs_for(check, operations()["softmax"]) == [""]
+    assert catalogue.outputs_for(check, TOPK) == outputs
+    assert catalogue.outputs_for(check, operations()["softmax"]) == [""]
 
 
 def test_gradients_of_several_outputs_are_looked_at_together_too() -> None:
-    assert standard.outputs_for(standard.BACKWARD, add_rms_norm) == ["y", "total", standard.ALL]
+    assert catalogue.outputs_for(catalogue.BACKWARD, add_rms_norm) == ["y", "total", catalogue.ALL]
 
 
 def last_ones(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:

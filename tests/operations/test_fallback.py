@@ -2,8 +2,8 @@
 
 import pytest
 
+from fourfold.checks.catalogue import FALLBACK
 from fourfold.checks.search import Search, Subject
-from fourfold.checks.standard import FALLBACK
 
 
 # A half type is among them because an implementation may convert it.
