@@ -37,7 +37,7 @@ MAKE = frozenset(
 )
 
 
-class Known(NamedTuple):
+class KnownCalls(NamedTuple):
     """What calls of one kind do.
 
     Attributes:
@@ -71,7 +71,7 @@ class Known(NamedTuple):
         return made[self.results] if isinstance(self.results, int) else tuple([made[i] for i in self.results])
 
 
-class Recorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
+class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
     """A mode that watches one call. Launches report to it by `launched`."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
@@ -104,7 +104,7 @@ class Recorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         """The call did what cannot be repeated."""
         self._repeatable = False
 
-    def known(self, results: Any) -> Known | None:
+    def known(self, results: Any) -> KnownCalls | None:
         """What such a call does, given its results; None where it cannot be repeated."""
         given = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 for a in self._arguments]
         addresses = [*given, *(t.data_ptr() for t in self._made), *(t.data_ptr() for t, _ in self._provided)]
@@ -125,14 +125,14 @@ class Recorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
             return None
         forms = tuple(form[1:] for form in of_made)
         provided = tuple(provider for _, provider in self._provided)
-        return Known(forms, provided, launches, places[0] if isinstance(results, torch.Tensor) else tuple(places))
+        return KnownCalls(forms, provided, launches, places[0] if isinstance(results, torch.Tensor) else tuple(places))
 
 
 def _form(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-def recorder() -> Recorder | None:
+def recorder() -> CallRecorder | None:
     """The recorder that watches this thread's call, if there is one."""
     return getattr(_thread, "recorder", None)
 
@@ -147,7 +147,7 @@ def known_again(
         tensors: the places of the arguments that are tensors or None.
         usable: whether known calls may be repeated now.
     """
-    kinds: dict[tuple[Any, ...], Known | bool] = {}
+    kinds: dict[tuple[Any, ...], KnownCalls | bool] = {}
     first = tensors[0]
 
     def call(*arguments: Any) -> Any:
@@ -170,7 +170,7 @@ def known_again(
                 )
         kind = tuple(parts)
         found = kinds.get(kind)
-        if isinstance(found, Known):
+        if isinstance(found, KnownCalls):
             return found.repeat(arguments, tensors, device)
         if found is None:
             # The first call of a kind may compile and measure.
@@ -180,7 +180,7 @@ def known_again(
             return implementation(*arguments)
         if not found or recorder() is not None or torch.cuda.is_current_stream_capturing():
             return implementation(*arguments)
-        watching = Recorder(arguments)
+        watching = CallRecorder(arguments)
         _thread.recorder = watching
         try:
             with watching:

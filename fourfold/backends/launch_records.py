@@ -68,7 +68,7 @@ class Launched:
     arguments: tuple[str, ...]
 
 
-class Record:
+class LaunchRecord:
     """What a call does on a GPU, in order.
 
     Args:
@@ -137,18 +137,18 @@ class Record:
 
 # The record that is being made, if there is one. Autograd's threads write to it as well. Launches read this variable
 # itself: a function that returned it would take longer.
-current: Record | None = None
+current: LaunchRecord | None = None
 
 
 @contextlib.contextmanager
-def recording(name_of: Callable[[torch.Tensor], str | None]) -> Iterator[Record]:
+def recording(name_of: Callable[[torch.Tensor], str | None]) -> Iterator[LaunchRecord]:
     """Context manager: record all launches of this process, which makes one call at a time within it.
 
     Args:
         name_of: the name of a tensor of the caller's, None for one that the call makes.
     """
     global current
-    before, current = current, Record(name_of)
+    before, current = current, LaunchRecord(name_of)
     try:
         yield current
     finally:

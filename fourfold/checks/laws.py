@@ -29,7 +29,7 @@ MOST_KEPT = 100
 MOST_NAMED = 10_000
 
 
-class Kept:
+class LawCases:
     """The cases on which a subject's laws are checked, one law after another, and the subject's results for them."""
 
     def __init__(self) -> None:
@@ -38,8 +38,8 @@ class Kept:
 
 
 @functools.lru_cache(maxsize=1)
-def _kept(subject: str, implementation: Callable[..., torch.Tensor]) -> Kept:
-    return Kept()
+def _kept(subject: str, implementation: Callable[..., torch.Tensor]) -> LawCases:
+    return LawCases()
 
 
 def law_holds(law: Law, subject: Subject, search: Search) -> None:
@@ -59,7 +59,7 @@ class _Evaluation:
         kept: the results of earlier laws, if they are kept.
     """
 
-    def __init__(self, law: Law, subject: Subject, kept: Kept | None) -> None:
+    def __init__(self, law: Law, subject: Subject, kept: LawCases | None) -> None:
         self.law, self.subject, self.kept = law, subject, kept
         self.with_gradients = False  # whether the law has asked for gradients; one call then computes both
 

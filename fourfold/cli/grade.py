@@ -14,7 +14,7 @@ from fourfold.grading import report
 from fourfold.grading.candidates import BadCandidate
 from fourfold.grading.driver import chosen, grade, of_file
 from fourfold.grading.pool import NoWorkers
-from fourfold.grading.progress import Watched
+from fourfold.grading.progress import ProgressDisplay
 from fourfold.grading.results import Graded, InUse
 
 DESCRIPTION = "judge many candidates, each in a process of its own"
@@ -58,7 +58,7 @@ def grade_file(given: argparse.Namespace, stop: Stop) -> int:
     """Grade by the options; gives the exit code."""
     console = Console(stderr=True, highlight=False)
     graded: list[Graded] = []
-    watched: Watched | None = None
+    watched: ProgressDisplay | None = None
     try:
         total = sum(1 for _ in chosen(of_file(given.candidates), given.id))
         verdicts = grade(
@@ -78,7 +78,7 @@ def grade_file(given: argparse.Namespace, stop: Stop) -> int:
             forbid_imports=tuple(name for name in given.forbid_imports.split(",") if name),
             speed=given.speed,
         )
-        with Watched(total, console) as watched, contextlib.closing(verdicts):
+        with ProgressDisplay(total, console) as watched, contextlib.closing(verdicts):
             graded.extend(one for one in watched.each(verdicts) if given.id or given.report)
     except (ValueError, BadCandidate, NoWorkers, InUse, ModuleNotFoundError, ConnectionError) as error:
         print(f"fourfold grade: {error}", file=sys.stderr)

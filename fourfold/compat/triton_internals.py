@@ -13,7 +13,7 @@ from triton.runtime import driver
 from fourfold.compat import find, uses
 
 
-class Parameter(NamedTuple):
+class TritonParameter(NamedTuple):
     """A kernel's parameter, and whether one kernel serves all integers: else 1 and multiples of 16 have their own."""
 
     name: str
@@ -21,7 +21,7 @@ class Parameter(NamedTuple):
     do_not_specialize: bool
 
 
-class Code(NamedTuple):
+class CompiledCode(NamedTuple):
     """A compiled kernel: what tells it from others, its mangled name, its machine code, its PTX."""
 
     digest: str
@@ -36,9 +36,9 @@ class Code(NamedTuple):
     "triton.runtime.jit.KernelParam().is_constexpr",
     "triton.runtime.jit.KernelParam().do_not_specialize",
 )
-def parameters(kernel: Any) -> list[Parameter]:
+def parameters(kernel: Any) -> list[TritonParameter]:
     """The parameters of a function under `triton.jit`, in order. The documentation does not say what Triton keeps."""
-    return [Parameter(p.name, p.is_constexpr, p.do_not_specialize) for p in kernel.params]
+    return [TritonParameter(p.name, p.is_constexpr, p.do_not_specialize) for p in kernel.params]
 
 
 @uses("triton.compiler.CompiledKernel.__getitem__")
@@ -65,7 +65,11 @@ def _example(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
 
 
 def _knows_launches() -> bool:
-    expected = [Parameter("x", False, False), Parameter("n", False, True), Parameter("BLOCK", True, False)]
+    expected = [
+        TritonParameter("x", False, False),
+        TritonParameter("n", False, True),
+        TritonParameter("BLOCK", True, False),
+    ]
     try:
         find("triton.compiler.CompiledKernel.__getitem__")
         return parameters(triton.JITFunction(_example, do_not_specialize=["n"])) == expected
@@ -222,9 +226,9 @@ def driver_replaced(replacement: Any) -> Iterator[None]:
     "triton.compiler.CompiledKernel().metadata",
     "triton.compiler.CompiledKernel().asm",
 )
-def code_of(compiled: Any) -> Code:
+def code_of(compiled: Any) -> CompiledCode:
     """What a launch has compiled, or a call of Triton's function under `launches_replaced`."""
-    return Code(compiled.hash, compiled.metadata.name, compiled.asm["cubin"], compiled.asm["ptx"])
+    return CompiledCode(compiled.hash, compiled.metadata.name, compiled.asm["cubin"], compiled.asm["ptx"])
 
 
 class Shape(NamedTuple):

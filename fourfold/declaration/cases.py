@@ -47,7 +47,7 @@ class _Largest(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OutputShape:
     """What a definition returns: a tensor of this shape. `largest` counts the elements of its largest intermediate."""
 
     shape: Shape
@@ -55,7 +55,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CallPlan:
     """A call before its numbers.
 
     Attributes:
@@ -106,7 +106,7 @@ class Declaration:
         self._require_axes(sizes)
         self.allowed = {axis: extent(axis, sizes.get(axis, (0, None))) for axis in self.axes}
         self._on_meta = True  # whether the definition runs on tensors without numbers
-        self._outcomes: dict[Any, Outcome] = {}
+        self._outcomes: dict[Any, OutputShape] = {}
 
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ class Declaration:
         leading: Shape = (),
         parameters: Mapping[str, Any] | None = None,
         counts: Mapping[str, np.ndarray] | None = None,
-    ) -> Plan:
+    ) -> CallPlan:
         """A call of these sizes, made consistent: samples sum to their total, and indices have something to point at.
 
         `counts` are taken as they are. Unless given, the rows are shared out alike.
@@ -189,14 +189,16 @@ class Declaration:
             if isinstance(of.high, str) and not of.also and parameters.get(name, name) is not None:
                 empty = 0 in notation.shape(of.axes, fixed, leading)
                 fixed[of.high] = max(fixed[of.high], 0 if empty else of.low + 1)
-        return Plan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
+        return CallPlan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
 
-    def shapes(self, plan: Plan) -> dict[str, Shape]:
+    def shapes(self, plan: CallPlan) -> dict[str, Shape]:
         """The shapes of the inputs that a call has."""
         present = {name: of for name, of in self.tensors.items() if name not in plan.parameters}
         return {name: notation.shape(of.axes, plan.sizes, plan.leading) for name, of in present.items()}
 
-    def made(self, plan: Plan, rng: np.random.Generator, dtype: DType, how: Mapping[str, str]) -> dict[str, np.ndarray]:
+    def made(
+        self, plan: CallPlan, rng: np.random.Generator, dtype: DType, how: Mapping[str, str]
+    ) -> dict[str, np.ndarray]:
         """The inputs of a call, of random numbers: `how` is as in `TensorInput.made`, by name."""
         found = {}
         for name, shape in self.shapes(plan).items():
@@ -207,7 +209,7 @@ class Declaration:
                 found[name] = of.made(rng, shape, dtype, plan.sizes, how.get(name, ""))
         return found
 
-    def tried(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> Outcome:
+    def tried(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> OutputShape:
         """What the definition returns for numbers: its shape is the same in float32 and in the tested dtype.
 
         Raises:
@@ -236,7 +238,7 @@ class Declaration:
         output, _ = self._ran(_in(np.float64, case.inputs), case.parameters)
         return bool(output.isfinite().all())
 
-    def outcome(self, plan: Plan) -> Outcome:
+    def outcome(self, plan: CallPlan) -> OutputShape:
         """What the definition returns: found without numbers, or, if it takes numbers, for some."""
         if not self._on_meta:
             return self._tried_on_some(plan)
@@ -257,7 +259,7 @@ class Declaration:
                 return found
         return self._outcomes[key]
 
-    def output_shape(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> Shape:
+    def output_shape(self, plan: CallPlan, inputs: Mapping[str, np.ndarray]) -> Shape:
         """The shape of the output of a call."""
         few = sum(array.size for array in inputs.values()) <= FEW_TO_TRY
         if not few and self._on_meta:
@@ -266,10 +268,10 @@ class Declaration:
                 return found.shape
         return self.tried(inputs, plan.parameters).shape
 
-    def _tried_on_some(self, plan: Plan) -> Outcome:
+    def _tried_on_some(self, plan: CallPlan) -> OutputShape:
         return self.tried(self.made(plan, np.random.default_rng(0), DTYPES["float32"], {}), plan.parameters)
 
-    def smaller(self, plan: Plan, elements: int) -> Plan:
+    def smaller(self, plan: CallPlan, elements: int) -> CallPlan:
         """A plan of shorter axes, if there is one, where intermediate results would be much larger than the inputs."""
         sizes = dict(plan.sizes)
         while self.outcome(plan).largest > INTERMEDIATE * max(elements, 64):
@@ -319,7 +321,7 @@ class Declaration:
 
     def case(
         self,
-        plan: Plan,
+        plan: CallPlan,
         inputs: Mapping[str, np.ndarray],
         rng: np.random.Generator,
         dtype: DType,
@@ -415,8 +417,8 @@ def _in(dtype: type, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor
         }
 
 
-def _outcome(output: torch.Tensor, largest: int) -> Outcome:
-    return Outcome(tuple(output.shape), largest)
+def _outcome(output: torch.Tensor, largest: int) -> OutputShape:
+    return OutputShape(tuple(output.shape), largest)
 
 
 @st.composite
@@ -429,7 +431,7 @@ def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, None]:
 
 
 @st.composite
-def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elements: int) -> Plan:
+def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elements: int) -> CallPlan:
     parameters = {name: draw(values.drawn()) for name, values in of.parameters.items()} | draw(_absent(of))
     sizes = draw(drawn_sizes(of.axes, [tensor.axes for tensor in of.tensors.values()], allowed, elements))
     alone = LEADING in sizes and allowed[LEADING].nearest(1) == 1 and draw(st.integers(1, ALONE)) == ALONE

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fourfold.declaration.arguments import Ragged, TensorInput
-from fourfold.declaration.cases import Declaration, Plan, limited
+from fourfold.declaration.cases import CallPlan, Declaration, limited
 from fourfold.inputs.special_values import special_values
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.axes import LEADING, Shape
@@ -224,7 +224,7 @@ class NamedCases:
 
     # ---- from what is wanted to a case
 
-    def _plan(self, wanted: Wanted) -> Plan:
+    def _plan(self, wanted: Wanted) -> CallPlan:
         of = self._of
         sizes = {**self._base, **wanted.sizes}
         leading = wanted.leading

@@ -23,7 +23,7 @@ from fourfold import backends
 from fourfold.backends.triton import compilation, takeover
 from fourfold.candidates.frames import cause, own_frames, spelled
 from fourfold.candidates.integrity.escapes import held
-from fourfold.candidates.integrity.watch import Watched
+from fourfold.candidates.integrity.watch import PackageWatch
 from fourfold.candidates.load.calling import as_operation
 from fourfold.candidates.process.client import CALL_SECONDS, UntrustedFunction
 from fourfold.checks import catalogue
@@ -128,7 +128,7 @@ def verify(
         CannotBeImported: it is untrusted, and there is no such function in the file.
     """
     own_process = call_seconds if untrusted else None
-    plan = Plan(
+    plan = CheckPlan(
         dtypes=dtypes,
         only=only,
         examples=examples,
@@ -145,7 +145,7 @@ def verify(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CheckPlan:
     """Which checks an implementation is put through, and how: see the arguments of `verify`.
 
     Attributes:
@@ -170,7 +170,7 @@ class Plan:
         return not (self.dtypes or self.only or self.reproduce or self.examples < EXAMPLES)
 
 
-def verified(trial: "Trial", plan: Plan) -> Verdict:
+def verified(trial: "Trial", plan: CheckPlan) -> Verdict:
     """The verdict on an implementation, with the lines that never ran if the plan is whole."""
     if not plan.whole:
         return _verified(trial, plan)
@@ -192,7 +192,7 @@ def _with_lines(verdict: Verdict, executed: Executed) -> Verdict:
     return replace(verdict, never_executed=tuple(executed.never()), warnings=warnings)
 
 
-def _verified(trial: "Trial", plan: Plan) -> Verdict:
+def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
     started, seed = time.perf_counter(), secrets.randbits(32) if plan.seed is None else plan.seed
     search = Search(examples=plan.examples, seed=seed, blob=plan.reproduce)
     constants = ""
@@ -471,7 +471,7 @@ class Trial:
         told: dict[str, Any] = {"outcome": PASSED}
         last: list[str] = [""]
         search.note = lambda case: last.__setitem__(0, repr(case))
-        watched = Watched(self.origin, self.operation, search)
+        watched = PackageWatch(self.origin, self.operation, search)
         try:
             subject = self.subject(dtype)  # to find out about gradients it is called
             with random_state_kept(), held():

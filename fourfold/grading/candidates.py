@@ -20,7 +20,7 @@ class BadCandidate(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Submission:
     """One kernel to be graded.
 
     Attributes:
@@ -54,7 +54,7 @@ class Candidate:
     bytes: int = BYTES
 
     @classmethod
-    def of(cls, given: Any, folder: Path = Path()) -> "Candidate":
+    def of(cls, given: Any, folder: Path = Path()) -> "Submission":
         """The candidate of a mapping, with the texts of the files that it names.
 
         Args:
@@ -83,7 +83,7 @@ class Candidate:
         made._check()
         return made
 
-    def _read(self, folder: Path) -> "Candidate":
+    def _read(self, folder: Path) -> "Submission":
         """With the texts of the files that it names."""
         read: dict[str, str] = {}
         if self.path:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fourfold.engine.verdict import CRASHED, INVALID, Verdict
 from fourfold.grading import on_ray
-from fourfold.grading.candidates import BadCandidate, Candidate, of_lines
+from fourfold.grading.candidates import BadCandidate, Submission, of_lines
 from fourfold.grading.judging import STATIC, Settings, failed
 from fourfold.grading.pool import LocalWorker, NoWorkers, Pool, Task, gpus_here
 from fourfold.grading.results import Graded, Results, Shelf
@@ -24,7 +24,7 @@ AHEAD = 2
 
 
 def grade(
-    candidates: Iterable[Candidate | Mapping[str, Any]] | str | os.PathLike,
+    candidates: Iterable[Submission | Mapping[str, Any]] | str | os.PathLike,
     *,
     out: str | os.PathLike | None = None,
     workers: int | None = None,
@@ -116,7 +116,7 @@ def _repeated(command: str, seed: int, gpus: int, settings: Settings) -> Callabl
 # ---- what is given
 
 
-Given = tuple[str, Candidate | BadCandidate]  # an id, and the candidate or why it is none
+Given = tuple[str, Submission | BadCandidate]  # an id, and the candidate or why it is none
 
 
 def of_file(file: Path) -> Iterator[Given]:
@@ -127,7 +127,7 @@ def of_file(file: Path) -> Iterator[Given]:
 
 def _of_iterable(candidates: Iterable[Any]) -> Iterator[Given]:
     for number, said in enumerate(candidates, 1):
-        yield (said.id, said) if isinstance(said, Candidate) else _given(said, f"candidate {number}", Path())
+        yield (said.id, said) if isinstance(said, Submission) else _given(said, f"candidate {number}", Path())
 
 
 def chosen(found: Iterator[Given], only: Collection[str]) -> Iterator[Given]:
@@ -149,7 +149,7 @@ def _given(said: Any, otherwise: str, folder: Path) -> Given:
     name = said.get("id") if isinstance(said, Mapping) else None
     known = name if isinstance(name, str) and name else otherwise
     try:
-        return (known, said) if isinstance(said, BadCandidate) else (known, Candidate.of(said, folder))
+        return (known, said) if isinstance(said, BadCandidate) else (known, Submission.of(said, folder))
     except BadCandidate as error:
         return known, error
 
@@ -177,7 +177,7 @@ class _Run:
         self.settings, self.seed, self.repeat = settings, seed, repeat
         self.keys: dict[str, str] = {}  # of the ids that were given so far
         self.judged = Shelf()  # by key
-        self.waiting: defaultdict[str, list[Candidate]] = defaultdict(list)  # by key, those that one verdict is for
+        self.waiting: defaultdict[str, list[Submission]] = defaultdict(list)  # by key, those that one verdict is for
         if self.results is not None:
             for name, key in self.results.keys.items():
                 if key not in self.judged:
@@ -225,7 +225,7 @@ class _Run:
             if pool is not None:
                 pool.close()
 
-    def _begun(self, name: str, candidate: Candidate | BadCandidate, ready: deque[Graded]) -> Task | None:
+    def _begun(self, name: str, candidate: Submission | BadCandidate, ready: deque[Graded]) -> Task | None:
         """The task of a candidate; None where its verdict is known, or will be that of another."""
         if isinstance(candidate, BadCandidate):
             key = f"no candidate: {candidate}"
@@ -236,7 +236,7 @@ class _Run:
         if self.results is not None and self.results.keys.get(name) == key:
             ready.append(self.results.known[name])
         elif isinstance(candidate, BadCandidate):
-            nobody = Candidate(id=name)
+            nobody = Submission(id=name)
             verdict = failed(nobody, self.settings.device, self.seed, INVALID, f"it is {key}")
             ready.append(self._kept(nobody, key, verdict, STATIC))
         elif key in self.judged:
@@ -281,11 +281,11 @@ class _Run:
         verdict = failed(first, self.settings.device, self.seed, CRASHED, message)
         return self._ended(task, {"verdict": verdict.json(), "seconds": 0.0, "stage": "", "where": ""})
 
-    def _copied(self, candidate: Candidate, of: Graded) -> Graded:
+    def _copied(self, candidate: Submission, of: Graded) -> Graded:
         """The verdict on a candidate of which another is the same."""
         return self._kept(candidate, of.key, of, of.stage, same_as=of.same_as or of.id, where=of.where)
 
-    def _kept(self, candidate: Candidate, key: str, verdict: Verdict, stage: str, **more: Any) -> Graded:
+    def _kept(self, candidate: Submission, key: str, verdict: Verdict, stage: str, **more: Any) -> Graded:
         """A verdict as a result, which is in the file."""
         graded = Graded.of(verdict, id=candidate.id, key=key, stage=stage, repeat=self.repeat(candidate.id), **more)
         if self.results is not None:

@@ -38,9 +38,9 @@ from fourfold.engine.verdict import (
     Outcome,
     Verdict,
 )
-from fourfold.engine.verification import Plan, Trial, reference_of, signature_of, verified
+from fourfold.engine.verification import CheckPlan, Trial, reference_of, signature_of, verified
 from fourfold.grading import static
-from fourfold.grading.candidates import CUDA, KERNELBENCH, Candidate
+from fourfold.grading.candidates import CUDA, KERNELBENCH, Submission
 from fourfold.grading.speed import speeds_of
 from fourfold.numerics.compare import Disagreement
 from fourfold.operations.record import Operation
@@ -95,7 +95,7 @@ class BadDefinition(Exception):
 
 
 def judge(
-    candidate: Candidate,
+    candidate: Submission,
     settings: Settings,
     seed: int,
     folder: Path,
@@ -157,7 +157,7 @@ def _held(file: str, how: int) -> Iterator[None]:
 
 def _checked(
     trial: Trial,
-    candidate: Candidate,
+    candidate: Submission,
     settings: Settings,
     seed: int,
     started: float,
@@ -169,7 +169,7 @@ def _checked(
     """
     dtypes = [name for name in settings.dtypes if name in (trial.claims.dtypes or settings.dtypes)]
     planned = trial.planned(dtypes, ())
-    brief = Plan(
+    brief = CheckPlan(
         dtypes=[dtype for _, dtype in planned if dtype == "float32"][:1] or [dtype for _, dtype in planned][:1],
         only={check.name for check, _ in planned if catalogue.parts_of(check.name)[0] in SMOKE_CHECKS},
         examples=SMOKE_EXAMPLES,
@@ -182,7 +182,7 @@ def _checked(
         verdict = verified(trial, plan)
         if settings.first_failure and verdict.kind not in (RIGHT, *MAY_BE_WRONG) and _failures(verdict):
             return SMOKE, verdict
-    whole = Plan(
+    whole = CheckPlan(
         dtypes=dtypes,
         examples=settings.examples,
         seed=seed,
@@ -194,7 +194,7 @@ def _checked(
     return FULL, verified(trial, whole)
 
 
-def _timed(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candidate: Candidate) -> Verdict:
+def _timed(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candidate: Submission) -> Verdict:
     """A right one with its speed. Where a timed call gives another result, it is not right any more."""
     gradients = trial.claims.gradients and bool(trial.operation.differentiable)
     each = trial.implementation, reference, trial.operation, trial.claims, trial.device, gradients
@@ -213,7 +213,7 @@ def _failures(verdict: Verdict) -> bool:
     return any(outcome.outcome == FAILED for outcome in verdict.outcomes)
 
 
-def failed(candidate: Candidate, device: str, seed: int, kind: str, message: str) -> Verdict:
+def failed(candidate: Submission, device: str, seed: int, kind: str, message: str) -> Verdict:
     """The verdict on what came to no check, or did not come back from one."""
     finding = Finding(message=message, counterexample=None, frames="", cause=message, blob=None, kind=kind)
     return Verdict(
@@ -234,7 +234,7 @@ def failed(candidate: Candidate, device: str, seed: int, kind: str, message: str
 
 
 @contextlib.contextmanager
-def _trial(candidate: Candidate, settings: Settings, folder: Path) -> Iterator[tuple[Trial, Callable[..., Any]]]:
+def _trial(candidate: Submission, settings: Settings, folder: Path) -> Iterator[tuple[Trial, Callable[..., Any]]]:
     """The candidate, ready to be called, and the reference that it is timed beside."""
     file = _file(candidate.path, candidate.source, folder / candidate.file_name)
     limits: dict[str, Any] = {
@@ -299,7 +299,7 @@ def _launch(file: Path, text: str) -> Launch:
     return launch
 
 
-def _problem(candidate: Candidate, folder: Path) -> KernelBenchProblem:
+def _problem(candidate: Submission, folder: Path) -> KernelBenchProblem:
     file = folder / "problem.py"
     file.write_text(candidate.problem, encoding="utf-8")
     try:
@@ -308,7 +308,7 @@ def _problem(candidate: Candidate, folder: Path) -> KernelBenchProblem:
         raise BadDefinition(f"problem: {type(error).__name__}: {error}") from error
 
 
-def _record(candidate: Candidate, folder: Path) -> Operation:
+def _record(candidate: Submission, folder: Path) -> Operation:
     """The operation: a known one, or one of the definition."""
     if not candidate.definition:
         known = operations()

@@ -151,7 +151,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Event:
+class TaskEvent:
     """What has happened to a task: an answer, or the loss of its worker. Without a task, a place was given up."""
 
     task: Task | None
@@ -177,7 +177,7 @@ class Pool:
     ) -> None:
         self.make, self.places, self.interrupt = make, places, interrupt
         self.tasks: queue.Queue[Task | None] = queue.Queue()
-        self.events: queue.Queue[Event] = queue.Queue()
+        self.events: queue.Queue[TaskEvent] = queue.Queue()
         self.closed = False
         self._workers: dict[int, Worker] = {}
         self._threads = [
@@ -196,7 +196,7 @@ class Pool:
             except Exception as error:
                 failures += 1
                 if failures >= MOST_STARTS:
-                    self.events.put(Event(None, None, f"{type(error).__name__}: {error}"))
+                    self.events.put(TaskEvent(None, None, f"{type(error).__name__}: {error}"))
                     return
                 continue
             failures = 0
@@ -216,9 +216,9 @@ class Pool:
             try:
                 answer = worker.judge(task.job)
             except Exception as error:
-                self.events.put(Event(task, None, f"{error}"))
+                self.events.put(TaskEvent(task, None, f"{error}"))
                 return True
-            self.events.put(Event(task, answer))
+            self.events.put(TaskEvent(task, answer))
             if worker.gone:
                 return True
 

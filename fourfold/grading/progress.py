@@ -24,7 +24,7 @@ BETWEEN_LINES = 30.0
 WIDTH = 110
 
 
-class Watched:
+class ProgressDisplay:
     """A run that people watch.
 
     Args:

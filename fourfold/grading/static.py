@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Collection, Iterator
 
-from fourfold.grading.candidates import CUDA, KERNELBENCH, Candidate
+from fourfold.grading.candidates import CUDA, KERNELBENCH, Submission
 
 # Modules that hold what is right, or judge it, wherever they are imported from.
 _REFERENCES = r"(fourfold\.)?oracles\b|fourfold\.(properties|checks|running|grading|strategies)\b"
@@ -16,7 +16,7 @@ class Unparsable(Exception):
     """The text is no Python."""
 
 
-def reaches(candidate: Candidate, forbidden: Collection[str] = ()) -> Iterator[str]:
+def reaches(candidate: Submission, forbidden: Collection[str] = ()) -> Iterator[str]:
     """What the source names that it must not, each with its line.
 
     A text can hide what it does, so this finds what is careless. The stages that follow do not rely on it.

@@ -33,7 +33,7 @@ from fourfold.candidates.process.exit_codes import spelled
 from fourfold.candidates.process.protocol import printable
 from fourfold.checks.records import operations
 from fourfold.engine.verdict import CRASHED, TIMED_OUT
-from fourfold.grading.candidates import Candidate
+from fourfold.grading.candidates import Submission
 from fourfold.grading.judging import Settings, failed, judge
 
 # Seconds between two looks at what a candidate takes.
@@ -94,7 +94,7 @@ class Judge:
         return bool(part)
 
 
-class Worker:
+class WorkerProcess:
     """Answers the driver.
 
     Args:
@@ -122,7 +122,7 @@ class Worker:
 
     def _answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """The verdict on a candidate; or why there is none, which says nothing of it."""
-        candidate, settings = Candidate(**job["candidate"]), Settings.of(job["settings"])
+        candidate, settings = Submission(**job["candidate"]), Settings.of(job["settings"])
         if settings.device == "cpu":
             session.first_process()
         started = time.monotonic()
@@ -149,7 +149,7 @@ class Worker:
 
     # ---- the fork
 
-    def _fork(self, candidate: Candidate, settings: Settings, seed: int, folder: Path, gpu: str) -> Judge:
+    def _fork(self, candidate: Submission, settings: Settings, seed: int, folder: Path, gpu: str) -> Judge:
         read, write = os.pipe()
         process = os.fork()
         if process == 0:
@@ -159,7 +159,7 @@ class Worker:
         return Judge(process, read, folder)
 
     def _become_judge(
-        self, candidate: Candidate, settings: Settings, seed: int, folder: Path, gpu: str, write: int
+        self, candidate: Submission, settings: Settings, seed: int, folder: Path, gpu: str, write: int
     ) -> None:
         """Judge in this process, which has just been forked, and end it."""
         code = 1
@@ -200,7 +200,9 @@ class Worker:
 
     # ---- the watch
 
-    def _watched(self, begun: Judge, candidate: Candidate, settings: Settings, started: float) -> tuple[str, str, bool]:
+    def _watched(
+        self, begun: Judge, candidate: Submission, settings: Settings, started: float
+    ) -> tuple[str, str, bool]:
         """Wait for the judge's end; gives what to say if it has left no verdict.
 
         Returns:
@@ -230,7 +232,7 @@ class Worker:
         # A fault of the harness is no verdict on a candidate. On a GPU both are one process.
         return CRASHED, f"crashed: {message}", trusted and code != 1 and code != -signal.SIGKILL
 
-    def _too_much(self, begun: Judge, candidate: Candidate, trusted: bool) -> str | None:
+    def _too_much(self, begun: Judge, candidate: Submission, trusted: bool) -> str | None:
         """What the candidate takes too much of, or None."""
         judging = {begun.process, session.first_process_number()}
         others = [child for child in descendants(self.own) if child.pid not in judging]
@@ -345,7 +347,7 @@ def main(descriptor: str, device: str, folder: str) -> None:
     adopt_orphans()  # what a candidate leaves behind becomes a child of this process
     connection = protocol.Connection(socket.socket(fileno=int(descriptor)))
     try:
-        worker = Worker(connection)
+        worker = WorkerProcess(connection)
         ready: dict[str, Any] = {"where": f"{socket.gethostname()} {os.getpid()}"}
         if device == "cuda" and not gpu_answers():
             ready["gone"] = GONE

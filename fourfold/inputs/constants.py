@@ -19,7 +19,7 @@ from typing import Any
 
 from fourfold.backends.cuda.declarations import SUFFIXES, without_comments
 from fourfold.backends.launch import MAX_GRID
-from fourfold.instruments.size_comparisons import Comparison
+from fourfold.instruments.size_comparisons import SizeComparison
 
 # Smaller numbers are sizes that are drawn anyhow. Of larger ones no case is made.
 LEAST, MOST = 6, 65_536
@@ -68,7 +68,7 @@ class Constants:
 
     sizes: tuple[Constant, ...] = ()
     values: tuple[Constant, ...] = ()
-    comparisons: tuple[Comparison, ...] = field(default=(), repr=False)
+    comparisons: tuple[SizeComparison, ...] = field(default=(), repr=False)
 
 
 NONE = Constants()
@@ -113,7 +113,7 @@ class _Source:
     def __init__(self) -> None:
         self.sizes: list[Constant] = []
         self.values: list[Constant] = []
-        self.comparisons: list[Comparison] = []
+        self.comparisons: list[SizeComparison] = []
         self._modules: dict[Path, Module | None] = {}
         self._seen: set[Any] = set()
 
@@ -284,7 +284,7 @@ class Module:
         return None
 
 
-def _comparisons(file: Path, top: ast.AST) -> Iterator[Comparison]:
+def _comparisons(file: Path, top: ast.AST) -> Iterator[SizeComparison]:
     """The comparisons of sizes in the tests below a node, but for those of Triton's kernels."""
     waiting: list[tuple[ast.AST, int]] = [(top, 0)]
     while waiting:
@@ -299,7 +299,7 @@ def _comparisons(file: Path, top: ast.AST) -> Iterator[Comparison]:
                     sides = [each.left, *each.comparators]
                     for op, left, right in zip(each.ops, sides, sides[1:]):
                         if isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq | ast.NotEq):
-                            yield Comparison(os.path.realpath(file), line, ast.unparse(left), ast.unparse(right))
+                            yield SizeComparison(os.path.realpath(file), line, ast.unparse(left), ast.unparse(right))
 
 
 def _without_documentation(top: ast.AST) -> Iterator[ast.AST]:

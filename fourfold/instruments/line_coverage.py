@@ -96,7 +96,7 @@ def _called_on_import(top: ast.AST) -> Iterator[str]:
                     yield _name_of(node.func)
 
 
-class Source:
+class StatementMap:
     """The statements of an implementation's functions, by the real name of the file."""
 
     def __init__(self, file: Path, name: str = "") -> None:
@@ -224,7 +224,7 @@ class Executed:
         self._traces = traces
         if traces:
             launcher.trace_lines()
-        self._sources: dict[tuple[str, str], Source] = {}
+        self._sources: dict[tuple[str, str], StatementMap] = {}
         # What runs in other processes, and the lines that have run there by file.
         self._elsewhere: list[Elsewhere] = []
         self._ran: dict[str, set[int]] = {}
@@ -244,7 +244,7 @@ class Executed:
         """
         if (str(file), name) in self._sources:
             return
-        source = self._sources[str(file), name] = Source(file, name)
+        source = self._sources[str(file), name] = StatementMap(file, name)
         if device == "cuda":
             self._kernels = False
             self.unseen |= dict.fromkeys([ON_A_GPU] if source.has_kernels else [])

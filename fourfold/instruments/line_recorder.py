@@ -45,7 +45,7 @@ class Marks:
         return {line for number, (of, lines) in places if of == file and number in self.ran for line in lines}
 
 
-class Recorder:
+class LineRecorder:
     """The lines that have run, of the files that are watched.
 
     Attributes:
@@ -113,7 +113,7 @@ class Recorder:
         """There is nothing to watch."""
 
 
-class Tracer(Recorder):
+class Tracer(LineRecorder):
     """Watches by a trace function, while an implementation is called. It does nothing where there is one already."""
 
     def __init__(self, marks: Marks) -> None:
@@ -197,7 +197,7 @@ class Tracer(Recorder):
         self._left = {}
 
 
-class Monitor(Recorder):
+class Monitor(LineRecorder):
     """Watches by `sys.monitoring`: each line tells of itself once. It does nothing where all tools are taken."""
 
     def __init__(self, marks: Marks) -> None:
@@ -246,7 +246,7 @@ class Monitor(Recorder):
         self._tool, self._code = None, []
 
 
-def new_recorder(marks: Marks) -> Recorder:
+def new_recorder(marks: Marks) -> LineRecorder:
     """A recorder that fits this release of Python. It stops before the interpreter clears modules, at exit."""
     made = Monitor(marks) if monitoring is not None else Tracer(marks)
     atexit.register(made._stop)

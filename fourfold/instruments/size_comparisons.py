@@ -47,7 +47,7 @@ LARGEST = 1e15
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SizeComparison:
     """A comparison in a test of an ``if``, a ``while`` or a conditional expression.
 
     Attributes:
@@ -84,7 +84,7 @@ class Compared:
         found: by the number of a comparison its two sides, if both are numbers.
     """
 
-    def __init__(self, comparisons: Sequence[Comparison]) -> None:
+    def __init__(self, comparisons: Sequence[SizeComparison]) -> None:
         self.found: dict[int, tuple[float, float]] = {}
         self._comparisons = comparisons
         self._lines: dict[str, dict[int, list[int]]] = {}

@@ -33,7 +33,7 @@ from fourfold.engine.cells import CANDIDATE, Candidate
 from fourfold.mutation import known
 from fourfold.mutation.mutant import Mutant
 from fourfold.mutation.sources import MAKERS, mutants_of_files, reached, sources
-from fourfold.mutation.trial import Outcome, Trials, Unmutated
+from fourfold.mutation.trial import TrialResult, Trials, Unmutated
 from fourfold.numerics.dtypes import DTYPES
 
 DTYPE_ORDER = ("float32", "float16", "float64", "bfloat16")
@@ -100,7 +100,7 @@ _trials: Trials
 _unmutated: Unmutated
 
 
-def _try(number: int, mutant: Mutant) -> tuple[int, Outcome]:
+def _try(number: int, mutant: Mutant) -> tuple[int, TrialResult]:
     # Each worker has its own copy of the kernels.
     _trials.directory = _trials.directory.parent / f"worker_{os.getpid()}"
     return number, _trials.outcome(mutant, _unmutated)
@@ -108,7 +108,7 @@ def _try(number: int, mutant: Mutant) -> tuple[int, Outcome]:
 
 def tried(
     trials: Trials, unmutated: Unmutated, mutants: list[Mutant], jobs: int
-) -> Generator[tuple[int, Outcome], None, None]:
+) -> Generator[tuple[int, TrialResult], None, None]:
     """Try the mutants in parallel. Yield the index and the outcome of each as soon as it is known."""
     global _trials, _unmutated
     _trials, _unmutated = trials, unmutated
@@ -154,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
         unmutated = trials.unmutated()
         print(f"{operation} {backend}: {len(mutants)} of {len(every)} mutants; as they are the kernels pass", end=" ")
         print(f"{len(trials.steps)} checks in {sum(unmutated.seconds):.0f} s", flush=True)
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, TrialResult] = {}
 
         def report() -> None:
             if options.report:
@@ -174,7 +174,7 @@ def run(options: argparse.Namespace) -> int:
     return int(problems)
 
 
-def print_survivor(mutant: Mutant, outcome: Outcome) -> None:
+def print_survivor(mutant: Mutant, outcome: TrialResult) -> None:
     """Print a mutant that no check has rejected."""
     print(f"survived: {mutant.file}:{mutant.line}: {mutant.operator}: {mutant.code}", flush=True)
     print(f"    {mutant.before}  ->  {mutant.after}   ({outcome.seconds} s)", flush=True)
@@ -183,7 +183,7 @@ def print_survivor(mutant: Mutant, outcome: Outcome) -> None:
 def summarise(
     options: argparse.Namespace,
     mutants: list[Mutant],
-    outcomes: dict[int, Outcome],
+    outcomes: dict[int, TrialResult],
     texts: dict[str, str],
     seconds: float,
 ) -> bool:
@@ -200,7 +200,7 @@ def summarise(
 
 
 def print_counts(
-    mutants: list[Mutant], outcomes: dict[int, Outcome], listed: dict[tuple, known.Known], seconds: float
+    mutants: list[Mutant], outcomes: dict[int, TrialResult], listed: dict[tuple, known.ReviewedMutant], seconds: float
 ) -> int:
     """Print the counts of the outcomes, and return the number of survivors that are not listed."""
     counts: collections.Counter[str] = collections.Counter()
@@ -226,7 +226,7 @@ def write_report(
     trials: Trials,
     unmutated: Unmutated,
     mutants: list[Mutant],
-    outcomes: dict[int, Outcome],
+    outcomes: dict[int, TrialResult],
     texts: dict[str, str],
     started: float,
 ) -> None:

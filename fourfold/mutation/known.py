@@ -19,7 +19,7 @@ class ListError(ValueError):
 
 
 @dataclass(frozen=True)
-class Known:
+class ReviewedMutant:
     """One entry of the list.
 
     Attributes:
@@ -43,7 +43,7 @@ class Known:
         return value if isinstance(value, list) else [value]
 
 
-def read(path: pathlib.Path) -> list[Known]:
+def read(path: pathlib.Path) -> list[ReviewedMutant]:
     """Read the list from a TOML file with tables ``[[equivalent]]`` and ``[[out_of_reach]]``.
 
     Raises:
@@ -58,13 +58,13 @@ def read(path: pathlib.Path) -> list[Known]:
             if kind not in KINDS or unknown or missing:
                 wrong = [f"no {name}" for name in missing] + [f"{name}?" for name in unknown]
                 raise ListError(f"{path.name}: {kind} {table}: {', '.join(wrong) or 'unknown kind'}")
-            entries.append(Known(kind, fields, table["reason"]))
+            entries.append(ReviewedMutant(kind, fields, table["reason"]))
     return entries
 
 
 def classified(
-    entries: Sequence[Known], mutants: Sequence[Mutant], outcomes: Mapping[tuple, str]
-) -> tuple[dict[tuple, Known], list[str]]:
+    entries: Sequence[ReviewedMutant], mutants: Sequence[Mutant], outcomes: Mapping[tuple, str]
+) -> tuple[dict[tuple, ReviewedMutant], list[str]]:
     """Match the entries to the mutants, and find the mistakes of the list.
 
     Args:
@@ -76,7 +76,7 @@ def classified(
         The entry of each listed mutant, by identity. And a sentence for each entry without a mutant, and for each
         listed mutant that was killed.
     """
-    found: dict[tuple, Known] = {}
+    found: dict[tuple, ReviewedMutant] = {}
     problems = []
     files = {mutant.file for mutant in mutants}
     for entry in entries:

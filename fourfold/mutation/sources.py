@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.mutation.cuda_mutants import cuda_functions, cuda_mutants
 from fourfold.mutation.mutant import Mutant
-from fourfold.mutation.trial import Kernels
+from fourfold.mutation.trial import KernelPackage
 from fourfold.mutation.triton_mutants import triton_functions, triton_mutants
 
 MAKERS = {"triton": triton_mutants, "cuda": cuda_mutants}
@@ -21,7 +21,7 @@ def sources(operation: str, backend: str) -> dict[str, str]:
     A shared file lies beside the operations' folders. An operation uses it if one of its own files names it.
     """
     suffixes = OF_BACKENDS[backend]
-    folder = Kernels.of(operation).folder
+    folder = KernelPackage.of(operation).folder
     own = {path: path.read_text() for path in sorted((folder / operation).iterdir()) if path.suffix in suffixes}
     shared = {path: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in suffixes}
     used = {path: text for path, text in shared.items() if any(path.stem in other for other in own.values())}

@@ -55,14 +55,14 @@ COMPILING_SECONDS = {"cuda": 240.0}
 INVALID = ("CompilationError: ", "SyntaxError: ")
 
 
-class Kernels(NamedTuple):
+class KernelPackage(NamedTuple):
     """The package that holds an operation's kernels, ``mine.impls``, and its folder."""
 
     package: str
     folder: pathlib.Path
 
     @classmethod
-    def of(cls, operation: str) -> "Kernels":
+    def of(cls, operation: str) -> "KernelPackage":
         """Return the kernels of an operation, wherever they were registered."""
         package = registry.implementations(operation).rpartition(".")[0]
         return cls(package, pathlib.Path(importlib.import_module(package).__path__[0]).resolve())
@@ -176,7 +176,7 @@ class Unmutated:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TrialResult:
     """The result of a mutant's trial.
 
     Attributes:
@@ -222,7 +222,7 @@ class Trials:
         self.backend, self.candidate, self.dtypes = backend, candidate, tuple(dtypes)
         self.records = dict(operations())
         self.operation = self.records[operation]
-        self.kernels = Kernels.of(operation)
+        self.kernels = KernelPackage.of(operation)
         self.directory = directory
         drawn = {dtype: self._cases(dtype, examples) for dtype in dtypes}
         self.steps = tuple(step for step in self._steps(drawn) if step.quick or not quick)
@@ -338,14 +338,14 @@ class Trials:
             launched=tuple(launched),
         )
 
-    def outcome(self, mutant: Mutant, unmutated: Unmutated) -> Outcome:
+    def outcome(self, mutant: Mutant, unmutated: Unmutated) -> TrialResult:
         """Run the steps on a mutant until one rejects it."""
         reaching = {
             step: {case for case in self.steps[step].cases if unmutated.reaches(mutant, step, case)}
             for step in range(len(self.steps))
         }
         if not any(reaching.values()):
-            return Outcome(status="not reached")
+            return TrialResult(status="not reached")
 
         def run(say: Callable[..., None]) -> None:
             for step, cases in reaching.items():
@@ -359,15 +359,15 @@ class Trials:
             return GRACE_SECONDS + TIMES_AS_LONG * of_step + COMPILING_SECONDS.get(self.backend, 0.0)
 
         started = time.perf_counter()
-        outcome = Outcome(status="survived")
+        outcome = TrialResult(status="survived")
         for message in self._fork(run, limit, mutant):
             if "failed" in message:
                 invalid = message["failed"].startswith(INVALID)
-                outcome = Outcome(
+                outcome = TrialResult(
                     status="invalid" if invalid else "killed", by=message["by"], why=message["failed"][:300]
                 )
             elif "ended" in message:
-                outcome = Outcome(status="killed", by=message["by"], why=message["ended"])
+                outcome = TrialResult(status="killed", by=message["by"], why=message["ended"])
         return dataclasses.replace(outcome, seconds=round(time.perf_counter() - started, 2))
 
     # ---- in the child process of a trial
@@ -548,7 +548,7 @@ def _write(path: pathlib.Path, text: str) -> None:
 def _child(
     pipe: TextIO,
     body: Callable[[Callable[..., None]], None],
-    kernels: Kernels,
+    kernels: KernelPackage,
     copy: pathlib.Path,
     prepare: Callable[[], None],
 ) -> None:
@@ -576,7 +576,7 @@ def _child(
 
 def _compiles_ahead_of_time(subject: Subject, search: Search) -> None:
     """Check that Triton's compiler for a GPU accepts the kernels of the copy: the interpreter accepts more code."""
-    copy = Kernels.of(subject.operation.name).of_this_process().parent
+    copy = KernelPackage.of(subject.operation.name).of_this_process().parent
     command = [*ahead_of_time.COMMAND, subject.operation.name, str(subject.dtype), "90", "--kernels", str(copy)]
     changes = {"TRITON_CACHE_DIR": str(copy / "triton")}
     done = subprocess.run(command, env={**ahead_of_time.environment(), **changes}, capture_output=True, text=True)
@@ -590,7 +590,7 @@ def _launched_kernels() -> list[Any]:
     return launch.launched_on_cpu() if launch else []
 
 
-def _compiled_files(kernels: Kernels, launched: Iterable[Any]) -> list[str]:
+def _compiled_files(kernels: KernelPackage, launched: Iterable[Any]) -> list[str]:
     """Return the source files, relative to the kernels' package, of CUDA kernels that this process launched."""
     sources = {kernel.source for kernel in launched}
     if not sources:

@@ -90,7 +90,7 @@ class Errors:
 
 
 @dataclass
-class Result:
+class AccuracyResult:
     """One output or gradient of an operation in one dtype: the errors of all contenders by case, and their refusals."""
 
     operation: str
@@ -159,7 +159,7 @@ class Accuracy:
         ended: why nothing more could be measured: a kernel has left the GPU unusable.
     """
 
-    results: list[Result] = field(default_factory=list)
+    results: list[AccuracyResult] = field(default_factory=list)
     missing: Counter[str] = field(default_factory=Counter)
     ended: str = ""
 
@@ -169,7 +169,7 @@ class Accuracy:
         return sorted(rows, key=lambda row: -math.inf if row.behind is None else -row.behind)
 
     @staticmethod
-    def _row(result: Result, kernel: str) -> Row:
+    def _row(result: AccuracyResult, kernel: str) -> Row:
         torches = [name for name in OF_TORCH if result.errors.get(name)]
         behind = max((result.behind(kernel, name) for name in torches), default=None)
         others = [name for name in PEERS if result.errors.get(name)]
@@ -281,7 +281,7 @@ def _measure(subjects: Mapping[str, Subject], name: str, examples: int, seed: in
         return  # integers are right or wrong
     cases = {case: make(dtype) for case, make in operation.examples.items()}
     cases |= drawn(operation.cases(dtype, ELEMENTS), examples, seed)
-    results: dict[str, Result] = {}
+    results: dict[str, AccuracyResult] = {}
     for case_name, case in cases.items():
         expected = expected_results(first, case)
         for who, subject in subjects.items():
@@ -296,7 +296,7 @@ def _measure(subjects: Mapping[str, Subject], name: str, examples: int, seed: in
                 accuracy.missing[said] += 1
                 continue
             for result, of in errors.items():
-                of_result = results.setdefault(result, Result(name, result, dtype.name))
+                of_result = results.setdefault(result, AccuracyResult(name, result, dtype.name))
                 of_result.errors.setdefault(who, {})[case_name] = of
     accuracy.results += results.values()
 

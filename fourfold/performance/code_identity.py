@@ -20,7 +20,7 @@ import torch
 
 from fourfold.backends import known_calls, operators
 from fourfold.backends.cuda.compile import CudaError, resources_of_cubin
-from fourfold.backends.launch_records import Code, Launched, Record, recording
+from fourfold.backends.launch_records import Code, Launched, LaunchRecord, recording
 from fourfold.checks.ahead_of_time import needs
 from fourfold.compat import torch_internals
 from fourfold.operations.workloads import Workload
@@ -36,10 +36,10 @@ DISASSEMBLERS = 4  # processes at a time
 Info = Mapping[str, Any]
 
 
-class Watched(torch_internals.dispatch_mode()):  # type: ignore[misc]
+class LaunchingOperators(torch_internals.dispatch_mode()):  # type: ignore[misc]
     """A mode that records the operators of torch which may launch kernels, also those within our own operators."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: LaunchRecord) -> None:
         super().__init__()
         self._record = record
 
@@ -57,7 +57,9 @@ class Watched(torch_internals.dispatch_mode()):  # type: ignore[misc]
         return operator(*args, **kwargs)
 
 
-def record_of(call: Call, also: Callable[[Record], AbstractContextManager] = lambda record: nullcontext()) -> Record:
+def record_of(
+    call: Call, also: Callable[[LaunchRecord], AbstractContextManager] = lambda record: nullcontext()
+) -> LaunchRecord:
     """Make a call once, and return what it launched.
 
     Args:
@@ -71,14 +73,14 @@ def record_of(call: Call, also: Callable[[Record], AbstractContextManager] = lam
 
     with recording(name_of) as record:
         try:
-            with also(record), Watched(record):
+            with also(record), LaunchingOperators(record):
                 call.run(1)
         except Exception as error:  # a call that cannot be recorded is judged by its time
             record.refuse(f"{type(error).__name__}: {error}")
     return record
 
 
-def on_gpu(call: Call) -> Record:
+def on_gpu(call: Call) -> LaunchRecord:
     """`record_of` a call on a GPU, with the launches that Triton itself makes."""
     # Triton reads TRITON_INTERPRET when it is imported.
     from fourfold.backends.triton.launch import triton_recorded
@@ -86,7 +88,7 @@ def on_gpu(call: Call) -> Record:
     return record_of(call, triton_recorded)
 
 
-def described(record: Record, workload: Workload, codes: MutableMapping[str, Code]) -> dict[str, Any]:
+def described(record: LaunchRecord, workload: Workload, codes: MutableMapping[str, Code]) -> dict[str, Any]:
     """Return a record as JSON, of a bounded size.
 
     Args:

@@ -77,7 +77,7 @@ def slowdowns(text: str) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Trial:
+class GateTrial:
     """The gate's verdicts by planted slowdown; `UNCHANGED` is the key of unchanged code."""
 
     changes: Mapping[float, Sequence[Change]]
@@ -175,7 +175,7 @@ def length_for(slowdown: float, seconds: float, measured: Callable[[int], float]
     return nearest if least <= FAR * wanted else None
 
 
-def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable[[str], None]) -> Trial:
+def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable[[str], None]) -> GateTrial:
     """Try the gate on every benchmark of a run that is for the gate.
 
     Args:
@@ -211,7 +211,7 @@ def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable
             for copy in (waits.then, waits.now):
                 shutil.rmtree(copy.directory, ignore_errors=True)
     changes = {slowdown: gate.decided(of, len(timed), run.least_differences) for slowdown, of in ratios.items()}
-    return Trial(changes, {name: missing for name, missing in not_planted.items() if missing}, left)
+    return GateTrial(changes, {name: missing for name, missing in not_planted.items() if missing}, left)
 
 
 def tried(

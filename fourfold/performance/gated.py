@@ -24,7 +24,7 @@ SHOWN = 10
 
 
 @dataclass(frozen=True)
-class Record:
+class BaselineHistory:
     """The baseline and this machine's earlier runs.
 
     Attributes:
@@ -139,7 +139,7 @@ class Gated:
     on_gpu: bool = True
 
     @classmethod
-    def of(cls, run: TimedRun, record: Record, again: Remeasuring | None) -> Gated:
+    def of(cls, run: TimedRun, record: BaselineHistory, again: Remeasuring | None) -> Gated:
         """Compare a run with a record.
 
         Args:
@@ -232,7 +232,7 @@ def _clocks(same: Sequence[gate.Change]) -> Iterator[str]:
         yield f"and {len(differing) - SHOWN} more benchmarks of the same code with another time"
 
 
-def _differences(run: TimedRun, record: Record, name: str) -> list[str]:
+def _differences(run: TimedRun, record: BaselineHistory, name: str) -> list[str]:
     (then,) = (one.get("extra_info", {}) for one in record.baseline["benchmarks"] if one["fullname"] == name)
     now = run.launched.get(name)
     if now is None or "launched" not in then:
@@ -242,7 +242,7 @@ def _differences(run: TimedRun, record: Record, name: str) -> list[str]:
 
 
 def confirmed(
-    run: TimedRun, record: Record, suspects: Sequence[Change], benchmarks: int, again: Remeasuring
+    run: TimedRun, record: BaselineHistory, suspects: Sequence[Change], benchmarks: int, again: Remeasuring
 ) -> dict[str, Change]:
     """Measure suspects again, with the baseline's code and today's in turns, and return their verdicts by benchmark."""
     again.say("")

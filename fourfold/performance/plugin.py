@@ -15,8 +15,8 @@ from fourfold.compat import pytest_benchmark_internals, xdist_internals
 from fourfold.engine.cells import Selection
 from fourfold.performance import machine, report, sources
 from fourfold.performance.beside import beside_the_best
-from fourfold.performance.gate_trial import Trial, slowdowns, trial
-from fourfold.performance.gated import Gated, Record, Remeasuring
+from fourfold.performance.gate_trial import GateTrial, slowdowns, trial
+from fourfold.performance.gated import BaselineHistory, Gated, Remeasuring
 from fourfold.performance.measurement import Bench, Measurement, measurements, ratios
 from fourfold.performance.peers import INSTALLED, LIBRARY
 from fourfold.performance.report import cause_of
@@ -71,9 +71,9 @@ class Performance:
         self.run = TimedRun(Bench(selection, device))
         self.failures: list[dict[str, Any]] = []
         self.failed: set[str] = set()
-        self.record: Record | None = None
+        self.record: BaselineHistory | None = None
         self.gated: Gated | None = None
-        self.trial: Trial | None = None
+        self.trial: GateTrial | None = None
         self.page: Path | None = None
         self.broken: list[str] = []
         self.directory: Path | None = None
@@ -139,7 +139,7 @@ class Performance:
             raise pytest.UsageError(f"--benchmark-compare: {reason}")
         runs = pytest_benchmark_internals.recorded_runs(benchmarksession)
         own = [run for run in runs if not machine.incomparable(identity, run["machine_info"].get("fourfold", {}))]
-        self.record = Record(compared_benchmark, own, identity)
+        self.record = BaselineHistory(compared_benchmark, own, identity)
 
     def pytest_benchmark_group_stats(self, benchmarks: Sequence[Mapping[str, Any]]) -> None:
         """Keep today's, but those whose result was wrong: it has no time."""

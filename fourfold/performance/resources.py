@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CellResources:
     """What the kernels of some cells need.
 
     Attributes:
@@ -77,7 +77,7 @@ class Compiled:
     compilers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cells: Sequence[Cell], arch: str, jobs: int, folder: Path | None = None) -> "Compiled":
+    def of(cls, cells: Sequence[Cell], arch: str, jobs: int, folder: Path | None = None) -> "CellResources":
         """Compile the kernels of cells, of the library or of ``folder/impls``, several at a time."""
 
         def compile_one(cell: Cell) -> list[dict[str, Any]] | str:
@@ -110,8 +110,8 @@ def command(arguments: Sequence[str]) -> int:
                 print(f"operations with other files than {given.base}: {', '.join(concerned) or 'none'}", flush=True)
                 # A new operation has nothing to be compared with.
                 common = [cell for cell in cells if (base / "impls" / cell.operation).is_dir()]
-                then = Compiled.of(common, given.arch, given.jobs, base)
-            now = Compiled.of(cells, given.arch, given.jobs)
+                then = CellResources.of(common, given.arch, given.jobs, base)
+            now = CellResources.of(cells, given.arch, given.jobs)
     except (SelectionError, NoBase) as error:
         options.error(str(error))
     if given.json is not None:
@@ -132,7 +132,7 @@ def compilers() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("triton", "nvidia-cuda-nvrtc")}
 
 
-def saved(path: Path, arch: str) -> Compiled:
+def saved(path: Path, arch: str) -> CellResources:
     """What --json has written.
 
     Raises:
@@ -144,7 +144,7 @@ def saved(path: Path, arch: str) -> Compiled:
         others = {name: version for name, version in content["compilers"].items() if version != today.get(name)}
         if content["arch"] != arch:
             raise NoBase(f"--against {path}: it is of --arch {content['arch']}")
-        return Compiled(content["kernels"], {}, others)
+        return CellResources(content["kernels"], {}, others)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise NoBase(f"--against {path}: {type(error).__name__}: {error}") from error
 
@@ -208,7 +208,7 @@ def _used(kernels: Path, operation: str) -> dict[str, bytes]:
 # ---- what is told
 
 
-def lines(compared: Sequence[tuple[str, Pair]], now: Compiled, then: Compiled) -> Iterator[str]:
+def lines(compared: Sequence[tuple[str, Pair]], now: CellResources, then: CellResources) -> Iterator[str]:
     """What differs, cell by cell, then what became worse, and how many kernels are the same."""
     yield from (f"{name} is {compilers()[name]}, was {version}" for name, version in then.compilers.items())
     for cell in dict.fromkeys(cell for cell, _ in compared):
@@ -224,7 +224,7 @@ def lines(compared: Sequence[tuple[str, Pair]], now: Compiled, then: Compiled) -
     yield f"{same} of {len(compared)} kernels have the same code"
 
 
-def needs(compiled: Compiled) -> Iterator[str]:
+def needs(compiled: CellResources) -> Iterator[str]:
     """What each kernel needs."""
     for cell, kernels in compiled.kernels.items():
         yield cell

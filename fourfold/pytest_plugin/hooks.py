@@ -19,7 +19,7 @@ import torch
 from fourfold.backends.triton import compilation
 from fourfold.backends.tuning import Configuration
 from fourfold.candidates.integrity.escapes import hear_ctrl_c, held
-from fourfold.candidates.integrity.watch import WATCH, Watch
+from fourfold.candidates.integrity.watch import WATCH, ProgramWatch
 from fourfold.candidates.process.client import CALL_SECONDS, UntrustedFunction
 from fourfold.candidates.process.session import end_all
 from fourfold.checks.catalogue import ALL, PLAIN, Check, named, outputs_for
@@ -152,10 +152,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(limits.close)
     if config.stash[DEVICE] == "cuda":  # on a CPU neighbours in one process share what the oracle gave
         xdist_internals.hand_out_one_by_one(config)
-    record = Record(config)
+    record = RunReporter(config)
     runs_tests = not xdist_internals.is_controller(config)
     if config.getoption("candidate") and runs_tests and not config.getoption("untrusted"):
-        config.stash[WATCH] = Watch(config, config.stash[SELECTION].operations)
+        config.stash[WATCH] = ProgramWatch(config, config.stash[SELECTION].operations)
     watches_lines = config.getoption("candidate") or config.getoption("executed")
     if watches_lines and runs_tests:
         of_cuda = any(each.is_cuda for each in config.stash[SELECTION].candidates.values())
@@ -499,7 +499,7 @@ def pytest_runtest_makereport(
     return report
 
 
-class Record:
+class RunReporter:
     """Tallies the reports, of this process or of the workers, and closes the run with the table."""
 
     def __init__(self, config: pytest.Config) -> None:

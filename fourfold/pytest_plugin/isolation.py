@@ -36,7 +36,7 @@ NO_RUN = ("--collect-only", "--help", "--version", "--fixtures", "--fixtures-per
 INTERACTIVE = ("--pdb", "--trace")
 
 BLACK_BOX = pytest.StashKey[BlackBox]()
-TASK = pytest.StashKey["Task"]()
+TASK = pytest.StashKey["RunTask"]()
 LEFT_BEHIND = pytest.StashKey[LeftBehind]()
 # In a process that runs tests: which lines of the implementations have run.
 LINES = pytest.StashKey[Executed]()
@@ -49,7 +49,7 @@ WORKERS = "fourfold-workers"
 
 
 @dataclass
-class Task:
+class RunTask:
     """What a process that runs tests has to know.
 
     Attributes:
@@ -66,7 +66,7 @@ class Task:
 class Isolation:
     """The plugin within the process that runs tests."""
 
-    def __init__(self, config: pytest.Config, task: Task) -> None:
+    def __init__(self, config: pytest.Config, task: RunTask) -> None:
         self.config, self.box, self.told, self.journal = config, task.box, task.told, task.journal
         self.to_tell = [entry["report"] for entry in self.told if "report" in entry]
         self.retelling = False
@@ -207,9 +207,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if xdist_internals.is_worker(config):
         child.die_with(os.getppid())
-        task = Task(BlackBox(Path(xdist_internals.inputs(config)[_KEY])))
+        task = RunTask(BlackBox(Path(xdist_internals.inputs(config)[_KEY])))
     else:
-        task = config.stash.get(TASK, None) or Task(BlackBox(new_folder()))
+        task = config.stash.get(TASK, None) or RunTask(BlackBox(new_folder()))
     task.box.open()
     config.stash[BLACK_BOX] = task.box
     config.pluginmanager.register(Isolation(config, task), "fourfold-isolated")
@@ -379,7 +379,7 @@ def told_by_child(
     sys.stdout.flush()
     sys.stderr.flush()
     if stop.fork() == 0:
-        run_as_child(config, Task(BlackBox(folder), told, pipe.for_child()))
+        run_as_child(config, RunTask(BlackBox(folder), told, pipe.for_child()))
     pipe.listen()
     code = stop.wait()
     if config.getoption("candidate"):
@@ -469,7 +469,7 @@ def end_orphans_of(config: pytest.Config) -> None:
         end_orphans()
 
 
-def run_as_child(config: pytest.Config, task: Task) -> None:
+def run_as_child(config: pytest.Config, task: RunTask) -> None:
     """Run the tests and leave, past whoever called pytest."""
     config.stash[TASK] = task
     config.option.no_header |= bool(task.told)

@@ -1,7 +1,7 @@
 """Lets a script that was written for a CUDA GPU run where there is none, with all of its tensors on the CPU.
 
 Two modes of torch do most of it. `Names` sees each call of torch's functions, puts "cpu" in the place of "cuda", and
-answers what asks where a tensor is. `Storages` sees each operator, and keeps which storages stand for memory of the
+answers what asks where a tensor is. `StorageMode` sees each operator, and keeps which storages stand for memory of the
 GPU, and which of their bytes nothing has written. What asks torch or Triton for the GPU itself is replaced by name.
 """
 
@@ -77,7 +77,7 @@ def device_type(device: Any) -> str | None:
     return (device if isinstance(device, str) else device.type).partition(":")[0]
 
 
-class Storages(_DispatchMode):
+class StorageMode(_DispatchMode):
     """Sees what operators allocate and write."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
@@ -291,7 +291,7 @@ class Modes:
     """Both modes, and code that torch runs with its modes turned off."""
 
     def __init__(self) -> None:
-        self.names, self.storages = Names(), Storages()
+        self.names, self.storages = Names(), StorageMode()
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -611,7 +611,7 @@ class Benchmarks:
                 self.function(**sizes, **{benchmark.line_arg: line}, **benchmark.args, **given)
 
 
-class Compiled:
+class CompiledStub:
     """What a launch and a warm-up return on a GPU: a compiled kernel. Its numbers are a plain kernel's.
 
     Args:
@@ -644,9 +644,9 @@ def replace_warmup() -> None:
     """A launch and a warm-up return something that has a compiled kernel's attributes."""
     shipped = InterpretedFunction.run
 
-    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Compiled:
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> CompiledStub:
         shipped(kernel, *args, grid=grid, warmup=warmup, **options)
-        return Compiled(kernel, options)
+        return CompiledStub(kernel, options)
 
     InterpretedFunction.run = run
 

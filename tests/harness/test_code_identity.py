@@ -281,7 +281,7 @@ def test_another_workload_is_other_work(other: Case) -> None:
         WORKLOAD
     )
     assert code_identity.workload_sha256(whole(lambda dtype: other)(FLOAT32)) != code_identity.workload_sha256(WORKLOAD)
-    record = launch_records.Record(lambda tensor: None)
+    record = launch_records.LaunchRecord(lambda tensor: None)
     assert (
         len({code_identity.described(record, on, {})["sha256"] for on in (WORKLOAD, whole(lambda _: other)(FLOAT32))})
         == 2
@@ -327,7 +327,7 @@ def test_a_tensor_map_is_told_by_what_it_describes(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_tensor_given_twice_is_told_from_two() -> None:
-    record = launch_records.Record(lambda tensor: None)
+    record = launch_records.LaunchRecord(lambda tensor: None)
     x, y = (torch.zeros(512, dtype=torch.uint8) for _ in range(2))
     both = record.forms([x, y])
     assert both != record.forms([x, x])
@@ -364,7 +364,7 @@ def test_our_operations_launch_the_same_in_each_call(name: str, direction: str) 
 def test_what_cannot_be_read_or_disassembled_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_internals, "calls_are_watched", lambda: True)
     broken = launch_records.Code("k", "k", "sm_90", b"\x7fELF\x02 and no more")
-    record = launch_records.Record(lambda tensor: None)
+    record = launch_records.LaunchRecord(lambda tensor: None)
     record.launched(broken, "grid (1, 1, 1)", [])
     info = code_identity.described(record, WORKLOAD, {})
     assert info["unknown"]
@@ -448,7 +448,7 @@ def measurement_of(contender: str, direction: str = "forward") -> Measurement:
 def test_only_our_kernels_on_a_gpus_clock_are_recorded(
     device: str, of: Measurement, recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_identity, "on_gpu", lambda call: launch_records.Record(lambda tensor: None))
+    monkeypatch.setattr(code_identity, "on_gpu", lambda call: launch_records.LaunchRecord(lambda tensor: None))
     selection: Any = None
     found = Bench(selection, device).launched(of, SimpleNamespace(one=None))  # type: ignore[arg-type]
     assert (found is not None) == recorded

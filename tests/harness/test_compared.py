@@ -13,7 +13,7 @@ import torch
 from fourfold.candidates.load import modules
 from fourfold.inputs.constants import constants_in
 from fourfold.inputs.large_cases import PLACES, equal_at
-from fourfold.instruments.size_comparisons import Compared, Comparison
+from fourfold.instruments.size_comparisons import Compared, SizeComparison
 
 SOURCE = """
     import torch
@@ -128,7 +128,7 @@ def test_a_trace_function_of_somebody_else_stays(file: Path) -> None:
 def test_lines_are_those_of_statements(file: Path) -> None:
     (comparison,) = constants_in(file, "calls").comparisons
     line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "< limit(x)" in text)
-    assert comparison == Comparison(os.path.realpath(file), line, "x.shape[-1]", "limit(x)")
+    assert comparison == SizeComparison(os.path.realpath(file), line, "x.shape[-1]", "limit(x)")
 
 
 def test_sides_meet_where_a_line_through_two_sizes_says() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fourfold.performance.drift import FEWEST, Drift, drifts, rise_probability, trend
 from fourfold.performance.gate import LEAST
-from fourfold.performance.gated import Gated, Record
+from fourfold.performance.gated import BaselineHistory, Gated
 
 BENCHMARKS = 200
 
@@ -80,7 +80,7 @@ def test_a_drift_is_told_and_todays_run_counts_once() -> None:
     runs = [run(number) for number in range(12)]
     today = {"a": 1e-4 * 1.005**11}
     for kept in (runs, runs[:-1]):  # with --benchmark-autosave today's is among them
-        record = Record(runs[-2], kept, {})
+        record = BaselineHistory(runs[-2], kept, {})
         assert len(record.runs(today)) == 12
         timed: Any = SimpleNamespace(
             medians=today,

@@ -23,7 +23,7 @@ from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.candidates.load import modules
 from fourfold.instruments import line_recorder
 from fourfold.instruments.cuda_line_coverage import condition_of
-from fourfold.instruments.line_coverage import BLIND, COMPILED, SHOWN, Executed, Source
+from fourfold.instruments.line_coverage import BLIND, COMPILED, SHOWN, Executed, StatementMap
 from fourfold.operations.refusals import by_the_implementation
 
 ROOT = Path(__file__).parents[2]
@@ -200,7 +200,7 @@ def test_of_a_whole_module_functions_that_run_on_import_do_not_count(tmp_path: P
     def run(n):
         return TABLE["squares"][n]
     """
-    source = Source(written(tmp_path, textwrap.dedent(text)))
+    source = StatementMap(written(tmp_path, textwrap.dedent(text)))
     ((_, statements),) = source.statements.items()
     assert {each.function for each in statements.values()} == {"later", "run"}
 
@@ -217,7 +217,9 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> No
 
 def test_functions_of_files_beside_it_count(tmp_path: Path) -> None:
     beside = written(tmp_path, "def doubled(n):\n    if n > 5:\n        return n\n    return 2 * n\n", "beside.py")
-    source = Source(written(tmp_path, "from beside import doubled\n\ndef run(n):\n    return doubled(n)\n"), "run")
+    source = StatementMap(
+        written(tmp_path, "from beside import doubled\n\ndef run(n):\n    return doubled(n)\n"), "run"
+    )
     assert sorted(source.statements[str(beside)]) == [2, 3, 4]
 
 

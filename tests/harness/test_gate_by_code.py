@@ -11,7 +11,7 @@ import pytest
 
 from fourfold.performance import gate, gated, report
 from fourfold.performance.gate import LEAST
-from fourfold.performance.gated import Gated, Record, Remeasuring
+from fourfold.performance.gated import BaselineHistory, Gated, Remeasuring
 
 MACHINE = {"device": "cuda", "gpu": "H200", "driver": "580", "cuda": "13.0", "torch": "2.14"}
 KERNELS = {
@@ -79,7 +79,7 @@ def judged(
     machine: Mapping[str, str] = MACHINE,
     again: Remeasuring | None = None,
 ) -> Gated:
-    return Gated.of(finished(*now), Record(recorded(*then), [recorded(*then)], machine), again)
+    return Gated.of(finished(*now), BaselineHistory(recorded(*then), [recorded(*then)], machine), again)
 
 
 def noisy(rng: np.random.Generator, count: int) -> dict[str, float]:
@@ -115,7 +115,7 @@ def of_names(run: Any) -> Any:
     return run
 
 
-def compared(now: Any, record: Record) -> Gated:
+def compared(now: Any, record: BaselineHistory) -> Gated:
     record.baseline["sources"] = {"sha256": "", "candidates": {}}
     return Gated.of(of_names(now), record, Remeasuring(0.1, [Path()], lambda line: None))
 
@@ -125,7 +125,7 @@ def test_of_a_thousand_unchanged_benchmarks_none_is_slower_or_measured_again(mea
     suspects = measured_again({})
     now, then = noisy(rng, 1000), noisy(rng, 1000)
     of = dict.fromkeys(now, launches())
-    result = compared(finished(now, of), Record(recorded(then, of), [recorded(then, of)], MACHINE))
+    result = compared(finished(now, of), BaselineHistory(recorded(then, of), [recorded(then, of)], MACHINE))
     assert {(change.verdict, change.stage, change.why) for change in result.changes} == {("same", 0, "same code")}
     assert not suspects
     assert not result.slower
@@ -146,7 +146,9 @@ def test_what_changed_among_unchanged_benchmarks_is_found_by_the_clock_and_shown
     now = {name: median * (1 + slowdowns.get(name, 0.0)) for name, median in noisy(rng, 1000).items()}
     of_then = dict.fromkeys(then, launches("old"))
     of_now = {name: launches("new" if place < 50 else "old") for place, name in enumerate(now)}
-    result = compared(finished(now, of_now), Record(recorded(then, of_then), [recorded(then, of_then)], MACHINE))
+    result = compared(
+        finished(now, of_now), BaselineHistory(recorded(then, of_then), [recorded(then, of_then)], MACHINE)
+    )
     assert {change.name for change in result.slower} == set(slowdowns)
     assert set(suspects) <= {f"b[{number}]" for number in range(50)}
     assert sum(change.stage == 0 for change in result.changes) == 950
@@ -218,7 +220,7 @@ def test_a_drift_is_told_only_where_the_code_changed(codes: list[str | None], al
 
     medians = [{"b[0]": 1e-4 * 1.005**number} for number in range(12)]
     history = [recorded(medians[number], of(number)) for number in range(11)]
-    result = Gated.of(finished(medians[11], of(11)), Record(history[-1], history, MACHINE), None)
+    result = Gated.of(finished(medians[11], of(11)), BaselineHistory(history[-1], history, MACHINE), None)
     assert bool(result.drifts) == alarms
     of_machine = [
         line for line in result.lines() if line.endswith("its code has been the same, so this is of the machine")

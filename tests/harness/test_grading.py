@@ -26,7 +26,7 @@ from fourfold.cli.grade import command
 from fourfold.engine.verdict import REWARDS, Finding, Outcome, Speed, Verdict
 from fourfold.grading import driver, pool, static
 from fourfold.grading import speed as speed_of_candidates
-from fourfold.grading.candidates import Candidate
+from fourfold.grading.candidates import Submission
 from fourfold.grading.results import Graded, InUse, Results
 from fourfold.grading.speed import median_with_interval, speeds_of
 from fourfold.numerics.compare import Disagreement
@@ -317,7 +317,7 @@ def test_a_bad_argument_is_named(options: dict[str, Any], says: str) -> None:
 
 def test_a_source_is_read_without_being_run() -> None:
     def found(source: str, **more: Any) -> list[str]:
-        candidate = Candidate(id="a", operation="softmax", source=source)
+        candidate = Submission(id="a", operation="softmax", source=source)
         return list(static.reaches(replace(candidate, **more), ("subprocess",)))
 
     assert found("import torch\nfrom fourfold import claims\nimport properties\n") == []

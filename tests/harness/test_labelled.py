@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fourfold.grading.candidates import Candidate
+from fourfold.grading.candidates import Submission
 from tests.grading.__main__ import check, wilson, write
 from tests.grading.labelled import RIGHT, WRONG, candidates
 from tests.grading.public import UNKNOWN, on_cpu
@@ -26,7 +26,7 @@ def test_candidates_are_of_every_kind_and_complete() -> None:
     assert {label for label, _ in found} == {RIGHT, WRONG}
     assert all((label == RIGHT) == name.startswith("right") for (label, _), name in zip(found, names))
     for _, candidate in found:
-        compile(Candidate.of(candidate).source, candidate["id"], "exec")
+        compile(Submission.of(candidate).source, candidate["id"], "exec")
 
 
 def test_results_are_held_against_the_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +62,7 @@ def test_published_kernels_come_with_their_verdicts(tmp_path: Path) -> None:
         (run / f"level_1_problem_{number}_sample_0_kernel.py").write_text("class ModelNew: ...\n")
         (problems / f"{number}_Sum.py").write_text("class Model: ...\n")
     assert [label for label, _ in public(tmp_path)] == [RIGHT, WRONG]
-    assert all(Candidate.of(candidate).sizes == "small" for _, candidate in public(tmp_path))
+    assert all(Submission.of(candidate).sizes == "small" for _, candidate in public(tmp_path))
     with pytest.raises(FileNotFoundError, match="is no checkout of"):
         list(public(tmp_path / "runs"))
 

@@ -260,7 +260,7 @@ reason = "x is 0"
 """
 
 
-def listed(tmp_path: pathlib.Path, text: str) -> list[known.Known]:
+def listed(tmp_path: pathlib.Path, text: str) -> list[known.ReviewedMutant]:
     (tmp_path / "list.toml").write_text(text)
     return known.read(tmp_path / "list.toml")
 

@@ -20,7 +20,7 @@ import warm
 
 from fourfold.performance import gate, gate_trial, sources, static
 from fourfold.performance.gate import Change, alternate, decided, least_difference, matched, run_spread, screened
-from fourfold.performance.gate_trial import UNCHANGED, Trial, Waits, length_for, slowdowns, trial, with_waits
+from fourfold.performance.gate_trial import UNCHANGED, GateTrial, Waits, length_for, slowdowns, trial, with_waits
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = 200
@@ -369,7 +369,7 @@ def test_a_trial_tells_false_alarms_and_what_was_not_found() -> None:
         0.02: [change("a", "slower", 1.021), change("b", "ambiguous", 1.018)],
         0.1: [],
     }
-    lines = list(Trial(changes, {"test_speed.py::test[c]": ["2%", "10%"]}).lines())
+    lines = list(GateTrial(changes, {"test_speed.py::test[c]": ["2%", "10%"]}).lines())
     assert lines[:3] == [
         "unchanged: 2 false alarms of 3",
         "planted 2%, measured +1.8% to +2.1%: 1 of 2 called slower",

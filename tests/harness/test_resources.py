@@ -15,7 +15,7 @@ from fourfold.backends.cuda.compile import source_closure
 from fourfold.checks.records import operations
 from fourfold.engine.cells import Cell
 from fourfold.performance import resources
-from fourfold.performance.resources import Compiled, _used, changed, command, implementations, lines, unpack
+from fourfold.performance.resources import CellResources, _used, changed, command, implementations, lines, unpack
 from fourfold.performance.static import paired
 
 KERNEL = {
@@ -191,10 +191,10 @@ def test_a_kernel_that_does_not_compile_is_told(repository: Path, capsys: pytest
     cells = [Cell("vector_add", "cuda", "float32"), Cell("vector_add", "triton", "float32")]
     replace_once(repository / "vector_add" / "cuda_kernel.cu", "const long long n", "const longer n")
     replace_once(repository / "vector_add" / "triton_kernel.py", "mask = at < n", "mask = at < nothing")
-    found = Compiled.of(cells, "90", 2, repository.parent)
+    found = CellResources.of(cells, "90", 2, repository.parent)
     assert found.kernels == {}
     assert found.errors.keys() == {"vector_add-cuda-float32", "vector_add-triton-float32"}
-    none = Compiled({}, {})
+    none = CellResources({}, {})
     assert sum(line.startswith("does not compile: ") for line in lines([], found, none)) == 2
     assert sum(line.startswith("not compared, the base") for line in lines([], none, found)) == 2
 

@@ -9,7 +9,7 @@ import pytest
 import triton
 
 from fourfold.backends.triton.interpreter import parts as triton_interpreter_parts
-from fourfold.backends.triton.interpreter.parts import PARTS, Part
+from fourfold.backends.triton.interpreter.parts import PARTS, PrivatePart
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -24,7 +24,7 @@ def missing() -> list[str]:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=[part.path.partition(":")[2] for part in PARTS])
-def test_part_is_there(part: Part, missing: list[str]) -> None:
+def test_part_is_there(part: PrivatePart, missing: list[str]) -> None:
     changed = [line for line in missing if line.startswith(f"{part.path} ")]
     assert not changed, f"Triton {triton.__version__} has changed what its interpreter's corrections use: {changed[0]}"
 
@@ -33,19 +33,19 @@ def test_part_is_there(part: Part, missing: list[str]) -> None:
     ("part", "fault"),
     [
         (
-            Part("triton.runtime.interpreter:GridExecutor.launch", ("self",), "a launch"),
+            PrivatePart("triton.runtime.interpreter:GridExecutor.launch", ("self",), "a launch"),
             "triton.runtime.interpreter:GridExecutor.launch is missing (no launch); here: a launch",
         ),
         (
-            Part("triton.runtime.jit:mangle_type", ("argument",), "a type"),
+            PrivatePart("triton.runtime.jit:mangle_type", ("argument",), "a type"),
             "triton.runtime.jit:mangle_type takes (arg, specialize), not (argument, ...); here: a type",
         ),
         (
-            Part("triton.runtime.interpret:GridExecutor", None, "a launch"),
+            PrivatePart("triton.runtime.interpret:GridExecutor", None, "a launch"),
             "triton.runtime.interpret:GridExecutor is missing (no module triton.runtime.interpret); here: a launch",
         ),
     ],
 )
-def test_part_that_is_missing_is_named(part: Part, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_that_is_missing_is_named(part: PrivatePart, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_interpreter_parts, "PARTS", (part,))
     assert triton_interpreter_parts.missing() == [fault]

@@ -20,7 +20,7 @@ DTYPES = {short(dtype): dtype for dtype in CPP_TYPES}
 ALIGNMENT = 16
 
 
-class Kernels:
+class KernelInstances:
     """The instances of a kernel for each dtype: one of a plain function, several of a template.
 
     Args:
@@ -152,7 +152,7 @@ def cuda_kernel(
 
     Args:
         source: the file; a relative path begins at the folder of the calling file, or else at the current one.
-        name: the kernel; see `Kernels`. Of a template the dtype of the first tensor chooses the instance.
+        name: the kernel; see `KernelInstances`. Of a template the dtype of the first tensor chooses the instance.
         grid: the number of blocks, as one number or up to three, or a function that returns it.
         block: the threads of a block, in the same way.
         arguments: a function that returns the kernel's arguments, in order: tensors, numbers, None for a null pointer.
@@ -176,7 +176,7 @@ def cuda_kernel(
     caller = inspect.currentframe()
     above = caller.f_back if caller else None
     path = _beside(above.f_globals.get("__file__") if above else None, pathlib.Path(source))
-    kernels = Kernels(path, name)
+    kernels = KernelInstances(path, name)
     signature = inspect.signature(arguments)
     named = [p for p in signature.parameters.values() if p.name != "out" and p.kind is p.POSITIONAL_OR_KEYWORD]
     if not named:

@@ -22,7 +22,7 @@ from fourfold.backends import known_calls, launch_records
 from fourfold.backends.cuda import declarations
 from fourfold.backends.cuda.compile import CudaError, compile_kernels
 from fourfold.backends.cuda.emulator.launcher import CpuKernel, mode
-from fourfold.backends.cuda.parameters import Argument, Parameter, check_count, mismatch, too_large
+from fourfold.backends.cuda.parameters import Argument, KernelParameter, check_count, mismatch, too_large
 from fourfold.backends.launch import check_block, check_grid, check_shared_bytes
 from fourfold.compat import torch_internals
 from fourfold.operations.blame import Lack
@@ -435,7 +435,7 @@ def _config(name: str, grid: Size, block: Size, shared_bytes: int, cluster: Size
 
 def _parameters(
     lowered_name: str, sizes: list[int], declared: declarations.DeclaredKernel | None = None
-) -> list[Parameter]:
+) -> list[KernelParameter]:
     """A kernel's parameters, read from its mangled name; if it is extern "C", from the file, or else the sizes."""
     types = _parameter_types(lowered_name)
     if types is None and declared is not None and declared.template is None:
@@ -443,7 +443,7 @@ def _parameters(
     if types is None or len(types) != len(sizes):
         names = {1: "bool", 8: "any of 8 bytes"}
         types = [names.get(size, f"a type of {size} bytes") for size in sizes]
-    return [Parameter.of_type(type_, size) for type_, size in zip(types, sizes, strict=True)]
+    return [KernelParameter.of_type(type_, size) for type_, size in zip(types, sizes, strict=True)]
 
 
 def _parameter_types(lowered_name: str) -> list[str] | None:

@@ -36,7 +36,7 @@ _AS_THEY_ARE = {("i", 8): int, ("f", 8): float, ("b", 1): bool}
 
 
 @dataclasses.dataclass(frozen=True)
-class Parameter:
+class KernelParameter:
     """A kernel's parameter.
 
     Attributes:
@@ -52,7 +52,7 @@ class Parameter:
     spelling: str
 
     @classmethod
-    def of_type(cls, spelling: str, size: int) -> Parameter:
+    def of_type(cls, spelling: str, size: int) -> KernelParameter:
         """The parameter whose type has this C++ name and `size` bytes."""
         if spelling.endswith("*"):
             return cls("p" if re.search(r"\bconst\b", spelling) else "P", size, spelling)
@@ -135,7 +135,7 @@ def check_count(name: str, parameters: int, given: int) -> None:
         raise TypeError(f"{name} takes {parameters} arguments, but {given} were given")
 
 
-def mismatch(name: str, place: str, parameter: Parameter, argument: Argument) -> TypeError:
+def mismatch(name: str, place: str, parameter: KernelParameter, argument: Argument) -> TypeError:
     """The error for an argument that does not fit its parameter; `place` names it: "argument 2 (cols)"."""
     given = type(argument).__name__
     if isinstance(argument, torch.Tensor):
@@ -144,7 +144,7 @@ def mismatch(name: str, place: str, parameter: Parameter, argument: Argument) ->
     return TypeError(f"{name}: {place} is {parameter.spelling} in C++, but {given} was given{hint}")
 
 
-def too_large(name: str, place: str, parameter: Parameter, argument: Any) -> OverflowError:
+def too_large(name: str, place: str, parameter: KernelParameter, argument: Any) -> OverflowError:
     """The error for a number that its parameter's type cannot hold."""
     return OverflowError(f"{name}: {place} is {parameter.spelling} in C++, which cannot hold {argument}")
 

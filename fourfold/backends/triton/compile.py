@@ -13,7 +13,7 @@ from fourfold.backends.triton import launch as triton_launch
 from fourfold.compat import triton_internals
 
 
-class Compiled(NamedTuple):
+class CompiledSummary(NamedTuple):
     """The name, architecture and shared memory of a compiled kernel, which need no disassembly."""
 
     name: str
@@ -24,7 +24,7 @@ class Compiled(NamedTuple):
 @contextlib.contextmanager
 def compiled_for(
     capability: int, but: Collection[str] = (), disassembled: bool = True
-) -> Iterator[list[KernelResources | Compiled]]:
+) -> Iterator[list[KernelResources | CompiledSummary]]:
     """Context manager: calls of Triton implementations on CPU tensors compile their kernels and do not run them.
 
     The results of such calls have the right shape, but their memory is uninitialised.
@@ -42,7 +42,7 @@ def compiled_for(
     """
     if triton_launch.INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET is set: kernels of this process cannot be compiled")
-    found: list[KernelResources | Compiled] = []
+    found: list[KernelResources | CompiledSummary] = []
     seen: set[str] = set()
 
     def run(shipped: Callable[..., Any], kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -54,7 +54,7 @@ def compiled_for(
             return compiled
         seen.add(code.digest)
         if not disassembled:
-            found.append(Compiled(code.name, f"sm_{capability}", compiled.metadata.shared))
+            found.append(CompiledSummary(code.name, f"sm_{capability}", compiled.metadata.shared))
         else:
             with tempfile.TemporaryDirectory() as directory:
                 cubin = pathlib.Path(directory, f"{code.digest}.cubin")

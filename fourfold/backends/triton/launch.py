@@ -76,7 +76,9 @@ def launch(
         _compiled[key] = compiled, tuple(options[parameter.name] for parameter in rest)
 
 
-def _record(record: launch_records.Record, compiled: Any, grid: tuple[int, ...], arguments: Sequence[Any]) -> None:
+def _record(
+    record: launch_records.LaunchRecord, compiled: Any, grid: tuple[int, ...], arguments: Sequence[Any]
+) -> None:
     code, shape = triton_internals.code_of(compiled), triton_internals.shape_of(compiled)
     clusters = f", clusters of {shape.blocks_per_program}" if shape.blocks_per_program != 1 else ""
     options = "".join(f", {option}" for option in shape.options)
@@ -88,7 +90,7 @@ def _record(record: launch_records.Record, compiled: Any, grid: tuple[int, ...],
 
 
 @contextlib.contextmanager
-def triton_recorded(record: launch_records.Record) -> Iterator[None]:
+def triton_recorded(record: launch_records.LaunchRecord) -> Iterator[None]:
     """Context manager: record the launches that Triton itself makes, of any kernel. `launch` records the others."""
 
     def run(shipped: Callable[..., Any], kernel: Any, *arguments: Any, **options: Any) -> Any:

@@ -15,10 +15,10 @@ from fourfold.compat.test_runners import RUNNERS
 OWN, OTHERS = "fourfold", RUNNERS
 # What a check does not change of its search.
 LIMITS = ("elements", "blob", "brief", "keeps", "seed", "refusals", "note")
-WATCH = pytest.StashKey["Watch"]()
+WATCH = pytest.StashKey["ProgramWatch"]()
 
 
-class Watch:
+class ProgramWatch:
     """The program that judges, as it was before a candidate was loaded.
 
     Args:
@@ -88,7 +88,7 @@ def limits_of(search: Search) -> Callable[[], list[str]]:
     return changes
 
 
-class Watched:
+class PackageWatch:
     """This package and Hypothesis while a check is made without pytest, and before it.
 
     Args:

@@ -19,8 +19,8 @@ import torch
 from fourfold.backends.cuda.compile import CudaError
 from fourfold.backends.cuda.declarations import DeclaredParameter
 from fourfold.backends.cuda.emulator import unavailable_reason
-from fourfold.backends.cuda.functions import Kernels
-from fourfold.candidates.load.cuda_launches import OF_OUTPUT, OUTPUT, Launch, LaunchedKernel, Plan
+from fourfold.backends.cuda.functions import KernelInstances
+from fourfold.candidates.load.cuda_launches import OF_OUTPUT, OUTPUT, Launch, LaunchedKernel, LaunchPlan
 from fourfold.candidates.load.expressions import ExpressionError, evaluated
 from fourfold.checks.records import operations
 from fourfold.checks.search import Unsupported
@@ -62,7 +62,7 @@ class CudaCandidate:
     def __init__(self, launch: Launch, operation: Operation, reference: Callable[..., Any], here: bool = True) -> None:
         self.launch, self.operation, self.reference = launch, operation, reference
         self.signature = inspect.signature(reference)
-        self.kernels = Kernels(Path(launch.file).resolve(), launch.name)
+        self.kernels = KernelInstances(Path(launch.file).resolve(), launch.name)
         self.inputs = tuple(next(iter(operation.examples.values()))(DTYPES["float32"]).inputs)
         self.numbers = tuple(name for name in self.signature.parameters if name not in self.inputs)
         self._axes = axes.parse(operation.axes.get(self.inputs[0], axes.LEADING))
@@ -73,7 +73,7 @@ class CudaCandidate:
             raise ValueError(f"{named}, but {len(self.args)} are given: {', '.join(self.args)}")
         words = {word for text in self.args for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.taken = tuple(name for name in self.numbers if name in words)
-        self.plan = Plan(
+        self.plan = LaunchPlan(
             file=str(self.kernels.source),
             name=launch.name,
             grid=launch.grid,

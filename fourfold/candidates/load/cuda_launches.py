@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fourfold.backends.cuda.declarations import split
-from fourfold.backends.cuda.functions import Kernels, plain
+from fourfold.backends.cuda.functions import KernelInstances, plain
 from fourfold.backends.cuda.parameters import short
 from fourfold.candidates.load.expressions import evaluated
 from fourfold.operations import axes
@@ -70,7 +70,7 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """What a launch needs to know of an operation. It is sent to the process of an untrusted kernel.
 
     Attributes:
@@ -98,7 +98,7 @@ class Plan:
         return asdict(self)
 
     @classmethod
-    def of(cls, described: Mapping[str, Any]) -> "Plan":
+    def of(cls, described: Mapping[str, Any]) -> "LaunchPlan":
         """What `described` describes."""
         lists: dict[str, Any] = {name: tuple(each) for name, each in described.items() if isinstance(each, list)}
         return cls(**{**described, **lists})
@@ -131,7 +131,7 @@ class LaunchedKernel:
         kernels: its instances.
     """
 
-    def __init__(self, plan: Plan, kernels: Kernels) -> None:
+    def __init__(self, plan: LaunchPlan, kernels: KernelInstances) -> None:
         self.plan, self.kernels = plan, kernels
 
     def __call__(self, given: Mapping[str, Any], like: torch.Tensor) -> torch.Tensor:
@@ -166,10 +166,10 @@ def compiled(described: Mapping[str, Any]) -> tuple[Callable[..., torch.Tensor],
         The function, and by name the dtypes for which the kernel does not compile, each with the reason.
 
     Raises:
-        OSError, LookupError, ValueError, CudaError: see `Kernels` and `Kernels.compile_for`.
+        OSError, LookupError, ValueError, CudaError: see `KernelInstances` and `KernelInstances.compile_for`.
     """
-    plan = Plan.of(described)
-    kernels = Kernels(Path(plan.file), plan.name)
+    plan = LaunchPlan.of(described)
+    kernels = KernelInstances(Path(plan.file), plan.name)
     kernels.compile_for("cpu")
     kernel = LaunchedKernel(plan, kernels)
 

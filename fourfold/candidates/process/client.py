@@ -33,7 +33,7 @@ from fourfold.instruments import concurrent_calls
 from fourfold.instruments.concurrent_calls import NeverReturns
 from fourfold.instruments.operator_watch import ENTERED, Fallbacks
 from fourfold.instruments.redzones import Arena
-from fourfold.instruments.size_comparisons import LARGEST, Comparison
+from fourfold.instruments.size_comparisons import LARGEST, SizeComparison
 from fourfold.operations.claims import claims
 
 # Seconds that a call, or the import, may take.
@@ -48,7 +48,7 @@ class CannotBeImported(Exception):
     """The candidate's file or module fails on import, or has no such function."""
 
 
-class Call:
+class RemoteCall:
     """One call, whose gradients may be asked for. Where it is gone, the process forgets it."""
 
     def __init__(
@@ -76,7 +76,7 @@ class _Elsewhere(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, function: "UntrustedFunction", call: Call, *tensors: torch.Tensor
+        ctx: Any, function: "UntrustedFunction", call: RemoteCall, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.function, ctx.call = function, call
@@ -155,12 +155,12 @@ class UntrustedFunction:
                 several, outputs, differentiable = _outputs(answer.get("output"), storages)
             are_tensors = all(isinstance(output, torch.Tensor) for output in outputs)
             if are_tensors and any(differentiable) and any(tensor.requires_grad for tensor in tensors.values()):
-                call = Call(session, session.asked, tensors, outputs, differentiable)
+                call = RemoteCall(session, session.asked, tensors, outputs, differentiable)
                 outputs = _Elsewhere.apply(self, call, *tensors.values())
         return tuple(outputs) if several else outputs[0]
 
     def gradients(
-        self, call: Call, wanted: Sequence[str], cotangents: Sequence[torch.Tensor | None]
+        self, call: RemoteCall, wanted: Sequence[str], cotangents: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
         """The gradients of a call for some of its inputs, from cotangents of its outputs."""
         with self.lock:
@@ -233,7 +233,7 @@ class UntrustedFunction:
                 return count, [_results(each, len(inputs), storages) for each, inputs in zip(results, wanted)]
 
     def compared(
-        self, comparisons: Sequence[Comparison], arguments: Mapping[str, Any]
+        self, comparisons: Sequence[SizeComparison], arguments: Mapping[str, Any]
     ) -> dict[int, tuple[float, float]]:
         """Both sides of comparisons in a call, by what its process says.
 
@@ -250,7 +250,7 @@ class UntrustedFunction:
     def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:
         """From here on its process notes which statements run.
 
-        See `fourfold.instruments.line_recorder.Recorder.watch`.
+        See `fourfold.instruments.line_recorder.LineRecorder.watch`.
         """
         with self.lock:
             for file, lines in statements.items():

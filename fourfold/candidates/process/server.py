@@ -36,7 +36,7 @@ from fourfold.instruments.concurrent_calls import NeverReturns, called_at_once
 from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
-from fourfold.instruments.size_comparisons import Compared, Comparison
+from fourfold.instruments.size_comparisons import Compared, SizeComparison
 from fourfold.instruments.tampering import Tampered, nothing_else_changes
 from fourfold.operations.blame import blame_of, statement
 from fourfold.operations.case import Case
@@ -131,7 +131,7 @@ def become_candidate(descriptor: int, folder: Path, most_bytes: int) -> None:
 # ---- a candidate's own process
 
 
-class Kept:
+class OpenCall:
     """A call whose gradients may still be asked for."""
 
     def __init__(
@@ -173,7 +173,7 @@ class Served:
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.shared: set[int] = set()  # numbers of those whose memory is the judge's own
         self.last: dict[int, bytes] = {}
-        self.calls: dict[int, Kept] = {}
+        self.calls: dict[int, OpenCall] = {}
         self.made = 0
 
     def run(self) -> None:
@@ -277,7 +277,7 @@ class Served:
         told = [self._result(each) for each in outputs]
         if any(isinstance(each, torch.Tensor) and each.requires_grad for each in outputs):
             tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
-            self.calls[text["number"]] = Kept(tensors, outputs, watch)
+            self.calls[text["number"]] = OpenCall(tensors, outputs, watch)
         return {"output": {"several": told} if several else told[0], **seen_by(watch)}
 
     def backward(self, text: dict[str, Any]) -> dict[str, Any]:
@@ -318,7 +318,10 @@ class Served:
     def compare(self, text: dict[str, Any]) -> dict[str, Any]:
         """Both sides of comparisons in a call. What the call gives is of no interest."""
         arguments = given(text["arguments"], self.storages)
-        with Compared([Comparison(*each) for each in text["comparisons"]]) as compared, contextlib.suppress(Exception):
+        with (
+            Compared([SizeComparison(*each) for each in text["comparisons"]]) as compared,
+            contextlib.suppress(Exception),
+        ):
             self.function(**arguments)
         return {"compared": [[number, *sides] for number, sides in compared.found.items()]}
 

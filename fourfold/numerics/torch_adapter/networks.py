@@ -27,7 +27,7 @@ from fourfold.numerics.steps.elementwise import (
 from fourfold.numerics.torch_adapter.elementwise import aten, lifted
 from fourfold.numerics.torch_adapter.moves import added_at, pad
 from fourfold.numerics.torch_adapter.orders import amax
-from fourfold.numerics.torch_adapter.tensors import BoundedTensor, Evaluation, Memory, Places, whole
+from fourfold.numerics.torch_adapter.tensors import BoundedTensor, Evaluation, Places, ViewedStorage, whole
 
 # Softmax.
 
@@ -515,7 +515,7 @@ def columns(a: Bounded) -> Bounded:
 # Averages of windows: convolutions of each channel by itself, with ones.
 
 
-class Pool:
+class PoolingWindows:
     """The windows of a pooling, and how many elements each of them averages."""
 
     def __init__(self, a: Bounded, kernel: Any, stride: Any, padding: Any, ceil: bool, pads_count: bool, divisor: Any):
@@ -544,7 +544,7 @@ def average_pool(
 ) -> Bounded:
     """The sum of the elements of each window, divided by their number."""
     a = lifted(a)
-    pool = Pool(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    pool = PoolingWindows(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
     around = padded(a.reshape(pool.shape), [(p, p) for p in pool.padding])
     sums = correlated(around, pool.ones, pool.stride, [1] * pool.axes, len(pool.ones))
     result = divide(sums, lifted(pool.count))
@@ -564,7 +564,7 @@ def average_pool_backward(
 ) -> Bounded:
     """To each element of a window its share of the gradient."""
     grad, a = lifted(grad), lifted(a)
-    pool = Pool(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    pool = PoolingWindows(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
     shares = divide(grad.reshape(-1, *grad.shape[-pool.axes - 1 :]), lifted(pool.count))
     size = a.shape[-pool.axes :]
     result = taken_back(shares, pool.ones, pool.stride, pool.padding, [1] * pool.axes, len(pool.ones), size)
@@ -599,7 +599,7 @@ class WindowPlaces(Places):
         index = func(torch.from_numpy(self.index), *args[1:], **kwargs)
         source = self.source.reshape(*index.shape, self.source.shape[-1])
         places = WindowPlaces(index.numpy(), source, self.values.reshape(*index.shape), index.ndim)
-        return BoundedTensor.of(Memory(places), places, torch.int64)
+        return BoundedTensor.of(ViewedStorage(places), places, torch.int64)
 
 
 @whole("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
@@ -611,7 +611,7 @@ def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
     under = pooled_windows(lifted(evaluation.given(a)), kernel, stride, padding, dilation, ceil, -np.inf)
     values = amax(under, -1)
     places = WindowPlaces(np.argmax(under.value, axis=-1), under, values, under.ndim - 1)
-    return evaluation.made(values, a.dtype), BoundedTensor.of(Memory(places), places, torch.int64)
+    return evaluation.made(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
 
 
 @whole("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")

@@ -19,8 +19,8 @@ from fourfold.numerics.torch_adapter.moves import move, scatter_add
 from fourfold.numerics.torch_adapter.tensors import (
     BoundedTensor,
     Evaluation,
-    Memory,
     Places,
+    ViewedStorage,
     places_in,
     plain,
     whole,
@@ -44,7 +44,7 @@ def in_order(order: Callable[[Array], Array], a: Bounded) -> Bounded:
 class Extreme:
     """What the memory of an extreme remembers: the memory of the numbers of which it is the largest or smallest."""
 
-    of: Memory
+    of: ViewedStorage
 
 
 def extreme(choose: Callable[..., Array]) -> Callable[..., Bounded]:
@@ -86,7 +86,7 @@ def equal(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]
     for top, row in ((a, b), (b, a)):
         if is_extreme_of(top, row) and evaluation.backward:
             found = rivals(evaluation.given(row), evaluation.given(top))
-            return BoundedTensor.of(Memory(found), found, torch.bool)
+            return BoundedTensor.of(ViewedStorage(found), found, torch.bool)
     if not any(isinstance(x, BoundedTensor) or x.is_floating_point() for x in args):
         return func(a, b)
     if a is b and places_in(a) is None:  # asks for NaN, as torch does for what is finite: no tie
@@ -118,7 +118,7 @@ def found_along(evaluation: Evaluation, a: torch.Tensor, index: Array, values: B
     if not source.ndim or not (source.error.any() or evaluation.free_ties):
         return torch.from_numpy(np.array(index))
     places = Places(np.array(index, order="C"), source, values, axis)
-    return BoundedTensor.of(Memory(places), places, torch.int64)
+    return BoundedTensor.of(ViewedStorage(places), places, torch.int64)
 
 
 @whole("max.dim", "min.dim", "argmax.default", "argmin.default")
@@ -218,7 +218,7 @@ def extreme_so_far(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[
     if not (source.error.any() or evaluation.free_ties):
         return evaluation.made(values, a.dtype), index
     places = RunningPlaces(np.array(index.numpy(), order="C"), source, values, axis)
-    return evaluation.made(values, a.dtype), BoundedTensor.of(Memory(places), places, torch.int64)
+    return evaluation.made(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
 
 
 def ranked(part: Array) -> Array:

@@ -125,7 +125,7 @@ class Places:
                 len(kept) == len(shape) and all(i == self.axis or kept[i] == shape[i] for i in range(len(shape)))
             ):
                 places = Places(index.numpy(), self.source, self.values.reshape(kept), self.axis)
-                return BoundedTensor.of(Memory(places), places, torch.int64)
+                return BoundedTensor.of(ViewedStorage(places), places, torch.int64)
         self.certain()
         return index
 
@@ -134,7 +134,7 @@ Payload = Bounded | Comparison
 
 
 @dataclass(eq=False)
-class Memory:
+class ViewedStorage:
     """What tensors that are views of each other share. Its arrays are never written into, but replaced."""
 
     payload: Any
@@ -146,12 +146,12 @@ class Memory:
 class BoundedTensor(torch.Tensor):
     """A tensor whose elements are those of a `Bounded` array, or of a `Comparison` that is not certain."""
 
-    memory: Memory
+    memory: ViewedStorage
     part: Any
     seen: int
 
     @staticmethod
-    def of(memory: Memory, part: Any, dtype: torch.dtype, offset: int = 0) -> "BoundedTensor":
+    def of(memory: ViewedStorage, part: Any, dtype: torch.dtype, offset: int = 0) -> "BoundedTensor":
         """A tensor that is `part` of a memory, which begins `offset` elements after the memory's first."""
         value = part.value if isinstance(part, Bounded) else part.outcome
         strides = tuple(stride // value.itemsize for stride in value.strides)
@@ -427,7 +427,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         """The result of a rule as tensors."""
         if isinstance(result, Bounded):
             payload: Payload = self.tidy(result)
-            return BoundedTensor.of(Memory(payload), payload, dtype)
+            return BoundedTensor.of(ViewedStorage(payload), payload, dtype)
         if isinstance(result, Comparison):
             return self.compared(result, torch.bool)
         if isinstance(result, list | tuple):
@@ -445,7 +445,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         if not matters and dtype == torch.bool and not self.backward:
             return torch.from_numpy(np.array(result.outcome))
         part = result.moved(lambda array: np.array(array, order="C"))
-        return BoundedTensor.of(Memory(part), part, dtype)
+        return BoundedTensor.of(ViewedStorage(part), part, dtype)
 
     def tidy(self, result: Bounded) -> Bounded:
         """The same array, contiguous, of the wide type, and of one shape throughout."""

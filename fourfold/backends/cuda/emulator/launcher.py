@@ -19,7 +19,7 @@ from fourfold.backends.cuda import declarations
 from fourfold.backends.cuda.emulator import build, reached
 from fourfold.backends.cuda.emulator.faults import FAULTS, Index
 from fourfold.backends.cuda.emulator.tensor_map import TensorMapOnCpu
-from fourfold.backends.cuda.parameters import Argument, Parameter, check_count, mismatch, short, too_large
+from fourfold.backends.cuda.parameters import Argument, KernelParameter, check_count, mismatch, short, too_large
 
 _order = contextvars.ContextVar("order", default=(0, 0))
 
@@ -225,7 +225,7 @@ class CpuKernel:
         raise FAULTS[fault.kind - 1](self.name, *place, tuple(fault.block), tuple(fault.thread), what)
 
 
-def _parameter(kind: str, size: int, spelling: str) -> Parameter:
+def _parameter(kind: str, size: int, spelling: str) -> KernelParameter:
     """From a line of the kernel's signature. Its compiler knows better than the spelling what points to const."""
-    parameter = Parameter.of_type(spelling, size)
-    return Parameter(kind, size, spelling) if kind in "pP" else parameter
+    parameter = KernelParameter.of_type(spelling, size)
+    return KernelParameter(kind, size, spelling) if kind in "pP" else parameter

@@ -34,15 +34,15 @@ from triton.runtime import interpreter, jit
 from fourfold.backends.launch import check_grid
 from fourfold.backends.triton.interpreter import arithmetic, batches, libdevice, marks, replay, tuning
 from fourfold.backends.triton.interpreter.arithmetic import Handle, narrowed, numpy_type
-from fourfold.backends.triton.interpreter.memory import Memory, memory_of
+from fourfold.backends.triton.interpreter.memory import CheckedMemory, memory_of
 from fourfold.backends.triton.interpreter.parts import missing
-from fourfold.backends.triton.interpreter.source import LOGIC, Source
+from fourfold.backends.triton.interpreter.source import LOGIC, KernelSource
 from fourfold.instruments.line_recorder import recorder
 
 _ABSENT = object()
 
 
-class Builder(batches.Batches, Memory, arithmetic.Operators, arithmetic.Conversions, libdevice.Functions):
+class Builder(batches.Batches, CheckedMemory, arithmetic.Operators, arithmetic.Conversions, libdevice.Functions):
     """The interpreter's builder, which runs the language's operations, with all corrections."""
 
     # The mark that `install` looks for. The class itself would not do: a baseline's implementations, loaded beside
@@ -114,7 +114,7 @@ LANGUAGE = Language()
 _RUNNING = threading.RLock()
 
 
-class Launch(interpreter.GridExecutor):
+class InterpretedLaunch(interpreter.GridExecutor):
     """Launches a kernel.
 
     Its arguments get the types that the compiler gives them, and it may access the memory of its tensors. NumPy's
@@ -263,9 +263,9 @@ def install() -> None:
     options = interpreter.interpreter_builder.options
     interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
     interpreter.ReduceOps, interpreter.ScanOps = batches.BatchedReduce, batches.BatchedScan
-    interpreter.GridExecutor = Launch
+    interpreter.GridExecutor = InterpretedLaunch
     interpreter._patch_lang = LANGUAGE.patch
-    interpreter.FunctionRewriter.ast_transformer = Source()
+    interpreter.FunctionRewriter.ast_transformer = KernelSource()
     vars(interpreter).update(LOGIC)
     marks.install()
     replay.remember_shapes()

@@ -147,7 +147,7 @@ def _array_at(storage: tuple[int, int], addresses: np.ndarray, dtype: np.dtype) 
     return array, (offsets // np.uint64(dtype.itemsize)).astype(np.int64)
 
 
-class Memory(interpreter.InterpreterBuilder):
+class CheckedMemory(interpreter.InterpreterBuilder):
     """Loads, stores and atomic operations, each checked before it is done."""
 
     # Of the running launch; None if a pointer may lead anywhere.

@@ -8,7 +8,7 @@ import inspect
 from typing import Any, NamedTuple
 
 
-class Part(NamedTuple):
+class PrivatePart(NamedTuple):
     """A private part of Triton.
 
     Attributes:
@@ -22,12 +22,14 @@ class Part(NamedTuple):
     use: str
 
 
-def _builder(name: str, parameters: str, use: str) -> Part:
-    return Part(f"triton.runtime.interpreter:InterpreterBuilder.{name}", ("self", *parameters.split()), use)
+def _builder(name: str, parameters: str, use: str) -> PrivatePart:
+    return PrivatePart(f"triton.runtime.interpreter:InterpreterBuilder.{name}", ("self", *parameters.split()), use)
 
 
-def _interpreter(name: str, parameters: str | None, use: str) -> Part:
-    return Part(f"triton.runtime.interpreter:{name}", None if parameters is None else tuple(parameters.split()), use)
+def _interpreter(name: str, parameters: str | None, use: str) -> PrivatePart:
+    return PrivatePart(
+        f"triton.runtime.interpreter:{name}", None if parameters is None else tuple(parameters.split()), use
+    )
 
 
 PARTS = (
@@ -35,8 +37,8 @@ PARTS = (
     _interpreter("TensorHandle", "data dtype attr", "a value: an array and its type; replaced by a faster one"),
     _interpreter("TensorHandle.set_attr", "self key value", "what tl.multiple_of says; overridden"),
     _interpreter("_get_np_dtype", "tt_dtype", "the type of the array that holds a value; remembered by name"),
-    Part("triton.language.core:block_type.__init__", ("self", "element_ty", "shape"), "remembered by shape"),
-    Part("triton.language.core:tensor.__init__", ("self", "handle", "type"), "remembered by shape"),
+    PrivatePart("triton.language.core:block_type.__init__", ("self", "element_ty", "shape"), "remembered by shape"),
+    PrivatePart("triton.language.core:tensor.__init__", ("self", "handle", "type"), "remembered by shape"),
     # Arithmetic
     _interpreter("InterpreterBuilder", "", "what computes; its class is replaced by one that derives from it"),
     _interpreter("interpreter_builder", None, "the one that computes"),
@@ -83,15 +85,15 @@ PARTS = (
     _builder("set_grid_idx", "x y z", "says which of them runs"),
     _interpreter("_implicit_cvt", "arg", "makes a kernel's argument a value"),
     _interpreter("InterpreterError", "", "raised in place of what a kernel raises"),
-    Part("triton.runtime.jit:mangle_type", ("arg",), "the type that an argument is compiled for"),
-    Part("triton.runtime.jit:_normalize_ty", ("ty",), "the type that an annotation names"),
-    Part("triton.language:str_to_ty", ("name",), "the type of that name"),
+    PrivatePart("triton.runtime.jit:mangle_type", ("arg",), "the type that an argument is compiled for"),
+    PrivatePart("triton.runtime.jit:_normalize_ty", ("ty",), "the type that an annotation names"),
+    PrivatePart("triton.language:str_to_ty", ("name",), "the type of that name"),
     # The language
     _interpreter("_patch_lang", "fn", "makes the language call the interpreter; done once for a launch"),
     _interpreter("_LangPatchScope", "", "remembers what _patch_lang has changed"),
     _interpreter("_LangPatchScope.restore", "self", "undoes it"),
-    Part("triton.language.core:is_builtin", ("fn",), "tells the functions that the compiler knows"),
-    Part("triton.language.semantic:TritonSemantic", ("builder",), "what a function means for types; recorded"),
+    PrivatePart("triton.language.core:is_builtin", ("fn",), "tells the functions that the compiler knows"),
+    PrivatePart("triton.language.semantic:TritonSemantic", ("builder",), "what a function means for types; recorded"),
     _interpreter("interpreter_semantic", None, "the one that kernels run with"),
     _interpreter("FunctionRewriter.ast_transformer", None, "changes a kernel's source; replaced"),
     _interpreter("FunctionRewriter._compile_and_exec", "self transformed_ast", "adds marks to a source; replaced"),
@@ -105,7 +107,7 @@ def missing() -> list[str]:
     return [f"{part.path} {fault}; here: {part.use}" for part in PARTS if (fault := _fault(part))]
 
 
-def _fault(part: Part) -> str | None:
+def _fault(part: PrivatePart) -> str | None:
     module, _, names = part.path.partition(":")
     try:
         found: Any = importlib.import_module(module)

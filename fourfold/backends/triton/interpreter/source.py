@@ -18,7 +18,7 @@ from fourfold.backends.triton.interpreter.batches import largest, least, loop
 PREFIX = "_fourfold_"
 
 
-class Source(interpreter.ASTTransformer):
+class KernelSource(interpreter.ASTTransformer):
     """Triton's own changes of a source, preceded by those of this module."""
 
     def visit_Module(self, node: ast.Module) -> ast.AST:

@@ -27,7 +27,7 @@ from fourfold.backends.triton.interpreter import block_pointers
 from fourfold.backends.triton.interpreter import corrections as corrected
 from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type
 from fourfold.backends.triton.interpreter.memory import holds, tensor_of
-from fourfold.backends.triton.sanitizer.races import MOST_SIGNALS, Accesses, Order, Race
+from fourfold.backends.triton.sanitizer.races import MOST_SIGNALS, Accesses, DataRace, Order
 
 _TAG = 48
 _ADDRESS = np.uint64((1 << _TAG) - 1)
@@ -46,7 +46,7 @@ OUTSIDE, UNWRITTEN, RACE = "out of bounds", "unwritten", "race"
 
 
 @dataclass
-class Finding:
+class Violation:
     """Something that is wrong in a kernel.
 
     Attributes:
@@ -98,13 +98,13 @@ class Report:
         programs: how many programs ran.
     """
 
-    seen: Callable[[Finding], None]
-    findings: dict[tuple, Finding] = field(default_factory=dict)
+    seen: Callable[[Violation], None]
+    findings: dict[tuple, Violation] = field(default_factory=dict)
     kernels: set[str] = field(default_factory=set)
     launches: int = 0
     programs: int = 0
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: Violation) -> None:
         """Report a finding, or count it where it is known."""
         key = finding.kind, finding.access, finding.file, finding.line, finding.parameter, finding.warning
         if key in self.findings:
@@ -114,12 +114,12 @@ class Report:
             self.seen(finding)
 
     @property
-    def errors(self) -> list[Finding]:
+    def errors(self) -> list[Violation]:
         """The findings that are no mere warnings."""
         return [finding for finding in self.findings.values() if not finding.warning]
 
     @property
-    def warnings(self) -> list[Finding]:
+    def warnings(self) -> list[Violation]:
         """The findings that leave every result as it is."""
         return [finding for finding in self.findings.values() if finding.warning]
 
@@ -181,7 +181,7 @@ def _array(address: int, length: int, size: int) -> np.ndarray:
     return np.asarray(types.SimpleNamespace(__array_interface__=memory)) if length else np.empty(0, f"u{size}")
 
 
-class Part(NamedTuple):
+class RegionAccess(NamedTuple):
     """The lanes of an access that lie in one region.
 
     Attributes:
@@ -208,7 +208,7 @@ class Access(NamedTuple):
 
     pointers: Handle
     mask: Any
-    parts: list[Part]
+    parts: list[RegionAccess]
     size: int
     kept: np.ndarray | None
 
@@ -252,7 +252,7 @@ class Exposed:
 EXPOSED: dict[int, Exposed] = {}
 
 
-class Watch:
+class LaunchMonitor:
     """What is known of the running launch.
 
     Args:
@@ -339,7 +339,7 @@ class Watch:
         region = self.regions.get(low >> _TAG)
         if region is not None and region.low <= low and high + size <= region.high:
             offsets = (chosen - region.base).view(np.int64)
-            return Access(plain, mask, [Part(region, offsets, slice(None))], size, kept)
+            return Access(plain, mask, [RegionAccess(region, offsets, slice(None))], size, kept)
         parts, inside = self.scattered(chosen, size)
         if not inside.all():
             self.outside(what, chosen, inside, size)
@@ -348,7 +348,7 @@ class Watch:
             mask = Handle(within, tl.int1)
         return Access(plain, mask, parts, size, kept)
 
-    def scattered(self, chosen: np.ndarray, size: int) -> tuple[list[Part], np.ndarray]:
+    def scattered(self, chosen: np.ndarray, size: int) -> tuple[list[RegionAccess], np.ndarray]:
         """The lanes of an access by region, and which of them lie in one."""
         parts, inside = [], np.zeros(chosen.shape, bool)
         tags = chosen >> np.uint64(_TAG)
@@ -358,7 +358,7 @@ class Watch:
                 continue
             lanes = (tags == tag) & (chosen >= region.base) & (chosen <= np.uint64(region.high - size))
             if lanes.any():
-                parts.append(Part(region, (chosen[lanes] - region.base).view(np.int64), lanes))
+                parts.append(RegionAccess(region, (chosen[lanes] - region.base).view(np.int64), lanes))
                 inside |= lanes
         return parts, inside
 
@@ -404,7 +404,7 @@ class Watch:
             found = self.accesses[region.start] = Accesses(region.nbytes, region.unit)
         return found
 
-    def raced(self, what: str, part: Part, race: Race | None) -> None:
+    def raced(self, what: str, part: RegionAccess, race: DataRace | None) -> None:
         """Report a race."""
         if race is None:
             return
@@ -425,7 +425,7 @@ class Watch:
         """Add a finding at the place in the kernel that runs."""
         file, line = _place()
         self.report.add(
-            Finding(kind, what, self.kernel, file, line, parameter, self.program, self.grid, offset, message, warning)
+            Violation(kind, what, self.kernel, file, line, parameter, self.program, self.grid, offset, message, warning)
         )
 
 
@@ -440,10 +440,10 @@ def _place() -> tuple[str, int]:
     return "?", 0
 
 
-class Builder(corrected.Builder):
+class MonitoredBuilder(corrected.Builder):
     """The interpreter's builder, which asks the watch before each access."""
 
-    watch: Watch | None = None
+    watch: LaunchMonitor | None = None
     # The beginning and the end of the storage that holds all of the access that is performed, if one does.
     within: tuple[int, int] | None = None
 
@@ -580,7 +580,7 @@ class Builder(corrected.Builder):
         for number in np.unique(bits):
             if 0 < int(number) < 1 << _TAG:
                 bits[bits == number] = self.pointer_to(int(number))
-        return super(corrected.Memory, self).create_int_to_ptr(Handle(bits, tl.uint64), dst_type)
+        return super(corrected.CheckedMemory, self).create_int_to_ptr(Handle(bits, tl.uint64), dst_type)
 
     def pointer_to(self, address: int) -> int:
         """An address with the number of the tensor that it is of; as it is where none is known."""
@@ -604,7 +604,7 @@ def _tensor_in(argument: Any) -> torch.Tensor:
     return found.as_strided((), (), offset)
 
 
-class Launch(corrected.Launch):
+class MonitoredLaunch(corrected.InterpretedLaunch):
     """Launches a kernel under watch."""
 
     in_batches = False
@@ -618,7 +618,7 @@ class Launch(corrected.Launch):
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         builder = interpreter.interpreter_builder
-        before, builder.watch = builder.watch, Watch(self.report, self.fn.__name__)
+        before, builder.watch = builder.watch, LaunchMonitor(self.report, self.fn.__name__)
         try:
             with corrected.LANGUAGE.interpreted(), block_pointers.supplied(), np.errstate(all="ignore"):
                 self.run_programs(bound.arguments)
@@ -677,8 +677,8 @@ def watching(report: Report) -> Iterator[None]:
     corrected.install()
     builder = interpreter.interpreter_builder
     before = builder.__class__, interpreter.GridExecutor
-    builder.__class__ = Builder
-    interpreter.GridExecutor = type("WatchedLaunch", (Launch,), {"report": report})
+    builder.__class__ = MonitoredBuilder
+    interpreter.GridExecutor = type("WatchedLaunch", (MonitoredLaunch,), {"report": report})
     try:
         yield
     finally:

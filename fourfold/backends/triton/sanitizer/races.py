@@ -25,7 +25,7 @@ def _program(stamps: np.ndarray) -> np.ndarray:
     return (stamps >> (_TIME_BITS + 1)) - 1
 
 
-class Race(NamedTuple):
+class DataRace(NamedTuple):
     """Two accesses that no atomic operation orders.
 
     Attributes:
@@ -120,7 +120,7 @@ class Order:
         told = self.known.copy()
         self.told.update(dict.fromkeys(addresses, told))
 
-    def load(self, accesses: Accesses, places: np.ndarray, volatile: bool) -> Race | None:
+    def load(self, accesses: Accesses, places: np.ndarray, volatile: bool) -> DataRace | None:
         """A load of these elements."""
         stores, atomics = accesses.stores[places], accesses.atomics[places]
         stamp = self.stamp()
@@ -131,7 +131,7 @@ class Order:
         accesses.last_loads[places] = stamp
         return self._race(stores, "stored", unchanged=(stores & 1) == 1) or self._race(atomics, "updated atomically")
 
-    def store(self, accesses: Accesses, places: np.ndarray, unchanged: np.ndarray) -> Race | None:
+    def store(self, accesses: Accesses, places: np.ndarray, unchanged: np.ndarray) -> DataRace | None:
         """A store to these elements.
 
         Args:
@@ -150,13 +150,13 @@ class Order:
         accesses.stores[places] = self.stamp() | unchanged.astype(np.int64)
         return found
 
-    def atomic(self, accesses: Accesses, places: np.ndarray, exchanges: bool) -> Race | None:
+    def atomic(self, accesses: Accesses, places: np.ndarray, exchanges: bool) -> DataRace | None:
         """An atomic operation on these elements. One that exchanges values may meet a lock that a plain store opens."""
         stores, loads = accesses.stores[places], accesses.last_loads[places]
         accesses.atomics[places] = self.stamp()
         return None if exchanges else self._race(stores, "stored") or self._race(loads, "loaded")
 
-    def _race(self, stamps: np.ndarray, what: str, unchanged: np.ndarray | None = None) -> Race | None:
+    def _race(self, stamps: np.ndarray, what: str, unchanged: np.ndarray | None = None) -> DataRace | None:
         if not stamps.any():
             return None
         racing = self.unordered(stamps)
@@ -166,7 +166,7 @@ class Order:
         shown = harmful if harmful.any() else racing
         index = int(np.flatnonzero(shown)[0])
         lanes = shown.any(axis=1) if shown.ndim > 1 else shown
-        return Race(
+        return DataRace(
             lane=int(np.flatnonzero(lanes)[0]),
             lanes=int(np.count_nonzero(lanes)),
             other=int(_program(stamps.flat[index])),
