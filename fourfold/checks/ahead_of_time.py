@@ -23,9 +23,9 @@ from fourfold.backends.cuda.compile import compile_ahead_of_time
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel, architecture
 from fourfold.checks.outputs import joined
 from fourfold.checks.records import operations
+from fourfold.instruments.evaluation import evaluate_tensors
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
-from fourfold.operations.record import evaluate_tensors
 
 COMPILE_ONLY, CUDA, KERNELS = "--compile-only", "--cuda", "--kernels"
 # The command line that runs this module.

@@ -5,9 +5,10 @@ import re
 import torch
 
 from fourfold.candidates.integrity.escapes import held
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.declared_errors import ON_ANOTHER_DEVICE
+from fourfold.operations.outcomes import Failure
 from fourfold.operations.refusals import has_lost_device, is_fault, is_rejection, reason
 
 

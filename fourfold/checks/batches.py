@@ -8,12 +8,13 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, describe, expected_results, given_tensors, named_results
-from fourfold.checks.search import Failure, Search, Subject, need
+from fourfold.checks.search import Search, Subject, need
 from fourfold.instruments.gpu_memory_lock import room
 from fourfold.numerics.bounded import Bounded, OneOf
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import bits
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import Operation
 
 # Named examples whose result has at most this many elements are tried in parts, too.

@@ -33,12 +33,13 @@ from fourfold.checks import (
     single_gradients,
     threads,
 )
-from fourfold.checks.search import Search, Subject, Unsupported
+from fourfold.checks.search import Search, Subject
 from fourfold.instruments import operator_watch, redzones, tampering
 from fourfold.numerics import bounded, compare, dtypes
 from fourfold.numerics.steps import along_axes, elementwise
 from fourfold.operations import record
 from fourfold.operations.claims import Claims
+from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.record import Operation
 
 FORWARD = "forward"

@@ -7,7 +7,8 @@ import torch
 from fourfold.backends import tuning
 from fourfold.backends.tuning import Configuration
 from fourfold.checks.forward import forward_agrees
-from fourfold.checks.search import Failure, Search, Subject, Unsupported
+from fourfold.checks.search import Search, Subject
+from fourfold.operations.outcomes import Failure, Unsupported
 
 
 def configuration_agrees(configuration: Configuration, subject: Subject, search: Search) -> None:

@@ -1,9 +1,10 @@
 """The check that kernels compute their results themselves, without torch's operators."""
 
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure
 
 
 def nothing_is_left_to_torch(subject: Subject, search: Search) -> None:

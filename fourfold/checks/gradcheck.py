@@ -3,10 +3,11 @@
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
-from fourfold.checks.search import OUTPUT, Failure, Search, Subject, Unsupported
+from fourfold.checks.search import OUTPUT, Search, Subject
+from fourfold.instruments.evaluation import by_the_implementation
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
-from fourfold.operations.refusals import by_the_implementation
+from fourfold.operations.outcomes import Failure, Unsupported
 
 
 def gradcheck(subject: Subject, search: Search) -> None:

@@ -4,8 +4,9 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.operations.claims import STORAGE
+from fourfold.operations.outcomes import Failure
 
 Check = Callable[[Subject, Search], None]
 

@@ -7,10 +7,10 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, expected_gradients
-from fourfold.checks.search import Failure, Search, Subject, need
+from fourfold.checks.search import Search, Subject, need
+from fourfold.instruments.evaluation import by_the_implementation, gradients_of
 from fourfold.operations.case import Case
-from fourfold.operations.record import gradients_of
-from fourfold.operations.refusals import by_the_implementation
+from fourfold.operations.outcomes import Failure
 
 # What stands between a leaf and the call.
 BEFORE: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {

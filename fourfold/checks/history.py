@@ -16,13 +16,15 @@ from fourfold.checks.results import (
     named_results,
     storage_of,
 )
-from fourfold.checks.search import Failure, Search, Subject, need
+from fourfold.checks.search import Search, Subject, need
 from fourfold.compat import python_internals, torch_internals
+from fourfold.instruments.evaluation import gradients_of
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import differing
 from fourfold.operations.case import Case
-from fourfold.operations.record import gradients_of, reference
+from fourfold.operations.outcomes import Failure
+from fourfold.operations.record import reference
 
 # How long to wait for a thread that a call has left running, before its results are compared again.
 SECONDS_FOR_STRAY_THREADS = 0.5

@@ -13,12 +13,13 @@ from fourfold.checks.results import (
     given_tensors,
     named_results,
 )
-from fourfold.checks.search import Failure, Search, Subject, need
+from fourfold.checks.search import Search, Subject, need
+from fourfold.instruments.evaluation import gradients_of
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import DTYPES, differing
 from fourfold.operations.case import Case
-from fourfold.operations.record import gradients_of
+from fourfold.operations.outcomes import Failure
 from fourfold.operations.refusals import is_refusal
 
 # Dtypes of a call in between, of which the first that is not the subject's is taken.

@@ -8,20 +8,14 @@ import numpy as np
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.search import OUTPUT, Failure, Search, Subject
+from fourfold.checks.search import OUTPUT, Search, Subject
+from fourfold.instruments.evaluation import evaluate_tensors
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case, RecentCases
-from fourfold.operations.record import (
-    Evaluate,
-    Law,
-    Operation,
-    Result,
-    evaluate_tensors,
-    reference,
-    reference_gradients,
-)
+from fourfold.operations.outcomes import Failure
+from fourfold.operations.record import Evaluate, Law, Operation, Result, reference, reference_gradients
 
 # A search for more examples, such as a nightly one on a GPU, keeps nothing for the next law.
 MOST_KEPT = 100

@@ -12,13 +12,14 @@ import torch
 from fourfold.checks.grades import graded
 from fourfold.checks.history import changed, tells_apart
 from fourfold.checks.results import compare_results, describe, expected_results, named_results
-from fourfold.checks.search import Failure, Search, Subject, Unsupported
+from fourfold.checks.search import Search, Subject
 from fourfold.instruments import costs
+from fourfold.instruments.evaluation import gradients_of
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import bits
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
-from fourfold.operations.record import gradients_of
+from fourfold.operations.outcomes import Failure, Unsupported
 
 # More calls than 8 bits count, and more results than anybody keeps buffers for.
 CALLS = 400

@@ -4,10 +4,11 @@ import numpy as np
 import torch
 
 from fourfold.checks.results import compare_results, describe, expected_results, named_results, storage_of
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.instruments.redzones import POISONS, Arena, poison_of
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure
 
 # Calls by which a result that differs in two kinds of memory is found to differ in the same memory, too.
 CALLS_IN_ONE_MEMORY = 4

@@ -11,14 +11,16 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, describe, expected_results, named_results
-from fourfold.checks.search import UNCLAIMED, Failure, Search, Subject, Unsupported
+from fourfold.checks.search import Search, Subject
 from fourfold.inputs.combinations import combined
+from fourfold.instruments.evaluation import gradients_of
 from fourfold.instruments.hide_test_runner import out_of_sight
 from fourfold.numerics.bounded import Bounded, NoRule, stored
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES, differing
 from fourfold.operations.case import Case, is_floating
-from fourfold.operations.record import gradients_of, reference
+from fourfold.operations.outcomes import UNCLAIMED, Failure, Unsupported
+from fourfold.operations.record import reference
 
 # The dtype of autocast: of almost float32's range, so that a cast hardly ever overflows.
 AUTOCAST = "bfloat16"

@@ -4,10 +4,11 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, expected_results, given_tensors, named_results
-from fourfold.checks.search import UNCLAIMED, Search, Subject, Unsupported, need
+from fourfold.checks.search import Search, Subject, need
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.gpu_memory_lock import room
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import UNCLAIMED, Unsupported
 
 
 @graded

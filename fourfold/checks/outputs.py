@@ -13,14 +13,16 @@ import torch
 
 from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.results import describe
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
+from fourfold.instruments.evaluation import gradients_of
 from fourfold.instruments.tampering import random_state_kept
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
+from fourfold.operations.outcomes import Failure
 from fourfold.operations.outputs import alone, in_a_row, outputs_of
-from fourfold.operations.record import Operation, gradients_of
+from fourfold.operations.record import Operation
 from fourfold.operations.refusals import OutOfTime
 
 Run = Callable[[Subject, Search], None]

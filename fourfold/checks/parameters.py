@@ -15,10 +15,11 @@ from fourfold import backends
 from fourfold.checks.grades import graded
 from fourfold.checks.history import tells_apart
 from fourfold.checks.results import compare_results, expected_results, named_results
-from fourfold.checks.search import Search, Subject, Unsupported, need
+from fourfold.checks.search import Search, Subject, need
 from fourfold.inputs.arrays import GENERATORS
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.record import Operation, reference
 
 # A parameter is drawn from the numbers whose third power, and its reciprocal, the arithmetic can hold.

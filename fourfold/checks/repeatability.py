@@ -4,10 +4,11 @@ import contextlib
 
 from fourfold import backends
 from fourfold.checks.results import describe, named_results
-from fourfold.checks.search import UNCLAIMED, Failure, Search, Subject, Unsupported
+from fourfold.checks.search import Search, Subject
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import differing
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import UNCLAIMED, Failure, Unsupported
 
 
 def repeats_bit_for_bit(subject: Subject, search: Search) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from fourfold.checks.search import Failure, Subject
+from fourfold.checks.search import Subject
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DType, differing
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import reference, reference_gradients
 
 

@@ -23,6 +23,7 @@ from fourfold.checks.threshold_cases import cases_past_comparisons
 from fourfold.inputs.combinations import combined
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.inputs.special_values import cases_with_special_values
+from fourfold.instruments.evaluation import by_the_implementation, evaluate_tensors
 from fourfold.instruments.gpu_memory_lock import wait_for_others
 from fourfold.instruments.sparse_memory import others_hold_the_memory
 from fourfold.numerics.compare import Agreement
@@ -32,8 +33,18 @@ from fourfold.operations.boundary import LAYOUTS, Boundary, traits_of
 from fourfold.operations.case import Case, RecentCases
 from fourfold.operations.claims import EXACT, NO_CLAIMS, Claims
 from fourfold.operations.not_reached import NotReached, Unreached
-from fourfold.operations.record import Operation, evaluate_tensors
-from fourfold.operations.refusals import Refusals, by_the_implementation, chain, is_refusal, reason
+from fourfold.operations.outcomes import (
+    FORWARD_ONLY,
+    NO_GRADIENTS,
+    UNCLAIMED,
+    Failure,
+    Refused,
+    Unsuitable,
+    Unsupported,
+    Vacuous,
+)
+from fourfold.operations.record import Operation
+from fourfold.operations.refusals import Refusals, chain, is_refusal, reason
 
 # Limits of a brief search: named examples (the smallest ones) and their elements, generated cases and their elements.
 BRIEF_NAMED, BRIEF_NAMED_ELEMENTS, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 1024, 3, 64
@@ -56,36 +67,6 @@ SEED = secrets.randbits(32)  # one for this process
 shared = RecentCases(2_000_000)
 # What the output is called among the results of a call.
 OUTPUT = "output"
-# How the reasons begin for which a check says nothing of an implementation, and need not.
-REFUSED_ALL, UNCLAIMED = "refused all", "not claimed:"
-# Why a candidate is not put through a check of gradients.
-FORWARD_ONLY = "forward only: its output has no gradient where its inputs do"
-# How the reason ends for which no operation's candidate is.
-NO_GRADIENTS = "has no gradients"
-
-
-class Failure(AssertionError):
-    """An implementation failed a check.
-
-    Attributes:
-        worst: the largest error, in units of its bound; 0 where none was compared.
-    """
-
-    def __init__(self, message: str, worst: float = 0.0) -> None:
-        super().__init__(message)
-        self.worst = worst
-
-
-class Vacuous(Failure):
-    """No example of a search could have failed, as where all bounds are infinite."""
-
-
-class Unsupported(Exception):
-    """A check does not apply to an implementation; the message says why."""
-
-
-class Unsuitable(Exception):
-    """A check has no use for a case."""
 
 
 def need(condition: Any) -> None:
@@ -127,14 +108,6 @@ def _run_with_room(body: Callable[[Case], None], case: Case) -> None:
 
 class Unreachable(Unsupported):
     """No case of a check that could have failed was reached."""
-
-
-class Refused(Unsupported):
-    """An implementation refused every case of a check."""
-
-    def __init__(self, refusals: Refusals) -> None:
-        (reason, _), *_ = refusals.counts.most_common()
-        super().__init__(f"{REFUSED_ALL} {refusals.total} cases: {reason}")
 
 
 @dataclass(frozen=True, kw_only=True)

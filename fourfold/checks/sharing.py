@@ -18,10 +18,11 @@ from fourfold.checks.results import (
 )
 from fourfold.checks.search import OUTPUT, Search, Subject
 from fourfold.inputs.combinations import made
+from fourfold.instruments.evaluation import gradients_of
 from fourfold.numerics.bounded import Bounded, stored
 from fourfold.operations.axes import LEADING
 from fourfold.operations.case import Case, is_floating
-from fourfold.operations.record import gradients_of, reference
+from fourfold.operations.record import reference
 
 # The size of all axes, so that inputs have one shape where they can, and two leading axes in place of that many rows.
 SIDE, SQUARE = 16, (4, 4)

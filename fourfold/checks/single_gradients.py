@@ -3,9 +3,9 @@
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, expected_gradients
 from fourfold.checks.search import Search, Subject
+from fourfold.instruments.evaluation import gradients_of
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
-from fourfold.operations.record import gradients_of
 
 
 @graded

@@ -9,13 +9,13 @@ import torch
 from fourfold.checks.grades import graded
 from fourfold.checks.history import changed, tells_apart
 from fourfold.checks.results import compare_results, describe, expected_results, named_results
-from fourfold.checks.search import Failure, Search, Subject, need
+from fourfold.checks.search import Search, Subject, need
 from fourfold.instruments.concurrent_calls import FUNCTIONS, NeverReturns, called_at_once
 from fourfold.instruments.costs import need_all
+from fourfold.instruments.evaluation import by_the_implementation, gradients_of
 from fourfold.numerics.dtypes import differing
 from fourfold.operations.case import Case
-from fourfold.operations.record import gradients_of
-from fourfold.operations.refusals import by_the_implementation
+from fourfold.operations.outcomes import Failure
 
 # Threads that call at once, half of them with other values.
 THREADS = 4

@@ -26,7 +26,7 @@ from fourfold.candidates.process.client import CannotBeImported, UntrustedFuncti
 from fourfold.candidates.process.cuda_client import started as started_kernel
 from fourfold.candidates.process.session import Unanswered
 from fourfold.checks.outputs import requires_gradient
-from fourfold.checks.search import UNCLAIMED, Subject
+from fourfold.checks.search import Subject
 from fourfold.engine import profiles
 from fourfold.inputs.constants import Constants, constants_in, constants_of
 from fourfold.inputs.large_cases import LargeCases
@@ -35,6 +35,7 @@ from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations import registry
 from fourfold.operations.case import Case
 from fourfold.operations.claims import Claims, claims_of
+from fourfold.operations.outcomes import UNCLAIMED
 from fourfold.operations.record import Operation
 
 # The backend of somebody's own implementation; what it is related to by a law is taken from torch.

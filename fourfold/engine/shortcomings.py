@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fourfold.checks.search import FORWARD_ONLY, NO_GRADIENTS, REFUSED_ALL, UNCLAIMED
 from fourfold.engine.cells import CANDIDATE, Cell
+from fourfold.operations.outcomes import FORWARD_ONLY, NO_GRADIENTS, REFUSED_ALL, UNCLAIMED
 
 # What a candidate refuses or does not claim is told, and no shortcoming.
 _ACCEPTED = (FORWARD_ONLY, REFUSED_ALL, UNCLAIMED)

@@ -11,14 +11,21 @@ from typing import Any, Self
 
 from fourfold.instruments.line_coverage import Unexecuted, shown
 from fourfold.operations.claims import EXACT, STORAGE
+from fourfold.operations.outcomes import (
+    CRASHED,
+    FAILED,
+    IMPRECISE,
+    INVALID,
+    REFUSED,
+    RIGHT,
+    TAMPERED,
+    TIMED_OUT,
+    UNDECIDED,
+    UNREACHED,
+    UNSUPPORTED,
+    WRONG,
+)
 
-PASSED, FAILED, REFUSED, UNREACHED, UNSUPPORTED = "passed", "failed", "refused", "not reached", "unsupported"
-WRONG = "wrong"
-# What a failure may be besides wrong.
-IMPRECISE, CRASHED, TIMED_OUT, TAMPERED = "imprecise", "crashed", "timed out", "tampered"
-RIGHT, INVALID = "right", "invalid"
-# The definition raises, has no bound, or the harness lacks or breaks something: nothing is said of the implementation.
-UNDECIDED = "undecided"
 # What a verdict is where checks have failed: the gravest of what the failures are.
 GRAVEST_FIRST = (TAMPERED, INVALID, CRASHED, TIMED_OUT, WRONG, UNDECIDED, IMPRECISE)
 # Failures after which other checks may still find something wrong.

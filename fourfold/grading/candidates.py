@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fourfold.api.adapters import SMALL
+from fourfold.candidates.load.kernelbench_problems import SMALL
 from fourfold.operations.claims import Claims
 
 TORCH, TRITON, CUDA, KERNELBENCH = LANGUAGES = ("torch", "triton", "cuda", "kernelbench")

@@ -9,13 +9,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fourfold.engine.verdict import CRASHED, INVALID, Verdict
+from fourfold.engine.verdict import Verdict
 from fourfold.grading import on_ray
 from fourfold.grading.candidates import BadCandidate, Submission, of_lines
 from fourfold.grading.judging import STATIC, Settings, failed
 from fourfold.grading.pool import LocalWorker, NoWorkers, Pool, Task, gpus_here
 from fourfold.grading.results import Graded, Results, Shelf
 from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.outcomes import CRASHED, INVALID
 
 # How often a candidate is begun, if its worker is lost each time.
 MOST_ATTEMPTS = 3

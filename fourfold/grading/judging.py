@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fourfold.api.adapters import KernelBenchProblem
 from fourfold.backends.cuda.compile import CudaError
 from fourfold.candidates.frames import words
 from fourfold.candidates.integrity.escapes import Escape
@@ -21,28 +20,20 @@ from fourfold.candidates.load import modules
 from fourfold.candidates.load.calling import CannotBeCalled
 from fourfold.candidates.load.cuda_candidates import CudaCandidate
 from fourfold.candidates.load.cuda_launches import Launch
+from fourfold.candidates.load.kernelbench_problems import KernelBenchProblem
 from fourfold.candidates.process.client import CALL_SECONDS, CannotBeImported, UntrustedFunction
 from fourfold.candidates.process.cuda_client import UntrustedKernel
 from fourfold.candidates.process.session import Unanswered
 from fourfold.checks import catalogue
 from fourfold.checks.records import operations
 from fourfold.declaration import defaults
-from fourfold.engine.verdict import (
-    FAILED,
-    INVALID,
-    MAY_BE_WRONG,
-    RIGHT,
-    TAMPERED,
-    WRONG,
-    Finding,
-    Outcome,
-    Verdict,
-)
+from fourfold.engine.verdict import MAY_BE_WRONG, Finding, Outcome, Verdict
 from fourfold.engine.verification import CheckPlan, Trial, reference_of, signature_of, verified
 from fourfold.grading import static
 from fourfold.grading.candidates import CUDA, KERNELBENCH, Submission
 from fourfold.grading.speed import speeds_of
 from fourfold.numerics.compare import Disagreement
+from fourfold.operations.outcomes import FAILED, INVALID, RIGHT, TAMPERED, WRONG
 from fourfold.operations.record import Operation
 
 STATIC, SMOKE, FULL, SPEED = ("static", "smoke", "full", "speed")

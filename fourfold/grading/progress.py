@@ -11,8 +11,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fourfold.engine.verdict import GRAVEST_FIRST, REFUSED, RIGHT
+from fourfold.engine.verdict import GRAVEST_FIRST
 from fourfold.grading.results import Graded
+from fourfold.operations.outcomes import REFUSED, RIGHT
 
 # The order of kinds in tables.
 KINDS = (RIGHT, REFUSED, *reversed(GRAVEST_FIRST))

@@ -32,9 +32,9 @@ from fourfold.candidates.process.child import adopt_orphans, descendants, die_wi
 from fourfold.candidates.process.exit_codes import spelled
 from fourfold.candidates.process.protocol import printable
 from fourfold.checks.records import operations
-from fourfold.engine.verdict import CRASHED, TIMED_OUT
 from fourfold.grading.candidates import Submission
 from fourfold.grading.judging import Settings, failed, judge
+from fourfold.operations.outcomes import CRASHED, TIMED_OUT
 
 # Seconds between two looks at what a candidate takes.
 BETWEEN_LOOKS = 0.25

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.backends.cuda.emulator import launcher
 from fourfold.backends.cuda.emulator.reached import Line
-from fourfold.inputs.constants import Module
+from fourfold.backends.python_source import Module
 from fourfold.instruments import cuda_line_coverage
 from fourfold.instruments.line_recorder import recorder, sees_all_threads
 

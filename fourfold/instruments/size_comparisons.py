@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from fourfold.backends.python_source import SizeComparison
+
 _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -44,22 +46,6 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 # Numbers beyond which a side is none of a size.
 LARGEST = 1e15
-
-
-@dataclass(frozen=True)
-class SizeComparison:
-    """A comparison in a test of an ``if``, a ``while`` or a conditional expression.
-
-    Attributes:
-        file: the real path.
-        line: where the statement begins.
-        left, right: the two sides, as Python writes them.
-    """
-
-    file: str
-    line: int
-    left: str
-    right: str
 
 
 class _Unknown(Exception):

@@ -9,13 +9,12 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from fourfold.operations.axes import SHORTEST_AXIS
 from fourfold.operations.not_reached import NotReached
 
 # The storage has at least this many elements before and after the tensor's first one. An offset of 2^31 or more that
 # wraps around in 32 bits stays inside of it.
 SIDE = 2**31
-# The fewest elements of an axis whose ends can lie that far apart with a stride that fits into 32 bits.
-SHORTEST_AXIS = 3
 MAP_NORESERVE = 0x4000  # Linux's value; Python 3.13 added mmap.MAP_NORESERVE
 POISON = float("nan")
 

@@ -36,7 +36,7 @@ from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.outputs import of_output, together
 from fourfold.checks.records import operations
 from fourfold.checks.repeatability import repeats_bit_for_bit
-from fourfold.checks.search import Failure, Search, Subject, Unsuitable, Unsupported
+from fourfold.checks.search import Search, Subject
 from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.engine.cells import Candidate, Cell, Selection
 from fourfold.mutation.mutant import Mutant
@@ -44,6 +44,7 @@ from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations import registry
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure, Unsuitable, Unsupported
 from fourfold.operations.record import reference, reference_gradients
 
 # A step hangs if it takes this many times as long as with the unmutated kernels, plus a grace time.

@@ -14,6 +14,10 @@ Axes = tuple[str, ...]
 _NAMED = re.compile(r"([^\W\d]\w*)(?:\+(\d+))?")
 
 
+# The fewest elements of an axis whose ends can lie that far apart with a stride that fits into 32 bits.
+SHORTEST_AXIS = 3
+
+
 def parse(notation: str) -> Axes:
     """The axes of a notation, one string each.
 

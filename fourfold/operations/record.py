@@ -1,25 +1,21 @@
 """The record of an operation: everything that its verification needs to know, independent of any backend."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 from hypothesis.strategies import SearchStrategy
 
-from fourfold.instruments.sparse_memory import SHORTEST_AXIS
-from fourfold.instruments.tampering import nothing_else_changes
 from fourfold.numerics.bounded import Arithmetic, Bounded, lift
 from fourfold.numerics.dtypes import DType, returned
 from fourfold.operations import axes as notation
+from fourfold.operations.axes import SHORTEST_AXIS
 from fourfold.operations.case import Case, is_floating, scaled
 from fourfold.operations.declared_errors import DeclaredError
-from fourfold.operations.refusals import by_the_definition, by_the_implementation
+from fourfold.operations.refusals import by_the_definition
 from fourfold.operations.workloads import Make
 
 # Stands for what follows from a record's other fields: see `fourfold.declaration.defaults`.
@@ -309,42 +305,3 @@ def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[
         return {name: found[name] for name in operation.differentiable_in(case)}
 
     return dict(_once(operation.backward, case, dtype, ask))
-
-
-def gradients_of(
-    output: torch.Tensor, inputs: Sequence[torch.Tensor], grad_output: torch.Tensor, retain_graph: bool = False
-) -> tuple[torch.Tensor, ...]:
-    """The gradients of an implementation's output, by its own backward pass, whose exceptions are marked so."""
-    with by_the_implementation():
-        # The gradient of an input that the output does not depend on is 0.
-        return torch.autograd.grad(output, inputs, grad_output, retain_graph=retain_graph, materialize_grads=True)
-
-
-def evaluate_tensors(
-    implementation: Callable[..., torch.Tensor],
-    operation: Operation,
-    case: Case,
-    dtype: DType,
-    device: str,
-    gradients: bool = True,
-    place: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor,
-    watch: AbstractContextManager | None = None,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Call an implementation on a case; return its output, the gradients and the tensors it was called with.
-
-    `place` may copy each of these tensors to another place in memory. `watch` is a context that is entered only
-    around the call and its backward.
-    """
-    tensors = {name: place(name, tensor) for name, tensor in case.tensors(dtype, device).items()}
-    wanted = operation.differentiable_in(case) if gradients else ()
-    for name in wanted:
-        tensors[name].requires_grad_()
-    grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if wanted else torch.empty(0)
-    found: dict[str, torch.Tensor] = {}
-    with nothing_else_changes(case), watch or contextlib.nullcontext():
-        with by_the_implementation():
-            output = implementation(**tensors, **case.parameters)
-        if wanted and isinstance(output, torch.Tensor):
-            grads = gradients_of(output, [tensors[name] for name in wanted], grad_output)
-            found = dict(zip(wanted, grads, strict=True))
-    return output, found, tensors

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fourfold.compat.test_runners import PASSING_OVER
-from fourfold.instruments.line_recorder import recorder
-from fourfold.operations.blame import Blame, blame_of, mark, marked, statement
-from fourfold.operations.not_reached import NotReached
+from fourfold.operations.blame import Blame, mark, marked, statement
 
 # Messages of CUDA errors after which nothing can be run in the process.
 _LOST_CONTEXT = re.compile(r"illegal (memory access|address|instruction)|misaligned address|launch failure|device-side")
@@ -23,9 +21,9 @@ _NO_GPU = re.compile(
 # Exceptions by which a test runner or a check passes over a case, beside those of `PASSING_OVER`.
 _PASS_OVER_CLASSES = {
     "unittest.case.SkipTest",
-    "fourfold.checks.search.Unsuitable",
-    "fourfold.checks.search.Unsupported",
-    "fourfold.checks.search.Refused",
+    "fourfold.operations.outcomes.Unsuitable",
+    "fourfold.operations.outcomes.Unsupported",
+    "fourfold.operations.outcomes.Refused",
 }
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
@@ -56,32 +54,6 @@ def escape_of(error: BaseException) -> Escape:
     """The failure that an order stands for."""
     said = f": {error}" if str(error) else ""
     return Escape(f"the call raised {type(error).__name__}{said}").with_traceback(error.__traceback__)
-
-
-@contextlib.contextmanager
-def by_the_implementation() -> Iterator[None]:
-    """Mark whose the exceptions are that are raised inside, but for those that are marked already.
-
-    Which lines of the implementation run inside is recorded.
-
-    Raises:
-        Escape: the implementation raised what makes a test runner or a check pass over a case.
-    """
-    begun = recorder.begin()
-    try:
-        yield
-    except NotReached as error:
-        if not error.is_of_this_package:
-            raise escape_of(error) from None
-        raise
-    except Exception as error:
-        if marked(error) is None:
-            if is_order(error):
-                raise escape_of(error) from None
-            mark(error, blame_of(error))
-        raise
-    finally:
-        recorder.end(begun)
 
 
 @contextlib.contextmanager

@@ -17,26 +17,18 @@ from fourfold.candidates.frames import cause, own_frames, spelled, words
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.process.client import CALL_SECONDS
 from fourfold.candidates.process.session import Unanswered
-from fourfold.checks.grades import Imprecise
-from fourfold.checks.search import Failure, Vacuous
 from fourfold.compat import hypothesis_internals, pytest_internals
 from fourfold.engine.cells import CANDIDATE, Selection, SelectionError
-from fourfold.engine.verdict import IMPRECISE, TAMPERED, UNDECIDED, WRONG
+from fourfold.engine.failures import UNDECIDED_BY, blame_for_undecided, counterexample, kind_of
 from fourfold.instruments.tampering import Tampered
-from fourfold.operations.blame import Blame, marked, statement
+from fourfold.operations.blame import statement
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import EXACT, STORAGE
-from fourfold.operations.refusals import Fault
+from fourfold.operations.outcomes import IMPRECISE, UNDECIDED, WRONG, Failure
 from fourfold.pytest_plugin.identity import Identity
 
 # What a test's report carries besides pytest's own, by name: what a search has seen, and how it has failed.
 SEARCH, FAILURE = "search", "failure"
-# Whose errors say nothing of the implementation, and what is told of them.
-UNDECIDED_BY = {
-    Blame.DEFINITION: "cannot judge: the definition, and not the kernel, raised",
-    Blame.LACK: "cannot judge, as it is interpreted or emulated here",
-    Blame.HARNESS: "cannot judge: Fourfold, and not the kernel, raised (please report it)",
-}
 DEVICE = pytest.StashKey[str]()
 SELECTION = pytest.StashKey[Selection]()
 
@@ -75,31 +67,6 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
     report.sections.append(("repeat with", repeated))
 
 
-def kind_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
-    """What a failure is: "wrong", "imprecise", "undecided", "crashed", "timed out" or "tampered".
-
-    Args:
-        error: that a check failed by.
-        frames: those of the implementation's own code. Without any, an exception that nobody was found to have raised
-            is the harness's.
-    """
-    if isinstance(error, Unanswered):
-        return error.kind
-    if isinstance(error, Tampered):
-        return TAMPERED
-    if isinstance(error, Vacuous) or blame_for_undecided(error, frames):
-        return UNDECIDED
-    return IMPRECISE if isinstance(error, Imprecise) else WRONG
-
-
-def blame_for_undecided(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> Blame | None:
-    """Whose an error is that says nothing of the implementation; None for any other error."""
-    blame = marked(error)
-    if blame is None and not frames and not isinstance(error, AssertionError | Fault | SelectionError):
-        blame = Blame.HARNESS
-    return blame if blame in UNDECIDED_BY else None
-
-
 def said_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
     """What is wrong, in words: what a check says, or the exception, and whose it is if not the implementation's."""
     if isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered):
@@ -125,12 +92,6 @@ def refer(report: Any, first: str) -> None:
 def without_advice(notes: str) -> str:
     """Hypothesis's notes but for how it would have a case repeated: there is a command for that."""
     return re.sub(r"^.*@reproduce_failure\(.*$", "", notes, flags=re.MULTILINE).rstrip()
-
-
-def counterexample(notes: str) -> str | None:
-    """The case that the notes of an error show, ours of a named one or Hypothesis's of one that it has found."""
-    named = re.search(r"^Named example .*?: (Case\(.*\))", notes, re.MULTILINE)
-    return named[1] if named else hypothesis_internals.argument_in(notes, "case", "Case")
 
 
 def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | None, notes: str = "") -> str:

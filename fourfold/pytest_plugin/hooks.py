@@ -24,7 +24,7 @@ from fourfold.candidates.process.client import CALL_SECONDS, UntrustedFunction
 from fourfold.candidates.process.session import end_all
 from fourfold.checks.catalogue import ALL, PLAIN, Check, named, outputs_for
 from fourfold.checks.outputs import of_output, together
-from fourfold.checks.search import Search, Subject, Unsupported
+from fourfold.checks.search import Search, Subject
 from fourfold.compat import xdist_internals
 from fourfold.engine import profiles
 from fourfold.engine.cells import CANDIDATE, Cell
@@ -35,6 +35,7 @@ from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.tampering import Tampered, random_state_kept
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
+from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.record import Law, Operation
 from fourfold.operations.refusals import Refusals
 from fourfold.pytest_plugin import isolation

@@ -22,8 +22,8 @@ from fourfold.candidates.integrity.watch import WATCH
 from fourfold.candidates.process import child
 from fourfold.candidates.process.exit_codes import spelled
 from fourfold.compat import pytest_internals, xdist_internals
-from fourfold.engine.verdict import CRASHED, TIMED_OUT
 from fourfold.instruments.line_coverage import Executed
+from fourfold.operations.outcomes import CRASHED, TIMED_OUT
 from fourfold.pytest_plugin.account import Account, conclude
 from fourfold.pytest_plugin.black_box import SILENT, BlackBox, Found, new_folder
 from fourfold.pytest_plugin.failures import FAILURE, SELECTION, repeat

@@ -7,10 +7,11 @@ from typing import Any
 
 from fourfold.backends import BACKENDS
 from fourfold.engine.cells import CANDIDATE, Cell
-from fourfold.engine.verdict import CRASHED, IMPRECISE, TAMPERED, TIMED_OUT, UNDECIDED, refusal_lines
+from fourfold.engine.verdict import refusal_lines
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import STORAGE
+from fourfold.operations.outcomes import CRASHED, IMPRECISE, TAMPERED, TIMED_OUT, UNDECIDED
 from fourfold.pytest_plugin.failures import FAILURE, SEARCH, skip_reason
 
 # What is said of failures that are no wrong results.

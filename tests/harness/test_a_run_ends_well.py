@@ -15,9 +15,9 @@ import warm
 from samples import sampled
 
 from fourfold.candidates.integrity.escapes import Escape, held
-from fourfold.checks.search import FORWARD_ONLY
 from fourfold.engine.cells import Candidate, Cell
 from fourfold.engine.shortcomings import Coverage, shortcomings
+from fourfold.operations.outcomes import FORWARD_ONLY
 from fourfold.performance import plugin as performance
 from fourfold.performance import report
 from fourfold.pytest_plugin import hooks, rootdir

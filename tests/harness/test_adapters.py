@@ -11,8 +11,7 @@ import torch
 
 import fourfold
 from fourfold import tensor
-from fourfold.api import adapters
-from fourfold.candidates.load import modules
+from fourfold.candidates.load import kernelbench_problems, modules
 
 QUICK: dict[str, Any] = {"examples": 5, "device": "cpu", "seed": 1}
 
@@ -143,16 +142,16 @@ def test_a_problem_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:
     dropping = PROBLEM.replace("torch.relu(self.linear(x))", "torch.nn.functional.dropout(self.linear(x))")
     problem.write_text(dropping.replace("4096, 16384", "8, 16"))
     with pytest.raises(ValueError, match="another result in a second call"):
-        adapters.KernelBenchProblem.of(problem)
+        kernelbench_problems.KernelBenchProblem.of(problem)
 
 
 def test_a_solution_is_held_to_the_dtype_of_the_problems_inputs(tmp_path: Path) -> None:
     problem = tmp_path / "problem.py"
     problem.write_text(PROBLEM.replace("4096, 16384", "8, 16").replace("dim)]", "dim).half()]"))
     with pytest.raises(RuntimeError, match="dtype"):  # its weights are float32
-        adapters.KernelBenchProblem.of(problem)
+        kernelbench_problems.KernelBenchProblem.of(problem)
     problem.write_text(problem.read_text().replace("self.linear(x)", "x"))
-    given = adapters.KernelBenchProblem.of(problem)
+    given = kernelbench_problems.KernelBenchProblem.of(problem)
     assert given.claims.dtypes == ("float16",)
 
 
@@ -185,7 +184,7 @@ def test_a_solution_is_not_called_under_autocast_unless_it_claims_so(tmp_path: P
     assert verdict.passed, str(verdict)
     (reason,) = {each.reason for each in verdict.outcomes if each.check == "autocast"}
     assert reason == "not claimed: calls under autocast"
-    claims = replace(adapters.OF_KERNELBENCH, autocast=True)
+    claims = replace(kernelbench_problems.OF_KERNELBENCH, autocast=True)
     verdict = fourfold.verify_kernelbench(problem, solution, claims=claims, only=["autocast"], **QUICK)
     assert "under autocast to bfloat16" in str(verdict.failures[0])
 
@@ -194,14 +193,14 @@ def test_small_sizes_of_a_problem_are_found(tmp_path: Path) -> None:
     file = tmp_path / "problem.py"
     file.write_text(PROBLEM)
     module = modules.of_file(file, anew=True)
-    sizes = adapters.small_sizes(module, 5000)
+    sizes = kernelbench_problems.small_sizes(module, 5000)
     assert (module.batch_size, module.dim) == (4096, 16384)
     assert 1 < sizes["dim"] < 16384
     assert sizes["batch_size"] * sizes["dim"] + 8 * (sizes["dim"] + 1) <= 5000
-    given = adapters.KernelBenchProblem.of(file, "small")
-    assert sum(p.numel() for p in given.reference.parameters()) <= adapters.SMALL_ELEMENTS
+    given = kernelbench_problems.KernelBenchProblem.of(file, "small")
+    assert sum(p.numel() for p in given.reference.parameters()) <= kernelbench_problems.SMALL_ELEMENTS
     with pytest.raises(ValueError, match="sizes must be a mapping or 'small', not 'tiny'"):
-        adapters.KernelBenchProblem.of(file, "tiny")
+        kernelbench_problems.KernelBenchProblem.of(file, "tiny")
 
 
 def scaled(x: torch.Tensor, index: torch.Tensor, scale: float) -> torch.Tensor:

@@ -17,9 +17,10 @@ import triton.language as tl
 
 import fourfold
 from fourfold.backends.triton import takeover
+from fourfold.instruments.evaluation import by_the_implementation
 from fourfold.operations.blame import Blame, Lack, blame_of, marked
 from fourfold.operations.claims import Claims
-from fourfold.operations.refusals import by_the_implementation, is_refusal, reason
+from fourfold.operations.refusals import is_refusal, reason
 
 X = torch.zeros(8)
 HALF = X.to(torch.bfloat16)

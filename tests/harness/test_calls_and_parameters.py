@@ -17,10 +17,11 @@ from fourfold import Claims, Verdict, lengths, offsets, tensor, values
 from fourfold.checks import threads
 from fourfold.checks.history import changed
 from fourfold.checks.many_calls import CONFIDENCE, excluded_rate
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.instruments import concurrent_calls, costs
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure
 
 Tensor = torch.Tensor
 

@@ -13,12 +13,13 @@ import torch
 import warm
 
 from fourfold.checks.records import operations
-from fourfold.checks.search import Failure, Search
+from fourfold.checks.search import Search
 from fourfold.engine.cells import Candidate, Selection, SelectionError
+from fourfold.engine.failures import counterexample
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure
 from fourfold.pytest_plugin.black_box import BlackBox
-from fourfold.pytest_plugin.failures import counterexample
 from fourfold.pytest_plugin.wrong_cells import BRIEFLY, NOT_MADE
 
 ROOT = Path(__file__).parents[2]

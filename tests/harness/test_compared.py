@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from fourfold.backends.python_source import SizeComparison
 from fourfold.candidates.load import modules
 from fourfold.inputs.constants import constants_in
 from fourfold.inputs.large_cases import PLACES, equal_at
-from fourfold.instruments.size_comparisons import Compared, SizeComparison
+from fourfold.instruments.size_comparisons import Compared
 
 SOURCE = """
     import torch

@@ -23,9 +23,9 @@ from fourfold.backends.cuda.device_code import device_code
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.candidates.load.cuda_candidates import Launch
 from fourfold.candidates.load.expressions import ExpressionError, evaluated
-from fourfold.checks.search import Unsupported
 from fourfold.cli.main import command_of_verify
 from fourfold.engine.cells import Candidate, SelectionError
+from fourfold.operations.outcomes import Unsupported
 
 HERE = pathlib.Path(__file__).resolve().parent / "candidates" / "cuda"
 ROOT = HERE.parents[3]

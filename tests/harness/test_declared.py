@@ -29,7 +29,7 @@ from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.outputs import together
 from fourfold.checks.records import operations
 from fourfold.checks.saved_tensors import backward_is_of_the_call
-from fourfold.checks.search import Failure, Search, Subject, Unsupported
+from fourfold.checks.search import Search, Subject
 from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.declaration.definition import DefinedOperation
 from fourfold.inputs.combinations import combined
@@ -41,6 +41,7 @@ from fourfold.operations import axes as notation
 from fourfold.operations.case import Case, is_floating
 from fourfold.operations.claims import NO_CLAIMS
 from fourfold.operations.layouts import LAYOUTS
+from fourfold.operations.outcomes import Failure, Unsupported
 from fourfold.operations.record import sizes_of
 from fourfold.performance.calls import Call, References, worst_error
 

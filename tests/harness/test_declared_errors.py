@@ -16,9 +16,10 @@ from fourfold import backends
 from fourfold.backends.arguments import check_floating, check_last_axis, check_positive, check_same
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.records import operations
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.declared_errors import Arguments, ArgumentsOf, integers, not_negative, one_of, positive, tensor
+from fourfold.operations.outcomes import Failure
 
 OPERATIONS = operations()
 

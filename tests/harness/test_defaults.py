@@ -17,12 +17,13 @@ from fourfold.checks.forward import forward_agrees
 from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.saved_tensors import backward_is_of_the_call
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.declaration.defaults import completed
 from fourfold.inputs.elementwise import Elementwise
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.case import Case
 from fourfold.operations.layouts import LAYOUTS
+from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import FOLLOWS, Cost, Operation, what_must_be_moved
 from fourfold.operations.workloads import Tiled
 from fourfold.performance.calls import DIRECTIONS, Call, References, worst_error

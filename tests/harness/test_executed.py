@@ -23,8 +23,8 @@ from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.candidates.load import modules
 from fourfold.instruments import line_recorder
 from fourfold.instruments.cuda_line_coverage import condition_of
+from fourfold.instruments.evaluation import by_the_implementation
 from fourfold.instruments.line_coverage import BLIND, COMPILED, SHOWN, Executed, StatementMap
-from fourfold.operations.refusals import by_the_implementation
 
 ROOT = Path(__file__).parents[2]
 # A wrapper, what it calls, and a Triton kernel, each with a branch that no case reaches.

@@ -12,10 +12,11 @@ import torch
 from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.catalogue import STANDARD
 from fourfold.checks.records import operations
-from fourfold.checks.search import AGAIN, Search, Subject, Unsupported
+from fourfold.checks.search import AGAIN, Search, Subject
 from fourfold.instruments import sparse_memory
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.not_reached import NotReached
+from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.refusals import Escape, Refusals
 
 GPU = torch.device("cuda", 0)

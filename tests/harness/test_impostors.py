@@ -18,10 +18,11 @@ from fourfold.checks.impostors import accepted
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.records import operations
 from fourfold.checks.repeatability import repeats_bit_for_bit
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import Operation
 
 OPERATIONS = operations()

@@ -10,9 +10,10 @@ import torch
 from fourfold.properties import vector_add
 
 from fourfold.checks.laws import MOST_KEPT, law_holds
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.case import Case, RecentCases
+from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import Evaluate, Relation
 
 FLOAT32 = DTYPES["float32"]

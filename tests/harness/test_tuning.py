@@ -14,8 +14,9 @@ from fourfold.backends.cuda.compile import CudaError
 from fourfold.backends.tuning import Configuration, Tuner
 from fourfold.checks.configurations import configuration_agrees
 from fourfold.checks.records import operations
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.outcomes import Failure
 from fourfold.performance import sources
 
 GPU = torch.device("cuda", 0)

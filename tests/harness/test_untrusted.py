@@ -12,6 +12,7 @@ import torch
 import warm
 
 from fourfold import backends, operation, tensor
+from fourfold.api.verify import verify
 from fourfold.backends.cuda.emulator.reached import Line
 from fourfold.backends.triton.interpreter import memory
 from fourfold.candidates.frames import own_frames, spelled
@@ -22,17 +23,18 @@ from fourfold.candidates.process.client import CannotBeImported, UntrustedFuncti
 from fourfold.candidates.process.protocol import Malformed
 from fourfold.candidates.process.session import Crashed
 from fourfold.checks.records import operations
-from fourfold.checks.search import Unsupported
 from fourfold.cli import main as command
 from fourfold.compat import torch_internals
-from fourfold.engine.verification import made_untrusted, verify
+from fourfold.engine.verification import made_untrusted
 from fourfold.instruments import concurrent_calls, sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns
+from fourfold.instruments.evaluation import by_the_implementation
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
 from fourfold.instruments.tampering import Tampered
 from fourfold.operations.claims import claims_of
-from fourfold.operations.refusals import by_the_implementation, chain, is_fault, is_refusal, reason
+from fourfold.operations.outcomes import Unsupported
+from fourfold.operations.refusals import chain, is_fault, is_refusal, reason
 from fourfold.pytest_plugin.preparation import are_untrusted, may_be_untrusted
 
 ROOT = Path(__file__).parents[2]

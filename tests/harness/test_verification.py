@@ -20,10 +20,10 @@ import warm
 
 import fourfold
 from fourfold import Claims, Verdict
-from fourfold.api.adapters import like
 from fourfold.candidates.load.calling import CannotBeCalled
 from fourfold.checks.outputs import requires_gradient
 from fourfold.checks.records import operations
+from fourfold.declaration.inference import like
 from fourfold.engine.exact_math import INEXACT
 from fourfold.numerics.bounded import NoRule
 from fourfold.numerics.dtypes import DTYPES, DType

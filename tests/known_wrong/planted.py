@@ -27,10 +27,11 @@ from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.laws import law_holds
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.repeatability import repeats_bit_for_bit
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import Law, Operation
 
 from . import planted_cuda, planted_triton

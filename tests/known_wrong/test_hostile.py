@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
+from fourfold.api.verify import verify
 from fourfold.backends.cuda.declarations import kernels
 from fourfold.backends.cuda.emulator import unavailable_reason
 from fourfold.candidates.process import client
 from fourfold.candidates.process.session import Crashed, Session, Unanswered
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.records import operations
-from fourfold.checks.search import Failure, Search
+from fourfold.checks.search import Search
 from fourfold.engine.cells import Candidate, Selection, SelectionError
-from fourfold.engine.verdict import CRASHED, TAMPERED, TIMED_OUT, WRONG, Verdict
-from fourfold.engine.verification import verify
-from fourfold.pytest_plugin.failures import kind_of
+from fourfold.engine.failures import kind_of
+from fourfold.engine.verdict import Verdict
+from fourfold.operations.outcomes import CRASHED, TAMPERED, TIMED_OUT, WRONG, Failure
 
 HOSTILE = Path(__file__).with_name("hostile")
 # What a call may take of a kernel that never returns.

@@ -31,17 +31,19 @@ from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.laws import hold
 from fourfold.checks.records import operations
-from fourfold.checks.search import Failure, Search, Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.inputs.constants import constants_of
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.instruments import tampering
+from fourfold.instruments.evaluation import evaluate_tensors
 from fourfold.instruments.redzones import POISONS, Arena
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure
 from fourfold.operations.outputs import alone
-from fourfold.operations.record import Operation, Result, evaluate_tensors, reference
+from fourfold.operations.record import Operation, Result, reference
 
 from . import published
 from .controls import CONTROLS, Control

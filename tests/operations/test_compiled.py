@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from fourfold.checks.records import operations
-from fourfold.checks.search import Subject, Unsupported
+from fourfold.checks.search import Subject
 from fourfold.compat import torch_internals
 from fourfold.engine.cells import Cell
+from fourfold.instruments.evaluation import evaluate_tensors
 from fourfold.numerics.dtypes import DTYPES, bits
 from fourfold.operations.case import Case
-from fourfold.operations.record import evaluate_tensors
+from fourfold.operations.outcomes import Unsupported
 
 # Candidates are left out: one may be any Python code, which these tools need not take.
 OWN = ["torch", "triton", "cuda"]

@@ -6,9 +6,10 @@ import torch
 from fourfold.backends import BACKENDS
 from fourfold.checks.search import Search, Subject
 from fourfold.compat import torch_internals
+from fourfold.instruments.evaluation import evaluate_tensors
 from fourfold.numerics.compare import compare, expectation
 from fourfold.operations.case import Case
-from fourfold.operations.record import evaluate_tensors, reference, reference_gradients
+from fourfold.operations.record import reference, reference_gradients
 
 
 def negative_view(name: str, tensor: torch.Tensor) -> torch.Tensor:

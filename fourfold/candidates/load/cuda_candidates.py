@@ -23,10 +23,10 @@ from fourfold.backends.cuda.functions import KernelInstances
 from fourfold.candidates.load.cuda_launches import OF_OUTPUT, OUTPUT, Launch, LaunchedKernel, LaunchPlan
 from fourfold.candidates.load.expressions import ExpressionError, evaluated
 from fourfold.checks.records import operations
-from fourfold.checks.search import Unsupported
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations import axes
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.record import Operation
 
 _OF_INPUT = ("x", "in", "inp", "input", "src", "a")

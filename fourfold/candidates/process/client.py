@@ -23,6 +23,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fourfold.backends.cuda.emulator.reached import Line
+from fourfold.backends.python_source import SizeComparison
 from fourfold.candidates.load.calling import CannotBeCalled
 from fourfold.candidates.process import protocol
 from fourfold.candidates.process.foreign_exceptions import exception
@@ -33,7 +34,7 @@ from fourfold.instruments import concurrent_calls
 from fourfold.instruments.concurrent_calls import NeverReturns
 from fourfold.instruments.operator_watch import ENTERED, Fallbacks
 from fourfold.instruments.redzones import Arena
-from fourfold.instruments.size_comparisons import LARGEST, SizeComparison
+from fourfold.instruments.size_comparisons import LARGEST
 from fourfold.operations.claims import claims
 
 # Seconds that a call, or the import, may take.

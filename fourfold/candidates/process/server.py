@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fourfold.backends.python_source import SizeComparison
 from fourfold.candidates.frames import own_frames, words
 from fourfold.candidates.load import models, modules
 from fourfold.candidates.load.calling import CannotBeCalled, as_operation
@@ -36,7 +37,7 @@ from fourfold.instruments.concurrent_calls import NeverReturns, called_at_once
 from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
-from fourfold.instruments.size_comparisons import Compared, SizeComparison
+from fourfold.instruments.size_comparisons import Compared
 from fourfold.instruments.tampering import Tampered, nothing_else_changes
 from fourfold.operations.blame import blame_of, statement
 from fourfold.operations.case import Case

@@ -21,11 +21,10 @@ from fourfold.candidates.process import protocol
 from fourfold.candidates.process.child import command_of
 from fourfold.candidates.process.exit_codes import spelled
 from fourfold.candidates.process.protocol import Connection, Malformed, printable
-from fourfold.checks.search import Unsupported
-from fourfold.engine.verdict import CRASHED, TIMED_OUT
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.hide_test_runner import VARIABLES
 from fourfold.operations.blame import Blame
+from fourfold.operations.outcomes import CRASHED, TIMED_OUT, Unsupported
 from fourfold.operations.refusals import OutOfTime
 
 # Seconds for the first process, which imports torch, and to answer.

@@ -14,13 +14,13 @@ def expects_to_fail(**arguments):
 
 
 def rejects_by_a_check(**arguments):
-    from fourfold.checks.search import Unsuitable
+    from fourfold.operations.outcomes import Unsuitable
 
     raise Unsuitable
 
 
 def is_unsupported(**arguments):
-    from fourfold.checks.search import Unsupported
+    from fourfold.operations.outcomes import Unsupported
 
     raise Unsupported("refused all cases")
 

@@ -1,0 +1,83 @@
+"""Infer the declaration of an operation from a function and inputs to call it with."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fourfold.declaration.arguments import TensorInput, Values, tensor, values
+from fourfold.declaration.definition import DefinedOperation, operation
+
+# Elements of an input. The reference of more takes minutes a case.
+MOST_ELEMENTS = 1 << 22
+_INTEGERS = {torch.int64: "int64", torch.int32: "int32"}
+
+
+def like(
+    definition: Callable[..., torch.Tensor],
+    inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    vary: bool = False,
+    name: str | None = None,
+    **fields: Any,
+) -> DefinedOperation:
+    """The operation of a torch function, declared by a call.
+
+    Args:
+        definition: the function that says what is right.
+        inputs: the arguments of a call, in order or by name. Integers of a tensor stay between its smallest and its
+            largest one. What is no tensor stays as it is.
+        vary: whether sizes are drawn. Axes of one size then have the same size in every case. Otherwise all sizes are
+            those of the call.
+        name: of the operation; the function's unless given.
+        **fields: of the operation, see `fourfold.operation`.
+
+    Raises:
+        ValueError: an input is of a dtype that cannot be drawn, or too large.
+        TypeError: the function does not take the inputs.
+    """
+    signature = inspect.signature(definition)
+    bound = signature.bind(**inputs) if isinstance(inputs, Mapping) else signature.bind(*inputs)
+    tensors = [given for given in bound.arguments.values() if isinstance(given, torch.Tensor)]
+    lengths = sorted({size for given in tensors for size in given.shape if size > 1})
+    declared: dict[str, Any] = {
+        argument: _declared(argument, given, lengths if vary else []) for argument, given in bound.arguments.items()
+    }
+
+    @functools.wraps(definition)
+    def defined(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return definition(*args, **kwargs)
+
+    defined.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[p for p in signature.parameters.values() if p.name in declared]
+    )
+    defined.__name__ = name or str(getattr(definition, "__name__", "reference"))
+    sizes = {} if vary else {_axis(size): size for size in lengths}
+    # What has no bound is found by the verdict: here a definition is somebody else's.
+    return operation(sizes=sizes, tried=False, **declared, **fields)(defined)
+
+
+def _axis(size: int) -> str:
+    return f"of_{size}" if size > 1 else str(size)
+
+
+def _declared(argument: str, given: Any, lengths: Sequence[int]) -> TensorInput | Values:
+    """What is known of an argument. Integers below one of the lengths that vary are taken to be places along it."""
+    if not isinstance(given, torch.Tensor):
+        return values(given)
+    if given.numel() > MOST_ELEMENTS:
+        raise ValueError(f"{argument} has {given.numel()} elements: a reference takes at most {MOST_ELEMENTS}")
+    axes = " ".join(map(_axis, given.shape))
+    if given.is_floating_point():
+        return tensor(axes)
+    if given.dtype == torch.bool:
+        return tensor(axes, dtype="bool")
+    if given.dtype not in _INTEGERS:
+        raise ValueError(f"{argument} has dtype {given.dtype}, which cannot be drawn")
+    low, high = (int(given.min()), int(given.max()) + 1) if given.numel() else (0, 1)
+    along = next((length for length in lengths if length >= high and low >= 0), None)
+    return tensor(
+        axes, dtype=_INTEGERS[given.dtype], low=low if along is None else 0, high=_axis(along) if along else high
+    )

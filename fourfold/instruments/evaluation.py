@@ -1,0 +1,81 @@
+"""Call an implementation on a case, and tell its own exceptions from those of others."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from fourfold.instruments.line_recorder import recorder
+from fourfold.instruments.tampering import nothing_else_changes
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.blame import blame_of, mark, marked
+from fourfold.operations.case import Case
+from fourfold.operations.not_reached import NotReached
+from fourfold.operations.record import Operation
+from fourfold.operations.refusals import escape_of, is_order
+
+
+@contextlib.contextmanager
+def by_the_implementation() -> Iterator[None]:
+    """Mark whose the exceptions are that are raised inside, but for those that are marked already.
+
+    Which lines of the implementation run inside is recorded.
+
+    Raises:
+        Escape: the implementation raised what makes a test runner or a check pass over a case.
+    """
+    begun = recorder.begin()
+    try:
+        yield
+    except NotReached as error:
+        if not error.is_of_this_package:
+            raise escape_of(error) from None
+        raise
+    except Exception as error:
+        if marked(error) is None:
+            if is_order(error):
+                raise escape_of(error) from None
+            mark(error, blame_of(error))
+        raise
+    finally:
+        recorder.end(begun)
+
+
+def gradients_of(
+    output: torch.Tensor, inputs: Sequence[torch.Tensor], grad_output: torch.Tensor, retain_graph: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of an implementation's output, by its own backward pass, whose exceptions are marked so."""
+    with by_the_implementation():
+        # The gradient of an input that the output does not depend on is 0.
+        return torch.autograd.grad(output, inputs, grad_output, retain_graph=retain_graph, materialize_grads=True)
+
+
+def evaluate_tensors(
+    implementation: Callable[..., torch.Tensor],
+    operation: Operation,
+    case: Case,
+    dtype: DType,
+    device: str,
+    gradients: bool = True,
+    place: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor,
+    watch: AbstractContextManager | None = None,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Call an implementation on a case; return its output, the gradients and the tensors it was called with.
+
+    `place` may copy each of these tensors to another place in memory. `watch` is a context that is entered only
+    around the call and its backward.
+    """
+    tensors = {name: place(name, tensor) for name, tensor in case.tensors(dtype, device).items()}
+    wanted = operation.differentiable_in(case) if gradients else ()
+    for name in wanted:
+        tensors[name].requires_grad_()
+    grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if wanted else torch.empty(0)
+    found: dict[str, torch.Tensor] = {}
+    with nothing_else_changes(case), watch or contextlib.nullcontext():
+        with by_the_implementation():
+            output = implementation(**tensors, **case.parameters)
+        if wanted and isinstance(output, torch.Tensor):
+            grads = gradients_of(output, [tensors[name] for name in wanted], grad_output)
+            found = dict(zip(wanted, grads, strict=True))
+    return output, found, tensors
