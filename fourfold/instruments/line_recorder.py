@@ -9,40 +9,18 @@ import atexit
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
+
+from fourfold.backends import observers
+from fourfold.backends.observers import Marks
 
 # From Python 3.12 on.
 monitoring: Any = getattr(sys, "monitoring", None)
 # Tools of `sys.monitoring` that are free unless somebody else has come first. The others have names of their own.
 _TOOLS = (3, 4, 1, 2)
 _ABSENT: Any = object()
-
-
-class Marks:
-    """The marks in the sources of kernels.
-
-    Attributes:
-        ran: the numbers of those that were reached.
-    """
-
-    def __init__(self) -> None:
-        self.ran: dict[int, bool] = {}
-        self._places: list[tuple[str, tuple[int, ...]]] = []
-        self._adding = threading.Lock()
-
-    def add(self, file: str, lines: tuple[int, ...]) -> int:
-        """The number of a new mark, which stands before these lines."""
-        with self._adding:
-            self._places.append((os.path.realpath(file), lines))
-            return len(self._places) - 1
-
-    def lines(self, file: str) -> set[int]:
-        """The lines of a file that were reached."""
-        places = list(enumerate(self._places))
-        return {line for number, (of, lines) in places if of == file and number in self.ran for line in lines}
 
 
 class LineRecorder:
@@ -258,6 +236,6 @@ def sees_all_threads() -> bool:
     return monitoring is not None
 
 
-# Those of this process.
-marks = Marks()
-recorder = new_recorder(marks)
+# That of this process.
+recorder = new_recorder(observers.marks)
+observers.around_launch = recorder.paused

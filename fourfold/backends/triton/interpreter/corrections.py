@@ -31,13 +31,13 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter, jit
 
+from fourfold.backends import observers
 from fourfold.backends.launch import check_grid
 from fourfold.backends.triton.interpreter import arithmetic, batches, libdevice, marks, replay, tuning
 from fourfold.backends.triton.interpreter.arithmetic import Handle, narrowed, numpy_type
 from fourfold.backends.triton.interpreter.memory import CheckedMemory, memory_of
 from fourfold.backends.triton.interpreter.parts import missing
 from fourfold.backends.triton.interpreter.source import LOGIC, KernelSource
-from fourfold.instruments.line_recorder import recorder
 
 _ABSENT = object()
 
@@ -132,7 +132,7 @@ class InterpretedLaunch(interpreter.GridExecutor):
 
     def __call__(self, *args_dev: Any, **kwargs: Any) -> None:
         """Launch the kernel. Tensors that are not on the CPU are copied there, and back."""
-        with recorder.paused():
+        with observers.around_launch():
             self.run_untraced(args_dev, kwargs)
 
     def run_untraced(self, args_dev: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from triton.runtime import interpreter
 
-from fourfold.instruments import line_recorder
+from fourfold.backends import observers
 
 # The dictionary, by its name in a changed source.
 NAME = "_fourfold_ran"
@@ -41,7 +41,7 @@ def _divide(statement: ast.stmt, file: str) -> bool:
 def _marked(statements: list[ast.stmt], file: str) -> list[ast.stmt]:
     if not statements:
         return []
-    number = line_recorder.marks.add(file, tuple(statement.lineno for statement in statements))
+    number = observers.marks.add(file, tuple(statement.lineno for statement in statements))
     place = ast.Subscript(ast.Name(NAME, ast.Load()), ast.Constant(number), ast.Store())
     mark = ast.copy_location(ast.Assign([place], ast.Constant(True)), statements[0])
     return [mark, *statements]
@@ -61,4 +61,4 @@ def install() -> None:
 
     interpreter.FunctionRewriter._compile_and_exec = marked
     interpreter.InterpretedFunction.rewritten_fn.clear()  # kernels that ran before are changed again, with marks
-    vars(interpreter)[NAME] = line_recorder.marks.ran
+    vars(interpreter)[NAME] = observers.marks.ran
