@@ -26,6 +26,7 @@ from fourfold.candidates.process.client import CannotBeImported, UntrustedFuncti
 from fourfold.candidates.process.cuda_client import started as started_kernel
 from fourfold.candidates.process.session import Unanswered
 from fourfold.checks.outputs import requires_gradient
+from fourfold.checks.records import operations
 from fourfold.checks.search import Subject
 from fourfold.engine import profiles
 from fourfold.inputs.constants import Constants, constants_in, constants_of
@@ -122,7 +123,7 @@ class Candidate:
     def _read(self) -> CudaCandidate:
         target, reference = f"{self.place}:{self.function}", backends.load(self.operation, "torch")
         try:
-            return load_cuda(target, self.operation, reference, self.call_seconds is None)
+            return load_cuda(target, self.operation, operations, reference, self.call_seconds is None)
         except (OSError, LookupError, ValueError, CudaError) as error:
             raise SelectionError(f"--candidate {self.place}: {error}") from None
 

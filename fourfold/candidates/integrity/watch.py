@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from fourfold.candidates.integrity.snapshot import Snapshot, code_from, modules_of
-from fourfold.checks.search import Search
 from fourfold.compat.test_runners import RUNNERS
 
 # The packages of what judges and tells: this one, and what runs and reports tests.
 OWN, OTHERS = "fourfold", RUNNERS
-# What a check does not change of its search.
+# What a check does not change of its `fourfold.checks.search.Search`.
 LIMITS = ("elements", "blob", "brief", "keeps", "seed", "refusals", "note")
 WATCH = pytest.StashKey["ProgramWatch"]()
 
@@ -50,7 +49,7 @@ class ProgramWatch:
         """Until `changes` is called, the subject of a check is not to change."""
         self._held.append(Snapshot(also=[("the subject", subject)]).changes)
 
-    def hold_search(self, search: Search) -> None:
+    def hold_search(self, search: Any) -> None:
         """Until `changes` is called, the limits of a search are not to change."""
         self._held.append(limits_of(search))
 
@@ -76,7 +75,7 @@ class ProgramWatch:
 _latest: list[Snapshot] = []
 
 
-def limits_of(search: Search) -> Callable[[], list[str]]:
+def limits_of(search: Any) -> Callable[[], list[str]]:
     """Gives later which limits of a search have changed since, and which of its methods."""
     before = {limit: getattr(search, limit) for limit in LIMITS}
     fields = {field.name for field in dataclasses.fields(search)}
@@ -97,7 +96,7 @@ class PackageWatch:
         search: whose limits are set.
     """
 
-    def __init__(self, file: Path, record: Any, search: Search) -> None:
+    def __init__(self, file: Path, record: Any, search: Any) -> None:
         own = modules_of(OWN)
         self._on_import = code_from(file, own)
         if not _latest or _latest[0].modules != len(own) + len(modules_of("hypothesis")) or not _latest[0].is_of_now:

@@ -22,7 +22,6 @@ from fourfold.backends.cuda.emulator import unavailable_reason
 from fourfold.backends.cuda.functions import KernelInstances
 from fourfold.candidates.load.cuda_launches import OF_OUTPUT, OUTPUT, Launch, LaunchedKernel, LaunchPlan
 from fourfold.candidates.load.expressions import ExpressionError, evaluated
-from fourfold.checks.records import operations
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations import axes
 from fourfold.operations.case import Case
@@ -289,8 +288,21 @@ def _without_contents(value: Any) -> Any:
 
 
 @functools.cache
-def load(target: str, operation: str, reference: Callable[..., Any], here: bool = True) -> CudaCandidate:
-    """The candidate that a text of the command line names; compiled if it is to run here.
+def load(
+    target: str,
+    operation: str,
+    operations: Callable[[], Mapping[str, Operation]],
+    reference: Callable[..., Any],
+    here: bool = True,
+) -> CudaCandidate:
+    """Load the candidate that a text of the command line names; compile it if it is to run here.
+
+    Args:
+        target: ``FILE.cu:KERNEL<<<GRID, BLOCK>>>``.
+        operation: its name.
+        operations: returns the known operations.
+        reference: the operation as a function of torch.
+        here: whether it runs in this process.
 
     Raises:
         Exception: see `Launch.parse` and `CudaCandidate`.
