@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.api.verify import verify
-from fourfold.candidates.load.kernelbench_problems import KernelBenchProblem, _file, _named
+from fourfold.candidates.load.kernelbench_problems import KernelBenchProblem, attribute_of, existing_file
 from fourfold.candidates.process.client import CALL_SECONDS
 from fourfold.declaration.inference import like
 from fourfold.engine.verdict import Verdict
@@ -32,7 +32,7 @@ def verify_contract(module: Any, *, vary: bool = False, **options: Any) -> Verdi
     Raises:
         AttributeError: the module lacks a function. The message names it.
     """
-    kernel, reference, get_inputs = (_named(module, name) for name in ("kernel_fn", "reference_fn", "get_inputs"))
+    kernel, reference, get_inputs = (attribute_of(module, name) for name in ("kernel_fn", "reference_fn", "get_inputs"))
     inputs = get_inputs()
     inputs = inputs if isinstance(inputs, Mapping) else tuple(inputs)
     return verify(kernel, like(reference, inputs, vary=vary), **options)
@@ -69,7 +69,7 @@ def verify_kernelbench(
         AttributeError: a file lacks one of the names, or `sizes` names a variable that the problem does not have.
         ValueError: the inputs are too large: see `sizes`; or the Model draws random numbers, as dropout does.
     """
-    answer = _file(solution)
+    answer = existing_file(solution)
     given = KernelBenchProblem.of(problem, sizes, vary, seed)
     limits = given.claims if claims is None else claims
     if not options.get("untrusted"):

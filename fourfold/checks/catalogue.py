@@ -34,10 +34,10 @@ from fourfold.checks import (
     threads,
 )
 from fourfold.checks.search import Search, Subject
-from fourfold.instruments import operator_watch, redzones, tampering
+from fourfold.instruments import evaluation, operator_watch, redzones, tampering
 from fourfold.numerics import bounded, compare, dtypes
 from fourfold.numerics.steps import along_axes, elementwise
-from fourfold.operations import record
+from fourfold.operations import outcomes, record
 from fourfold.operations.claims import Claims
 from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.record import Operation
@@ -282,6 +282,6 @@ for _judge in (
     ),
     *(offsets, repeatability, results, saved_tensors, search, single_gradients, graph, interleaving, many_calls, modes),
     *(configurations, outputs, parameters, sharing, threads),
-    *(compare, dtypes, record, bounded, along_axes, elementwise),
+    *(compare, dtypes, record, evaluation, outcomes, bounded, along_axes, elementwise),
 ):
     tampering.watch(_judge)

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 from markupsafe import Markup
@@ -18,7 +18,6 @@ from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance.beside import Beside, beside_the_best
 from fourfold.performance.charts import Point, chart, quantity, sparkline
 from fourfold.performance.gate import Change, short_name
-from fourfold.pytest_plugin.table import Matrix
 
 PARTS = ("verification", "performance")
 # A contender has the same colour in every chart. All others share one more colour.
@@ -50,7 +49,15 @@ def cause_of(failure: Mapping[str, Any]) -> str:
     return f"{kind}: {NUMBERS.sub('N', said)}" if said else ""
 
 
-def verification(matrix: Matrix, failures: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> dict[str, Any]:
+class Tallied(Protocol):
+    """What has the tallies of a run by cell, as the table that closes a run."""
+
+    @property
+    def tallies(self) -> Mapping[Any, Any]:
+        """The tallies."""
+
+
+def verification(matrix: Tallied, failures: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> dict[str, Any]:
     """Return a verification run's part of the report.
 
     Args:

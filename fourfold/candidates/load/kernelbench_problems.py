@@ -66,11 +66,11 @@ class KernelBenchProblem:
         if isinstance(sizes, str) and sizes != SMALL:
             raise ValueError(f"sizes must be a mapping or {SMALL!r}, not {sizes!r}")
         for name, value in (small_sizes(given) if isinstance(sizes, str) else sizes or {}).items():
-            _named(given, name)
+            attribute_of(given, name)
             setattr(given, name, value)
-        init = _named(given, "get_init_inputs")()
-        reference = models.without_running_statistics(models.made(_named(given, "Model"), init, seed))
-        inputs = tuple(_named(given, "get_inputs")())
+        init = attribute_of(given, "get_init_inputs")()
+        reference = models.without_running_statistics(models.made(attribute_of(given, "Model"), init, seed))
+        inputs = tuple(attribute_of(given, "get_inputs")())
         if _draws_numbers(reference, inputs):
             raise ValueError("Model gives another result in a second call: what it draws at random cannot be compared")
         record = like(reference.forward, inputs, vary=vary, name=Path(file).stem)
@@ -81,7 +81,7 @@ class KernelBenchProblem:
 
     def solution(self, file: str | Path) -> torch.nn.Module:
         """The ModelNew of a file, with the weights of the reference."""
-        model = models.made(_named(_module(file), "ModelNew"), self.init, self.seed)
+        model = models.made(attribute_of(_module(file), "ModelNew"), self.init, self.seed)
         return models.with_weights(model, self.reference.state_dict())
 
     def solution_elsewhere(self, file: Path, folder: Path, **limits: Any) -> UntrustedFunction:
@@ -165,13 +165,23 @@ def _elements(problem: ModuleType) -> int | None:
     return sum(each.numel() for each in tensors)
 
 
-def _named(module: Any, name: str) -> Any:
+def attribute_of(module: Any, name: str) -> Any:
+    """Return an attribute of a module.
+
+    Raises:
+        AttributeError: the module lacks it. The message names the module's file.
+    """
     if not hasattr(module, name):
         raise AttributeError(f"{getattr(module, '__file__', module)} has no {name}")
     return getattr(module, name)
 
 
-def _file(path: str | Path) -> Path:
+def existing_file(path: str | Path) -> Path:
+    """Return the absolute path of a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is no file")
     return Path(path).resolve()
@@ -179,4 +189,4 @@ def _file(path: str | Path) -> Path:
 
 def _module(path: str | Path) -> ModuleType:
     # `sizes` changes its variables, and its text may be another than at the last call.
-    return modules.of_file(_file(path), anew=True)
+    return modules.of_file(existing_file(path), anew=True)
