@@ -1,10 +1,11 @@
-"""Import rules: oracles and kernels do not import each other, the harness imports neither, its layers are ordered."""
+"""Import rules: oracles and kernels do not import each other, the harness imports neither, its packages are ordered."""
 
 import ast
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,13 +14,39 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"fourfold": "fourfold", "impls": "fourfold.impls", "oracles": "fourfold.oracles"}
 FOLDERS["properties"] = "fourfold.properties"
-# Each layer may import those before it. A kernel needs only `backends`.
-LAYERS = ("compat", "core", "backends", "strategies", "checks", "running", "performance", "mutation", "grading")
+# Each package may import those named here, what these may import, and itself. A kernel needs only `backends`.
+SIBLINGS = ("api", "grading", "mutation", "performance", "pytest_plugin", "sanitize")
+BELOW: Mapping[str, tuple[str, ...]] = {
+    "compat": (),
+    "numerics": ("compat",),
+    "operations": ("numerics",),
+    "backends": ("operations",),
+    "inputs": ("operations", "backends"),
+    "declaration": ("inputs",),
+    "instruments": ("operations", "backends"),
+    "candidates": ("declaration", "instruments"),
+    "checks": ("candidates",),
+    "engine": ("checks",),
+    **dict.fromkeys(SIBLINGS, ("engine",)),
+    "cli": SIBLINGS,
+}
+# Imports against these directions, with the reason.
+EXCEPTIONS: Mapping[tuple[str, str], str] = {
+    ("fourfold.grading.speed", "performance"): "grading times right kernels with the clocks of the benchmarks",
+    (
+        "fourfold.performance.plugin",
+        "pytest_plugin",
+    ): "benchmarks are tests of a run: its selection, its table",
+}
+# A folder with more Python files is hard to read. One module a claim is the order of `checks`.
+MOST_FILES, MANY_FILES = 22, ("checks",)
+# Classes that are defined twice: the name is the kind of the fault, which both messages show.
+SAME_NAMES = {"OutOfBounds"}
 # The other modules of this project that the operations' folders may import.
 OF_OPERATIONS = {
     "impls": {"backends", "compat"},
     "oracles": set(),
-    "properties": {"core", "strategies", "oracles"},
+    "properties": {"numerics", "operations", "inputs", "declaration", "oracles"},
 }
 STRING = re.compile(r"^(?:fourfold|impls|oracles|properties|tests)(?:\.\w+)+$")
 
@@ -95,16 +122,47 @@ def test_implementations_know_nothing_of_their_verification(module: str) -> None
     assert not packages & {"tests", "conftest", "hypothesis", "pytest"}
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_a_layer_imports_those_before_it(layer: str) -> None:
-    before = {"", *LAYERS[: LAYERS.index(layer) + 1]}
-    upward = {(module, name) for module in of_folder(layer) for name in IMPORTS[module] if part(name) not in before}
-    assert not upward
+def reachable(package: str) -> set[str]:
+    """Return the packages that a package may import."""
+    return {"", package}.union(*map(reachable, BELOW[package]))
 
 
-def test_every_module_of_the_harness_belongs_to_a_layer() -> None:
-    outside = {name for name in MODULES if part(name) not in (*LAYERS, *OF_OPERATIONS)}
-    assert outside == {"fourfold", "fourfold.cli.main"}
+def against_directions(package: str) -> set[tuple[str, str]]:
+    """Return the modules of a package that import a module of another one that they may not, with that module."""
+    allowed = reachable(package)
+    return {(module, name) for module in of_folder(package) for name in IMPORTS[module] if part(name) not in allowed}
+
+
+@pytest.mark.parametrize("package", BELOW)
+def test_a_package_imports_those_below_it(package: str) -> None:
+    assert {(a, b) for a, b in against_directions(package) if (a, part(b)) not in EXCEPTIONS} == set()
+
+
+@pytest.mark.parametrize(("module", "package"), EXCEPTIONS)
+def test_an_exception_is_still_needed(module: str, package: str) -> None:
+    assert (module, package) in {(a, part(b)) for a, b in against_directions(part(module))}
+
+
+def test_every_module_of_the_harness_belongs_to_a_package() -> None:
+    outside = {name for name in MODULES if part(name) not in (*BELOW, *OF_OPERATIONS)}
+    assert outside == {"fourfold", "fourfold.__main__"}
+
+
+def test_folders_are_small() -> None:
+    files = Counter(path.parent for path in MODULES.values() if path.is_relative_to(ROOT / "fourfold"))
+    large = {folder.name: count for folder, count in files.items() if count > MOST_FILES}
+    assert large.keys() <= set(MANY_FILES)
+
+
+def test_one_name_is_one_class() -> None:
+    names = Counter(
+        node.name
+        for module, path in MODULES.items()
+        if part(module) not in OF_OPERATIONS
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} == SAME_NAMES
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
