@@ -1,16 +1,19 @@
-"""The kind of a failure, and the case that it shows."""
+"""The kind of a failure, its message and grade, and the case that it shows."""
 
 import re
 import traceback
 from collections.abc import Sequence
 
+from fourfold.candidates.frames import words
+from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.process.session import Unanswered
 from fourfold.checks.grades import Imprecise
 from fourfold.compat import hypothesis_internals
 from fourfold.engine.cells import SelectionError
 from fourfold.instruments.tampering import Tampered
-from fourfold.operations.blame import Blame, marked
-from fourfold.operations.outcomes import IMPRECISE, TAMPERED, UNDECIDED, WRONG, Vacuous
+from fourfold.operations.blame import Blame, marked, statement
+from fourfold.operations.claims import EXACT, STORAGE
+from fourfold.operations.outcomes import IMPRECISE, TAMPERED, UNDECIDED, WRONG, Failure, Vacuous
 from fourfold.operations.refusals import Fault
 
 # Whose errors say nothing of the implementation, and what is told of them.
@@ -44,6 +47,20 @@ def blame_for_undecided(error: BaseException, frames: Sequence[traceback.FrameSu
     if blame is None and not frames and not isinstance(error, AssertionError | Fault | SelectionError):
         blame = Blame.HARNESS
     return blame if blame in UNDECIDED_BY else None
+
+
+def failure_message(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return what is wrong, in words: a check's message, or the exception and whose it is."""
+    if isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered):
+        return words(error)
+    said = f"{type(error).__name__}: {words(error) or statement(error)}"
+    blame = blame_for_undecided(error, frames)
+    return f"{UNDECIDED_BY[blame]}: {said}" if blame else said
+
+
+def failure_grade(kind: str) -> str:
+    """Return the grade of an implementation by the kind of its failure: "exact" if it is not to blame."""
+    return {IMPRECISE: STORAGE, UNDECIDED: EXACT}.get(kind, WRONG)
 
 
 def counterexample(notes: str) -> str | None:

@@ -34,7 +34,7 @@ from fourfold.checks.search import Search, Subject, Unreachable
 from fourfold.compat import hypothesis_internals
 from fourfold.declaration import defaults
 from fourfold.engine.exact_math import computing_exactly
-from fourfold.engine.failures import counterexample, kind_of
+from fourfold.engine.failures import counterexample, failure_grade, failure_message, kind_of
 from fourfold.engine.shortcomings import listed
 from fourfold.engine.verdict import MAY_BE_WRONG, Finding, Outcome, Verdict
 from fourfold.inputs.constants import Constants, constants_in, constants_of
@@ -47,8 +47,10 @@ from fourfold.operations.case import Case
 from fourfold.operations.claims import Claims, claims_of
 from fourfold.operations.not_reached import NotReached, Unreached
 from fourfold.operations.outcomes import (
+    BRIEFLY,
     FAILED,
     FORWARD_ONLY,
+    NOT_MADE,
     PASSED,
     REFUSED,
     UNREACHED,
@@ -60,8 +62,6 @@ from fourfold.operations.outcomes import (
 )
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals
-from fourfold.pytest_plugin.failures import grade_of, said_of
-from fourfold.pytest_plugin.wrong_cells import BRIEFLY, NOT_MADE
 
 EXAMPLES = 25
 # The result that a message is about. A law is about the output.
@@ -333,7 +333,7 @@ class Trial:
             told = {"outcome": _outcome_of(reason), "reason": str(reason)}
         except Exception as error:
             finding = self._finding(error, last[0])
-            told, search.grade = {"outcome": FAILED, "failure": finding}, grade_of(finding.kind)
+            told, search.grade = {"outcome": FAILED, "failure": finding}, failure_grade(finding.kind)
         if changes := watched.changes():
             tampered = Tampered(f"the candidate changed what judges it: {listed(changes)}")
             told = {"outcome": FAILED, "failure": self._finding(tampered, last[0])}
@@ -362,7 +362,7 @@ class Trial:
     def _finding(self, error: Exception, at: str) -> Finding:
         notes = "\n".join(map(str, getattr(error, "__notes__", [])))
         frames = own_frames(error, self.origin)
-        message = said_of(error, frames)
+        message = failure_message(error, frames)
         return Finding(
             message=message,
             counterexample=counterexample(notes) or at or None,

@@ -8,6 +8,9 @@ REFUSED_ALL, UNCLAIMED = "refused all", "not claimed:"
 FORWARD_ONLY = "forward only: its output has no gradient where its inputs do"
 # How the reason ends for which no operation's candidate is.
 NO_GRADIENTS = "has no gradients"
+# Why other checks say nothing of what is known to be wrong.
+BRIEFLY = "looked at briefly, by a few small cases: it is wrong already"
+NOT_MADE = "not made: it is wrong already"
 PASSED, FAILED, REFUSED, UNREACHED, UNSUPPORTED = "passed", "failed", "refused", "not reached", "unsupported"
 WRONG = "wrong"
 # What a failure may be besides wrong.

@@ -66,7 +66,10 @@ def verification(matrix: Tallied, failures: Sequence[Mapping[str, Any]], about: 
             none) and its cause.
         about: date, commit, device, profile and versions.
     """
-    cells = [{**vars(cell), **vars(tally), "kinds": sorted(tally.kinds)} for cell, tally in matrix.tallies.items()]
+    cells = [
+        {**vars(cell), **vars(tally), "kinds": sorted(tally.kinds), "boundary": tally.boundary.claim()}
+        for cell, tally in matrix.tallies.items()
+    ]
     return {"about": dict(about), "cells": cells, "failures": list(failures)}
 
 

@@ -4,8 +4,7 @@ import importlib.metadata
 import json
 import re
 import shlex
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,16 @@ import pytest
 
 from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.backends.triton import compilation
-from fourfold.candidates.frames import cause, own_frames, spelled, words
+from fourfold.candidates.frames import cause, own_frames, spelled
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.process.client import CALL_SECONDS
 from fourfold.candidates.process.session import Unanswered
 from fourfold.compat import hypothesis_internals, pytest_internals
 from fourfold.engine.cells import CANDIDATE, Selection, SelectionError
-from fourfold.engine.failures import UNDECIDED_BY, blame_for_undecided, counterexample, kind_of
+from fourfold.engine.failures import counterexample, failure_grade, failure_message, kind_of
 from fourfold.instruments.tampering import Tampered
-from fourfold.operations.blame import statement
 from fourfold.operations.boundary import Boundary
-from fourfold.operations.claims import EXACT, STORAGE
-from fourfold.operations.outcomes import IMPRECISE, UNDECIDED, WRONG, Failure
+from fourfold.operations.outcomes import Failure
 from fourfold.pytest_plugin.identity import Identity
 
 # What a test's report carries besides pytest's own, by name: what a search has seen, and how it has failed.
@@ -50,10 +47,10 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
     frames = own_frames(error, origin)
     of_a_check = isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered)
     of_cuda = origin.suffix in SUFFIXES and not of_a_check  # no frame of Python's is in such a file
-    message = said_of(error, frames)
+    message = failure_message(error, frames)
     failure = {"message": message, "counterexample": case or at or None, "repeat": repeated}
     kind = kind_of(error, frames)
-    failure |= {"kind": kind, "grade": grade_of(kind)}
+    failure |= {"kind": kind, "grade": failure_grade(kind)}
     if frames:
         failure["cause"] = cause(error, frames)
     elif of_cuda:
@@ -65,20 +62,6 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
         report.longrepr = "\n\n".join(filter(None, (f"{said}\n{spelled(frames)}".rstrip(), seen)))
     report.user_properties.append((FAILURE, failure))
     report.sections.append(("repeat with", repeated))
-
-
-def said_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
-    """What is wrong, in words: what a check says, or the exception, and whose it is if not the implementation's."""
-    if isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered):
-        return words(error)
-    said = f"{type(error).__name__}: {words(error) or statement(error)}"
-    blame = blame_for_undecided(error, frames)
-    return f"{UNDECIDED_BY[blame]}: {said}" if blame else said
-
-
-def grade_of(kind: str) -> str:
-    """The grade of an implementation by the kind of its failure; "exact" where nothing is said against it."""
-    return {IMPRECISE: STORAGE, UNDECIDED: EXACT}.get(kind, WRONG)
 
 
 def refer(report: Any, first: str) -> None:

@@ -35,7 +35,7 @@ from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.tampering import Tampered, random_state_kept
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
-from fourfold.operations.outcomes import Unsupported
+from fourfold.operations.outcomes import BRIEFLY, NOT_MADE, Unsupported
 from fourfold.operations.record import Law, Operation
 from fourfold.operations.refusals import Refusals
 from fourfold.pytest_plugin import isolation
@@ -48,7 +48,7 @@ from fourfold.pytest_plugin.paths import file_to_write
 from fourfold.pytest_plugin.preparation import chosen_device, prepare
 from fourfold.pytest_plugin.progress import ProgressReporter
 from fourfold.pytest_plugin.table import Matrix
-from fourfold.pytest_plugin.wrong_cells import BRIEFLY, NOT_MADE, WrongCells
+from fourfold.pytest_plugin.wrong_cells import WrongCells
 
 # Of a GPU's memory: a context, compiled kernels, and what a test holds.
 WORKER_BYTES = 3 << 30

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from fourfold.engine.cells import Cell
 
-BRIEFLY = "looked at briefly, by a few small cases: it is wrong already"
-NOT_MADE = "not made: it is wrong already"
-
 
 class WrongCells:
     """A set of cells.

@@ -18,9 +18,8 @@ from fourfold.engine.cells import Candidate, Selection, SelectionError
 from fourfold.engine.failures import counterexample
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
-from fourfold.operations.outcomes import Failure
+from fourfold.operations.outcomes import BRIEFLY, NOT_MADE, Failure
 from fourfold.pytest_plugin.black_box import BlackBox
-from fourfold.pytest_plugin.wrong_cells import BRIEFLY, NOT_MADE
 
 ROOT = Path(__file__).parents[2]
 CANDIDATES = Path(__file__).parent / "candidates"

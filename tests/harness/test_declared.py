@@ -716,8 +716,8 @@ def test_public_names_are_imported_when_they_are_asked_for() -> None:
     for name in ("operation", "tensor", "values", "lengths", "offsets"):
         assert callable(getattr(fourfold, name))
         assert name in dir(fourfold)
-    with pytest.raises(AttributeError, match="has no attribute 'operations'"):
-        _ = fourfold.operations
+    with pytest.raises(AttributeError, match="has no attribute 'operating'"):
+        _ = fourfold.operating
 
 
 # ---- history: other numbers that are declared

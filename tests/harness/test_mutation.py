@@ -384,7 +384,7 @@ outcomes["not reached"] = trials.outcome(outside, unmutated)
 try:
     trials.unmutated()
 except trial.UnmutatedFailed as error:
-    outcomes["wrong from the start"] = trial.Outcome(status="refused", why=str(error))
+    outcomes["wrong from the start"] = trial.TrialResult(status="refused", why=str(error))
 (directory / "kernels.py").write_text(text)
 command = ["--candidate", f"vector_add={candidate.place}:add", "--function", "add_kernel", "--dtype", "float32"]
 command += ["--quick", "--examples", "2", "--sample", "8", "--known", str(directory / "list.toml")]

@@ -472,7 +472,7 @@ wait[(2,)](torch.zeros(1, dtype=torch.int32, device="cuda"))
 # Each script in a process of its own, which need not import torch and Triton anew.
 DRIVER = """
 import os, pathlib, sys
-from fourfold.backends.triton.sanitizer.monitor import monitor as sanitizer
+from fourfold.backends.triton.sanitizer import monitor as sanitizer
 from fourfold.sanitize import absent_gpu
 from fourfold.sanitize import command as sanitize
 

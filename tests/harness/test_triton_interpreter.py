@@ -350,7 +350,7 @@ import torch, triton
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
-from fourfold.backends.triton.interpreter.corrections import corrections as triton_interpreter
+from fourfold.backends.triton.interpreter import corrections as triton_interpreter
 
 triton_interpreter.install()
 once = {name: id(value) for name, value in vars(interpreter).items()}, id(tl.tensor.__init__)
