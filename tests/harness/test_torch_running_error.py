@@ -884,3 +884,24 @@ def test_a_mask_made_in_place_of_comparisons_without_doubt_is_taken() -> None:
     rounded = torch.tensor([[0.1, 0.2, -0.3]])  # whether their sum is positive hangs on rounding
     with pytest.raises(HangsOnRounding):
         results(of_sums, DTYPES["float32"], rounded[:, 0], x=rounded)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_cast_to_float8_is_rounded_and_its_bound_holds_both_neighbours(dtype: torch.dtype) -> None:
+    def quantized(x: torch.Tensor) -> torch.Tensor:
+        return x.to(dtype).to(torch.float32)
+
+    def of_sums(x: torch.Tensor) -> torch.Tensor:
+        return quantized(x.sum(-1))
+
+    x = torch.tensor([126.646, -3.9, 0.0019, 17.0, 0.0])
+    exactly, *_ = results(quantized, DTYPES["float32"], torch.ones(5), x=x)
+    assert exactly.value.tolist() == quantized(x).tolist()
+    assert not exactly.error.any()
+    # Up to rounding the sum is halfway between 16 and the next number.
+    step = 2.0 if dtype == torch.float8_e4m3fn else 4.0
+    near, *_ = results(of_sums, DTYPES["float32"], torch.ones(1), x=torch.tensor([[16.0, step / 4, step / 4]]))
+    assert near.value.item() == 16.0
+    assert near.error.item() == step
+    beyond, *_ = results(quantized, DTYPES["float32"], torch.ones(1), x=torch.tensor([1e6]))
+    assert np.isinf(beyond.error).all()

@@ -569,6 +569,28 @@ def test_float8_converts_exactly_and_stays_nan(given: str, wanted: str) -> None:
     assert np.array_equal(output.double().numpy(), expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("given", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("wanted", ["float8_e4m3fn", "float8_e5m2"])
+def test_rounding_to_float8_is_to_nearest_even_and_saturates(given: str, wanted: str) -> None:
+    every: np.ndarray = np.arange(256, dtype=np.uint8)
+    numbers = np.unique(every.view(getattr(ml_dtypes, wanted)).astype(np.float32))
+    numbers = numbers[np.isfinite(numbers)]
+    halfway = (numbers[1:] + numbers[:-1]) / 2
+    beside = [np.nextafter(halfway, np.float32(side)) for side in (-np.inf, np.inf)]
+    x = torch.from_numpy(np.concatenate([numbers, halfway, *beside])).to(getattr(torch, given))
+    output = torch.zeros(len(x), dtype=getattr(torch, wanted))
+    padded = torch.cat([x, torch.zeros(1024 - len(x), dtype=x.dtype)])
+    output = torch.zeros(1024, dtype=getattr(torch, wanted))
+    cast_kernel[(1,)](padded, output, BLOCK=1024)
+    assert torch.equal(output.view(torch.uint8), padded.to(output.dtype).view(torch.uint8))
+    most = torch.finfo(output.dtype).max
+    beyond = torch.tensor([torch.inf, -torch.inf, torch.finfo(x.dtype).max, torch.nan], dtype=x.dtype)
+    output = torch.zeros(4, dtype=output.dtype)
+    cast_kernel[(1,)](beyond, output, BLOCK=4)
+    assert output.float()[:3].tolist() == [most, -most, most]
+    assert output.float()[3].isnan()
+
+
 @triton.jit
 def product_kernel(x_ptr, output_ptr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding, NoRule, certain, lift
+from fourfold.numerics.dtypes import QUANTISED
 from fourfold.numerics.steps.along_axes import SEQUENTIAL_TERMS
 from fourfold.numerics.steps.elementwise import ROUNDED_ONCE, divide, rounded
 from fourfold.numerics.torch_adapter.elementwise import aten, lifted, scaled
@@ -168,7 +169,10 @@ whole(*MOVES.split())(move)
 
 @whole("_to_copy.default")
 def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """A cast: exact between floating types, whose values are wide; to integers it must not hang on rounding."""
+    """Cast: exactly between floating types, whose values are wide, but for those of 8 bits.
+
+    A cast to integers must not hang on rounding.
+    """
     (a,) = args
     dtype = kwargs.get("dtype") or a.dtype
     payload = evaluation.given_as_it_is(a)
@@ -177,10 +181,29 @@ def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     if isinstance(payload, Comparison) and (dtype.is_floating_point or dtype == torch.bool):
         return evaluation.compared(payload, dtype)
     if dtype.is_floating_point:
-        return evaluation.made(payload, dtype)
+        return evaluation.made(quantised(payload, dtype), dtype)
     if dtype == torch.bool:
         return evaluation.compared(payload != 0.0, dtype)
     return torch.from_numpy(np.array(whole_numbers(payload))).to(dtype)
+
+
+def quantised(a: Bounded, dtype: torch.dtype) -> Bounded:
+    """Return `a` rounded to nearest even where `dtype` has 8 bits, and `a` itself for any other type.
+
+    The result lies between those of both ends of the bound. Nothing is known of what may be larger than the largest
+    number of the type: torch makes it NaN, and a GPU's instruction that number.
+    """
+    kind = QUANTISED.get(str(dtype).removeprefix("torch."))
+    if kind is None:
+        return a
+    with np.errstate(all="ignore"):
+        value, low, high = (
+            part.astype(np.float32).astype(kind.numpy).astype(a.value.dtype)
+            for part in (a.value, a.value - a.error, a.value + a.error)
+        )
+        error = np.maximum(value - low, high - value)
+        error = np.where(abs(a.value) + a.error > kind.largest, np.inf, error)
+        return Bounded(value, np.where(np.isnan(a.value), 0, error), a.arithmetic)
 
 
 def whole_numbers(payload: Payload) -> Array:

@@ -57,6 +57,15 @@ def narrowed(numbers: Any) -> Any:
     return numbers.astype(BFLOAT16).view(np.uint16)
 
 
+def quantised(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return the bits of `numbers` rounded to nearest even, as PTX's ``cvt.rn.satfinite`` does.
+
+    What is larger than the largest number of the type, infinity too, becomes that number. NaN stays NaN.
+    """
+    largest = float(ml_dtypes.finfo(dtype).max)
+    return np.clip(numbers, -largest, largest).astype(dtype).view(np.uint8)
+
+
 class Conversions(interpreter.InterpreterBuilder):
     """Conversions between types."""
 
@@ -76,8 +85,12 @@ class Conversions(interpreter.InterpreterBuilder):
             return Handle(
                 narrowed(numbers) if wanted == "bf16" else numbers.astype(NUMPY_FLOATS[wanted]), dst_type.scalar
             )
+        toward_zero = rounding_mode == interpreter._ir.ROUNDING_MODE.RTZ
+        if wanted in FLOAT8 and given in NUMPY_FLOATS and not toward_zero:
+            numbers = widened(src.data) if given == "bf16" else src.data
+            return Handle(quantised(numbers, FLOAT8[wanted]), dst_type.scalar)
         names = {given, wanted}
-        if "bf16" in names and names <= NUMPY_FLOATS.keys() and rounding_mode != interpreter._ir.ROUNDING_MODE.RTZ:
+        if "bf16" in names and names <= NUMPY_FLOATS.keys() and not toward_zero:
             return self.cast_impl(src, dst_type)
         return super().create_fp_to_fp(src, dst_type, rounding_mode)
 
