@@ -17,6 +17,7 @@ import triton.language as tl
 from triton.errors import TritonError
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterError
 
 from fourfold.backends.triton import launch as triton_launch
 
@@ -141,6 +142,22 @@ def test_what_a_mask_leaves_out_shows_where_nan_is_swallowed(dtype: torch.dtype)
     assert largest > 2 > least
     assert above > 0
     assert below > 0
+
+
+@triton.jit
+def narrow_product_kernel(x_ptr, output_ptr, M: tl.constexpr, K: tl.constexpr):
+    m, k = tl.arange(0, M), tl.arange(0, K)
+    x = tl.load(x_ptr + m[:, None] * K + k[None, :])
+    tl.store(output_ptr + m[:, None] * M + m[None, :], tl.dot(x, tl.trans(x)).to(tl.float32))
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float16, 16), (torch.bfloat16, 16), (torch.int8, 32)])
+def test_a_product_that_the_compiler_refuses_is_refused(dtype: torch.dtype, least: int) -> None:
+    x, output = torch.ones(16, least, dtype=dtype), torch.empty(16, 16)
+    narrow_product_kernel[(1,)](x, output, M=16, K=least)
+    assert torch.equal(output, torch.full([16, 16], float(least)))
+    with pytest.raises(InterpreterError, match=f"K >= {least}"):
+        narrow_product_kernel[(1,)](x, output, M=16, K=least // 2)
 
 
 @triton.jit
@@ -348,6 +365,7 @@ ELSEWHERE = """
 import sys
 import torch, triton
 import triton.language as tl
+from triton.runtime.interpreter import InterpreterError
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from fourfold.backends.triton.interpreter import corrections as triton_interpreter

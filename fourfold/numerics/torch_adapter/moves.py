@@ -180,7 +180,7 @@ def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
         return evaluation.made(lifted(payload), dtype) if dtype.is_floating_point else a.to(dtype, copy=True)
     if isinstance(payload, Comparison) and (dtype.is_floating_point or dtype == torch.bool):
         return evaluation.compared(payload, dtype)
-    if dtype.is_floating_point:
+    if dtype.is_floating_point and isinstance(payload, Bounded):
         return evaluation.made(quantised(payload, dtype), dtype)
     if dtype == torch.bool:
         return evaluation.compared(payload != 0.0, dtype)

@@ -29,6 +29,8 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import min_dot_size
 from triton.runtime import interpreter, jit
 
 from fourfold.backends import observers
@@ -262,6 +264,8 @@ def install() -> None:
     # The overflow checks compute every sum of integers again, in 64 bits.
     options = interpreter.interpreter_builder.options
     interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+    # The interpreter multiplies blocks of any sizes, where the compiler refuses a K below 16, say.
+    interpreter.interpreter_builder.codegen_fns["min_dot_size"] = min_dot_size(GPUTarget("cuda", 90, 32))
     interpreter.ReduceOps, interpreter.ScanOps = batches.BatchedReduce, batches.BatchedScan
     interpreter.GridExecutor = InterpretedLaunch
     interpreter._patch_lang = LANGUAGE.patch

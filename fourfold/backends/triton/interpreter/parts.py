@@ -55,6 +55,8 @@ PARTS = (
     _builder("create_fma", "x y z", "tl.fma; overridden"),
     _builder("create_umulhi", "lhs rhs", "tl.umulhi; overridden"),
     _builder("create_dot", "a b d", "tl.dot; overridden"),
+    _interpreter("interpreter_builder.codegen_fns", None, "the least sizes of tl.dot; replaced by those of NVIDIA's"),
+    PrivatePart("triton.backends.nvidia.compiler:min_dot_size", ("target",), "the least sizes of tl.dot on a GPU"),
     _builder("create_splat", "ret_ty arg", "a block of one number; overridden"),
     _builder("create_expand_dims", "arg axis", "x[:, None]; overridden"),
     _interpreter("_ir.ROUNDING_MODE.RTZ", None, "the one rounding that is left as it is"),
