@@ -25,8 +25,9 @@ from fourfold.operations.record import Operation
 BOTH, BOTH_AT_MOST = ((257, 300), (131, 150)), 150_000
 # One axis past a count of 11 bits, and past one of 16.
 MANY, MOST = 2051, 65_537
-# The most places in a case: the product of the sizes of its axes.
-PLACES = 200_000
+# The most places in a case: the product of the sizes of its axes. Where its results have few elements, as a product of
+# matrices has, the places are cheaper.
+PLACES, CONTRACTED = 200_000, 4_000_000
 # What a case costs, about, in elements that the interpreter computes: a call, and a row that has a program of its own.
 CALL, ROW = 4_000, 100
 # The budgets of a check with 25 generated cases, for cases that every implementation gets and for those of constants:
@@ -158,6 +159,16 @@ class LargeCases:
                 for chosen in self._of(dict(zip(pair, (c + 1, c + 2))), constant):
                     if chosen.price <= BOTH_AT_MOST:
                         yield 1, chosen.price, chosen
+            # A kernel with a tile along each axis has a whole tile in the midst only where all axes are long.
+            if len(self._axes) > 2:
+                for chosen in self._of({axis: c + 1 + place for place, axis in enumerate(self._axes)}, constant):
+                    if chosen.price <= BOTH_AT_MOST:
+                        yield 0, chosen.price, chosen
+        for one, other in itertools.permutations(self.constants.sizes, 2):
+            for pair in itertools.combinations(self._axes, 2):
+                for chosen in self._of(dict(zip(pair, (int(one.value) + 1, int(other.value) + 1))), max(one, other)):
+                    if chosen.price <= BOTH_AT_MOST:
+                        yield 2, chosen.price, chosen
 
     def probes(self) -> Iterator[tuple[Mapping[str, int], Case]]:
         """Small cases for `past`: one, and for each axis that it can be larger along another, with their sizes."""
@@ -215,10 +226,14 @@ class LargeCases:
         assert sized is not None
         sizes = {**sized.axes, **long}
         claimed = {axis: size for axis, size in long.items() if _is_claimed(self.claims, axis, size)}
-        if len(claimed) < len(long) or np.prod([*sizes.values()], dtype=float) > PLACES or not sized.allows(sizes):
+        places = np.prod([*sizes.values()], dtype=float)
+        if len(claimed) < len(long) or places > CONTRACTED or not sized.allows(sizes):
+            return
+        price = self._price(sizes, sized.largest(sizes))
+        if places > PLACES and price > BOTH_AT_MOST:
             return
         name = "_".join(f"{'rows' if axis == LEADING else axis}_{size}" for axis, size in long.items())
-        yield Chosen(sizes, name, self._price(sizes, sized.largest(sizes)), constant)
+        yield Chosen(sizes, name, price, constant)
 
     def _price(self, sizes: Mapping[str, int], largest: float) -> float:
         elements, rows = largest, 0.0

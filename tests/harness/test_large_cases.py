@@ -244,3 +244,15 @@ def test_offsets_are_continued_over_the_repetitions() -> None:
     assert seen[1]["offsets"].tolist() == [0, 2, 2, 5, 6, 8, 8, 11, 12, 14, 14, 17, 18]
     assert seen[1]["pred"].shape[0] == 12
     assert seen[1]["target"].shape[0] == 18
+
+
+def test_all_axes_are_past_a_constant_together() -> None:
+    large = LargeCases(operations()["matmul"], NO_CLAIMS, FLOAT32, Constants(sizes=(Constant(64, "of.py", 3),)))
+    assert any(min(chosen.sizes[axis] for axis in "mnk") > 64 for chosen in large.chosen(25, False))
+
+
+def test_two_constants_meet_on_two_axes_in_both_ways() -> None:
+    constants = Constants(sizes=(Constant(48, "of.py", 3), Constant(130, "of.py", 4)))
+    large = LargeCases(operations()["softmax"], NO_CLAIMS, FLOAT32, constants)
+    met = {tuple(chosen.sizes.values()) for chosen in large.chosen(25, False)}
+    assert {(49, 131), (131, 49)} <= met
