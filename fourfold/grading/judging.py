@@ -33,6 +33,7 @@ from fourfold.grading import static
 from fourfold.grading.candidates import CUDA, KERNELBENCH, Submission
 from fourfold.grading.speed import speeds_of
 from fourfold.numerics.compare import Disagreement
+from fourfold.operations.claims import NO_CLAIMS
 from fourfold.operations.outcomes import FAILED, INVALID, RIGHT, TAMPERED, WRONG
 from fourfold.operations.record import Operation
 
@@ -260,6 +261,8 @@ def _trial(candidate: Submission, settings: Settings, folder: Path) -> Iterator[
             given = _function(file, candidate.function or record.name)
     own_process = limits["seconds"] if isinstance(given, UntrustedFunction) else None
     judged_by = settings.device, settings.refusals, settings.strict_errors
+    # A claim in the candidate's own source would be rewarded for doing nothing.
+    claims = NO_CLAIMS if claims is None else claims
     with Trial.of(given, record, claims, *judged_by, own_process) as trial:
         yield trial, reference
 

@@ -428,6 +428,18 @@ def test_a_kernel_of_vectors_gets_memory_that_is_aligned():
         as_it_is(x[1:38], x[2:39])
 
 
+def test_the_dtype_is_that_of_the_first_tensor_of_numbers(tmp_path):
+    (tmp_path / "gather.cu").write_text(
+        "__global__ void gather(const int* at, const float* x, float* out, int n) {\n"
+        "    if (threadIdx.x < n) out[threadIdx.x] = x[at[threadIdx.x]];\n}\n"
+    )
+    gather = fourfold.cuda_kernel(
+        tmp_path / "gather.cu", "gather", grid=1, block=32, arguments=lambda at, x, out: (at, x, out, at.numel())
+    )
+    at, x = torch.tensor([2, 0, 1], dtype=torch.int32), torch.tensor([0.5, 1.5, 2.5])
+    assert torch.equal(gather(at, x), x[at.long()])
+
+
 def test_a_gradient_is_that_of_an_autograd_function():
     candidate = Candidate("vector_add", str(HERE / "kernels.py"), "Sum").load()
     x, y = torch.randn(5, 3, requires_grad=True), torch.randn(3, 5).t().requires_grad_()

@@ -121,6 +121,15 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "gradient of y",
     ),
     "refuses": ({"source": f"{ADD}    raise NotImplementedError('never')\n"}, "refused", "full", "refused all"),
+    "claims in its source": (
+        {
+            "source": "import torch, fourfold\n@fourfold.claims(gradients=False, sizes={'n': (1, 1)})\n"
+            "def vector_add(x, y):\n    return x.detach() + y.detach()\n"
+        },
+        "undecided",
+        "full",
+        "no gradient",
+    ),
     "does not parse": ({"source": "def vector_add(x, y:\n"}, "invalid", "static", "candidate.py:1"),
     "no function": ({"source": "x = 1\n"}, "invalid", "smoke", "no function vector_add"),
     "fails on import": ({"source": "1 / 0\n"}, "invalid", "smoke", "ZeroDivisionError"),

@@ -187,9 +187,11 @@ def cuda_kernel(
         bound = own.bind(*args, **kwargs)
         bound.apply_defaults()
         given = {key: plain(value) if contiguous else value for key, value in bound.arguments.items()}
-        first = next((value for value in given.values() if isinstance(value, torch.Tensor)), None)
-        if first is None:
+        tensors = [value for value in given.values() if isinstance(value, torch.Tensor)]
+        if not tensors:
             raise TypeError(f"{name}: no argument is a tensor")
+        # Indices may come before the numbers, whose dtype chooses the instance and is the result's.
+        first = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
         out = _called(output, given) if output else torch.empty(first.shape, dtype=first.dtype, device=first.device)
         given["out"] = out
         passed = tuple(_called(arguments, given))
