@@ -241,6 +241,7 @@ LIBRARY.define("squares(Tensor x, float factor=2.0) -> Tensor")
 LIBRARY.impl("squares", lambda x, factor=2.0: factor * x * x, "CPU")
 
 
+@pytest.mark.full
 def test_an_operator_of_torch_library_is_verified() -> None:
     operator = torch.ops.fourfold_adapters.squares
     claims = fourfold.Claims(accuracy="storage", gradients=False)

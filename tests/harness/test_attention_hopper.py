@@ -66,6 +66,7 @@ def test_heads_may_take_turns(heads_at_once: int, monkeypatch: pytest.MonkeyPatc
     agrees(cuda_kernel.HOPPER[1], "float16", heads=(6, 3), columns=16)
 
 
+@pytest.mark.full
 @emulated
 @pytest.mark.parametrize("configuration", HOPPER)
 def test_queries_without_keys_are_0_and_invalid_offsets_make_all_nan(configuration: Configuration) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import warm
+from samples import sampled
 
 from fourfold.checks.records import operations
 from fourfold.checks.search import Search
@@ -146,7 +147,7 @@ ILL = {
 }
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["one_after_another", "two_workers"])
+@pytest.mark.parametrize("workers", sampled([[], ["-n", "2"]], []), ids=["one_after_another", "two_workers"])
 def test_kernels_that_do_not_come_back_fail_alone(workers: list[str], tmp_path: Path, device: str) -> None:
     candidates = [f"--candidate={op}={CANDIDATES / 'ill.py'}:{name}" for op, (name, _) in ILL.items()]
     options = [

@@ -34,6 +34,7 @@ def whole(*shape: int) -> torch.Tensor:
     return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(3)).float()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["checked", "fast"])
 @pytest.mark.parametrize(("dtype", "transposed"), KERNELS)
 def test_product_of_a_warp_is_that_of_the_matrices(dtype, transposed, mode, monkeypatch):

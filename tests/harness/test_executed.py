@@ -473,6 +473,7 @@ def test_a_run_of_a_part_names_what_never_ran_if_it_is_asked(tmp_path: Path) -> 
     assert "never executed: kernels.py:5 (not (x.numel() >= 0))" in printed
 
 
+@pytest.mark.full
 @pytest.mark.skipif(cuda_on_cpu.unavailable_reason() is not None, reason=cuda_on_cpu.unavailable_reason() or "")
 @pytest.mark.parametrize("processes", sampled([(), ("--untrusted", "-n2")], ()))
 def test_lines_of_a_cuda_kernel_are_named_too(processes: tuple[str, ...], tmp_path: Path) -> None:

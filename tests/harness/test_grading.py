@@ -658,6 +658,7 @@ sys.exit(second.wait())
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'fourfold[ray]'")
 def test_a_cluster_loses_its_driver_and_a_machine_and_no_candidate(tmp_path: Path) -> None:
     """Three machines, which Ray's own utilities make of this one. The driver is killed, and a machine is lost."""

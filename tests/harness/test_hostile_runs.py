@@ -190,6 +190,7 @@ IN_WORKERS = {
 }
 
 
+@pytest.mark.full
 def test_hostile_kernels_are_rejected_in_workers(tmp_path: Path) -> None:
     kernels = {operation: name for operation, (name, *_) in IN_WORKERS.items()}
     rejects_each(run(tmp_path, kernels, "-n", "2"), IN_WORKERS)

@@ -1,6 +1,7 @@
 """Private parts of other libraries are used in `fourfold.compat` alone."""
 
 import ast
+import functools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -34,13 +35,19 @@ ABOUT_THEM = {"tests/harness/test_compat.py", "tests/harness/test_private_parts.
 FOLDERS = ("fourfold", "impls", "oracles", "properties", "tests", "docs")
 
 
+@functools.cache
+def nodes_of(tree: ast.AST) -> list[ast.AST]:
+    """Return all nodes of a tree, which several functions go through."""
+    return list(ast.walk(tree))
+
+
 def is_private(name: str) -> bool:
     return re.match(r"_[^_]", name) is not None and name not in DOCUMENTED_NAMES
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
     """Every name that some code gives to something of its own."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -68,9 +75,9 @@ def imported(node: ast.AST) -> Iterator[tuple[str, str, str]]:
 
 def of_others(tree: ast.AST) -> dict[str, str]:
     """The names that stand for another library's modules and objects, imported or assigned, and their full names."""
-    found = {name: full for node in ast.walk(tree) for name, full, _ in imported(node)}
+    found = {name: full for node in nodes_of(tree) for name, full, _ in imported(node)}
     for _ in range(2):  # a name for a part of one, and a name for a part of that
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.Assign) and (full := full_name(node.value, found)):
                 found |= {target.id: full for target in node.targets if isinstance(target, ast.Name)}
     return found
@@ -96,7 +103,7 @@ def code_in(text: str) -> ast.AST | None:
 
 def documents(tree: ast.AST) -> set[int]:
     """The ids of the nodes that are documentation."""
-    owners = (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
+    owners = (node for node in nodes_of(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
     return {id(owner.body[0].value) for owner in owners if ast.get_docstring(owner) is not None}  # type: ignore
 
 
@@ -108,7 +115,7 @@ def private_parts(tree: ast.AST, own: set[str]) -> Iterator[str]:
         own: private names that are this project's.
     """
     others, text = of_others(tree), documents(tree)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [full for _, _, full in imported(node)]
             found = [name for name in names if any(map(is_private, name.split("."))) or UNDERSCORELESS.search(name)]

@@ -246,6 +246,7 @@ def test_nothing_is_left_of_a_run_that_is_killed(started: Started) -> None:
     assert run.stop(SIGKILL).returncode == -SIGKILL
 
 
+@pytest.mark.full
 def test_compilers_are_stopped(tmp_path: Path, started: Started) -> None:
     run = started(*TESTS, "--op=vector_add", "--backend=cuda", *CANDIDATE, CXX=str(tmp_path / "compiler"))
     run.wait_for("inside")

@@ -368,6 +368,7 @@ def test_special_values_of_a_quantised_input_are_those_of_its_own_dtype() -> Non
     assert np.isnan(numbers).any()
 
 
+@pytest.mark.full
 def test_integers_and_layouts_are_left_alone_by_special_values() -> None:
     for case in special_cases():
         assert np.array_equal(case["offsets"], PLAIN["offsets"])
@@ -434,6 +435,7 @@ def test_cotangents_come_strided_and_with_strides_of_zero(name: str) -> None:
     assert often([bool(seen) and 0 not in seen and 1 not in seen for seen in strides], 1 / 100)
 
 
+@pytest.mark.full
 def test_every_eps_is_drawn() -> None:
     for name in BOXED:
         assert {case.parameters["eps"] for case in drawn_cases(name)} == set(EPS)

@@ -584,6 +584,7 @@ def test_triton_kernel_comes_to_the_same_in_both_ways() -> None:
     assert triton == outcomes(modules.of_file(EXAMPLE).softmax, ["float32"])
 
 
+@pytest.mark.full
 def test_wrong_triton_kernel_comes_to_the_same_in_both_ways() -> None:
     triton = outcomes(f"{EXAMPLE}:softmax_without_maximum", ["float32"], untrusted=True)
     assert triton[0][:3] == ("forward", "float32", "failed")

@@ -186,6 +186,7 @@ def test_who_needs_a_gpu_is_told_that_there_is_none() -> None:
     assert "it asks for a GPU, and there is none here" in verdict.summary
 
 
+@pytest.mark.full
 def test_a_forward_pass_alone_must_be_claimed() -> None:
     verdict = fourfold.verify(forward_alone, "softmax", **ONE)
     assert not verdict.passed
