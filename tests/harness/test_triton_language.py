@@ -599,9 +599,10 @@ def product_kernel(x_ptr, output_ptr, BLOCK: tl.constexpr):
 
 
 def test_product_of_float8_has_nan_in_the_rows_and_columns_of_nan() -> None:
-    every = torch.arange(256, dtype=torch.uint8).reshape(16, 16).view(torch.float8_e4m3fn)
-    output = torch.zeros(16, 16)
-    product_kernel[(1,)](every, output, BLOCK=16)
+    # A product of types of 8 bits has a K of at least 32.
+    every = torch.arange(256).repeat_interleave(4).to(torch.uint8).reshape(32, 32).view(torch.float8_e4m3fn)
+    output = torch.zeros(32, 32)
+    product_kernel[(1,)](every, output, BLOCK=32)
     assert torch.equal(output.isnan(), (every.float() @ every.float().t()).isnan())
     assert torch.equal(output.isnan().all(0), every.isnan().any(1))
 
