@@ -23,7 +23,7 @@ POISONS = (float("nan"), 1.0)
 
 
 def poison_of(poison: float, dtype: torch.dtype) -> float | int:
-    """The poison for a dtype: 0 or 1 for integers, because a kernel may use them as offsets, which must stay near."""
+    """Return the poison for a dtype: 0 or 1 for integers, as kernels may use them as offsets, which must stay near."""
     return poison if dtype.is_floating_point else int(poison == poison)
 
 

@@ -217,7 +217,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Run the tests in a child, unless that is what this process is."""
+    """Run the tests in a child, unless this process is the child."""
     xdist_internals.replace_all_workers(config)  # each worker that dies has ended a test
     if is_distributed(config) or runs_no_test_of_its_own(config) or any_of(config, INTERACTIVE):
         return None
