@@ -1,4 +1,4 @@
-"""A kernel that raises an order to end in place of an error, as ``sys.exit`` does, fails its check and ends nothing."""
+"""Containment of kernels that raise an order to exit, such as ``sys.exit``: the check fails, and the run goes on."""
 
 import contextlib
 import signal
@@ -21,7 +21,7 @@ ONE_INTERRUPT = 1.0
 
 @contextlib.contextmanager
 def held(*but: type[BaseException]) -> Iterator[None]:
-    """Within it, what would end the run is an error; but for a Ctrl-C of the user's, once `hear_ctrl_c` was called.
+    """Turn exceptions that would end the run into an error, except the user's Ctrl-C after `hear_ctrl_c`.
 
     A test's own end, as at its time limit, goes through as it is, and so does `NotReached`.
 
@@ -41,7 +41,7 @@ def held(*but: type[BaseException]) -> Iterator[None]:
 
 
 def hear_ctrl_c() -> None:
-    """From here on a KeyboardInterrupt of the user's is told from one that a kernel raises.
+    """Distinguish a KeyboardInterrupt of the user from one that a kernel raises, from now on.
 
     A second one at once is passed over: it would interrupt what ends the run, whose results would be lost.
     """

@@ -1,4 +1,4 @@
-"""Detection of what a candidate has changed in the program that judges it: functions, classes, records and tables.
+"""Detection of changes to the program that judges a candidate: its functions, classes, records and tables.
 
 A `Snapshot` holds what modules looked like before the candidate was loaded: which object each name has, which code each
 function runs, which values each record and table holds. `changes` compares, names what differs, and puts it back.
@@ -24,13 +24,13 @@ _DEPTH = 6
 
 
 def modules_of(*packages: str) -> list[ModuleType]:
-    """All modules of these packages that are loaded."""
+    """Return all loaded modules of these packages."""
     found = ((name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType))
     return [module for name, module in found if name.partition(".")[0] in packages]
 
 
 class Snapshot:
-    """What modules and objects look like now.
+    """The present state of modules and objects.
 
     Args:
         modules: their functions, and their classes with all methods.
@@ -114,11 +114,11 @@ class Snapshot:
 
     @property
     def modules(self) -> int:
-        """How many modules it is of."""
+        """Return the number of modules in the snapshot."""
         return len(self._loaded)
 
     def changes(self) -> list[str]:
-        """What differs, by name; it is put back."""
+        """Return the names of all changes, and undo them."""
         found = list(self._changes())
         for _, put_back in found:
             put_back()
@@ -126,11 +126,11 @@ class Snapshot:
 
     @property
     def is_of_now(self) -> bool:
-        """Whether nothing differs."""
+        """Return whether nothing has changed."""
         return next(self._changes(), None) is None
 
     def _changes(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """What differs, and how it is put back."""
+        """Yield the name of each change, and a function that undoes it."""
         for name, module in self._loaded:
             if sys.modules.get(name) is not module:
                 yield name, partial(sys.modules.__setitem__, name, module)
@@ -153,7 +153,7 @@ class Snapshot:
 
 
 def code_from(file: Path, modules: Iterable[ModuleType]) -> list[str]:
-    """The names in modules, and in classes of theirs, of functions that are of another file: of a candidate's, say."""
+    """Return the names of functions in modules and their classes that come from a given file, such as a candidate's."""
     text, found = str(file), list[str]()
     for module in modules:
         if getattr(module, "__file__", None) == text:
@@ -186,7 +186,7 @@ def _code_of(function: FunctionType) -> tuple[Any, ...]:
 
 
 def _is_judging(name: str, value: Any, with_tables: bool) -> bool:
-    """Whether a module's name decides what is judged: functions, classes, and constants that hold others."""
+    """Return whether a module's name affects judging: functions, classes, and constants that hold others."""
     if isinstance(value, type | FunctionType):
         return True
     return (

@@ -1,4 +1,4 @@
-"""The judge's side of a candidate that runs in a process of its own: see `fourfold.candidates.process.server`.
+"""The judge's side of a candidate that runs in its own process: see `fourfold.candidates.process.server`.
 
 `UntrustedFunction` is called as the candidate would be. Exceptions come back with the same name, message and builtin
 base, and with the frames of the candidate's own code, so that a refusal is a refusal here too. What would end a
@@ -50,7 +50,7 @@ class CannotBeImported(Exception):
 
 
 class RemoteCall:
-    """One call, whose gradients may be asked for. Where it is gone, the process forgets it."""
+    """A call in the candidate's process that may still need gradients. When it is gone, that process forgets it."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class RemoteCall:
         weakref.finalize(self, session.forgotten_calls.append, number).atexit = False
 
     def written(self) -> dict[str, int]:
-        """How often each tensor was written into since the call, as far as autograd knows; outputs have numbers."""
+        """Return how often autograd saw each tensor written since the call; outputs have numbers for names."""
         return {n: torch_internals.version(of) - self.versions[n] for n, of in self.watched.items()}
 
 
 class _Elsewhere(torch.autograd.Function):
-    """Gives autograd the outputs of a call that was made elsewhere."""
+    """An autograd function for the outputs of a call in another process."""
 
     @staticmethod
     def forward(
@@ -97,7 +97,7 @@ class _Elsewhere(torch.autograd.Function):
 
 
 class UntrustedFunction:
-    """Somebody's function, which runs in a process of its own.
+    """A user's function that runs in its own process.
 
     Args:
         place: the absolute path of a Python file, or the name of a module.
@@ -140,7 +140,7 @@ class UntrustedFunction:
             raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The candidate's output for these arguments, or a tuple of its outputs.
+        """Return the candidate's output for these arguments, or a tuple of its outputs.
 
         Raises:
             Unanswered: its process has not answered, or not as it should.
@@ -163,7 +163,7 @@ class UntrustedFunction:
     def gradients(
         self, call: RemoteCall, wanted: Sequence[str], cotangents: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """The gradients of a call for some of its inputs, from cotangents of its outputs."""
+        """Return the gradients of a call for some of its inputs, given cotangents of its outputs."""
         with self.lock:
             said: list[dict[str, Any] | None] = []
             held: list[torch.Tensor] = []  # what lives no longer than the question
@@ -201,7 +201,7 @@ class UntrustedFunction:
         functions: float,
         output: tuple[Sequence[str], int] | None = None,
     ) -> tuple[int, list[list[tuple[torch.Tensor, list[torch.Tensor]]]]]:
-        """Call from several threads at once; gives outputs and gradients, see `fourfold.instruments.concurrent_calls`.
+        """Call from several threads at once; return outputs and gradients: see `fourfold.instruments.concurrent_calls`.
 
         Args:
             calls: the arguments and the cotangent of each thread's calls.
@@ -236,7 +236,7 @@ class UntrustedFunction:
     def compared(
         self, comparisons: Sequence[SizeComparison], arguments: Mapping[str, Any]
     ) -> dict[int, tuple[float, float]]:
-        """Both sides of comparisons in a call, by what its process says.
+        """Return both sides of comparisons in a call, as its process reports them.
 
         See `fourfold.instruments.size_comparisons`.
         """
@@ -249,7 +249,7 @@ class UntrustedFunction:
         return dict(_sides(answer.get("compared"), len(comparisons)))
 
     def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:
-        """From here on its process notes which statements run.
+        """Record the statements that run in its process from now on.
 
         See `fourfold.instruments.line_recorder.LineRecorder.watch`.
         """
@@ -259,7 +259,7 @@ class UntrustedFunction:
             self._ask(self._started(), {"do": "watch", "statements": self._watched})
 
     def lines(self) -> tuple[dict[str, set[int]], bool]:
-        """By file, the first lines of the statements that have run in its process, by what that says.
+        """Return the first lines of the statements that ran in its process, by file, as it reports them.
 
         Also whether it could not see all of them, as is so if the process has died.
         """
@@ -273,7 +273,7 @@ class UntrustedFunction:
         return {}, True
 
     def kernel_lines(self) -> list[Line]:
-        """The lines of a `.cu` file, and whether they ran in its process; of a function of Python there are none."""
+        """Return the lines of a `.cu` file, and whether they ran in its process; a Python function has none."""
         return []
 
     def end(self) -> None:
@@ -283,7 +283,7 @@ class UntrustedFunction:
             self.session = None
 
     def _started(self) -> Session:
-        """The process, with the candidate imported."""
+        """Return the running process with the candidate imported."""
         if len(self.costly) >= MOST_COSTLY:
             late = f"{len(self.costly)} calls took longer than {self.seconds:g} s, or ended every candidate"
             raise type(self.costly[-1])(f"{self.costly[-1].kind}: {late}; it is called no more")
@@ -341,12 +341,12 @@ class UntrustedFunction:
 def started(
     place: str, function: str, wanted: inspect.Signature, operation: str, seconds: float, process: int
 ) -> UntrustedFunction:
-    """The function of this process, which is started once; `process` is its number, and tells it from one forked."""
+    """Return the function in its process, cached by the number of this `process`, so that a fork starts its own."""
     return UntrustedFunction(place, function, wanted, operation, seconds)
 
 
 def conditions() -> dict[str, Any]:
-    """What a call depends on besides its arguments."""
+    """Return the conditions of a call other than its arguments."""
     mode = ENTERED[-1] if ENTERED else None
     memory = sys.modules.get("fourfold.backends.triton.interpreter.memory")
     on_cpu = sys.modules.get("fourfold.backends.cuda.emulator")
@@ -367,7 +367,7 @@ def conditions() -> dict[str, Any]:
 def _spelled(
     session: Session, arguments: Mapping[str, Any]
 ) -> tuple[list[list[Any]], dict[str, torch.Tensor], list[torch.Tensor]]:
-    """The arguments of a call as JSON, its tensors by name, and what must live until they are sent.
+    """Return a call's arguments as JSON, its tensors by name, and objects that must live until they are sent.
 
     Raises:
         NotSent: one cannot be sent.
@@ -398,7 +398,7 @@ def _spelled(
 
 
 def callable_or_said(answer: Mapping[str, Any]) -> None:
-    """Pass over the answer of a process that has loaded a candidate.
+    """Check the answer of a process that has loaded a candidate.
 
     Raises:
         CannotBeCalled: it says why it cannot call it.
@@ -410,7 +410,7 @@ def callable_or_said(answer: Mapping[str, Any]) -> None:
 def _results(
     found: Any, gradients: int, storages: Mapping[int, torch.UntypedStorage]
 ) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """What one thread has got: of each call the output, and so many gradients."""
+    """Return the results of one thread: the output and the gradients of each call."""
     if not isinstance(found, list) or not all(isinstance(call, list) and len(call) == 1 + gradients for call in found):
         raise Malformed("no output and gradients of each call")
     parts = [[_result(part, storages)[0] for part in call] for call in found]
@@ -418,7 +418,7 @@ def _results(
 
 
 def _outputs(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[bool, list[Any], list[bool]]:
-    """Whether there are several outputs, the outputs, and which of them have gradients."""
+    """Return whether there are several outputs, the outputs, and which of them have gradients."""
     several = isinstance(said, dict) and "several" in said
     parts = said["several"] if several else [said]
     if not isinstance(parts, list) or len(parts) > protocol.MOST_RESULTS:
@@ -428,7 +428,7 @@ def _outputs(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[b
 
 
 def _result(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:
-    """A result, and whether it requires a gradient. For what is no plain tensor, an object of a class of that name."""
+    """Return a result and whether it requires a gradient; replace a non-tensor by a stub of its class name."""
     if isinstance(said, dict) and isinstance(said.get("other"), str):
         return type(printable(said["other"])[:100].replace("\n", " "), (), {})(), False
     if not isinstance(said, dict) or "tensor" not in said:
@@ -437,7 +437,7 @@ def _result(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[An
 
 
 def _sides(found: Any, count: int) -> Iterator[tuple[int, tuple[float, float]]]:
-    """By the number of a comparison its sides; without what is none."""
+    """Yield each valid comparison's number and sides."""
     for each in found if isinstance(found, list) else ():
         if isinstance(each, list) and len(each) == 3 and all(type(side) in (int, float) for side in each):
             number, left, right = each
@@ -446,12 +446,12 @@ def _sides(found: Any, count: int) -> Iterator[tuple[int, tuple[float, float]]]:
 
 
 def _texts(found: Any) -> list[str]:
-    """A list of texts; without what is none."""
+    """Return the texts in a list, without other entries."""
     return [printable(each)[:1000] for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
 
 def _claims(said: Any) -> dict[str, Any]:
-    """What the candidate claims, as `claims` takes it."""
+    """Return the candidate's claims as arguments of `claims`."""
     if not isinstance(said, dict):
         return {}
     given = {str(name): tuple(value) if isinstance(value, list) else value for name, value in said.items()}

@@ -1,4 +1,4 @@
-"""Exceptions of a candidate's process, made anew in that of its judge from what is said of them."""
+"""Exceptions of a candidate's process, recreated in the judge's process from their descriptions."""
 
 import traceback
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ def _class(name: str, base: type[Exception], fault: bool) -> type[Exception]:
 
 
 def exception(said: Any) -> Exception:
-    """The exception of which this was said: one of the same name, message and builtin base."""
+    """Recreate an exception from its description: with the same name, message and builtin base."""
     causes = said.get("causes") if isinstance(said, dict) else None
     if not isinstance(causes, list) or not causes or not all(isinstance(cause, dict) for cause in causes):
         return AnsweredWrongly("crashed: the candidate's process answered out of turn: an exception without a type")
@@ -51,7 +51,7 @@ def exception(said: Any) -> Exception:
 
 
 def _blame(said: Any) -> Blame:
-    """Whose the exception is, by what its process says. That can accuse nobody but the candidate."""
+    """Return who is to blame, as the process reports it. It can accuse only the candidate."""
     return Blame(said) if said in (Blame.REFUSAL.value, Blame.LACK.value, Blame.HARNESS.value) else Blame.BUG
 
 

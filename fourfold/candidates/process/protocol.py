@@ -1,4 +1,4 @@
-"""What the judge and the process of a candidate send each other: JSON, and the bytes of tensors' memory.
+"""The messages between the judge and a candidate's process: JSON, and the bytes of tensors' memory.
 
 Nothing that arrives is unpickled, evaluated or imported. A message that is not as said here raises `Malformed`.
 
@@ -30,11 +30,11 @@ _LENGTH = struct.Struct(">Q")
 
 
 class Malformed(Exception):
-    """The other side has sent what no such message is."""
+    """Malformed message."""
 
 
 class Ended(Exception):
-    """The other side has closed the connection."""
+    """The other side closed the connection."""
 
 
 class Unsendable(TypeError):
@@ -42,7 +42,7 @@ class Unsendable(TypeError):
 
 
 class Connection:
-    """Sends and receives messages.
+    """A connection that sends and receives messages.
 
     Args:
         end: one end of a pair of connected sockets.
@@ -135,7 +135,7 @@ class Connection:
 
 
 def pairs_of_numbers(found: Any) -> list[tuple[int, int]]:
-    """A list of pairs of whole numbers.
+    """Check and return a list of pairs of integers.
 
     Raises:
         Malformed: it is none.
@@ -152,7 +152,7 @@ def pairs_of_numbers(found: Any) -> list[tuple[int, int]]:
 
 
 def contents(storage: torch.UntypedStorage) -> bytes:
-    """The bytes of a storage. No operator of torch's is called, which a mode would see."""
+    """Return the bytes of a storage, without calling an operator of torch, which a mode would see."""
     size = storage.nbytes()
     return ctypes.string_at(storage.data_ptr(), size) if size else b""
 
@@ -164,7 +164,7 @@ def put(storage: torch.UntypedStorage, held: bytes) -> None:
 
 
 def changed(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int, bytes]) -> dict[int, bytes]:
-    """The contents of those storages that differ from what the other side holds; notes that it will hold them.
+    """Return the storages that differ from the other side's copies, and update the record of those copies.
 
     Args:
         storages: by number.
@@ -185,21 +185,21 @@ INFERENCE, VIEW, RESULT = "for inference", "view", "result"
 
 
 class AsResult(torch.autograd.Function):
-    """Makes a tensor the result of an operation, in the memory that it has."""
+    """An autograd function that makes a tensor the result of an operation, in its own memory."""
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
-        """The tensor, which is held in a list, where autograd does not look."""
+        """Return the tensor, passed in a list to hide it from autograd."""
         return held[0]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[None, None]:
-        """Nothing: the gradient is asked for at the tensor."""
+        """Return nothing: the gradient is requested at the tensor itself."""
         return None, None
 
 
 def made_as(tensor: torch.Tensor) -> str:
-    """How a tensor that is an argument of a call was made; "" is a leaf."""
+    """Return how an argument tensor was made; "" for a leaf."""
     if tensor.is_inference():
         return INFERENCE
     if tensor.is_leaf:
@@ -208,7 +208,7 @@ def made_as(tensor: torch.Tensor) -> str:
 
 
 def of_tensor(tensor: torch.Tensor, number: int) -> dict[str, Any]:
-    """What is said of a tensor, given the number of its storage."""
+    """Return the description of a tensor, given the number of its storage."""
     return {
         "storage": number,
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -219,7 +219,7 @@ def of_tensor(tensor: torch.Tensor, number: int) -> dict[str, Any]:
 
 
 def as_tensor(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> torch.Tensor:
-    """The tensor of which this was said.
+    """Return the tensor of a description.
 
     Raises:
         Malformed: there is no such storage, or it is too short for the shape.
@@ -250,7 +250,7 @@ def _sizes(found: Any) -> list[int]:
 
 
 def dtype_of(name: Any) -> torch.dtype:
-    """A dtype by its name.
+    """Return the dtype with a name.
 
     Raises:
         Malformed: there is none.
@@ -262,7 +262,7 @@ def dtype_of(name: Any) -> torch.dtype:
 
 
 def as_value(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> Any:
-    """The argument of a call that `spelled` spells."""
+    """Return the argument that `spelled` encoded."""
     if not isinstance(said, dict):
         return said
     ((kind, of),) = said.items()
@@ -286,7 +286,7 @@ def as_value(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> Any:
 
 
 def spelled(value: Any, number_of: Any) -> Any:
-    """An argument of a call, as JSON.
+    """Encode an argument of a call as JSON.
 
     Args:
         value: a tensor, an array, a number, a string, None, a dtype, or a list, tuple or dictionary of these.
@@ -316,5 +316,5 @@ def spelled(value: Any, number_of: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """A text without what would command a terminal."""
+    """Replace characters that could control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
