@@ -1,8 +1,8 @@
 """Detection of changes to the program that judges a candidate: its functions, classes, records and tables.
 
-A `Snapshot` holds what modules looked like before the candidate was loaded: which object each name has, which code each
-function runs, which values each record and table holds. `changes` compares, names what differs, and puts it back.
-`fourfold.instruments.tampering` looks at fewer names, around every call.
+A `Snapshot` holds the state of modules before the candidate was loaded: the object of each name, the code of each
+function, the values in each record and table. `changes` compares them, names the differences, and restores the state.
+`fourfold.instruments.tampering` checks fewer names, around every call.
 """
 
 import builtins
@@ -17,9 +17,9 @@ from typing import Any
 
 _ABSENT = object()
 _BUILTINS = frozenset(vars(builtins))
-# Values of a module that are followed: what these hold, too, decides what is judged.
+# Containers in a module that are followed, because their contents also affect judging.
 _TABLES = (dict, MappingProxyType, tuple, frozenset)
-# How deep tables and records are followed.
+# The depth to which tables and records are followed.
 _DEPTH = 6
 
 
@@ -34,7 +34,7 @@ class Snapshot:
 
     Args:
         modules: their functions, and their classes with all methods.
-        with_tables: modules of which tables and records count as well, by names in capital letters.
+        with_tables: modules that also include tables and records, which have names in capital letters.
         also: further objects, such as records.
     """
 
@@ -44,14 +44,14 @@ class Snapshot:
         with_tables: Iterable[ModuleType] = (),
         also: Iterable[tuple[str, Any]] = (),
     ) -> None:
-        # A namespace, what it is called, and its names with their values: only these are compared.
+        # A namespace, its name, and the compared names in it with their values.
         self._names: list[tuple[Any, str, list[tuple[str, Any]]]] = []
         self._code: list[tuple[FunctionType, str, tuple[Any, ...]]] = []
         self._tables: list[tuple[dict, str, dict]] = []
         self._loaded: list[tuple[str, ModuleType]] = []
-        # Classes and modules, what they are called, their names, and names that are looked up elsewhere if not there.
+        # Classes and modules: their name, the names in them, and names that are looked up elsewhere if missing.
         self._namespaces: list[tuple[Any, str, frozenset[str], frozenset[str]]] = []
-        self._known: dict[int, Any] = {}  # by id, what is held alive here
+        self._known: dict[int, Any] = {}  # by id, the objects kept alive here
         for module in modules:
             self._add_module(module, False)
         for module in with_tables:
@@ -181,7 +181,7 @@ def _set_content(table: dict, content: dict) -> None:
 
 
 def _code_of(function: FunctionType) -> tuple[Any, ...]:
-    # Defaults are told apart by what they are, not by what they equal: `is` for each, by the tuple's own comparison.
+    # Defaults are compared by identity first: a tuple's comparison uses `is` for each element.
     return function.__code__, function.__defaults__, function.__kwdefaults__
 
 

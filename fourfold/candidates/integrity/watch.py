@@ -10,9 +10,9 @@ import pytest
 from fourfold.candidates.integrity.snapshot import Snapshot, code_from, modules_of
 from fourfold.compat.test_runners import RUNNERS
 
-# The packages of what judges and tells: this one, and what runs and reports tests.
+# The packages that judge and report: this one, and the test runners.
 OWN, OTHERS = "fourfold", RUNNERS
-# What a check does not change of its `fourfold.checks.search.Search`.
+# The attributes of its `fourfold.checks.search.Search` that a check does not change.
 LIMITS = ("elements", "blob", "brief", "keeps", "seed", "refusals", "note")
 WATCH = pytest.StashKey["ProgramWatch"]()
 
@@ -25,7 +25,7 @@ class ProgramWatch:
         operations: the records.
 
     Attributes:
-        found: all that candidates have changed so far.
+        found: all changes by candidates so far.
     """
 
     def __init__(self, config: pytest.Config, operations: Any) -> None:
@@ -93,7 +93,7 @@ class PackageWatch:
     Args:
         file: the candidate's.
         record: of the operation.
-        search: whose limits are set.
+        search: the search, with its limits set.
     """
 
     def __init__(self, file: Path, record: Any, search: Any) -> None:

@@ -17,7 +17,7 @@ class CannotBeCalled(ValueError):
 def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Callable[..., Any]:
     """Return a function that takes an operation's arguments by name.
 
-    The arguments are handed on by their names if the given function has these, else in their order.
+    It passes the arguments by name if the given function has these names, or else in their order.
 
     Args:
         given: a function, an ``autograd.Function``, an ``nn.Module`` or its class.
@@ -25,7 +25,7 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
         operation: its name, for messages.
 
     Raises:
-        CannotBeCalled: it is none of these, or does not take the arguments.
+        CannotBeCalled: `given` is none of these, or does not take the arguments.
     """
     found = given
     if isinstance(found, type) and issubclass(found, torch.nn.Module):
@@ -38,11 +38,11 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
         raise CannotBeCalled(f"a {type(found).__name__} is no function: it cannot be called as {operation}{wanted}")
     owner = getattr(found, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-        # Before torch 2.13 it takes no arguments by name.
+        # Before torch 2.13, `apply` takes no arguments by name.
         return in_order(found, wanted)
     try:
         own = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
-    except (TypeError, ValueError):  # of a function that is not written in Python
+    except (TypeError, ValueError):  # the function is not written in Python
         return in_order(found, wanted)
     with contextlib.suppress(TypeError):
         own.bind(**dict.fromkeys(wanted.parameters))

@@ -1,7 +1,7 @@
 """A `__global__` function as a candidate: ``softmax.cu:softmax_kernel<<<rows, 256, cols * 4>>>(x, y, rows, cols)``.
 
 The launch is written as in CUDA C++. Grid, block and shared memory are expressions over the sizes of the operation.
-The arguments may be left out where the kernel's parameters have names that say what they are.
+The arguments may be omitted if the names of the kernel's parameters identify them.
 """
 
 import functools
@@ -29,7 +29,7 @@ from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.record import Operation
 
 _OF_INPUT = ("x", "in", "inp", "input", "src", "a")
-# What sizes are called besides their own names, in small letters.
+# Other names for sizes, in lower case.
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "rows": ("rows", "n_rows", "num_rows", "nrows", "batch", "batch_size", "num_boxes"),
     "cols": ("cols", "n_cols", "num_cols", "ncols", "columns", "c", "d", "dim", "hidden", "hidden_size", "row_size"),
@@ -46,13 +46,13 @@ class CudaCandidate:
     """A kernel of a `.cu` file, callable as an operation: forward only.
 
     Args:
-        launch: how it is launched.
-        operation: which operation it claims to be.
-        reference: a function of the operation's arguments, by which the result's shape is known.
-        here: whether it runs in this process; else nothing is compiled, and `plan` says what another has to do.
+        launch: its launch.
+        operation: the operation that it claims to implement.
+        reference: a function of the operation's arguments, which gives the result's shape.
+        here: whether it runs in this process; if not, nothing is compiled, and another process runs its `plan`.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         LookupError: the file has no such kernel.
         ValueError: an expression, or an argument, cannot be understood.
         CudaError: the file does not compile for the device of this run, or the compiler is missing.
@@ -158,7 +158,7 @@ class CudaCandidate:
         tensors = case.tensors(DTYPES["float32"], "cpu")
         defaults = {name: parameter.default for name, parameter in self.signature.parameters.items()}
         names = self.plan.names(tensors, {**defaults, **case.parameters}, torch.empty(case.grad_output.shape))
-        # The many names of the output are of no help in a message.
+        # The many names of the output would not help in a message.
         shown = {name: value for name, value in names.items() if name == OUTPUT or value is not names[OUTPUT]}
         passed = [self._tried("--args", text, names, shown) for text in self.args]
         of_kernel = self._launched.numbers_of(passed)
@@ -198,7 +198,7 @@ class CudaCandidate:
         const = [p for p in pointers if p not in found and not p.is_output]
         others = [p for p in pointers if p not in found and p.is_output]
         if len(const) == len(left):
-            # In the operation's order, as a candidate in Python that has other names is called.
+            # In the operation's order, like the arguments of a Python candidate with other names.
             found |= dict(zip(const, left))
         elif not const and len(left) == 1:
             found |= {p: left[0] for p in others if _stem(p.name) in _OF_INPUT}
@@ -263,7 +263,7 @@ def _stem(name: str) -> str:
 def _result_on_meta(reference: Callable[..., Any], given: Mapping[str, Any]) -> torch.Tensor:
     """Call a function on tensors without contents, which checks the arguments and gives the result's shape and dtype.
 
-    In a thread of its own: what watches torch's operators in the caller's is to see those of the candidate alone.
+    It runs in its own thread, so that watches on torch's operators in the caller's thread see only the candidate's.
     """
     found: list[Any] = []
 

@@ -1,6 +1,6 @@
 """The launch of a `__global__` function on the tensors of a call: ``softmax_kernel<<<rows, 256>>>(x, y, cols)``.
 
-Of a candidate that runs in a process of its own, this is what that process imports: no operation, oracle or check.
+The process of an untrusted candidate imports this module, and no operation, oracle or check.
 """
 
 import math
@@ -19,7 +19,7 @@ from fourfold.candidates.load.expressions import evaluated
 from fourfold.operations import axes
 
 OUTPUT = "out"
-# The name under which what the result is like is handed on, beside the operation's arguments. It is none of theirs.
+# The name of the argument that describes the result, next to the operation's arguments. No operation uses it.
 RESULT = "the result"
 OF_OUTPUT = ("out", "output", "o", "y", "result", "res", "dst", "c", "z", "out_ptr")
 _TARGET = re.compile(r"(?P<file>.*?\.cuh?):(?P<name>[\w:]+(?:<[^<].*?>)?)(?:<<<(?P<sizes>.*)>>>(?:\((?P<args>.*)\))?)?")
@@ -32,8 +32,8 @@ class Launch:
     Attributes:
         file: the `.cu` file.
         name: the kernel, a C++ name expression.
-        grid, block, shared: expressions; "" where none is given.
-        args: an expression for each of the kernel's parameters; None where they are found by name.
+        grid, block, shared: expressions; "" if not given.
+        args: an expression for each of the kernel's parameters; None if they are matched by name.
     """
 
     file: str
@@ -127,7 +127,7 @@ class LaunchedKernel:
     """A kernel as a function of an operation's arguments and of a tensor that resembles its result.
 
     Args:
-        plan: how it is launched.
+        plan: its launch.
         kernels: its instances.
     """
 

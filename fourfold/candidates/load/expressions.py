@@ -17,12 +17,12 @@ class ExpressionError(ValueError):
 def evaluated(text: str, names: Mapping[str, Any]) -> Any:
     """Return the value of an expression: a number, one of `names`, None, or a tuple of them.
 
-    There are + - * / // % **, tuples, ``x.shape[0]`` and ``x.numel()`` of a tensor, ceil, floor, min, max,
-    ``cdiv(a, b)``, ``next_power_of_2(n)`` and ``sizeof(float)``. Of integers ``/`` is C++'s division, which drops the
-    rest; within ceil and floor it is exact.
+    The grammar has + - * / // % **, tuples, ``x.shape[0]`` and ``x.numel()`` of a tensor, ceil, floor, min, max,
+    ``cdiv(a, b)``, ``next_power_of_2(n)`` and ``sizeof(float)``. For integers ``/`` is C++'s division, which drops
+    the remainder; within ceil and floor it is exact.
 
     Raises:
-        ExpressionError: the text is no such expression, or names something else.
+        ExpressionError: the text is no such expression, or uses another name.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body

@@ -20,9 +20,9 @@ from fourfold.declaration.inference import MOST_ELEMENTS, like
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.claims import Claims
 
-# What stands for sizes that are found, and the elements of all inputs and weights then.
+# The value of `sizes` that requests `small_sizes`, and the most elements of all inputs and weights then.
 SMALL, SMALL_ELEMENTS = "small", 1 << 16
-# What a solution of KernelBench is held to, unless it claims otherwise. Convolutions by cuDNN are not deterministic.
+# The default claims of a solution of KernelBench. Convolutions by cuDNN are not deterministic.
 # Under autocast torch rounds the weights of a model, too, which are no inputs of the operation.
 OF_KERNELBENCH = Claims(
     dtypes=("float32",),
@@ -41,10 +41,10 @@ class KernelBenchProblem:
 
     Attributes:
         reference: its Model.
-        init: the arguments that models are made of.
+        init: the arguments of the models' classes.
         seed: of the models' random numbers.
         record: the operation.
-        claims: what a solution is held to, unless it claims otherwise.
+        claims: the default claims of a solution.
     """
 
     reference: torch.nn.Module
@@ -89,7 +89,7 @@ class KernelBenchProblem:
 
         Args:
             file: of the solution.
-            folder: where what the model is made of is kept, as long as the solution is called.
+            folder: the folder for the model's state, which must exist as long as the solution is called.
             **limits: of `UntrustedFunction`.
         """
         state = folder / "state.pt"
@@ -110,12 +110,12 @@ def _draws_numbers(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
 def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, Any]:
     """Return values for a problem's global variables that limit the elements of its inputs and weights.
 
-    The largest variable is halved, time and again, as long as the model still takes the inputs. Nothing is computed:
-    shapes are followed on torch's meta device.
+    The largest variable is halved repeatedly, as long as the model still accepts the inputs. Nothing is computed:
+    shapes are propagated on torch's meta device.
 
     Args:
-        problem: has Model, get_inputs and get_init_inputs. It is left as it is.
-        most: elements of all inputs and weights together.
+        problem: a module with Model, get_inputs and get_init_inputs. It is restored afterwards.
+        most: the limit of the elements of all inputs and weights together.
     """
     given = {name: value for name, value in vars(problem).items() if _largest(value) > 1}
     sizes, fixed = dict(given), set[str]()
@@ -180,7 +180,7 @@ def existing_file(path: str | Path) -> Path:
     """Return the absolute path of a file.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is no file")

@@ -10,7 +10,7 @@ import torch
 def made(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
     """Return a module without gradients, in training mode unless it chooses another.
 
-    KernelBench compares models as they are made: its batch normalization takes the mean of the batch.
+    KernelBench compares freshly made models: their batch normalization uses the mean of the batch.
 
     Args:
         kind: its class.
@@ -41,7 +41,7 @@ def keep(reference: torch.nn.Module, init: Any, seed: int, file: Path) -> None:
     """Write a file from which `like` makes a module like the reference.
 
     Raises:
-        TypeError: the arguments of the class hold what no other process can have.
+        TypeError: the arguments of the class hold an object that cannot be sent to another process.
     """
     try:
         torch.save({"init": init, "seed": seed, "weights": reference.state_dict()}, file)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-# Of the files that were imported.
+# The folders of the imported files.
 _folders: set[Path] = set()
 
 
@@ -21,7 +21,7 @@ def of_file(file: Path, anew: bool = False) -> ModuleType:
         anew: whether to run the file again if it was imported before.
 
     Raises:
-        ImportError: the file is none of Python's. What the file itself raises goes through.
+        ImportError: the file is no Python file. Exceptions of the file itself propagate.
     """
     name = f"candidate_{file.stem}_{abs(hash(str(file)))}"
     if name in sys.modules and not anew:
@@ -43,7 +43,7 @@ def of_file(file: Path, anew: bool = False) -> ModuleType:
 def _siblings(folder: Path) -> Iterator[None]:
     """Let a file import the modules of its folder before all others, as a script may.
 
-    After it, what the file imports later is still found there, unless there is another of that name.
+    Afterwards, later imports of the file still find modules there, unless another module has the name.
     """
     for name in [name for name in sys.modules if "." not in name and _hides(name, folder)]:
         for module in [module for module in sys.modules if module.partition(".")[0] == name]:

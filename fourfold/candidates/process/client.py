@@ -1,8 +1,8 @@
 """The judge's side of a candidate that runs in its own process: see `fourfold.candidates.process.server`.
 
-`UntrustedFunction` is called as the candidate would be. Exceptions come back with the same name, message and builtin
-base, and with the frames of the candidate's own code, so that a refusal is a refusal here too. What would end a
-process, or what a process dies of, is the failure of one call.
+`UntrustedFunction` is called like the candidate. Exceptions come back with the same name, message and builtin base, and
+with the frames of the candidate's own code, so that a refusal stays a refusal. An exit or a crash of the process is the
+failure of one call.
 
 It is no sandbox: the process has the rights of the user who runs it.
 """
@@ -37,11 +37,11 @@ from fourfold.instruments.redzones import Arena
 from fourfold.instruments.size_comparisons import LARGEST
 from fourfold.operations.claims import claims
 
-# Seconds that a call, or the import, may take.
+# The time limit in seconds of a call, or of the import.
 CALL_SECONDS = 300.0
-# Calls past that limit, or that ended the first process, after which a candidate is not called any more.
+# The number of calls that exceed the limit or end the first process, after which a candidate gets no further calls.
 MOST_COSTLY = 3
-# Bytes of its own that a candidate's process may take.
+# The limit in bytes of the own memory of a candidate's process.
 MOST_BYTES = 8 << 30
 
 
@@ -62,7 +62,7 @@ class RemoteCall:
     ) -> None:
         self.session, self.number, self.thread = session, number, threading.get_ident()
         self.tensors, self.outputs, self.differentiable = tensors, tuple(outputs), differentiable
-        # Of an output, what shares its memory and its version: to hold itself would hold the call for ever.
+        # For an output, an alias with its memory and version: to hold the output itself would keep the call forever.
         self.watched = {**tensors, **{str(place): output.detach() for place, output in enumerate(outputs)}}
         self.versions = {name: torch_internals.version(tensor) for name, tensor in self.watched.items()}
         weakref.finalize(self, session.forgotten_calls.append, number).atexit = False
@@ -81,7 +81,7 @@ class _Elsewhere(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.function, ctx.call = function, call
-        ctx.save_for_backward(torch.empty(0))  # whose release tells a second backward pass from the first
+        ctx.save_for_backward(torch.empty(0))  # its release distinguishes a second backward pass from the first
         outputs = call.outputs
         del call.outputs
         ctx.mark_non_differentiable(*(o for o, has in zip(outputs, call.differentiable) if not has))
@@ -104,14 +104,13 @@ class UntrustedFunction:
         function: its name there.
         wanted: the operation's arguments.
         operation: its name.
-        seconds: that a call may take.
-        most_bytes: of its own that its process may take.
-        state: a file with what an ``nn.Module`` is made of, see `fourfold.candidates.load.models.keep`; None for a
-            function.
+        seconds: the time limit of a call.
+        most_bytes: the limit of its process's own memory.
+        state: a file that describes an ``nn.Module``, see `fourfold.candidates.load.models.keep`; None for a function.
 
     Raises:
-        CannotBeImported: the import fails, or there is no such function.
-        CannotBeCalled: it does not take the arguments.
+        CannotBeImported: the import fails, or the function does not exist.
+        CannotBeCalled: the function does not take the arguments.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class UntrustedFunction:
         self.most_bytes, self.state = most_bytes, state
         self.__name__ = function.rpartition(".")[2]
         self.__signature__ = wanted
-        self.costly: list[Unanswered] = []  # calls that took long, or ended what another candidate needs
+        self.costly: list[Unanswered] = []  # calls that took too long, or ended the first process
         self.lock = threading.RLock()
         self.session: Session | None = None
         self._watched: dict[str, dict[int, int]] = {}
@@ -143,7 +142,7 @@ class UntrustedFunction:
         """Return the candidate's output for these arguments, or a tuple of its outputs.
 
         Raises:
-            Unanswered: its process has not answered, or not as it should.
+            Unanswered: its process gave no answer, or a malformed one.
             Exception: the candidate's own, or `Escape` in place of an order to end.
         """
         arguments = dict(zip(self.__signature__.parameters, args)) | kwargs
@@ -205,13 +204,13 @@ class UntrustedFunction:
 
         Args:
             calls: the arguments and the cotangent of each thread's calls.
-            wanted: the inputs of each whose gradients are asked for.
-            functions: what the calls of a thread may cost, as in `at_once.FUNCTIONS`.
-            output: the names of the outputs, and the place of the one that is asked for; None where there is one.
+            wanted: the inputs of each thread's calls that need gradients.
+            functions: the budget of a thread's calls, as in `concurrent_calls.FUNCTIONS`.
+            output: the names of the outputs, and the index of the wanted one; None if there is only one.
 
         Raises:
-            NeverReturns: a thread has not come to its end.
-            Unanswered: its process has not answered, or not as it should.
+            NeverReturns: a thread has not ended.
+            Unanswered: its process gave no answer, or a malformed one.
             Exception: the candidate's own.
         """
         with self.lock:
@@ -261,7 +260,7 @@ class UntrustedFunction:
     def lines(self) -> tuple[dict[str, set[int]], bool]:
         """Return the first lines of the statements that ran in its process, by file, as it reports them.
 
-        Also whether it could not see all of them, as is so if the process has died.
+        Return also whether some lines may be missing, as after the death of the process.
         """
         with self.lock, contextlib.suppress(Unanswered):
             if self.session is not None and not self.session.over:
@@ -370,7 +369,7 @@ def _spelled(
     """Return a call's arguments as JSON, its tensors by name, and objects that must live until they are sent.
 
     Raises:
-        NotSent: one cannot be sent.
+        NotSent: an argument cannot be sent.
     """
     found: list[list[Any]] = []
     tensors: dict[str, torch.Tensor] = {}
@@ -401,7 +400,7 @@ def callable_or_said(answer: Mapping[str, Any]) -> None:
     """Check the answer of a process that has loaded a candidate.
 
     Raises:
-        CannotBeCalled: it says why it cannot call it.
+        CannotBeCalled: the answer says why the candidate cannot be called.
     """
     if answer.get("cannot"):
         raise CannotBeCalled(printable(str(answer["cannot"])))

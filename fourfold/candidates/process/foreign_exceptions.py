@@ -12,7 +12,7 @@ from fourfold.instruments.tampering import Tampered
 from fourfold.operations.blame import Blame, mark
 from fourfold.operations.refusals import Fault
 
-# The builtin exceptions that are told apart where they are caught. Each can be made of a message alone.
+# The builtin exceptions that callers distinguish. Each can be made from only a message.
 BASES: Mapping[str, type[Exception]] = {
     each.__name__: each
     for each in (
@@ -71,7 +71,7 @@ def _frames(said: Any) -> Iterator[traceback.FrameSummary]:
         kinds = (str, int, str, str)
         if isinstance(frame, list) and len(frame) == 4 and all(isinstance(a, b) for a, b in zip(frame, kinds)):
             file, line, name, text = frame
-            # With a text of its own Python does not look into the file, whatever its name is.
+            # Given the line's text, Python does not read the file, whatever its name is.
             yield traceback.FrameSummary(
                 printable(file), line, printable(name), lookup_line=False, line=printable(text) or " "
             )

@@ -1,10 +1,10 @@
 """The messages between the judge and a candidate's process: JSON, and the bytes of tensors' memory.
 
-Nothing that arrives is unpickled, evaluated or imported. A message that is not as said here raises `Malformed`.
+Received data is never unpickled, evaluated or imported. A message in another format raises `Malformed`.
 
 Both sides hold the same storages, by number. A storage has the same bytes on both sides whenever a message has arrived:
-each side sends those that have changed since. So strides, gaps, redzones and aliases are the same in both, and nothing
-that the other side does later changes memory of this one.
+each side sends those that changed. So strides, gaps, redzones and aliases are the same on both sides, and later writes
+of one side do not change the other's memory.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from fourfold.compat import torch_internals
 # The longest text of a message, and the most bytes of a storage that is copied.
 MOST_TEXT = 1 << 26
 MOST_BYTES = 1 << 30
-# At most so many storages in a message, descriptors, and outputs of a call.
+# The most storages in a message, descriptors, and outputs of a call.
 MOST_STORAGES, MOST_DESCRIPTORS, MOST_RESULTS = 1 << 12, 64, 64
 _LENGTH = struct.Struct(">Q")
 
@@ -73,12 +73,12 @@ class Connection:
         """Receive a message, the contents of storages and descriptors.
 
         Args:
-            sizes: the bytes of each storage that is known, which must be kept.
+            sizes: the size in bytes of each known storage, which must not change.
 
         Raises:
             Ended: the other side has gone.
             TimeoutError: the deadline has passed.
-            Malformed: it is no such message.
+            Malformed: the message has another format.
         """
         length, files = self._start()
         if length > MOST_TEXT:
@@ -138,7 +138,7 @@ def pairs_of_numbers(found: Any) -> list[tuple[int, int]]:
     """Check and return a list of pairs of integers.
 
     Raises:
-        Malformed: it is none.
+        Malformed: it is no such list.
     """
     if not isinstance(found, list) or len(found) > MOST_STORAGES:
         raise Malformed("no list of storages")
@@ -168,7 +168,7 @@ def changed(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int
 
     Args:
         storages: by number.
-        last: what the other side holds, by number.
+        last: the contents on the other side, by number.
     """
     found = {}
     for number, storage in storages:
@@ -180,7 +180,7 @@ def changed(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int
 
 # ---- values
 
-# What a tensor may be besides a leaf of autograd's graph: made for inference, a view, the result of another operation.
+# The kinds of tensors other than leaves of autograd's graph: made for inference, a view, the result of an operation.
 INFERENCE, VIEW, RESULT = "for inference", "view", "result"
 
 
@@ -222,7 +222,7 @@ def as_tensor(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> torch.
     """Return the tensor of a description.
 
     Raises:
-        Malformed: there is no such storage, or it is too short for the shape.
+        Malformed: the storage does not exist, or is too short for the shape.
     """
     if not isinstance(said, dict):
         raise Malformed("no tensor where there should be one")
@@ -253,7 +253,7 @@ def dtype_of(name: Any) -> torch.dtype:
     """Return the dtype with a name.
 
     Raises:
-        Malformed: there is none.
+        Malformed: there is no such dtype.
     """
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype) or found.is_complex:
@@ -290,10 +290,10 @@ def spelled(value: Any, number_of: Any) -> Any:
 
     Args:
         value: a tensor, an array, a number, a string, None, a dtype, or a list, tuple or dictionary of these.
-        number_of: gives the number of a tensor's storage.
+        number_of: returns the number of a tensor's storage.
 
     Raises:
-        Unsendable: it is something else.
+        Unsendable: the value has another type.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value

@@ -1,8 +1,8 @@
 """The candidate's side of `fourfold.candidates.process.client`: the process that runs a user's kernel.
 
-Neither pytest nor Hypothesis, oracle, record or check is imported here. A first process imports torch and Triton once,
-and is forked for each candidate, and again when one has died. What a candidate prints goes to a file that only the
-judge reads.
+It imports neither pytest nor Hypothesis, nor any oracle, record or check. A first process imports torch and Triton
+once, and forks a process for each candidate, and another when one has died. A candidate's output goes to a file that
+only the judge reads.
 """
 
 import contextlib
@@ -44,13 +44,13 @@ from fourfold.operations.case import Case
 from fourfold.operations.outputs import outputs_of
 from fourfold.operations.refusals import Fault, chain, is_order
 
-# Of an exception: how many of those that it was raised from, frames and characters are told.
+# The most causes, frames and characters of an exception in its description.
 MOST_CAUSES, MOST_FRAMES, MOST_WORDS = 8, 50, 20_000
 # The largest file that a candidate can write.
 MOST_FILE_BYTES = 1 << 32
 
 
-# ---- the first process, which is forked
+# ---- the first process
 
 
 def main(descriptor: str) -> None:
@@ -58,7 +58,7 @@ def main(descriptor: str) -> None:
     adopt_orphans()  # what a candidate leaves behind becomes a child of this process
     if os.environ.get("TRITON_INTERPRET") == "1":
         importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
-        # A kernel is not to see by the variable that it is interpreted.
+        # Hide from kernels that they are interpreted.
         importlib.import_module("triton").knobs.runtime.interpret = True
         del os.environ["TRITON_INTERPRET"]
     control = Connection(socket.socket(fileno=int(descriptor)))
@@ -85,9 +85,9 @@ def end(process: int, seconds: float, running: set[int]) -> int | None:
     """End a candidate's process and all its children; return its exit code if it ended by itself.
 
     Args:
-        process: its number.
-        seconds: that it has for that.
-        running: those of all candidates.
+        process: its process id.
+        seconds: the time that it has to end by itself.
+        running: the process ids of all candidates.
     """
     code, deadline = None, time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -112,7 +112,7 @@ def become_candidate(descriptor: int, folder: Path, most_bytes: int) -> None:
     """Run a candidate in this freshly forked process until the judge closes the connection."""
     os.setsid()
     adopt_orphans(False)
-    with contextlib.suppress(OSError):  # where memory runs out, this process is ended before the judge
+    with contextlib.suppress(OSError):  # if memory runs out, the system kills this process before the judge
         Path("/proc/self/oom_score_adj").write_text("1000")
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
@@ -140,7 +140,7 @@ class OpenCall:
     ) -> None:
         self.inputs, self.outputs, self.watch = inputs, outputs, watch
         self.watched = {**inputs, **{str(place): output for place, output in enumerate(outputs)}}
-        self.written = dict.fromkeys(self.watched, 0)  # how often the judge has written into each
+        self.written = dict.fromkeys(self.watched, 0)  # the number of the judge's writes into each
 
     def note_writes(self, written: dict[str, int]) -> None:
         """Tell autograd about in-place writes of the judge, which it would see in a single process."""
@@ -172,7 +172,7 @@ class Served:
         self.function: Callable[..., Any] = lambda: None
         self.origin = Path(os.devnull)
         self.storages: dict[int, torch.UntypedStorage] = {}
-        self.shared: set[int] = set()  # numbers of those whose memory is the judge's own
+        self.shared: set[int] = set()  # numbers of storages in memory shared with the judge
         self.last: dict[int, bytes] = {}
         self.calls: dict[int, OpenCall] = {}
         self.made = 0
@@ -248,7 +248,7 @@ class Served:
             self.function = as_operation(found, inspect.Signature(parameters), text["operation"])
         except CannotBeCalled as error:
             return {"cannot": str(error)[:MOST_WORDS]}
-        claims = sys.modules.get("fourfold.operations.claims")  # which its decorator is of
+        claims = sys.modules.get("fourfold.operations.claims")  # the module of its decorator
         claimed = claims and {name: listed(value) for name, value in vars(claims.claims_of(self.function)).items()}
         return {"claims": claimed, "file": str(self.origin)}
 

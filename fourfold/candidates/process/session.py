@@ -27,11 +27,11 @@ from fourfold.operations.blame import Blame
 from fourfold.operations.outcomes import CRASHED, TIMED_OUT, Unsupported
 from fourfold.operations.refusals import OutOfTime
 
-# Seconds for the first process, which imports torch, and to answer.
+# Seconds for the first process to import torch, and to answer.
 STARTING_SECONDS = 120.0
-# Seconds for a process that has closed its connection to come to its end.
+# Seconds for a process to end after it closed its connection.
 SECONDS_TO_END = 2.0
-# Of what a process has printed before it died.
+# The number of characters of a dead process's output.
 SHOWN_CHARACTERS = 2000
 
 
@@ -67,7 +67,7 @@ class FirstProcess:
 
     def __init__(self) -> None:
         own, other = socket.socketpair()
-        # A kernel is not to see by a variable that it is tested.
+        # Hide from kernels that they are being tested.
         unseen = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)}
         self.owner, self.adopted, self.closed = os.getpid(), False, False
         self.words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
@@ -87,7 +87,7 @@ class FirstProcess:
         """Send a request; return the answer.
 
         Raises:
-            Crashed: it has gone.
+            Crashed: the process has gone.
         """
         self.connection.deadline = time.monotonic() + STARTING_SECONDS
         try:
@@ -109,7 +109,7 @@ class FirstProcess:
     def adopt(self) -> None:
         """Take it over for this process, which was forked from the one that started it.
 
-        The other is not to ask it before this one has ended, and ends it.
+        The parent must not use it before this process has ended. The parent ends it.
         """
         self.owner, self.adopted = os.getpid(), True
 
@@ -165,10 +165,10 @@ class Session:
     """A candidate's process, from its start to its end.
 
     Attributes:
-        connection: to it.
-        folder: its working directory, which is removed with it.
-        last: the contents of storages that it holds, by number.
-        forgotten, forgotten_calls: numbers of storages and calls that are gone here, which it has not been told yet.
+        connection: the connection to it.
+        folder: its working directory, which is removed at its end.
+        last: the contents of the storages that it holds, by number.
+        forgotten, forgotten_calls: the numbers of storages and calls that are gone here, not yet reported to it.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -221,13 +221,13 @@ class Session:
         self._of = {key: pair for key, pair in self._of.items() if pair[1] in self._by_number}
         return gone
 
-    # ---- questions
+    # ---- requests
 
     def ask(self, text: Mapping[str, Any], seconds: float) -> tuple[dict[str, Any], dict[int, torch.UntypedStorage]]:
         """Return the process's answer, and the storages by number, with their contents there updated here.
 
         Raises:
-            Unanswered: it does not answer, or not as it should; it is ended then.
+            Unanswered: it gives no answer, or a malformed one, and is ended.
         """
         if self.over:
             raise Crashed("the candidate's process that made this call has ended since")
@@ -244,7 +244,7 @@ class Session:
         except protocol.Unsendable as error:
             self.end()
             raise NotSent(str(error)) from None
-        except BaseException:  # such as a test's time limit: the answer would come to the next question
+        except BaseException:  # such as a test's time limit: the next request would get this answer
             self.end()
             raise
 
@@ -295,7 +295,7 @@ class Session:
             return None
         self.over = True
         self.connection.close()
-        if self.owner != os.getpid():  # this one has been forked
+        if self.owner != os.getpid():  # this process is a fork
             return None
         code = None
         if self.first.alive:
@@ -317,7 +317,7 @@ def in_turn(session: Session) -> Iterator[None]:
     """End the process if its answer is malformed.
 
     Raises:
-        AnsweredWrongly: says what it has sent.
+        AnsweredWrongly: the answer is malformed. The message describes it.
     """
     try:
         yield
