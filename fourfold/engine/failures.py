@@ -42,7 +42,7 @@ def kind_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> s
 
 
 def blame_for_undecided(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> Blame | None:
-    """Return who is to blame for an error that says nothing of the implementation, or None for another error."""
+    """Return the blame for an error that says nothing of the implementation, or None for any other error."""
     blame = marked(error)
     if blame is None and not frames and not isinstance(error, AssertionError | Fault | SelectionError):
         blame = Blame.HARNESS

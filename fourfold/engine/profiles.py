@@ -13,7 +13,8 @@ OWN_SHARE, OWN_SHARE_OF_FULL = 0.1, 0.25
 # A check takes one of this number of combined cases; other dtypes take other cases.
 OWN_EVERY = 15
 
-# A profile inherits what Hypothesis has loaded: where CI is set, that draws no random cases. Its first profile does.
+# A profile inherits from the loaded one: if CI is set, Hypothesis loads one without random cases. Its "default" draws
+# random cases.
 _RANDOM = hypothesis.settings.get_profile("default")
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile(FULL, _RANDOM, max_examples=25, deadline=None)

@@ -120,7 +120,7 @@ class Speed:
         ratio: the median of the reference's time over the implementation's: above 1 it is faster.
         low, high: the ends of the ratio's 95% interval.
         error: why this is no valid measurement, such as a time that the machine cannot reach; "" for a valid one.
-        notes: what may have disturbed the clock, such as throttling.
+        notes: possible disturbances of the clock, such as throttling.
     """
 
     workload: str

@@ -343,7 +343,7 @@ def _printed(folder: Path) -> str:
 def main(descriptor: str, device: str, folder: str) -> None:
     """Serve the driver until it closes the connection, with `folder` for temporary files."""
     tempfile.tempdir = os.environ["TMPDIR"] = folder
-    adopt_orphans()  # what a candidate leaves behind becomes a child of this process
+    adopt_orphans()  # processes that a candidate leaves behind become children of this process
     connection = protocol.Connection(socket.socket(fileno=int(descriptor)))
     try:
         worker = WorkerProcess(connection)

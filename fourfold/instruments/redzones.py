@@ -60,7 +60,7 @@ class Arena(InsideOperators):
         self.poison = poison
         self._unseen = False
         self._held: list[_Held] = []
-        self.seen_elsewhere: list[str] = []  # trespasses of a call in another process, on what it allocated there
+        self.seen_elsewhere: list[str] = []  # trespasses of a call in another process on its own allocations
 
     def place(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Copy an input with its strides, and with poison in its gaps and around it. The call must not change it."""

@@ -110,7 +110,7 @@ def shared(file: int, size: int) -> torch.Tensor:
 def axes(tensor: torch.Tensor) -> list[int]:
     """Return the axes along which `laid_out` can lay a tensor out.
 
-    A shorter axis would need a stride of 2^31, which is itself a 64-bit number, so that a kernel's products are too.
+    A shorter axis would need a stride of 2^31, itself a 64-bit number, so that a kernel's products are 64-bit, too.
     """
     return [axis for axis, size in enumerate(tensor.shape) if size >= SHORTEST_AXIS and tensor.numel()]
 

@@ -81,7 +81,7 @@ class Account:
         return lines + [f"not passed: {line}" for line in self.contradictions()]
 
     def contradictions(self) -> Iterator[str]:
-        """Yield what cannot be true of a run that passed."""
+        """Yield the contradictions to a passed run: tampering, passes without a call, and missing results."""
         if self.changed:
             yield f"tampered: a candidate has changed what judges it: {listed(dict.fromkeys(self.changed))}"
         if self._without_example:

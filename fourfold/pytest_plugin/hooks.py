@@ -416,7 +416,7 @@ def subject(
 
 @pytest.fixture
 def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Callable[[Case], None]) -> Search:
-    """Return the search of a check: its settings, and the record of what it saw."""
+    """Return the search of a check: its settings, and the record of its results."""
     identity, check = Identity.of_item(request.node), check_of(request.node)
     own = identity is not None and identity.cell.backend != CANDIDATE
     most = examples(pytestconfig, own)

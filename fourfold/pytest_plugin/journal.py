@@ -1,4 +1,4 @@
-"""The journal of a process that runs tests: lines in a pipe to its parent, which nobody can take back.
+"""The journal of a process that runs tests: lines in a pipe to its parent, which cannot be withdrawn.
 
 Each line has a number and a seal, so that the parent detects lines that a candidate writes, drops or repeats.
 """

@@ -95,7 +95,7 @@ class StorageMode(_DispatchMode):
         return result
 
     def note(self, operator: Any, inputs: list[torch.Tensor], result: Any) -> None:
-        """Record for each new storage where it is, and that it is unwritten if so."""
+        """Record for each new storage where it is, and mark its bytes as unwritten if the operator leaves them so."""
         known = {id(tensor.untyped_storage()) for tensor in inputs if has_storage(tensor)}
         for tensor in tensors_in(result):
             if not has_storage(tensor) or id(tensor.untyped_storage()) in known:

@@ -150,7 +150,7 @@ class UntrustedFunction:
             session = self._started()
             spelled, tensors, held = _spelled(session, arguments)
             answer, storages = self._ask(session, {"do": "call", "arguments": spelled, **conditions()})
-            del held  # what lives no longer than the question
+            del held  # its tensors had to live only until the request was sent
             with in_turn(session):
                 several, outputs, differentiable = _outputs(answer.get("output"), storages)
             are_tensors = all(isinstance(output, torch.Tensor) for output in outputs)
@@ -165,7 +165,7 @@ class UntrustedFunction:
         """Return the gradients of a call for some of its inputs, given cotangents of its outputs."""
         with self.lock:
             said: list[dict[str, Any] | None] = []
-            held: list[torch.Tensor] = []  # what lives no longer than the question
+            held: list[torch.Tensor] = []  # temporary tensors that must live until the request is sent
             for cotangent in cotangents:
                 if cotangent is None:
                     said.append(None)
@@ -244,7 +244,7 @@ class UntrustedFunction:
             spelled, _, held = _spelled(session, arguments)
             said = [list(astuple(each)) for each in comparisons]
             answer, _ = self._ask(session, {"do": "compare", "arguments": spelled, "comparisons": said})
-            del held  # what lives no longer than the question
+            del held  # its tensors had to live only until the request was sent
         return dict(_sides(answer.get("compared"), len(comparisons)))
 
     def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:

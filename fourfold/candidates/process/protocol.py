@@ -30,7 +30,7 @@ _LENGTH = struct.Struct(">Q")
 
 
 class Malformed(Exception):
-    """Malformed message."""
+    """A message of the other side has another format than described here."""
 
 
 class Ended(Exception):

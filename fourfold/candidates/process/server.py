@@ -55,7 +55,7 @@ MOST_FILE_BYTES = 1 << 32
 
 def main(descriptor: str) -> None:
     """Answer the judge until it closes the connection."""
-    adopt_orphans()  # what a candidate leaves behind becomes a child of this process
+    adopt_orphans()  # processes that a candidate leaves behind become children of this process
     if os.environ.get("TRITON_INTERPRET") == "1":
         importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
         # Hide from kernels that they are interpreted.
@@ -272,7 +272,7 @@ class Served:
         watch = watching(text)
         with conditions(text, watch):
             output = self.function(**arguments)
-        # Only now are the tensors' numbers looked up: a candidate may return one of its inputs.
+        # The numbers of tensors are looked up only now, because a candidate may return one of its inputs.
         several = isinstance(output, tuple | list) and 0 < len(output) <= protocol.MOST_RESULTS
         outputs = list(output) if several else [output]
         told = [self._result(each) for each in outputs]
