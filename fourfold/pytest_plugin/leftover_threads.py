@@ -27,7 +27,7 @@ class LeftBehind:
         return [thread for thread in threading.enumerate() if not thread.daemon and thread not in self._former]
 
     def note(self, test: str) -> None:
-        """Assign the new threads to a test, or to an import, that has just ended."""
+        """Assign new threads without an owner to a test, or to an import, that has just ended."""
         for thread in self.alive():
             self._of.setdefault(thread, test)
 

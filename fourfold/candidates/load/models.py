@@ -23,7 +23,7 @@ def made(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
 
 
 def without_running_statistics(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module, with fixed running statistics in its batch normalizations."""
+    """Keep calls from changing the running statistics of batch normalizations; return the module."""
     for each in model.modules():
         if each.training and getattr(each, "track_running_stats", False):
             each.track_running_stats = False
