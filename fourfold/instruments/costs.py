@@ -27,7 +27,7 @@ def functions_called(call: Callable[[], Any]) -> int:
 
 
 def calls_within(budget: float, cost: float, most: int) -> int:
-    """Return how many calls of a cost a budget allows: `most`, a half, a quarter of it and so on, but at least one.
+    """Return how many calls a budget allows: `most`, a half, a quarter of it and so on, but at least one.
 
     A small change of the cost, such as between versions of Python, hardly ever changes the result.
     """

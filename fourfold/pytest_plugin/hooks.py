@@ -175,7 +175,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Return the number of cores, limited by the memory of the GPUs and at least one per GPU; without a GPU, None.
 
-    The workers take the GPUs in turn. The host takes most of a test's time, so that a GPU has room for many workers. None
+    Workers take the GPUs in turn. The host takes most of a test's time, so that a GPU has room for many workers. None
     leaves the number to xdist.
     """
     if chosen_device(config) != "cuda":
