@@ -1,1 +1,1 @@
-"""The Python API: functions that verify an implementation, see `fourfold`."""
+"""The Python API: functions that verify an implementation. See `fourfold`."""

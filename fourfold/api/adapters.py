@@ -1,6 +1,6 @@
-"""Ways in for kernels that come with a reference and example inputs instead of a declaration.
+"""Adapters for kernels that come with a reference and example inputs instead of a declaration.
 
-- `like` makes an operation of a torch function and inputs to call it with.
+- `like` makes an operation from a torch function and example inputs.
 - `verify_contract` takes a module with ``kernel_fn``, ``reference_fn`` and ``get_inputs``.
 - `verify_kernelbench` takes a problem of KernelBench, with ``Model``, ``get_inputs`` and ``get_init_inputs``, and a
   solution with ``ModelNew``.
@@ -25,7 +25,7 @@ def verify_contract(module: Any, *, vary: bool = False, **options: Any) -> Verdi
     """Verify a module's ``kernel_fn`` against its ``reference_fn`` on inputs such as ``get_inputs()`` gives.
 
     Args:
-        module: has these three functions. `get_inputs` returns the arguments of a call, in order or by name.
+        module: a module with these three functions. `get_inputs` returns the arguments of a call, in order or by name.
         vary: see `like`.
         **options: those of `fourfold.verify`.
 
@@ -56,17 +56,17 @@ def verify_kernelbench(
         problem: a Python file with Model, get_inputs and get_init_inputs.
         solution: a Python file with ModelNew.
         sizes: values in place of the problem's own global variables, such as ``{"batch_size": 4}``. The sizes of
-            KernelBench are made for timing, and too large for a reference. "small" finds some: see `small_sizes`.
+            KernelBench are meant for timing, too large for a reference. "small" finds smaller ones: see `small_sizes`.
         vary: see `like`.
-        claims: of the solution. Unless given: contiguous tensors of finite numbers in the dtype of the problem's
+        claims: of the solution. By default: contiguous tensors of finite numbers in the dtype of the problem's
             inputs, float32 in nearly all, on the default stream and outside of autocast; two calls may give other bits.
         seed: of the models' random numbers.
-        **options: those of `fourfold.verify`. With ``untrusted=True`` the solution runs in a process of its own, which
-            never sees the problem.
+        **options: those of `fourfold.verify`. With ``untrusted=True`` the solution runs in its own process, which never
+            sees the problem.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        AttributeError: a file lacks one of the names, or `sizes` names a variable that the problem does not have.
+        FileNotFoundError: a file does not exist.
+        AttributeError: a file lacks one of the names, or `sizes` names a variable that the problem lacks.
         ValueError: the inputs are too large: see `sizes`; or the Model draws random numbers, as dropout does.
     """
     answer = existing_file(solution)

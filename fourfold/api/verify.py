@@ -1,4 +1,4 @@
-"""Verify one implementation in this process: `verify`, `assert_correct` and, for pytest, `suite`."""
+"""The functions that verify one implementation in this process: `verify`, `assert_correct` and, for pytest, `suite`."""
 
 import inspect
 import math
@@ -21,7 +21,7 @@ from fourfold.operations.claims import Claims
 from fourfold.operations.outcomes import REFUSED
 from fourfold.operations.record import Operation
 
-# Options of a suite that are no limits of its searches.
+# Options of a suite that do not configure its searches.
 GIVEN = ("claims", "device", "refusals", "strict_errors", "compile_seconds")
 
 
@@ -45,38 +45,38 @@ def verify(
     seconds: float = math.inf,
     forbid_fallback: bool = False,
 ) -> Verdict:
-    """Put an implementation through every check of an operation.
+    """Run every check of an operation on an implementation.
 
     Args:
         implementation: a function, an ``autograd.Function`` or an ``nn.Module``, which takes the operation's arguments
             by their names or in their order and returns a new tensor. An untrusted one may be given as
             "FILE_OR_MODULE:FUNCTION", and is then never imported in this process.
-        operation: what it is to compute: a record, see `fourfold.operation`, or the name of a known operation.
-        claims: what it claims; unless given, what the decorator `fourfold.claims` says of it.
+        operation: the operation that it must compute: a record, see `fourfold.operation`, or the name of a known one.
+        claims: its claims; by default those of the decorator `fourfold.claims`.
         device: "cpu", "cuda", or "auto" for a GPU if there is one. After a verification on the CPU, all Triton kernels
             of the process are interpreted.
-        dtypes: names of those to look at; all that are claimed if empty.
-        only: names of the checks to make; all if empty.
-        examples: how many generated cases each check runs.
-        seed: of the generated cases; a random one unless given.
-        reproduce: what a finding names as its ``blob``: this one case alone is run.
-        refusals: whether an exception of the implementation's own is a refusal of that case, and no failure.
+        dtypes: the names of the dtypes to check; all claimed ones if empty.
+        only: the names of the checks to make; all if empty.
+        examples: the number of generated cases that each check runs.
+        seed: of the generated cases; random by default.
+        reproduce: the ``blob`` of a finding: only this case runs.
+        refusals: whether an exception of the implementation's own is a refusal of that case instead of a failure.
         strict_errors: whether bad input must raise the operation's declared errors.
-        untrusted: whether it runs in a process of its own, where it cannot change what judges it. On the CPU alone.
-        call_seconds: that a call may take, if it is untrusted.
-        compile_seconds: of a processor that Triton's compiler may take for a kernel. A case with a kernel that takes
-            longer is not reached.
-        first_failure: whether the first check that fails is the last that is made.
-        seconds: after which no further check is begun. If some were left out for that, the verdict has not passed.
-        forbid_fallback: whether to check that torch is used for memory alone, and not to compute.
+        untrusted: whether it runs in its own process, where it cannot change the code that judges it. CPU only.
+        call_seconds: the time limit of a call of an untrusted implementation.
+        compile_seconds: the processor time that Triton's compiler may take for a kernel. A case with a kernel that
+            takes longer is not reached.
+        first_failure: whether to stop after the first check that fails.
+        seconds: the time after which no further check begins. If this leaves out checks, the verdict does not pass.
+        forbid_fallback: whether to check that torch is used only for memory, and not to compute.
 
     Returns:
         the verdict. A wrong implementation raises nothing here: see `assert_correct`.
 
     Raises:
-        ValueError: an argument is not as said above. The message names it.
+        ValueError: an argument is not as described above. The message names it.
         CannotBeCalled: the implementation cannot be called with the operation's arguments.
-        CannotBeImported: it is untrusted, and there is no such function in the file.
+        CannotBeImported: it is untrusted, and the file has no such function.
     """
     own_process = call_seconds if untrusted else None
     plan = CheckPlan(
@@ -96,7 +96,7 @@ def verify(
 
 
 def assert_correct(implementation: Callable[..., torch.Tensor], operation: Operation | str, **options: Any) -> None:
-    """Verify an implementation.
+    """Verify an implementation, and raise an exception if it does not pass.
 
     Args:
         implementation: see `verify`.
@@ -104,7 +104,7 @@ def assert_correct(implementation: Callable[..., torch.Tensor], operation: Opera
         **options: those of `verify`.
 
     Raises:
-        AssertionError: it has not passed. The message is the verdict's text.
+        AssertionError: it does not pass. The message is the verdict's text.
     """
     __tracebackhide__ = True
     verdict = verify(implementation, operation, **options)
@@ -113,7 +113,7 @@ def assert_correct(implementation: Callable[..., torch.Tensor], operation: Opera
 
 
 def suite(implementation: Callable[..., torch.Tensor], operation: Operation | str, **options: Any) -> type:
-    """A class of tests for pytest: one test for each check, with one case for each dtype.
+    """Return a test class for pytest, with one test for each check and one case for each dtype.
 
     Assign it to a name that begins with Test: ``TestSoftmax = fourfold.suite(my_softmax, "softmax")``.
 
@@ -123,7 +123,7 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
         **options: those of `verify`.
 
     Raises:
-        ValueError: an option is not as `verify` says.
+        ValueError: an option is not as `verify` describes.
     """
     given = {name: options.pop(name) for name in GIVEN if name in options}
     dtypes, only = options.pop("dtypes", ()), options.pop("only", ())
@@ -148,7 +148,7 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
 
 
 def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -> Callable[..., None]:
-    """One test of a suite."""
+    """Return one test of a suite."""
     refused_all: set[str] = set()
 
     def test(self: Any, dtype: str) -> None:

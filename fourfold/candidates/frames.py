@@ -1,4 +1,4 @@
-"""Of an exception's traceback the part that a kernel's author can do something about: from the kernel's own file on."""
+"""The part of a traceback that a kernel's author can act on: from the kernel's own file on."""
 
 import re
 import traceback
@@ -12,26 +12,26 @@ FRAMES_ELSEWHERE = "fourfold_frames_elsewhere"
 
 
 def own_frames(error: BaseException, origin: Path) -> list[traceback.FrameSummary]:
-    """The frames from the first one in a file, or in a folder, on, without those of libraries and of the harness."""
+    """Return the frames from the first one in a file or folder on, without those of libraries and of the harness."""
     frames = getattr(error, FRAMES_ELSEWHERE, None) or traceback.extract_tb(error.__traceback__)
     first = next((place for place, frame in enumerate(frames) if _lies_in(frame, origin)), len(frames))
     return [frame for frame in frames[first:] if _lies_in(frame, origin) or not is_of_a_library(frame)]
 
 
 def spelled(frames: Sequence[traceback.FrameSummary]) -> str:
-    """As Python shows them, the innermost last; what goes round in circles once."""
+    """Format frames as Python does, the innermost last, with recursion shortened."""
     return "".join(traceback.StackSummary.from_list(frames).format()).rstrip()
 
 
 def cause(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
-    """The same for exceptions of one kind that come from one line, whatever numbers are in their messages."""
+    """Return a key for exceptions of one kind from one line, whatever the numbers in their messages."""
     (line, *_) = words(error).splitlines() or [""]
     message = re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "N", line)
     return f"{frames[-1].filename}:{frames[-1].lineno}: {type(error).__name__}: {message}"
 
 
 def words(error: BaseException) -> str:
-    """What an exception says; its author's own may fail at that, too."""
+    """Return an exception's message; a candidate's own exception may fail at that, too."""
     try:
         return str(error)
     except Exception as broken:
@@ -44,5 +44,5 @@ def _lies_in(frame: traceback.FrameSummary, origin: Path) -> bool:
 
 
 def is_of_a_library(frame: traceback.FrameSummary) -> bool:
-    """Whether a frame is Python's own, an installed package's or the harness's."""
+    """Return whether a frame belongs to Python, an installed package or the harness."""
     return frame.filename.startswith("<") or owner_of(frame.filename) is not Owner.AUTHOR

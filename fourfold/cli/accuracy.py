@@ -1,4 +1,4 @@
-"""``fourfold accuracy``: the errors of kernels beside those of torch and of other libraries, in a table."""
+"""``fourfold accuracy``: a table of the errors of kernels and of their counterparts in torch and other libraries."""
 
 import argparse
 import importlib.metadata
@@ -31,7 +31,7 @@ EXPLANATION = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the argument parser."""
     made = argparse.ArgumentParser(prog="fourfold accuracy", description=DESCRIPTION)
     known = ("triton", "cuda")
     made.add_argument("--op", action="append", default=[], metavar="NAME", help="only this operation; repeatable")
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def command(arguments: Sequence[str]) -> int:
-    """``fourfold accuracy ...``; gives 0 when it has measured all, 1 when it could not, 2 for bad arguments."""
+    """Run ``fourfold accuracy``; return 0 if all was measured, 1 if not, 2 for bad arguments."""
     options = parser()
     given = options.parse_args(arguments)
     if given.examples < 0:
@@ -69,7 +69,7 @@ def command(arguments: Sequence[str]) -> int:
     if device == "cuda" and not torch.cuda.is_available():
         options.error("--device cuda: torch finds no GPU")
     triton_for(device)
-    os.environ.setdefault("FOURFOLD_CUDA_ON_CPU", "fast")  # to look for errors of other kinds is the checks' business
+    os.environ.setdefault("FOURFOLD_CUDA_ON_CPU", "fast")  # the checks look for errors of other kinds
     try:
         selection = selected(given)
         for candidate in selection.candidates.values():
@@ -89,10 +89,10 @@ def command(arguments: Sequence[str]) -> int:
 
 
 def selected(given: argparse.Namespace) -> Selection:
-    """The cells that the options choose.
+    """Return the cells that the options select.
 
     Raises:
-        SelectionError: an option names something that there is not.
+        SelectionError: an option names something unknown.
     """
     chosen = given.backend or ([] if given.candidate else [name for name in backends.BACKENDS if name in OWN])
     return Selection.of(
@@ -105,7 +105,7 @@ def selected(given: argparse.Namespace) -> Selection:
 
 
 def described(device: str, examples: int, seed: int) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return what the figures depend on: device, versions, number of cases and seed."""
     where = torch.cuda.get_device_name() if device == "cuda" else "cpu (Triton interpreted, CUDA C++ emulated)"
     versions = {name: importlib.metadata.version(name) for name in ("torch", "triton", "hypothesis")}
     return {"device": where, **versions, "generated cases": examples, "seed": seed}
@@ -115,7 +115,7 @@ def described(device: str, examples: int, seed: int) -> dict[str, Any]:
 
 
 def lines(accuracy: Accuracy) -> Iterator[str]:
-    """The table, the kernels that are farthest behind torch first, and what was not measured."""
+    """Yield the table, with the kernels farthest behind torch first, and what was not measured."""
     rows = accuracy.rows()
     contenders = [name for name in PEERS if any(name in row.errors for row in rows)]
     heads = ["bits", "operation", "result", "dtype", "kernel", "largest / mean", *contenders, "largest at"]
@@ -146,5 +146,5 @@ def _shown(errors: Errors) -> str:
 
 
 def _number(ulps: float) -> str:
-    """Two digits after the point of small numbers, two digits of large ones."""
+    """Format a number with two digits after the point, or a large one with two significant digits."""
     return f"{ulps:.2f}" if ulps < 1000 else f"{ulps:.1e}".replace("e+0", "e").replace("e+", "e")

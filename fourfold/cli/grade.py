@@ -21,7 +21,7 @@ DESCRIPTION = "judge many candidates, each in a process of its own"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the argument parser."""
     made = argparse.ArgumentParser(prog="fourfold grade", description=DESCRIPTION)
     made.add_argument("candidates", type=Path, metavar="CANDIDATES.jsonl", help="a line of JSON for each candidate")
     made.add_argument("--out", type=Path, metavar="FILE", help="append each result, and go on where FILE stops")
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def command(arguments: Sequence[str]) -> int:
-    """``fourfold grade ...``; gives 0 if every candidate has a verdict, 2 for bad arguments, 130 after Ctrl-C."""
+    """Run ``fourfold grade``; return 0 if every candidate has a verdict, 2 for bad arguments, 130 after Ctrl-C."""
     options = parser()
     given = options.parse_args(arguments)
     if not given.candidates.is_file():
@@ -55,7 +55,7 @@ def command(arguments: Sequence[str]) -> int:
 
 
 def grade_file(given: argparse.Namespace, stop: Stop) -> int:
-    """Grade by the options; gives the exit code."""
+    """Grade the file that the options name; return the exit code."""
     console = Console(stderr=True, highlight=False)
     graded: list[Graded] = []
     watched: ProgressDisplay | None = None

@@ -17,7 +17,7 @@ import fourfold
 from fourfold.candidates.process.child import Stop, become, die_with, kill_descendants
 from fourfold.sanitize import command as sanitize
 
-# A kernel of a .cu file, with its launch or without.
+# A kernel of a .cu file, with or without its launch.
 LAUNCHED = re.compile(r"\.cuh?:")
 DESCRIPTION = {
     "tour": "verify two kernels that come with this package, a right one and a wrong one, and say what to do next",
@@ -34,7 +34,7 @@ USAGE = "fourfold {tour,verify,grade,accuracy,resources,sanitize,mutate} ...\n\n
 
 
 def operation_tests() -> Path:
-    """The folder of the checks as pytest's tests: tests/operations of a clone, fourfold/claims of a wheel."""
+    """Return the folder with the pytest checks: tests/operations in a clone, fourfold/claims in a wheel."""
     for folder in (
         Path(fourfold.__file__).parent / "claims",
         Path(fourfold.__file__).parents[1] / "tests" / "operations",
@@ -45,17 +45,17 @@ def operation_tests() -> Path:
 
 
 def pytest_command(*arguments: str) -> list[str]:
-    """A run of the checks, with the plugin, from whichever folder."""
+    """Return the command that runs the checks with the plugin, from any folder."""
     return [sys.executable, "-m", "pytest", str(operation_tests()), "-p", "fourfold", *arguments]
 
 
 def verify(arguments: Sequence[str]) -> int:
-    """``fourfold verify FILE:FUNCTION --as OPERATION [PYTEST OPTION ...]``; gives pytest's exit code."""
+    """Run ``fourfold verify FILE:FUNCTION --as OPERATION [PYTEST OPTION ...]``; return pytest's exit code."""
     return become(command_of_verify(arguments))
 
 
 def command_of_verify(arguments: Sequence[str]) -> list[str]:
-    """The run of pytest that the arguments of ``fourfold verify`` stand for."""
+    """Return the pytest command for the arguments of ``fourfold verify``."""
     parser = argparse.ArgumentParser(prog="fourfold verify", description=DESCRIPTION["verify"])
     parser.add_argument(
         "kernel",
@@ -88,7 +88,7 @@ def command_of_verify(arguments: Sequence[str]) -> list[str]:
 
 
 def launched(parser: argparse.ArgumentParser, given: argparse.Namespace) -> str:
-    """The kernel of a .cu file with its launch: ``FILE.cu:KERNEL<<<GRID, BLOCK, SHARED>>>(ARGUMENTS)``."""
+    """Return the kernel of a .cu file with its launch: ``FILE.cu:KERNEL<<<GRID, BLOCK, SHARED>>>(ARGUMENTS)``."""
     if "<<<" in given.kernel:
         return given.kernel
     if not (given.grid and given.block):
@@ -100,31 +100,31 @@ def launched(parser: argparse.ArgumentParser, given: argparse.Namespace) -> str:
 
 
 def mutate(arguments: Sequence[str]) -> int:
-    """``fourfold mutate ...``: see `fourfold.mutation`."""
+    """Run ``fourfold mutate ...``: see `fourfold.mutation`."""
     return become([sys.executable, "-m", "fourfold.mutation", *arguments])
 
 
 def grade(arguments: Sequence[str]) -> int:
-    """``fourfold grade CANDIDATES.jsonl ...``: see `fourfold.cli.grade`."""
+    """Run ``fourfold grade ...``: see `fourfold.cli.grade`."""
     return importlib.import_module("fourfold.cli.grade").command(arguments)
 
 
 def accuracy(arguments: Sequence[str]) -> int:
-    """``fourfold accuracy ...``: see `fourfold.performance.accuracy`."""
+    """Run ``fourfold accuracy ...``: see `fourfold.performance.accuracy`."""
     return importlib.import_module("fourfold.cli.accuracy").command(arguments)
 
 
 def resources(arguments: Sequence[str]) -> int:
-    """``fourfold resources ...``: see `fourfold.performance.resources`."""
+    """Run ``fourfold resources ...``: see `fourfold.performance.resources`."""
     return importlib.import_module("fourfold.performance.resources").command(arguments)
 
 
 class Verification:
-    """A run of the checks on one function of the example, under way.
+    """A running verification of one function of the example.
 
     Args:
         function: its name in docs/examples/softmax.py.
-        folder: where the verdict goes.
+        folder: the folder for the verdict.
     """
 
     def __init__(self, function: str, folder: Path) -> None:
@@ -137,10 +137,10 @@ class Verification:
         )
 
     def result(self) -> dict[str, Any]:
-        """The verdict, when the run has ended.
+        """Wait for the run to end; return its verdict.
 
         Raises:
-            RuntimeError: it has left none; with what it printed.
+            RuntimeError: the run left no verdict. The message has its output.
         """
         printed, _ = self._process.communicate()
         if not self._verdict.is_file():
@@ -149,7 +149,7 @@ class Verification:
 
 
 def example() -> Path:
-    """The file of the example's kernels."""
+    """Return the file of the example's kernels."""
     inside, beside = (Path(fourfold.__file__).parents[n] for n in (0, 1))
     return next(
         path for path in (inside / "examples" / "softmax.py", beside / "docs/examples/softmax.py") if path.is_file()
@@ -157,13 +157,13 @@ def example() -> Path:
 
 
 def table_of(printed: str) -> str:
-    """The table that closes a run."""
+    """Return the table that closes a run's output."""
     lines = printed.partition(" verified ")[2].splitlines()[1:]
     return "\n".join(line for line in lines if line.startswith(("softmax ", "  candidate")))
 
 
 def tour() -> int:
-    """Verify both kernels of the example; gives 0 where the right one is accepted and the wrong one rejected."""
+    """Verify both kernels of the example; return 0 if the right one is accepted and the wrong one rejected."""
     with Stop() as stop:
         try:
             return guided()
@@ -174,7 +174,7 @@ def tour() -> int:
 
 
 def guided() -> int:
-    """Print the tour; gives its exit code."""
+    """Print the tour; return its exit code."""
     print(f"Two Triton kernels for softmax, in {example()}, are put through every check in float32.", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: Verification(name, Path(folder)) for name in ("softmax", "softmax_without_maximum")}
@@ -200,7 +200,7 @@ def guided() -> int:
 
 
 def main() -> int:
-    """The command line; gives the exit code."""
+    """Run the command line; return the exit code."""
     command, *arguments = sys.argv[1:] or ["--help"]
     if command == "tour" and not arguments:
         return tour()

@@ -1,4 +1,4 @@
-"""Cells: one operation on one backend for one dtype, which of them a run verifies, and the candidates among them."""
+"""Cells: one operation on one backend for one dtype, the selection that a run verifies, and its candidates."""
 
 import contextlib
 import importlib
@@ -39,12 +39,12 @@ from fourfold.operations.claims import Claims, claims_of
 from fourfold.operations.outcomes import UNCLAIMED
 from fourfold.operations.record import Operation
 
-# The backend of somebody's own implementation; what it is related to by a law is taken from torch.
+# The backend of a user's implementation; a law relates it to torch's implementation of another operation.
 CANDIDATE = "candidate"
 
 
 class SelectionError(ValueError):
-    """An option names something that there is not."""
+    """An option that names something unknown."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Somebody's own implementation of an operation, as the command line names it.
+    """A user's implementation of an operation, as the command line names it.
 
     Attributes:
-        operation: which operation it claims to be.
+        operation: the operation that it claims to implement.
         place: a Python file, a `.cu` file or a module's name.
-        function: its name there; of a kernel also its launch, as `fourfold.candidates.load.cuda_candidates` reads it.
-        call_seconds: that a call may take, of one that runs in a process of its own; None for one that runs in this.
+        function: its name there; for a kernel also its launch, as `fourfold.candidates.load.cuda_candidates` reads it.
+        call_seconds: the time limit of a call, for a candidate in its own process; None for one in this process.
     """
 
     operation: str
@@ -80,7 +80,7 @@ class Candidate:
 
     @classmethod
     def parse(cls, text: str, known: Iterable[str]) -> "Candidate":
-        """``OP=FILE_OR_MODULE:FUNCTION``, or ``OP=FILE.cu:KERNEL<<<GRID, BLOCK>>>``.
+        """Parse ``OP=FILE_OR_MODULE:FUNCTION``, or ``OP=FILE.cu:KERNEL<<<GRID, BLOCK>>>``.
 
         Raises:
             SelectionError: the text has another form, or the operation is unknown.
@@ -104,20 +104,20 @@ class Candidate:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it is a kernel of a `.cu` file."""
+        """Return whether the candidate is a kernel of a `.cu` file."""
         return self.place.endswith(SUFFIXES)
 
     @property
     def of_cuda(self) -> CudaCandidate | None:
-        """The kernel, where it is one of a `.cu` file; in a process of its own it is compiled there.
+        """Return the kernel of a `.cu` file, or None; an untrusted kernel is compiled in its own process.
 
         Raises:
-            SelectionError: there is no such file or kernel, or it is not clear how to launch it.
+            SelectionError: the file or the kernel does not exist, or its launch is ambiguous.
         """
         if not self.is_cuda:
             return None
         if self.call_seconds is not None:
-            self._elsewhere(self.call_seconds)  # which finds out for which dtypes it compiles
+            self._elsewhere(self.call_seconds)  # learns for which dtypes it compiles
         return self._read()
 
     def _read(self) -> CudaCandidate:
@@ -128,10 +128,10 @@ class Candidate:
             raise SelectionError(f"--candidate {self.place}: {error}") from None
 
     def load(self) -> Callable[..., Any]:
-        """The function, to be called as the operation's own.
+        """Return the function, callable with the operation's own arguments.
 
         Raises:
-            SelectionError: there is no such file, module or function, it fails on import, or cannot be called so.
+            SelectionError: the file, module or function does not exist, fails on import, or cannot be called this way.
         """
         if self.call_seconds is not None:
             return self._elsewhere(self.call_seconds)
@@ -168,11 +168,11 @@ class Candidate:
             raise SelectionError(f"--candidate {self.place}: {kind}{error}{''.join(at)}") from error
 
     def _module(self) -> ModuleType:
-        with out_of_sight(interpreter=False):  # which Triton's decorators ask for
+        with out_of_sight(interpreter=False):  # Triton's decorators need the interpreter
             return modules.of_file(self.file()) if self.place.endswith(".py") else importlib.import_module(self.place)
 
     def file(self) -> Path:
-        """Where it is defined; of a module, once it is imported."""
+        """Return the file that defines the candidate; a module's is known once it is imported."""
         if self.is_cuda or self.place.endswith(".py"):
             return Path(self.place).resolve()
         if self.call_seconds is not None:
@@ -181,7 +181,7 @@ class Candidate:
 
 
 def choose(option: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:
-    """What an option selects: everything where it is not given, and the named otherwise, in the order of `known`.
+    """Return the names that an option selects, in the order of `known`: all of them if the option is not given.
 
     Raises:
         SelectionError: a name is unknown.
@@ -195,14 +195,14 @@ def choose(option: str, wanted: Sequence[str], known: Iterable[str]) -> list[str
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What a run verifies.
+    """The cells and candidates that a run verifies.
 
     Attributes:
-        operations: all there are, by name.
+        operations: all known operations, by name.
         candidates: by the name of the operation.
         cells: of the chosen operations, backends and dtypes, in order.
-        narrowed: whether an option chose; a run then has no interest in tests that belong to no cell.
-        claims: of the candidates; None for what each says of itself by the decorator `fourfold.claims`.
+        narrowed: whether an option selected cells; the run then deselects tests that belong to no cell.
+        claims: of the candidates; None for the claims that each declares by the decorator `fourfold.claims`.
         strict_errors: whether candidates must raise the declared errors.
     """
 
@@ -225,12 +225,12 @@ class Selection:
         strict_errors: bool = False,
         call_seconds: float | None = None,
     ) -> "Selection":
-        """From the options as given; with candidates and nothing else, only those.
+        """Build a selection from the options as given; with candidates and no other option, select only those.
 
-        `call_seconds` is that of the candidates.
+        `call_seconds` is the time limit of a candidate's call.
 
         Raises:
-            SelectionError: an option names something that there is not.
+            SelectionError: an option names something unknown.
         """
         parsed = [replace(Candidate.parse(text, operations), call_seconds=call_seconds) for text in candidates]
         by_operation = {candidate.operation: candidate for candidate in parsed}
@@ -255,7 +255,7 @@ class Selection:
         )
 
     def unsupported(self, cell: Cell, device: str) -> str | None:
-        """Why a cell cannot run on a device, or None."""
+        """Return why a cell cannot run on a device, or None."""
         if cell.backend == CANDIDATE:
             kernel = self.candidates[cell.operation].of_cuda
             if kernel and (reason := kernel.unsupported(cell.dtype, device)):
@@ -265,36 +265,36 @@ class Selection:
         return backends.unsupported(cell.operation, cell.backend, cell.dtype, device)
 
     def depends_on_batch(self, cell: Cell, device: str) -> str | None:
-        """Why the bits of a sample's result may depend on the batch around it, or None where they do not."""
+        """Return why the bits of a sample's result may depend on the batch around it, or None if they do not."""
         if cell.backend == CANDIDATE:
             return "nothing is claimed of it"
         return backends.depends_on_batch(cell.operation, cell.backend, cell.dtype, device)
 
     def offsets_in_32_bits(self, cell: Cell, device: str) -> str | None:
-        """Why offsets of 2^31 and more are too large for a cell, or None."""
+        """Return why a cell does not support offsets of 2^31 and more, or None if it does."""
         if cell.backend == CANDIDATE:
             return None
         return backends.offsets_in_32_bits(cell.operation, cell.backend, cell.dtype, device)
 
     def configurations(self, cell: Cell) -> list[tuning.Configuration]:
-        """The configurations of a cell's kernel that are for its dtype; none where the kernel is not tuned."""
+        """Return the configurations of a cell's kernel for its dtype; [] if the kernel is not tuned."""
         kernel = f"{cell.operation}_{cell.backend}"
         if cell.backend == CANDIDATE:
             return []
-        with contextlib.suppress(ModuleNotFoundError):  # `unsupported` says so
+        with contextlib.suppress(ModuleNotFoundError):  # `unsupported` reports it
             backends.load(cell.operation, cell.backend)
         if kernel not in tuning.kernels():
             return []
         return [each for each in tuning.configurations(kernel) if DTYPES[cell.dtype].torch in each.dtypes]
 
     def implementation(self, operation: str, backend: str) -> Callable[..., Any]:
-        """The public function of an operation on a backend."""
+        """Return the public function of an operation on a backend."""
         if backend == CANDIDATE:
             return self.candidates[operation].load()
         return backends.load(operation, backend)
 
     def origin(self, cell: Cell) -> Path:
-        """The file that holds a candidate, or the folder of an operation's implementations."""
+        """Return the file of a candidate, or the folder of an operation's implementations."""
         if cell.backend == CANDIDATE:
             return self.candidates[cell.operation].file()
         with contextlib.suppress(ImportError, KeyError):
@@ -302,7 +302,7 @@ class Selection:
         return Path(os.devnull)
 
     def source(self, cell: Cell) -> tuple[Path, str]:
-        """The file of a cell's implementation, and the name of a candidate there; "" for all of the library's own."""
+        """Return the file of a cell's implementation, and a candidate's name in it; "" for the library's own."""
         if cell.backend == CANDIDATE:
             candidate = self.candidates[cell.operation]
             candidate.load()  # a module has a file from then on
@@ -310,7 +310,7 @@ class Selection:
         return Path(inspect.getfile(inspect.unwrap(self.implementation(cell.operation, cell.backend)))), ""
 
     def subject(self, cell: Cell, device: str, note: Callable[[Case], None] = lambda case: None) -> Subject:
-        """What the checks take; `note` is told of a case before a candidate is run on it."""
+        """Return the subject of a cell's checks; `note` is called with each case before a candidate runs on it."""
 
         def sibling(name: str) -> tuple[Operation, Callable[..., Any]]:
             backend = "torch" if cell.backend == CANDIDATE else cell.backend
@@ -349,26 +349,26 @@ class Selection:
         )
 
     def _claims(self, cell: Cell) -> Claims:
-        """What is claimed of a cell's implementation: by the run, or else by the source of a candidate."""
+        """Return the claims of a cell's implementation: the run's, or else those in the candidate's source."""
         if cell.backend != CANDIDATE:
             return Claims()
         return self.claims or claims_of(self.implementation(cell.operation, cell.backend))
 
     def _constants(self, cell: Cell, implementation: Callable[..., Any]) -> Constants:
-        """The constants of a cell's source."""
+        """Return the constants in a cell's source."""
         if cell.backend != CANDIDATE:
             return constants_of(implementation)
         candidate = self.candidates[cell.operation]
         return constants_in(candidate.file(), "" if candidate.of_cuda else candidate.function)
 
     def _record(self, cell: Cell) -> Operation:
-        """What a cell is verified as: a kernel of a `.cu` file may take fewer parameters than the operation has."""
+        """Return a cell's operation, narrowed to the parameters that a kernel of a `.cu` file takes."""
         operation = self.operations[cell.operation]
         kernel = self.candidates[cell.operation].of_cuda if cell.backend == CANDIDATE else None
         return kernel.narrowed(operation) if kernel else operation
 
     def _has_gradients(self, cell: Cell, device: str, note: Callable[[Case], None]) -> bool:
-        """Whether a candidate claims to: its output requires a gradient where its inputs do."""
+        """Return whether a candidate's output requires a gradient if its inputs do."""
         if self.candidates[cell.operation].of_cuda:
             return False
         implementation = self.implementation(cell.operation, cell.backend)

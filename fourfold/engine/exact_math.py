@@ -1,11 +1,11 @@
-"""Settings under which torch's own products are as exact as those of a kernel must be."""
+"""Settings that make torch's own products as exact as a kernel's must be."""
 
 import contextlib
 from collections.abc import Iterator
 
 import torch
 
-# What lets cuBLAS sum the parts of a split product of half types in the half type, and cuDNN's convolutions round
+# These let cuBLAS sum the parts of a split half-precision product in half precision, and let cuDNN's convolutions round
 # their float32 factors to 10 bits.
 INEXACT = (
     (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
@@ -15,14 +15,14 @@ INEXACT = (
 
 
 def compute_exactly() -> None:
-    """From here on torch computes its own products exactly."""
+    """Disable inexact products in torch for the rest of the process."""
     for owner, name in INEXACT:
         setattr(owner, name, False)
 
 
 @contextlib.contextmanager
 def computing_exactly() -> Iterator[None]:
-    """Within it, torch computes its own products exactly; afterwards as before."""
+    """Disable inexact products in torch inside the block, and restore the settings afterwards."""
     before = [(owner, name, getattr(owner, name)) for owner, name in INEXACT]
     try:
         compute_exactly()

@@ -1,4 +1,4 @@
-"""The kind of a failure, its message and grade, and the case that it shows."""
+"""Classify failures: their kind, message, grade and counterexample."""
 
 import re
 import traceback
@@ -16,7 +16,7 @@ from fourfold.operations.claims import EXACT, STORAGE
 from fourfold.operations.outcomes import IMPRECISE, TAMPERED, UNDECIDED, WRONG, Failure, Vacuous
 from fourfold.operations.refusals import Fault
 
-# Whose errors say nothing of the implementation, and what is told of them.
+# Errors that say nothing of the implementation: who is to blame, and the start of the message.
 UNDECIDED_BY = {
     Blame.DEFINITION: "cannot judge: the definition, and not the kernel, raised",
     Blame.LACK: "cannot judge, as it is interpreted or emulated here",
@@ -25,12 +25,12 @@ UNDECIDED_BY = {
 
 
 def kind_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
-    """What a failure is: "wrong", "imprecise", "undecided", "crashed", "timed out" or "tampered".
+    """Return the kind of a failure: "wrong", "imprecise", "undecided", "crashed", "timed out" or "tampered".
 
     Args:
-        error: that a check failed by.
-        frames: those of the implementation's own code. Without any, an exception that nobody was found to have raised
-            is the harness's.
+        error: the exception that failed a check.
+        frames: those of the implementation's own code. If there are none, an exception without a marked cause is the
+            harness's.
     """
     if isinstance(error, Unanswered):
         return error.kind
@@ -42,7 +42,7 @@ def kind_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> s
 
 
 def blame_for_undecided(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> Blame | None:
-    """Whose an error is that says nothing of the implementation; None for any other error."""
+    """Return the blame for an error that says nothing of the implementation, or None for any other error."""
     blame = marked(error)
     if blame is None and not frames and not isinstance(error, AssertionError | Fault | SelectionError):
         blame = Blame.HARNESS
@@ -50,7 +50,7 @@ def blame_for_undecided(error: BaseException, frames: Sequence[traceback.FrameSu
 
 
 def failure_message(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
-    """Return what is wrong, in words: a check's message, or the exception and whose it is."""
+    """Return the message of a failure: a check's own, or the exception with who is to blame for it."""
     if isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered):
         return words(error)
     said = f"{type(error).__name__}: {words(error) or statement(error)}"
@@ -64,6 +64,6 @@ def failure_grade(kind: str) -> str:
 
 
 def counterexample(notes: str) -> str | None:
-    """The case that the notes of an error show, ours of a named one or Hypothesis's of one that it has found."""
+    """Return the case in an error's notes: our note of a named example, or Hypothesis's of a generated case."""
     named = re.search(r"^Named example .*?: (Case\(.*\))", notes, re.MULTILINE)
     return named[1] if named else hypothesis_internals.argument_in(notes, "case", "Case")

@@ -1,4 +1,4 @@
-"""What keeps a run from passing although no check has failed: told below the table, and by the exit code."""
+"""Reasons why a run does not pass although no check failed, as the summary and the exit code report them."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.operations.outcomes import FORWARD_ONLY, NO_GRADIENTS, REFUSED_ALL, UNCLAIMED
 
-# What a candidate refuses or does not claim is told, and no shortcoming.
+# The report shows what a candidate refuses or does not claim, but that is no shortcoming.
 _ACCEPTED = (FORWARD_ONLY, REFUSED_ALL, UNCLAIMED)
-# Names in a line.
+# The number of names in a line.
 SHOWN = 8
 
 
 @dataclass
 class Coverage:
-    """Which checks of a cell were run, and why others were not.
+    """The checks of a cell that ran, and the reasons why others did not.
 
     Attributes:
-        verified: how many passed or failed.
+        verified: the number that passed or failed.
         unsupported: the reason for each of the others.
-        never: whether the cell as a whole cannot run here.
+        never: whether the whole cell cannot run here.
     """
 
     verified: int = 0
@@ -34,16 +34,16 @@ def shortcomings(
     candidates: Collection[str],
     forward_only: bool,
 ) -> Iterator[str]:
-    """A line for each reason for which a run, of which no check has failed, has not passed.
+    """Yield a line for each reason why a run without a failed check does not pass.
 
-    What the options name must be verified: where a backend cannot run here a plain run leaves it out, and one that
-    asks for it has not passed.
+    What the options name must be verified: if a backend cannot run here, a plain run leaves it out, but a run that
+    asks for it does not pass.
 
     Args:
-        cells: what became of each.
-        operations: what --op names.
-        backends: what --backend names.
-        candidates: the operations that --candidate names.
+        cells: the coverage of each.
+        operations: the names given by --op.
+        backends: the names given by --backend.
+        candidates: the operations named by --candidate.
         forward_only: whether --forward-only is given.
     """
     lines, told = [], set[Cell]()
@@ -62,7 +62,7 @@ def shortcomings(
 
 
 def _left_out(cells: Mapping[Cell, Coverage], forward_only: bool) -> Iterator[str]:
-    """Of a run with candidates, which have not passed before every check has, but for gradients if `forward_only`."""
+    """Yield the checks that a run with candidates must not leave out; `forward_only` excuses those of gradients."""
     without = {cell: found for cell, found in cells.items() if FORWARD_ONLY in found.unsupported}
     if without and not forward_only:
         count = sum(found.unsupported.count(FORWARD_ONLY) for found in without.values())
@@ -96,7 +96,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Some names in a line."""
+    """Join names with commas, at most `SHOWN` of them."""
     names = list(names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

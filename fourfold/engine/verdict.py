@@ -1,4 +1,4 @@
-"""The verdict on one implementation: what each check came to, and every distinct failure."""
+"""The verdict on one implementation: the outcome of each check, and every distinct failure."""
 
 import html
 import json
@@ -26,11 +26,11 @@ from fourfold.operations.outcomes import (
     WRONG,
 )
 
-# What a verdict is where checks have failed: the gravest of what the failures are.
+# The kinds of failures; a failed verdict has the gravest of its failures' kinds.
 GRAVEST_FIRST = (TAMPERED, INVALID, CRASHED, TIMED_OUT, WRONG, UNDECIDED, IMPRECISE)
 # Failures after which other checks may still find something wrong.
 MAY_BE_WRONG = (UNDECIDED, IMPRECISE)
-# What `Verdict.reward` gives, and what a speed may add to it and take from it.
+# The numbers of `Verdict.reward`, and the most that a speed may add to them and take from them.
 REWARDS: Mapping[str, float] = MappingProxyType(
     {
         RIGHT: 1.0,
@@ -45,7 +45,7 @@ REWARDS: Mapping[str, float] = MappingProxyType(
     }
 )
 MOST_FOR_SPEED, LEAST_FOR_SPEED = 2.0, -0.5
-# Reasons of refusals, and warnings, that a text shows.
+# The number of refusal reasons, and of warnings, in a text.
 SHOWN = 8
 
 
@@ -55,12 +55,12 @@ class Finding:
 
     Attributes:
         message: what was expected and what was found.
-        counterexample: the case, as text; None where there is none.
-        frames: the way through the author's own code, as Python shows it; "" where there is none.
-        cause: the same for failures of one cause.
-        blob: Hypothesis's name of the case, for `verify(..., reproduce=blob)`; None for a named example.
-        kind: "wrong", "imprecise", "tampered", "undecided" where the definition or the harness has failed, or, of a
-            call in a process of its own, "crashed" or "timed out".
+        counterexample: the case, as text; None if there is none.
+        frames: the stack trace through the author's own code, as Python formats it; "" if there is none.
+        cause: a key that failures of one cause share.
+        blob: Hypothesis's encoding of the case, for `verify(..., reproduce=blob)`; None for a named example.
+        kind: "wrong", "imprecise", "tampered", "undecided" if the definition or the harness failed, or, for a call
+            in its own process, "crashed" or "timed out".
     """
 
     message: str
@@ -77,21 +77,21 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one check of one dtype came to.
+    """The outcome of one check of one dtype.
 
     Attributes:
         check: its name.
         dtype: the dtype's name.
-        outcome: "passed", "failed", "refused" (every case was), "not reached" (no case could be run here) or
+        outcome: "passed", "failed", "refused" (every case was refused), "not reached" (no case could run here) or
             "unsupported" (the check does not apply).
-        reason: why it was refused, not reached or is unsupported.
+        reason: why it is refused, not reached or unsupported.
         grade: "exact", "storage" or "wrong".
-        worst: the largest error that was seen, in units of its bound: above 1 of a wrong result.
-        examples: how many cases were run.
-        refusals: how many cases were refused, by reason.
-        seconds: how long it took.
-        failure: of a failed check.
-        remarks: what it has found out beside its claim.
+        worst: the largest error, in units of its bound: above 1 for a wrong result.
+        examples: the number of cases that ran.
+        refusals: the number of refused cases, by reason.
+        seconds: the time that it took.
+        failure: the finding of a failed check.
+        remarks: observations beyond its claim.
     """
 
     check: str
@@ -109,18 +109,18 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """How fast an implementation is on one workload, beside the reference in the same run.
+    """The speed of an implementation on one workload, relative to the reference in the same run.
 
     Attributes:
         workload: its name.
         dtype: the dtype's name.
-        direction: "forward" or "both", which is forward and backward.
+        direction: "forward", or "both" for forward and backward.
         seconds: the median time of a call.
-        reference_seconds: that of the reference.
+        reference_seconds: the median time of a call of the reference.
         ratio: the median of the reference's time over the implementation's: above 1 it is faster.
         low, high: the ends of the ratio's 95% interval.
-        error: why this is no measurement, as a time that the machine cannot reach; "" where it is one.
-        notes: what may have disturbed the clock, such as throttling.
+        error: why this is no valid measurement, such as a time that the machine cannot reach; "" for a valid one.
+        notes: possible disturbances of the clock, such as throttling.
     """
 
     workload: str
@@ -136,7 +136,7 @@ class Speed:
 
     @property
     def certain(self) -> float:
-        """The speed-up that is certain: the end of the interval that is nearer to 1; 1 if the interval holds 1."""
+        """Return the certain speed-up: the end of the interval nearer to 1, or 1 if the interval holds 1."""
         if self.error:
             return 1.0
         return min(max(1.0, self.low), self.high)
@@ -152,24 +152,24 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What an implementation came to.
+    """The verdict on an implementation.
 
     Attributes:
         implementation: its name.
         operation: the operation's name.
-        device: where it ran.
-        claims: what it claims, as text.
+        device: the device that it ran on.
+        claims: its claims, as text.
         outcomes: one for each check and dtype.
-        shortcomings: why it has not passed although no check has failed.
-        warnings: what is no failure, and worth to be known.
+        shortcomings: why it did not pass although no check failed.
+        warnings: observations that are no failures.
         versions: of Python's packages.
         seed: of the generated cases.
-        seconds: how long it took.
-        constants: those of the implementation's source that sizes of large cases come from, in a line.
-        suggested_claim: a claim that leaves out every case that was refused, as ``contiguous=True``; "" without one.
-        never_executed: lines of the implementation that never ran; None where that is not known, as of a wrong one.
-        left_out: how many checks were not made, because time had run out.
-        speeds: how fast it is, where this was asked for, and it has passed.
+        seconds: the time that it took.
+        constants: the constants in the implementation's source that give the sizes of large cases, in a line.
+        suggested_claim: a claim that excludes every refused case, such as ``contiguous=True``; "" without one.
+        never_executed: lines of the implementation that never ran; None if unknown, as for a wrong implementation.
+        left_out: the number of checks that were not made because time ran out.
+        speeds: its speeds, if they were requested and it passed.
     """
 
     implementation: str
@@ -190,12 +190,12 @@ class Verdict:
 
     @property
     def kind(self) -> str:
-        """The verdict in a word.
+        """Return the verdict in a word.
 
-        - "right": it has passed.
+        - "right": it passed.
         - "imprecise", "undecided", "wrong", "tampered", "invalid", "crashed" or "timed out": the gravest of its
-          failures. "timed out" also where checks were left out, "undecided" also where no case of a check could be run.
-        - "refused": no check has failed, and what it takes, or has gradients of, is not enough.
+          failures. "timed out" also if checks were left out, "undecided" also if no case of a check could run.
+        - "refused": no check failed, but it accepts too few cases or lacks gradients.
         """
         if self.passed:
             return RIGHT
@@ -206,20 +206,19 @@ class Verdict:
         return UNDECIDED if any(o.outcome == UNREACHED for o in self.outcomes) else REFUSED
 
     def reward(self, rewards: Mapping[str, float] = REWARDS) -> float:
-        """A number for what learns from verdicts.
+        """Return a number for a learner.
 
-        It is that of the verdict's kind: 1 for "right", 0.2 for "imprecise", 0 for "wrong", "undecided" and "refused",
+        The kind of the verdict decides: 1 for "right", 0.2 for "imprecise", 0 for "wrong", "undecided" and "refused",
         -0.2 for "crashed" and "timed out", -0.5 for "invalid" and -1 for "tampered". If speeds were measured, a right
-        one gets log2 of its speed-up in addition, at least -0.5 and at most 2. The speed-up is the geometric mean of
-        those that are certain: see `Speed.certain`. So noise of the clock adds nothing where an interval holds 1. What
-        a right one refuses without a claim costs it that share: the number is multiplied by the share of cases that it
-        takes.
+        verdict adds log2 of its speed-up, at least -0.5 and at most 2. The speed-up is the geometric mean of the
+        certain ones: see `Speed.certain`. So clock noise adds nothing if an interval holds 1. Refusals without a claim
+        reduce the number of a right verdict: it is multiplied by the share of accepted cases.
 
         Args:
-            rewards: other numbers, by kind. What is not among them has the number above.
+            rewards: other numbers, by kind. A kind that is missing keeps the number above.
 
         Raises:
-            ValueError: there is no such kind.
+            ValueError: a kind is unknown.
         """
         for kind in rewards:
             if kind not in REWARDS:
@@ -233,10 +232,10 @@ class Verdict:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The verdict that `json` has written.
+        """Parse a verdict that `json` wrote.
 
         Raises:
-            ValueError: the text is none.
+            ValueError: the text is no verdict.
         """
         try:
             found = json.loads(text)
@@ -246,7 +245,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether no check has failed, and enough was verified."""
+        """Return whether no check failed and enough was verified."""
         return not self.shortcomings and not any(o.outcome == FAILED for o in self.outcomes)
 
     def __bool__(self) -> bool:
@@ -254,33 +253,33 @@ class Verdict:
 
     @property
     def grade(self) -> str:
-        """The worst grade of all checks: "exact", "storage" or "wrong"."""
+        """Return the worst grade of all checks: "exact", "storage" or "wrong"."""
         grades = {o.grade for o in self.outcomes}
         return next((grade for grade in (WRONG, STORAGE) if grade in grades), EXACT)
 
     @property
     def worst(self) -> float:
-        """The largest error of all checks, in units of its bound: above 1 of a wrong result."""
+        """Return the largest error of all checks, in units of its bound: above 1 for a wrong result."""
         return max((o.worst for o in self.outcomes), default=0.0)
 
     @property
     def examples(self) -> int:
-        """How many cases were run."""
+        """Return the number of cases that ran."""
         return sum(o.examples for o in self.outcomes)
 
     @property
     def refusals(self) -> Counter[str]:
-        """How many cases were refused, by reason."""
+        """Return the number of refused cases, by reason."""
         return sum((Counter(o.refusals) for o in self.outcomes), Counter())
 
     @property
     def refused_share(self) -> float:
-        """The share of cases that were refused, from 0 to 1."""
+        """Return the share of refused cases, from 0 to 1."""
         return self.refusals.total() / max(self.examples + self.refusals.total(), 1)
 
     @property
     def failures(self) -> list[tuple[Outcome, Finding]]:
-        """Every distinct failure, with the first check that found it."""
+        """Return every distinct failure, with the first check that found it."""
         first: dict[str, tuple[Outcome, Finding]] = {}
         for outcome in self.outcomes:
             if outcome.failure is not None:
@@ -289,7 +288,7 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """The verdict in one sentence."""
+        """Return the verdict in one sentence."""
         name = f"{self.implementation} as {self.operation} on {self.device}"
         if self.passed:
             right = "right" if not self.refusals else "right wherever it accepts"
@@ -335,13 +334,13 @@ class Verdict:
             yield f"  {check[:23]:<24}{cells}".rstrip()
 
     def json(self) -> str:
-        """The whole verdict as JSON."""
+        """Return the whole verdict as JSON."""
         about = {"kind": self.kind, "passed": self.passed, "grade": self.grade, "worst_error_over_bound": self.worst}
         about["refused_share"] = self.refused_share
         return json.dumps({**about, "summary": self.summary, **asdict(self)}, indent=1, default=str)
 
     def html(self) -> str:
-        """The whole verdict as a page."""
+        """Return the whole verdict as an HTML page."""
         title = html.escape(f"{self.implementation} as {self.operation}")
         text = html.escape("\n".join(self._lines()))
         colour = "#1a7f37" if self.passed else "#c0232c"
@@ -355,12 +354,12 @@ class Verdict:
 
 
 def refusal_lines(refusals: Counter[str], examples: int, claim: str) -> Iterator[str]:
-    """The share of cases that were refused, the claim that leaves them out, and the reasons, a line each.
+    """Yield the share of refused cases with the claim that excludes them, and then each reason.
 
     Args:
-        refusals: how many cases were refused, by reason.
-        examples: how many were not.
-        claim: leaves out every case that was refused; "" without one.
+        refusals: the number of refused cases, by reason.
+        examples: the number of cases that ran.
+        claim: a claim that excludes every refused case; "" without one.
     """
     if not refusals:
         return
@@ -385,7 +384,7 @@ def _cell(outcome: Outcome | None) -> str:
 
 
 def _fields(kind: type, found: Mapping[str, Any], **makers: Any) -> dict[str, Any]:
-    """The arguments of a dataclass from JSON: lists become tuples, each entry by its maker."""
+    """Return a dataclass's arguments from JSON: lists become tuples, and `makers` convert their entries."""
     made = {field.name: found[field.name] for field in fields(kind) if field.name in found}
     for name, value in made.items():
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Verifies one implementation in this process: `verify`, `assert_correct` and, for pytest, `suite`."""
+"""Verification of one implementation in this process, behind `verify`, `assert_correct` and pytest's `suite`."""
 
 import contextlib
 import functools
@@ -64,20 +64,20 @@ from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals
 
 EXAMPLES = 25
-# The result that a message is about. A law is about the output.
+# The result named in a message. A law names the output.
 _RESULT = re.compile(r"gradient of \w+|output|left side")
-# Cases outside of the claims that are tried.
+# The number of cases tried outside of the claims.
 OUTSIDE = 12
 ACCEPT = "Claims(gradients=False) accepts a forward pass alone"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckPlan:
-    """Which checks an implementation is put through, and how: see the arguments of `verify`.
+    """The checks to run on an implementation, and how to run them: see the arguments of `verify`.
 
     Attributes:
-        brief: whether each check takes a few small cases alone. Those that find nothing then say nothing.
-        told: called with the name of each check, and the dtype, before it is made.
+        brief: whether each check takes only a few small cases. A check that then finds nothing counts as unsupported.
+        told: called with the name and the dtype of each check before it runs.
     """
 
     dtypes: Collection[str] = ()
@@ -93,12 +93,12 @@ class CheckPlan:
 
     @property
     def whole(self) -> bool:
-        """Whether all that can be checked is."""
+        """Return whether the plan leaves out no check, dtype or case."""
         return not (self.dtypes or self.only or self.reproduce or self.examples < EXAMPLES)
 
 
 def verified(trial: "Trial", plan: CheckPlan) -> Verdict:
-    """The verdict on an implementation, with the lines that never ran if the plan is whole."""
+    """Return the verdict on an implementation, with the lines that never ran if the plan is whole."""
     if not plan.whole:
         return _verified(trial, plan)
     if isinstance(trial.implementation, UntrustedFunction):
@@ -110,7 +110,7 @@ def verified(trial: "Trial", plan: CheckPlan) -> Verdict:
 
 
 def _with_lines(verdict: Verdict, executed: Executed) -> Verdict:
-    """A verdict with what never ran, and why that is not known, if so."""
+    """Add to a passed verdict the lines that never ran, and warnings about lines that could not be watched."""
     if not verdict.passed:
         return verdict
     executed.gather()
@@ -178,11 +178,11 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
 
 
 class RefusedCases(UserWarning):
-    """A kernel of a suite refused cases that its claims do not leave out."""
+    """A kernel of a suite refused cases that its claims do not exclude."""
 
 
 def _warn_of_refusals(trial: "Trial", message: str) -> None:
-    """Warn, at the place of the kernel: this module's own warnings are errors in CI."""
+    """Issue a warning at the kernel's location, because this module's own warnings are errors in CI."""
     code = getattr(inspect.unwrap(trial.given), "__code__", None) if callable(trial.given) else None
     warnings.warn_explicit(message, RefusedCases, str(trial.origin), getattr(code, "co_firstlineno", 1))
 
@@ -216,13 +216,13 @@ class Trial:
         call_seconds: float | None = None,
         compile_seconds: float = compilation.SECONDS,
     ) -> "Trial":
-        """That of an implementation, in a process of its own if `call_seconds` is given: see `verify`."""
+        """Build the trial of an implementation, in its own process if `call_seconds` is given: see `verify`."""
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f'device must be "auto", "cpu" or "cuda", not {device!r}')
         if device == "cuda" and not torch.cuda.is_available():
             raise ValueError('device="cuda": torch finds no GPU')
         if device == "auto":
-            # Where Triton interprets its kernels already, they cannot run on a GPU.
+            # Once Triton interprets its kernels, they cannot run on a GPU.
             device = "cuda" if torch.cuda.is_available() and not takeover.is_interpreting() else "cpu"
         if device == "cpu" and call_seconds is None:
             takeover.interpret_kernels()
@@ -255,9 +255,9 @@ class Trial:
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        """Inside, torch computes its own products of matrices as exactly as the bounds demand, and takes one thread.
+        """Make torch's matrix products as exact as the bounds demand; on the CPU, use one thread.
 
-        Threads that wait for one another take longer over few numbers than one alone.
+        Threads that wait for one another are slower than one thread on small arrays.
         """
         threads = torch.get_num_threads()
         try:
@@ -278,7 +278,7 @@ class Trial:
     def planned(
         self, dtypes: Collection[str], only: Collection[str], forbid_fallback: bool = False
     ) -> list[tuple[Check, str]]:
-        """The checks to make, the one that decides first."""
+        """Return the checks to make with their dtypes, the decisive check first."""
         for name in dtypes:
             if name not in DTYPES:
                 raise ValueError(f"dtypes: there is no {name}: there are {', '.join(DTYPES)}")
@@ -293,7 +293,7 @@ class Trial:
         return [(check, dtype) for check in chosen for dtype in check.of(claimed)]
 
     def subject(self, dtype: str) -> Subject:
-        """What a check takes."""
+        """Return the subject that a check takes."""
 
         def sibling(name: str) -> tuple[Operation, Callable[..., torch.Tensor]]:
             return operations()[name], backends.load(name, "torch")
@@ -314,7 +314,7 @@ class Trial:
         )
 
     def outcome(self, check: Check, dtype: str, search: Search) -> tuple[Outcome, list[str]]:
-        """What one check came to, and its warnings."""
+        """Run one check; return its outcome and warnings."""
         search.refusals, search.unreached = Refusals() if self.refusals else None, Unreached()
         search.boundary = Boundary()
         search.warnings, search.remarks = [], []
@@ -324,7 +324,7 @@ class Trial:
         search.note = lambda case: last.__setitem__(0, repr(case))
         watched = PackageWatch(self.origin, self.operation, search)
         try:
-            subject = self.subject(dtype)  # to find out about gradients it is called
+            subject = self.subject(dtype)  # it calls the implementation to learn about gradients
             with random_state_kept(), held():
                 check.judge(subject, search)
             if search.brief:
@@ -354,7 +354,7 @@ class Trial:
 
     @functools.lru_cache  # noqa: B019 - a trial is short-lived
     def has_gradients(self, dtype: str) -> bool:
-        """Whether it claims gradients, and its output requires one where its inputs do."""
+        """Return whether gradients are claimed, and the output requires one if the inputs do."""
         if not self.claims.gradients or not self.operation.differentiable:
             return False
         return requires_gradient(self.implementation, self.operation, DTYPES[dtype], self.device)
@@ -373,7 +373,7 @@ class Trial:
         )
 
     def silently_wrong_outside_of_the_claims(self, seed: int) -> list[str]:
-        """A warning if a case outside of the claims gives a wrong result, and no exception."""
+        """Return a warning if a case outside of the claims gives a wrong result and no exception."""
         claims, record, dtype = self.claims, self.unrestricted, self._probed
         subject = replace(self.subject(dtype), operation=record, claims=Claims(accuracy=claims.accuracy))
 
@@ -393,7 +393,7 @@ class Trial:
         return [f"outside of its claims it gives a wrong result, and no error: {found}"] if found else []
 
     def silently_wrong_on_another_stream(self, seed: int) -> list[str]:
-        """A warning if only the default stream is claimed, and a call on another one gives a wrong result."""
+        """Return a warning if only the default stream is claimed and a call on another one gives a wrong result."""
         if self.claims.streams or self.device != "cuda":
             return []
         subject = replace(self.subject(self._probed), claims=replace(self.claims, streams=True))
@@ -404,12 +404,12 @@ class Trial:
 
     @property
     def _probed(self) -> str:
-        """The dtype in which what lies outside of the claims is tried."""
+        """Return the dtype for cases outside of the claims."""
         return next(name for name in ("float32", *DTYPES) if name in (self.claims.dtypes or DTYPES))
 
 
 def _failure_of(check: Callable[[Subject, Search], None], subject: Subject, search: Search) -> Failure | None:
-    """How a subject fails a check; None if it passes, or says no by an exception."""
+    """Return a subject's failure of a check, or None if it passes or raises another exception."""
     with contextlib.suppress(Exception, NotReached):
         try:
             with held():
@@ -420,14 +420,14 @@ def _failure_of(check: Callable[[Subject, Search], None], subject: Subject, sear
 
 
 def _outcome_of(reason: Unsupported | NotReached) -> str:
-    """What a check came to that found no case of use."""
+    """Return the outcome of a check that found no usable case."""
     if isinstance(reason, Refused):
         return REFUSED
     return UNREACHED if isinstance(reason, Unreachable | NotReached) else UNSUPPORTED
 
 
 def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
-    """Why an implementation has not passed although no check has failed."""
+    """Yield why an implementation does not pass although no check failed."""
     if any(o.outcome == FAILED for o in outcomes):
         return
     parts = list(dict.fromkeys(catalogue.parts_of(o.check)[1] for o in outcomes))
@@ -438,7 +438,7 @@ def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
 
 
 def _shortcomings_of_one(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
-    """The same of the outcomes that are about one output."""
+    """Yield the shortcomings of the outcomes for one output."""
     decisive = [o for o in outcomes if catalogue.parts_of(o.check)[0] == FORWARD] or list(outcomes)
     if not any(o.outcome == PASSED for o in decisive):
         reasons = dict.fromkeys(o.reason or "" for o in decisive)
@@ -452,7 +452,7 @@ def _shortcomings_of_one(outcomes: Sequence[Outcome], claims: Claims) -> Iterato
 
 
 def _cause_of(message: str) -> str:
-    """What a disagreement is about: one wrong result fails many checks."""
+    """Return the cause of a disagreement; one wrong result fails many checks."""
     found = _RESULT.search(message)
     return f"{found[0]} is wrong" if found else re.sub(r"\d+(\.\d+)?(e[+-]\d+)?|float\d+|bfloat16", "N", message)
 
@@ -467,18 +467,18 @@ def _record(operation: Operation | str) -> Operation:
 
 
 def reference_of(operation: Operation) -> Callable[..., Any]:
-    """An operation in torch: its definition, if it is declared by one."""
+    """Return an operation in torch: its definition if it declares one."""
     definition = getattr(operation, "definition", None)
     return definition if definition is not None else backends.load(operation.name, "torch")
 
 
 def signature_of(operation: Operation) -> inspect.Signature:
-    """The arguments of an operation."""
+    """Return the signature of an operation."""
     return inspect.signature(reference_of(operation))
 
 
 def made_untrusted(implementation: Any, record: Operation, device: str, call_seconds: float) -> UntrustedFunction:
-    """An implementation, in a process of its own."""
+    """Return an implementation that runs in its own process."""
     if isinstance(implementation, UntrustedFunction):
         return implementation
     if device != "cpu":

@@ -1,4 +1,4 @@
-"""What is graded: one candidate is one line of a file, or one mapping."""
+"""Submissions to be graded: each is one line of a file, or one mapping."""
 
 import hashlib
 import json
@@ -11,12 +11,12 @@ from fourfold.candidates.load.kernelbench_problems import SMALL
 from fourfold.operations.claims import Claims
 
 TORCH, TRITON, CUDA, KERNELBENCH = LANGUAGES = ("torch", "triton", "cuda", "kernelbench")
-# Seconds that all stages of a candidate may take together, and bytes of memory of its own.
+# The limits of a candidate: the seconds of all stages together, and the bytes of its own memory.
 SECONDS, BYTES = 600.0, 4 << 30
 
 
 class BadCandidate(ValueError):
-    """A line, or a mapping, is no candidate. The message names the field."""
+    """A line or a mapping is no candidate. The message names the field."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +25,19 @@ class Submission:
 
     Attributes:
         id: its name among the others.
-        operation: what it computes: the name of a known operation, or of one that `definition` defines. A solution of
-            KernelBench has none.
+        operation: the name of the operation that it computes: a known one, or one that `definition` defines. A
+            solution of KernelBench has none.
         source: its text.
-        path: the file of the text. Its neighbours can be imported where the file is.
+        path: the file of the text. The source can import its neighbours if the file exists.
         language: "torch", "triton", "cuda" or "kernelbench".
-        function: its name in the source; that of the operation unless given. Of a `.cu` source the launch, as
+        function: its name in the source; by default that of the operation. For a `.cu` source the launch, such as
             ``softmax_kernel<<<rows, 256>>>(x, out, rows, cols)``.
         definition: the text of a Python file that declares the operation by `fourfold.operation`. It is trusted.
-        problem: of a solution of KernelBench, the text of the problem. It is trusted, too.
+        problem: the text of the problem, for a solution of KernelBench. It is trusted, too.
         sizes: values in place of the problem's own global variables, or "small".
-        claims: what it claims, by name; see `fourfold.Claims`.
-        seconds: that all stages may take together.
-        bytes: of memory that its process may take.
+        claims: its claims, by name; see `fourfold.Claims`.
+        seconds: the time limit of all stages together.
+        bytes: the memory limit of its process.
     """
 
     id: str
@@ -55,15 +55,15 @@ class Submission:
 
     @classmethod
     def of(cls, given: Any, folder: Path = Path()) -> "Submission":
-        """The candidate of a mapping, with the texts of the files that it names.
+        """Build a candidate from a mapping, with the texts of the files that it names.
 
         Args:
-            given: has `id`, `source` or `path`, and what else is asked for. `definition` and `problem` may be paths.
-                `operation` may be ``FILE.py:NAME``, which stands for both operation and definition.
-            folder: that paths are relative to.
+            given: a mapping with `id`, `source` or `path`, and other fields. `definition` and `problem` may be paths.
+                `operation` may be ``FILE.py:NAME``, which gives both the operation and the definition.
+            folder: the base of relative paths.
 
         Raises:
-            BadCandidate: it is no such mapping, or a file is not there.
+            BadCandidate: `given` is no such mapping, or a file cannot be read.
         """
         if not isinstance(given, Mapping):
             raise BadCandidate(f"a candidate must be a mapping of names, not {type(given).__name__}")
@@ -84,7 +84,7 @@ class Submission:
         return made
 
     def _read(self, folder: Path) -> "Submission":
-        """With the texts of the files that it names."""
+        """Return a copy with the texts of the files that it names."""
         read: dict[str, str] = {}
         if self.path:
             file = (folder / self.path).resolve()
@@ -121,7 +121,7 @@ class Submission:
             raise BadCandidate(f"claims: {error}") from None
 
     def claimed(self) -> Claims | None:
-        """Its claims; None if it says nothing of them here. A kernel of a `.cu` file has no gradients."""
+        """Return its claims, or None if it states none here. A kernel of a `.cu` file has no gradients."""
         given = {"gradients": False, **self.claims} if self.language == CUDA else dict(self.claims)
         if not given:
             return None
@@ -130,14 +130,14 @@ class Submission:
         return Claims.of(given)
 
     def key(self, settings: Mapping[str, Any]) -> str:
-        """The same for candidates that are to be judged in the same way, whatever they are called."""
+        """Return a key that candidates share if they are judged in the same way, whatever their ids."""
         judged = {**asdict(self), "id": "", "path": ""}
         text = json.dumps([judged, dict(settings)], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def file_name(self) -> str:
-        """What a file of its source is called."""
+        """Return the name for a file of its source."""
         return Path(self.path).name or ("candidate.cu" if self.language == CUDA else "candidate.py")
 
 
@@ -149,7 +149,7 @@ def _text(field_name: str, file: Path) -> str:
 
 
 def of_lines(file: Path) -> Iterator[tuple[int, Any]]:
-    """The number of each line that is not empty, and what it says; the error where it is no JSON."""
+    """Yield the number and the value of each line that is not empty; the value is an error if the line is no JSON."""
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():

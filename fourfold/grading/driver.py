@@ -1,4 +1,4 @@
-"""Grading: candidates in, a verdict on each out, by workers of one machine or of many."""
+"""Grading: judge a stream of candidates with workers on one machine or many."""
 
 import os
 import secrets
@@ -18,9 +18,9 @@ from fourfold.grading.results import Graded, Results, Shelf
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.outcomes import CRASHED, INVALID
 
-# How often a candidate is begun, if its worker is lost each time.
+# The most attempts to judge a candidate whose workers are lost.
 MOST_ATTEMPTS = 3
-# Candidates that are handed out, for each worker: one is judged, one waits.
+# Candidates handed out for each worker: one is judged, one waits.
 AHEAD = 2
 
 
@@ -35,29 +35,29 @@ def grade(
     only: Collection[str] = (),
     **settings: Any,
 ) -> Generator[Graded, None, None]:
-    """Judge many candidates, none of them trusted. Each runs in a process of its own, which nothing is left of.
+    """Judge many untrusted candidates, each in its own process, which leaves nothing behind.
 
     Args:
-        candidates: each a mapping as a line of a file has it, see docs/grading.md; or the path of such a file. An
-            iterable is asked for more as workers become free.
-        out: a file that each result is appended to as it comes, a line of JSON each. Candidates of which it has a
-            result already are not judged again.
-        workers: how many judge at once: as many as there are processors, or GPUs, unless given. More than there are
-            GPUs share them, but while one measures a time.
+        candidates: mappings with the fields of a line of a file, see docs/grading.md; or the path of such a file. An
+            iterable is advanced as workers become free.
+        out: a file to which each result is appended as it comes, a line of JSON each. Candidates with a result in it
+            are not judged again.
+        workers: the number of concurrent workers: by default that of the processors, or of the GPUs. More workers than
+            GPUs share them, except while one measures a time.
         gpus: 1 for kernels that run on a GPU, 0 for the CPU.
         ray: the address of a Ray cluster, whose machines judge.
-        seed: of the generated cases, for all candidates the same; a random one unless given.
+        seed: of the generated cases, the same for all candidates; random by default.
         only: the ids of the candidates to judge; all if empty.
         **settings: `examples`, `dtypes`, `first_failure`, `refusals`, `strict_errors`, `forbid_fallback`,
             `forbid_imports` and `speed`: see `fourfold.grading.judging.Settings`.
 
     Returns:
-        a verdict on each candidate, in the order in which they come. What is no candidate, or cannot be imported, has
-        the kind "invalid". Sources that are the same are judged once.
+        a verdict on each candidate, in the order of completion. An invalid candidate, or one that cannot be imported,
+        has the kind "invalid". Identical sources are judged once.
 
     Raises:
-        ValueError: an argument is not as said above, or two candidates that differ have one id. The message names it.
-        NoWorkers: none can be started.
+        ValueError: an argument is not as described above, or different candidates share an id. The message names it.
+        NoWorkers: no worker can be started.
         fourfold.grading.results.InUse: another run writes into `out`.
     """
     if unknown := settings.keys() - Settings.__dataclass_fields__.keys() - {"device"}:
@@ -87,7 +87,7 @@ def _check(settings: Settings, gpus: int, workers: int | None) -> None:
 
 
 def _pool_of(device: str, gpus: int, workers: int | None, ray: str | None) -> Callable[[], Pool]:
-    """What starts a pool of workers, here or on the machines of a cluster."""
+    """Return a function that starts a pool of workers, here or on the machines of a cluster."""
     if ray is not None:
         cluster, places = on_ray.connect(ray, gpus)
         return lambda: Pool(lambda place: cluster.worker(device), workers or places, cluster.leave)
@@ -100,7 +100,7 @@ def _pool_of(device: str, gpus: int, workers: int | None, ray: str | None) -> Ca
 
 
 def _repeated(command: str, seed: int, gpus: int, settings: Settings) -> Callable[[str], str]:
-    """Gives the command that judges one candidate again, by its id; without a file there is none."""
+    """Return a function from a candidate's id to the command, or without a file the call, that judges it again."""
     if not command:
         return lambda id: f"fourfold.grade([candidate], seed={seed}{', gpus=1' if gpus else ''})"
     usual = Settings(device=settings.device)
@@ -114,14 +114,14 @@ def _repeated(command: str, seed: int, gpus: int, settings: Settings) -> Callabl
     return lambda id: " ".join([command, "--id", shlex.quote(id), *options])
 
 
-# ---- what is given
+# ---- the candidates
 
 
-Given = tuple[str, Submission | BadCandidate]  # an id, and the candidate or why it is none
+Given = tuple[str, Submission | BadCandidate]  # an id, and the candidate or the error in it
 
 
 def of_file(file: Path) -> Iterator[Given]:
-    """The candidates of a file with a line of JSON for each. Paths in it are relative to its folder."""
+    """Yield the candidates of a file with a line of JSON for each. Paths in it are relative to its folder."""
     for number, said in of_lines(file):
         yield _given(said, f"line {number}", file.parent)
 
@@ -132,10 +132,10 @@ def _of_iterable(candidates: Iterable[Any]) -> Iterator[Given]:
 
 
 def chosen(found: Iterator[Given], only: Collection[str]) -> Iterator[Given]:
-    """Those with one of these ids; all if there are none.
+    """Yield the candidates with the given ids, or all candidates if there are no ids.
 
     Raises:
-        ValueError: there is no candidate of an id.
+        ValueError: no candidate has one of the ids.
     """
     missing = set(only)
     for name, candidate in found:
@@ -171,14 +171,14 @@ def _graded(
 
 
 class _Run:
-    """What a run has judged, and what it is judging."""
+    """The state of a run: its verdicts, and the candidates that wait for one."""
 
     def __init__(self, out: Path | None, settings: Settings, seed: int, repeat: Callable[[str], str]) -> None:
         self.results = None if out is None else Results(out)
         self.settings, self.seed, self.repeat = settings, seed, repeat
-        self.keys: dict[str, str] = {}  # of the ids that were given so far
+        self.keys: dict[str, str] = {}  # by id, of the candidates so far
         self.judged = Shelf()  # by key
-        self.waiting: defaultdict[str, list[Submission]] = defaultdict(list)  # by key, those that one verdict is for
+        self.waiting: defaultdict[str, list[Submission]] = defaultdict(list)  # by key, candidates of one verdict
         if self.results is not None:
             for name, key in self.results.keys.items():
                 if key not in self.judged:
@@ -192,7 +192,7 @@ class _Run:
             self.results.close()
 
     def all(self, given: Iterator[Given], start: Callable[[], Pool]) -> Iterator[Graded]:
-        """Judge all; gives each verdict as it comes."""
+        """Judge all candidates; yield each verdict as it comes."""
         pool: Pool | None = None
         ready: deque[Graded] = deque()
         broken, reasons, more = 0, list[str](), True
@@ -227,7 +227,7 @@ class _Run:
                 pool.close()
 
     def _begun(self, name: str, candidate: Submission | BadCandidate, ready: deque[Graded]) -> Task | None:
-        """The task of a candidate; None where its verdict is known, or will be that of another."""
+        """Return a candidate's task, or None if its verdict is known or an identical candidate is being judged."""
         if isinstance(candidate, BadCandidate):
             key = f"no candidate: {candidate}"
         else:
@@ -250,10 +250,10 @@ class _Run:
         return None
 
     def _take(self, name: str, key: str) -> bool:
-        """Whether an id is new: a candidate that is given twice is judged, and told, once.
+        """Return whether an id is new: a repeated candidate is judged and reported once.
 
         Raises:
-            ValueError: another candidate has it.
+            ValueError: a different candidate has the id.
         """
         if name not in self.keys:
             self.keys[name] = key
@@ -263,7 +263,7 @@ class _Run:
         return False
 
     def _ended(self, task: Task, answer: Mapping[str, Any]) -> list[Graded]:
-        """The verdict on a candidate, and on those that are the same."""
+        """Return the verdict on a candidate and on its duplicates."""
         verdict = replace(Verdict.from_json(answer["verdict"]), seconds=round(answer["seconds"], 3))
         first, *others = self.waiting.pop(task.key)
         more = {"attempts": task.attempts, "where": answer["where"]}
@@ -272,7 +272,7 @@ class _Run:
         return [graded, *(self._copied(other, graded) for other in others)]
 
     def _again(self, task: Task, why: str) -> list[Graded] | None:
-        """None where a candidate is to be begun again, because its worker was lost; else the verdict on it."""
+        """Return None to begin a candidate again after the loss of its worker, or else the final verdict on it."""
         task.lost.append(why)
         if task.attempts < MOST_ATTEMPTS:
             return None
@@ -283,11 +283,11 @@ class _Run:
         return self._ended(task, {"verdict": verdict.json(), "seconds": 0.0, "stage": "", "where": ""})
 
     def _copied(self, candidate: Submission, of: Graded) -> Graded:
-        """The verdict on a candidate of which another is the same."""
+        """Copy the verdict of an identical candidate."""
         return self._kept(candidate, of.key, of, of.stage, same_as=of.same_as or of.id, where=of.where)
 
     def _kept(self, candidate: Submission, key: str, verdict: Verdict, stage: str, **more: Any) -> Graded:
-        """A verdict as a result, which is in the file."""
+        """Turn a verdict into a result, and append it to the file."""
         graded = Graded.of(verdict, id=candidate.id, key=key, stage=stage, repeat=self.repeat(candidate.id), **more)
         if self.results is not None:
             self.results.append(graded)

@@ -1,7 +1,7 @@
-"""The judge of one candidate: the stages that it is put through, in a process that judges nothing else.
+"""The judge of one candidate: its stages, in a process that judges nothing else.
 
-On the CPU the candidate runs in a process of its own, which this one asks: see `fourfold.candidates.process.client`. On
-a GPU it runs in this process, which is forked for it, and ended after it.
+On the CPU the candidate runs in its own process, which this one calls: see `fourfold.candidates.process.client`. On a
+GPU it runs in this process, which is forked for the candidate and ends after it.
 """
 
 import contextlib
@@ -38,27 +38,27 @@ from fourfold.operations.outcomes import FAILED, INVALID, RIGHT, TAMPERED, WRONG
 from fourfold.operations.record import Operation
 
 STATIC, SMOKE, FULL, SPEED = ("static", "smoke", "full", "speed")
-# Generated cases of the smoke stage, beside the named ones.
+# Generated cases of the smoke stage, in addition to the named ones.
 SMOKE_EXAMPLES = 3
 SMOKE_CHECKS = (catalogue.FORWARD, catalogue.BACKWARD.name)
-# Of the time that a candidate has, the part after which no check is begun.
+# The share of a candidate's time after which no check begins.
 PART_TO_BEGIN = 0.9
-# The part that one call may take.
+# The share of a candidate's time that one call may take.
 PART_OF_A_CALL = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How all candidates of a run are judged.
+    """The settings for all candidates of a run.
 
     Attributes:
         device: "cpu" or "cuda".
         examples: generated cases of a check.
-        dtypes: names of those to look at; all that are claimed if empty.
-        first_failure: whether a candidate is looked at no further once it is wrong.
+        dtypes: the names of the dtypes to check; all claimed ones if empty.
+        first_failure: whether the checks of a candidate stop once it is wrong.
         refusals, strict_errors, forbid_fallback: see `fourfold.verify`.
         forbid_imports: modules that a source must not import.
-        speed: whether what is right is timed beside the reference.
+        speed: whether right candidates are timed relative to the reference.
     """
 
     device: str = "cpu"
@@ -73,17 +73,17 @@ class Settings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
-        """From JSON."""
+        """Build settings from JSON."""
         made: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
         return cls(**made)
 
     def as_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Return the settings as a mapping for JSON."""
         return asdict(self)
 
 
 class BadDefinition(Exception):
-    """What says what is right cannot be used."""
+    """The definition or the problem of a candidate cannot be used."""
 
 
 def judge(
@@ -94,15 +94,15 @@ def judge(
     say: Callable[[str, str, str], object],
     gpu: str = "",
 ) -> tuple[str, Verdict]:
-    """Put a candidate through the stages, until it fails one.
+    """Run the stages on a candidate until it fails one.
 
     Args:
-        candidate: what is judged.
-        settings: how.
+        candidate: the candidate to judge.
+        settings: of the run.
         seed: of the generated cases.
-        folder: an empty folder of its own.
-        say: called with the stage, the check and the dtype, before each.
-        gpu: a file that stands for the GPU, which candidates may share until one is timed; "" for none.
+        folder: an empty folder for this candidate.
+        say: called with the stage, the check and the dtype before each check.
+        gpu: the lock file of the GPU, which candidates share except while one is timed; "" for none.
 
     Returns:
         the last stage, and the verdict.
@@ -138,7 +138,7 @@ def judge(
 
 @contextlib.contextmanager
 def _held(file: str, how: int) -> Iterator[None]:
-    """Within it, a file is locked: shared with others, or for this process alone."""
+    """Lock a file inside the block: shared with others, or exclusively."""
     if not file:
         yield
         return
@@ -155,9 +155,10 @@ def _checked(
     started: float,
     say: Callable[[str, str, str], object],
 ) -> tuple[str, Verdict]:
-    """A few cases of what most is wrong in, then all checks.
+    """Run a few cases of the checks that most often fail, then all checks.
 
-    On a GPU a glance at the smallest cases comes first: Triton compiles for each kind of size, which takes longest.
+    On a GPU a brief plan with the smallest cases comes first: Triton compiles for each kind of size, which takes the
+    most time.
     """
     dtypes = [name for name in settings.dtypes if name in (trial.claims.dtypes or settings.dtypes)]
     planned = trial.planned(dtypes, ())
@@ -187,7 +188,7 @@ def _checked(
 
 
 def _timed(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candidate: Submission) -> Verdict:
-    """A right one with its speed. Where a timed call gives another result, it is not right any more."""
+    """Add the speeds to a right verdict. If a timed call gives another result, the verdict becomes wrong."""
     gradients = trial.claims.gradients and bool(trial.operation.differentiable)
     each = trial.implementation, reference, trial.operation, trial.claims, trial.device, gradients
     try:
@@ -206,7 +207,7 @@ def _failures(verdict: Verdict) -> bool:
 
 
 def failed(candidate: Submission, device: str, seed: int, kind: str, message: str) -> Verdict:
-    """The verdict on what came to no check, or did not come back from one."""
+    """Return the verdict on a candidate that reached no check, or did not return from one."""
     finding = Finding(message=message, counterexample=None, frames="", cause=message, blob=None, kind=kind)
     return Verdict(
         implementation=candidate.function.partition("<<<")[0] or candidate.operation or "ModelNew",
@@ -222,12 +223,12 @@ def failed(candidate: Submission, device: str, seed: int, kind: str, message: st
     )
 
 
-# ---- what is judged
+# ---- the candidate and its reference
 
 
 @contextlib.contextmanager
 def _trial(candidate: Submission, settings: Settings, folder: Path) -> Iterator[tuple[Trial, Callable[..., Any]]]:
-    """The candidate, ready to be called, and the reference that it is timed beside."""
+    """Provide the candidate, ready to be called, and the reference for its timing."""
     file = _file(candidate.path, candidate.source, folder / candidate.file_name)
     limits: dict[str, Any] = {
         "seconds": min(CALL_SECONDS, PART_OF_A_CALL * candidate.seconds),
@@ -268,7 +269,7 @@ def _trial(candidate: Submission, settings: Settings, folder: Path) -> Iterator[
 
 
 def _file(path: str, source: str, otherwise: Path) -> Path:
-    """The file where it lies, if it is there and has this text; else a copy of the text."""
+    """Return `path` if it exists with this text, or else a new file with the text."""
     if path:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if Path(path).read_text(encoding="utf-8") == source:
@@ -303,7 +304,7 @@ def _problem(candidate: Submission, folder: Path) -> KernelBenchProblem:
 
 
 def _record(candidate: Submission, folder: Path) -> Operation:
-    """The operation: a known one, or one of the definition."""
+    """Return the operation: a known one, or the one that the candidate's definition declares."""
     if not candidate.definition:
         known = operations()
         if candidate.operation not in known:

@@ -1,7 +1,7 @@
-"""Workers on the machines of a Ray cluster: each is an actor, which has a worker of its own machine.
+"""Workers on the machines of a Ray cluster: each is an actor with a worker process on its machine.
 
-Ray places the actors, and says when a machine is lost. What it does not do is left to the parts that a single machine
-uses as well: the worker ends what a candidate has started, and the pool hands a candidate to another worker.
+Ray places the actors, and reports the loss of a machine. The parts that a single machine also uses do the rest: the
+worker ends the processes that a candidate started, and the pool hands a candidate to another worker.
 
 Source: P. Moritz et al., Ray: A Distributed Framework for Emerging AI Applications, OSDI 2018.
 """
@@ -16,17 +16,17 @@ MISSING = "ray is not installed: pip install 'fourfold[ray]'"
 
 
 class Actor:
-    """What Ray starts on a machine of the cluster."""
+    """The actor that Ray starts on a machine of the cluster."""
 
     def __init__(self, device: str) -> None:
         self.worker = LocalWorker(device)  # Ray sets CUDA_VISIBLE_DEVICES
 
     def ready(self) -> bool:
-        """Whether it has started."""
+        """Return True once the actor has started."""
         return True
 
     def judge(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The answer on a candidate."""
+        """Return the answer on a candidate."""
         return self.worker.judge(job)
 
 
@@ -35,7 +35,7 @@ class Cluster:
 
     Args:
         ray: the module.
-        gpus: that each worker needs for itself.
+        gpus: the number of GPUs that each worker needs for itself.
     """
 
     def __init__(self, ray: Any, gpus: int) -> None:
@@ -44,18 +44,18 @@ class Cluster:
         self.left = False
 
     def worker(self, device: str) -> "RayWorker":
-        """A new worker for "cpu" or "cuda", once the cluster has a place for it."""
+        """Return a new worker for "cpu" or "cuda", once the cluster has a place for it."""
         return RayWorker(self, device)
 
     def leave(self) -> None:
-        """Wait for no further place: Ray ends a process with an error that waits while it leaves the cluster."""
+        """Stop waiting for places: Ray fails a process that waits while it leaves the cluster."""
         self.left = True
         for actor in list(self.waited_for):
             self.end(actor)
 
     def end(self, actor: Any) -> None:
-        """End an actor, and what it has started."""
-        with contextlib.suppress(Exception):  # of a cluster that has gone
+        """End an actor and the processes that it started."""
+        with contextlib.suppress(Exception):  # the cluster may have gone
             self.ray.kill(actor)
 
 
@@ -63,7 +63,7 @@ class RayWorker:
     """A worker somewhere in a cluster.
 
     Raises:
-        Lost: it does not start.
+        Lost: the worker does not start.
     """
 
     def __init__(self, cluster: Cluster, device: str) -> None:
@@ -74,13 +74,13 @@ class RayWorker:
         try:
             if cluster.left:
                 cluster.end(self.actor)
-            # A place in the cluster may have to be waited for. No candidate waits with it.
+            # This may wait for a place in the cluster. No candidate waits with it.
             self._got(self.actor.ready.remote(), None)
         finally:
             cluster.waited_for.discard(self.actor)
 
     def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer on a candidate."""
+        """Return the answer on a candidate."""
         answer = self._got(self.actor.judge.remote(dict(job)), job["candidate"]["seconds"] + 2 * ANSWERING_SECONDS)
         self.gone = answer.get("gone", "")
         return answer
@@ -95,16 +95,16 @@ class RayWorker:
             raise Lost(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from None
 
     def close(self) -> None:
-        """End it, and what it has started."""
+        """End the worker and the processes that it started."""
         self.cluster.end(self.actor)
 
 
 def connect(address: str, gpus: int) -> tuple[Cluster, int]:
-    """Join a cluster; gives it, and how many workers it has places for.
+    """Join a cluster; return it and the number of workers that it has places for.
 
     Args:
         address: as ``ray.init`` takes it, such as "auto".
-        gpus: that each worker needs for itself.
+        gpus: the number of GPUs that each worker needs for itself.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.

@@ -1,4 +1,4 @@
-"""Workers, and the threads that hand candidates to them. A worker that is lost is replaced, and loses no candidate."""
+"""Workers, and the threads that hand candidates to them. The pool replaces a lost worker, and loses no candidate."""
 
 import contextlib
 import os
@@ -21,17 +21,17 @@ from fourfold.candidates.process.child import command_of
 from fourfold.candidates.process.exit_codes import spelled
 from fourfold.candidates.process.session import search_path
 
-# Seconds for a worker to import everything, and to answer once a candidate's own time is over.
+# Seconds for a worker to import everything, and to answer after a candidate's own time is over.
 STARTING_SECONDS, ANSWERING_SECONDS = 300.0, 120.0
-# For a worker that has closed its connection to come to its end.
+# Seconds for a worker to end after it closed its connection.
 SECONDS_TO_END = 5.0
-# How often in a row a worker may fail to start before its place is given up.
+# The number of failed starts in a row after which a worker's place is given up.
 MOST_STARTS = 3
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class Lost(Exception):
-    """A worker has gone, and with it what it was judging. It says nothing of the candidate."""
+    """A worker was lost with the candidate that it judged. This says nothing of the candidate."""
 
 
 class NoWorkers(RuntimeError):
@@ -39,43 +39,43 @@ class NoWorkers(RuntimeError):
 
 
 class Worker(Protocol):
-    """What judges one candidate at a time.
+    """A judge of one candidate at a time.
 
     Attributes:
-        gone: why it cannot judge another; "" while it can.
+        gone: why it cannot judge another candidate; "" while it can.
     """
 
     gone: str
 
     def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer on a candidate.
+        """Return the answer on a candidate.
 
         Raises:
-            Lost: there is none.
+            Lost: the worker gives no answer.
         """
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """End the worker, even while it judges."""
 
 
 class LocalWorker:
-    """A worker of this machine: see `fourfold.grading.worker`.
+    """A worker on this machine: see `fourfold.grading.worker`.
 
     Args:
         device: "cpu" or "cuda".
-        gpu: which GPU it judges on, as ``CUDA_VISIBLE_DEVICES`` names it; None for none.
+        gpu: its GPU, as ``CUDA_VISIBLE_DEVICES`` names it; None for none.
 
     Raises:
-        Lost: it does not start.
+        Lost: the worker does not start.
     """
 
     def __init__(self, device: str, gpu: str | None = None) -> None:
         own, other = socket.socketpair()
-        # NVML tells of GPUs without a context, which a process that is forked could not have then.
+        # NVML reports GPUs without creating a context, after which a forked process could have none.
         more = {"PYTHONPATH": search_path(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self.folder = tempfile.mkdtemp(prefix="fourfold-grading-")
         named = os.environ.get(_DEVICES, "0") if gpu is None else gpu
-        # A file that stands for the GPU: workers may share it until one measures a time.
+        # The lock file of the GPU: workers share it except while one measures a time.
         self.gpu = str(Path(tempfile.gettempdir(), f"fourfold-gpu-{named}.lock")) if device == "cuda" else ""
         if gpu is not None:
             more[_DEVICES] = gpu
@@ -95,7 +95,7 @@ class LocalWorker:
             raise Lost(self.gone)
 
     def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer on a candidate."""
+        """Return the answer on a candidate."""
         try:
             self.connection.deadline = time.monotonic() + STARTING_SECONDS
             self.connection.send({**job, "gpu": self.gpu}, {})
@@ -122,9 +122,9 @@ class LocalWorker:
         return Lost(f"the worker {how}")
 
     def close(self) -> None:
-        """End it, and what it has started."""
+        """End the worker and the processes that it started."""
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # it ends what it has started, and itself
+            self.socket.shutdown(socket.SHUT_RDWR)  # the worker then ends its children and itself
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
@@ -136,12 +136,12 @@ class LocalWorker:
 
 @dataclass
 class Task:
-    """A candidate that is to be judged.
+    """A candidate to be judged.
 
     Attributes:
-        job: what a worker is sent.
-        attempts: how often it was begun.
-        lost: why each attempt that came to nothing did.
+        job: the message to a worker.
+        attempts: the number of attempts so far.
+        lost: the reason why each failed attempt failed.
     """
 
     job: dict[str, Any]
@@ -152,24 +152,24 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskEvent:
-    """What has happened to a task: an answer, or the loss of its worker. Without a task, a place was given up."""
+    """An event of a task: an answer, or the loss of its worker. Without a task, a place was given up."""
 
     task: Task | None
     answer: dict[str, Any] | None
     why: str = ""
 
 
-# Seconds for the threads of a pool to end, once their workers have.
+# Seconds for the threads of a pool to end after their workers.
 THREAD_SECONDS = 10.0
 
 
 class Pool:
-    """So many workers at once.
+    """A fixed number of concurrent workers.
 
     Args:
-        make: makes a worker, from the number of its place.
-        places: how many.
-        interrupt: ends what `make` waits for.
+        make: makes a worker, given the number of its place.
+        places: the number of workers.
+        interrupt: ends waiting in `make`.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Pool:
             thread.start()
 
     def _serve(self, number: int) -> None:
-        """Hand tasks to the worker of one place, and replace it when it is lost."""
+        """Hand tasks to the worker of one place, and replace it if it is lost."""
         failures = 0
         while not self.closed:
             try:
@@ -207,7 +207,7 @@ class Pool:
             worker.close()
 
     def _employ(self, worker: Worker) -> bool:
-        """Hand tasks to a worker until it is lost; gives whether there may be more tasks."""
+        """Hand tasks to a worker until it is lost; return whether more tasks may follow."""
         while True:
             task = self.tasks.get()
             if task is None or self.closed:
@@ -223,7 +223,7 @@ class Pool:
                 return True
 
     def close(self) -> None:
-        """End all workers, whatever they do."""
+        """End all workers, even while they judge."""
         self.closed = True
         for _ in self._threads:
             self.tasks.put(None)
@@ -233,14 +233,14 @@ class Pool:
         self.interrupt()
         for closer in closers:
             closer.join()
-        # A thread that still waited for a worker would use what the end of this process takes away.
+        # A thread that still waited for a worker would use objects that vanish at the end of this process.
         deadline = time.monotonic() + THREAD_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def gpus_here() -> list[str]:
-    """The GPUs of this machine that may be used, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    """Return the usable GPUs of this machine, as ``CUDA_VISIBLE_DEVICES`` names them."""
     if (named := os.environ.get(_DEVICES)) is not None:
         return [name.strip() for name in named.split(",") if name.strip()]
     try:

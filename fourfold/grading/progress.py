@@ -1,4 +1,4 @@
-"""What people see of a run: a bar with the counts, and a table that closes it."""
+"""The display of a run: a progress bar with counts, and a table that closes it."""
 
 import time
 from collections import Counter, deque
@@ -17,20 +17,20 @@ from fourfold.operations.outcomes import REFUSED, RIGHT
 
 # The order of kinds in tables.
 KINDS = (RIGHT, REFUSED, *reversed(GRAVEST_FIRST))
-# How many of the latest failures, and of the slowest, are shown.
+# The number of latest failures, and of slowest candidates, in the display.
 SHOWN = 5
-# Seconds between two lines, where there is no terminal.
+# Seconds between two lines without a terminal.
 BETWEEN_LINES = 30.0
-# Characters of a failure.
+# The number of characters of a failure.
 WIDTH = 110
 
 
 class ProgressDisplay:
-    """A run that people watch.
+    """The progress display of a run.
 
     Args:
-        total: how many candidates there are; None if that is not known.
-        console: where it is shown.
+        total: the number of candidates; None if unknown.
+        console: the console that shows it.
     """
 
     def __init__(self, total: int | None, console: Console) -> None:
@@ -63,7 +63,7 @@ class ProgressDisplay:
             self._live.stop()
 
     def each(self, graded: Iterable[Graded]) -> Iterator[Graded]:
-        """The same verdicts, as they pass by."""
+        """Count and yield each verdict."""
         for one in graded:
             self.saw(one)
             yield one
@@ -85,11 +85,11 @@ class ProgressDisplay:
 
     @property
     def rate(self) -> float:
-        """Candidates a minute."""
+        """Return the number of candidates a minute."""
         return 60 * self.counts.total() / max(time.monotonic() - self.begun, 1e-3)
 
     def line(self) -> str:
-        """The counts in a line."""
+        """Return the counts in a line."""
         of_total = f" of {self.total}" if self.total is not None else ""
         return f"{self.counts.total()}{of_total} graded: " + ", ".join(f"{n} {kind}" for kind, n in self._counted())
 
@@ -97,7 +97,7 @@ class ProgressDisplay:
         return [(kind, self.counts[kind]) for kind in KINDS if self.counts[kind]]
 
     def closing(self) -> Table:
-        """The table that closes a run."""
+        """Return the table that closes a run."""
         table = Table(title=f"{self.counts.total()} candidates", title_justify="left", box=None)
         table.add_column("verdict")
         table.add_column("candidates", justify="right")
@@ -107,7 +107,7 @@ class ProgressDisplay:
         return table
 
     def tell(self) -> None:
-        """Print what closes a run."""
+        """Print the summary that closes a run."""
         self.console.print(self.closing())
         if self.seconds:
             ordered = sorted(self.seconds)
@@ -127,6 +127,6 @@ class ProgressDisplay:
 
 
 def described(one: Graded) -> str:
-    """A failure in a line."""
+    """Describe a failure in a line."""
     message = one.failures[0][1].message.strip().partition("\n")[0]
     return f"  {one.id}: {one.kind}: {message}"[:WIDTH]

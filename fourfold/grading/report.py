@@ -1,4 +1,4 @@
-"""The report: a page that lists all candidates and filters them, and a page for each with its counterexample."""
+"""The report: an index page that lists and filters all candidates, and a page for each with its counterexample."""
 
 import re
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ _TEMPLATE = Path(__file__).with_name("report.html")
 
 
 def write(graded: Sequence[Graded], folder: Path) -> Path:
-    """Write the pages; gives the first of them.
+    """Write the pages; return the path of the index.
 
     Args:
         graded: the verdicts.
-        folder: where they go. It is made if it is not there.
+        folder: the folder for the pages. It is created if necessary.
     """
     pages = folder / "candidates"
     pages.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The file of results: a line for each candidate that is judged. It is only ever appended to."""
+"""The append-only file of results: a line for each judged candidate."""
 
 import fcntl
 import json
@@ -22,10 +22,10 @@ class Graded(Verdict):
 
     Attributes:
         id: the candidate's.
-        key: the same for candidates that are judged in the same way, whatever they are called.
+        key: a key that candidates share if they are judged in the same way, whatever their ids.
         stage: the last one: "static", "smoke", "full" or "speed".
         same_as: the id of the candidate of the same key that was judged in its place; "" if it was judged itself.
-        attempts: how often it was begun: more than once if a worker was lost meanwhile.
+        attempts: the number of attempts: more than one if a worker was lost.
         where: the machine and the process that judged it.
         repeat: the command that judges it again, with the same cases.
     """
@@ -40,18 +40,18 @@ class Graded(Verdict):
 
     @classmethod
     def of(cls, verdict: Verdict, **more: Any) -> Self:
-        """A verdict with what is known besides."""
+        """Extend a verdict by further fields."""
         return cls(**{each.name: getattr(verdict, each.name) for each in fields(Verdict)} | more)
 
     def line(self) -> str:
-        """As a line of the file."""
+        """Return the result as a line of the file."""
         said = json.loads(self.json())
         first = {"id": self.id, "kind": self.kind, "reward": self.reward()}
         return json.dumps(first | {name: value for name, value in said.items() if name not in first})
 
 
 class Shelf(MutableMapping[str, Graded]):
-    """Results by a name. Each takes some hundred bytes, so that a run of a million fits into memory."""
+    """Compressed results by name. Each takes some hundred bytes, so that a run of a million fits into memory."""
 
     def __init__(self) -> None:
         self._packed: dict[str, bytes] = {}
@@ -76,13 +76,13 @@ class Shelf(MutableMapping[str, Graded]):
 
 
 class Results:
-    """The file, for one run at a time.
+    """The file of results, for one run at a time.
 
     Args:
-        path: the file, which need not be there. A last line that was never finished is cut off.
+        path: the file, which need not exist. An unfinished last line is cut off.
 
     Raises:
-        InUse: another run has it.
+        InUse: another run uses it.
         ValueError: a line before the last is no result.
     """
 
@@ -95,7 +95,7 @@ class Results:
         except OSError:
             self._file.close()
             raise InUse(f"{path} is in use by another run") from None
-        self.known, self.keys = Shelf(), dict[str, str]()  # by id; of several results of one, the last
+        self.known, self.keys = Shelf(), dict[str, str]()  # by id; the last of several results wins
         for graded in self._read():
             self._know(graded)
 
@@ -111,7 +111,7 @@ class Results:
                 raise ValueError(f"{self.path}, line {number}: {error}") from None
 
     def append(self, graded: Graded) -> None:
-        """Add a result. It is on the disk when this returns."""
+        """Append a result, and flush it to the disk."""
         self._file.write(graded.line().encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -121,7 +121,7 @@ class Results:
         self.known[graded.id], self.keys[graded.id] = graded, graded.key
 
     def close(self) -> None:
-        """Let other runs have it."""
+        """Close the file, so that other runs can use it."""
         self._file.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The last stage: how fast a right kernel is, beside the reference in the same run."""
+"""The last stage: the speed of a right kernel, relative to the reference in the same run."""
 
 import math
 import time
@@ -21,7 +21,7 @@ from fourfold.performance.measurement import Bench, Measurement, MeasuringError,
 from fourfold.performance.timing import one_round, plan_rounds
 
 Function = Callable[..., torch.Tensor]
-# The dtype that is timed: the first of these that is claimed.
+# The first claimed dtype of these is timed.
 PREFERRED = ("bfloat16", "float16", "float32", "float64")
 # Seconds for the pairs of rounds of one workload, and their number.
 SECONDS, LEAST_PAIRS, MOST_PAIRS = 4.0, 20, 200
@@ -30,14 +30,14 @@ SECONDS, LEAST_PAIRS, MOST_PAIRS = 4.0, 20, 200
 def speeds_of(
     candidate: Function, reference: Function, operation: Operation, claims: Claims, device: str, gradients: bool
 ) -> Iterator[Speed]:
-    """The speed of a candidate on each of the operation's workloads; on its largest example if it has none.
+    """Yield the speed of a candidate on each of the operation's workloads, or on its largest example if it has none.
 
-    A round of the candidate and one of the reference take turns, so that a clock that drifts does so for both.
+    Rounds of the candidate and the reference alternate, so that a drifting clock affects both.
 
     Args:
-        candidate: it is called as the operation.
-        reference: the same.
-        operation: says what is timed.
+        candidate: a function with the operation's arguments.
+        reference: another one.
+        operation: provides the workloads.
         claims: of the candidate.
         device: "cpu" or "cuda".
         gradients: whether forward and backward are timed together.
@@ -66,7 +66,7 @@ def speeds_of(
 
 
 def _workloads(operation: Operation, claims: Claims, dtype: str, device: str) -> Mapping[str, Make]:
-    """What is timed, by name, within the claims."""
+    """Return the workloads within the claims, by name."""
     made = operation.workloads.get(device) or {}
     within = {
         name: make
@@ -123,7 +123,7 @@ def _speed(bench: Bench, candidate: Measurement, reference: Measurement) -> Spee
 
 
 def median_with_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and the ends of its 95% interval, by order statistics: no distribution is assumed."""
+    """Return the median and the ends of its 95% interval, by order statistics: no distribution is assumed."""
     ordered = sorted(samples)
     reach = 0.98 * math.sqrt(len(ordered))  # 1.96 standard deviations of a binomial with p = 1/2
     low = max(0, math.floor(len(ordered) / 2 - reach) - 1)
@@ -132,7 +132,7 @@ def median_with_interval(samples: Sequence[float]) -> tuple[float, float, float]
 
 
 def _notes(states: Sequence[Mapping[str, Any] | None]) -> Iterator[str]:
-    """What the GPU's own sensors say of the time of measuring."""
+    """Yield what the GPU's own sensors reported during the measurement."""
     yield from (f"clocks were reduced: {reason}" for reason in machine.throttled(states))
     clocks = [state["sm_mhz"] for state in states if state and "sm_mhz" in state]
     if clocks:

@@ -1,4 +1,4 @@
-"""The first stage: what the text of a candidate shows. Nothing of it is run."""
+"""The first stage: static checks of a candidate's text. Nothing of it runs."""
 
 import ast
 import re
@@ -6,27 +6,27 @@ from collections.abc import Collection, Iterator
 
 from fourfold.grading.candidates import CUDA, KERNELBENCH, Submission
 
-# Modules that hold what is right, or judge it, wherever they are imported from.
+# Modules that hold references or judge results, wherever they are imported from.
 _REFERENCES = r"(fourfold\.)?oracles\b|fourfold\.(properties|checks|running|grading|strategies)\b"
-# Another's implementation of an operation.
+# The library's implementations of an operation.
 _IMPLEMENTATIONS = r"fourfold\.impls\.{}\.(torch_eager|triton_kernel|cuda_kernel)\b"
 
 
 class Unparsable(Exception):
-    """The text is no Python."""
+    """The text is no valid Python."""
 
 
 def reaches(candidate: Submission, forbidden: Collection[str] = ()) -> Iterator[str]:
-    """What the source names that it must not, each with its line.
+    """Yield each forbidden name that the source uses, with its line.
 
-    A text can hide what it does, so this finds what is careless. The stages that follow do not rely on it.
+    A text can hide what it does, so this finds only careless uses. The later stages do not rely on it.
 
     Args:
-        candidate: the candidate. Kernels of a `.cu` file have nothing to be found here.
-        forbidden: modules that it must not import, with all that is inside of them.
+        candidate: the candidate. Nothing is reported for kernels of a `.cu` file.
+        forbidden: modules that it must not import, including their submodules.
 
     Raises:
-        Unparsable: the source is no Python. The message has the line.
+        Unparsable: the source is no valid Python. The message has the line.
     """
     if candidate.language == CUDA:
         return
@@ -49,7 +49,7 @@ def reaches(candidate: Submission, forbidden: Collection[str] = ()) -> Iterator[
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
-    """The modules that a statement imports; also those that a text names in full, as for ``importlib``."""
+    """Yield the modules that a statement imports, also those passed as text to ``importlib``."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and not node.level:

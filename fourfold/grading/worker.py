@@ -1,8 +1,7 @@
-"""A worker: a process that has everything imported, and is forked for each candidate.
+"""A worker: a process with all modules imported, which forks a judge for each candidate.
 
-It answers the driver, one candidate at a time. The fork judges. The worker itself imports no candidate: it watches
-time, memory, processes and disk, ends what goes too far, and removes what is left behind. So no candidate finds
-anything of the one before.
+It answers the driver, one candidate at a time. The worker itself imports no candidate: it limits time, memory,
+processes and disk, and removes what a candidate leaves behind. So no candidate finds a trace of an earlier one.
 """
 
 import contextlib
@@ -36,24 +35,24 @@ from fourfold.grading.candidates import Submission
 from fourfold.grading.judging import Settings, failed, judge
 from fourfold.operations.outcomes import CRASHED, TIMED_OUT
 
-# Seconds between two looks at what a candidate takes.
+# Seconds between two checks of a candidate's limits.
 BETWEEN_LOOKS = 0.25
-# Of processes that one candidate may have at once, and bytes in its folder.
+# The most processes of one candidate at once, and the most bytes in its folder.
 MOST_PROCESSES, MOST_DISK = 64, 4 << 30
-# Of memory that processes of a candidate may take beyond what it asks for. One alone is refused more by the system.
+# Bytes of memory that a candidate's processes may take together beyond its limit. The system limits a single process.
 BYTES_FOR_FREE = 1 << 30
-# Of memory that a judge may take for references, beside what the candidate may.
+# Bytes of memory that a judge may take for references, in addition to the candidate's limit.
 MOST_OF_JUDGE = 12 << 30
-# Characters of what a judge has printed before it died.
+# The number of characters of a dead judge's output.
 SHOWN = 2000
-# Seconds for a GPU to answer again after a candidate has crashed on it, and for one question.
+# Seconds for a GPU to answer again after a candidate crashed on it, and for one attempt.
 GPU_SECONDS, GPU_QUESTION = 60.0, 20.0
 
 GONE = "the GPU does not answer"
 
 
 def own_caches(folder: Path) -> dict[str, str]:
-    """The environment of a candidate, which finds nothing there that another has compiled under the same name."""
+    """Return environment variables for a candidate, with caches of its own, which no other candidate has filled."""
     caches = "TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR TORCH_EXTENSIONS_DIR PYTORCH_KERNEL_CACHE_PATH"
     caches += " CUDA_CACHE_PATH FOURFOLD_CACHE XDG_CACHE_HOME"
     return {**dict.fromkeys(caches.split(), str(folder / "compiled")), "HOME": str(folder)}
@@ -61,13 +60,13 @@ def own_caches(folder: Path) -> dict[str, str]:
 
 @dataclass
 class Judge:
-    """A fork that judges one candidate.
+    """A forked process that judges one candidate.
 
     Attributes:
-        process: its number.
-        answers: a descriptor with what it says, a line of JSON each.
-        folder: of its own, and the candidate's.
-        said: the last stage, check and dtype that it has begun.
+        process: its process id.
+        answers: the descriptor of its messages, a line of JSON each.
+        folder: the folder of the judge and its candidate.
+        said: the last stage, check and dtype that it began.
         result: the last stage, and the verdict's text.
     """
 
@@ -79,11 +78,11 @@ class Judge:
     _rest: bytes = b""
 
     def listen(self) -> bool:
-        """Take what it has said; gives whether it may say more."""
+        """Read the judge's messages; return whether more may follow."""
         part = os.read(self.answers, 1 << 20)
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
-            # On a GPU the candidate is in its process, and may say what it likes.
+            # On a GPU the candidate runs in the judge's process, and may write anything here.
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 told = json.loads(line)
                 if "now" in told:
@@ -95,7 +94,7 @@ class Judge:
 
 
 class WorkerProcess:
-    """Answers the driver.
+    """The process that answers the driver.
 
     Args:
         connection: to the driver.
@@ -104,24 +103,24 @@ class WorkerProcess:
     def __init__(self, connection: protocol.Connection) -> None:
         self.connection = connection
         torch.set_num_threads(1)
-        # Cases that failed one candidate are not to be tried first on the next: the seed decides.
+        # Do not try cases that failed one candidate first on the next one: the seed decides.
         hypothesis.settings.register_profile("grading", database=None, derandomize=False)
         hypothesis.settings.load_profile("grading")
         operations()
-        importlib.import_module("sympy")  # which the first backward pass imports
+        importlib.import_module("sympy")  # the first backward pass imports it
         gc.collect()
         gc.freeze()
         self.own = os.getpid()
 
     def run(self) -> None:
-        """Judge until the driver has gone."""
+        """Judge candidates until the driver has gone."""
         with contextlib.suppress(protocol.Ended):
             while True:
                 job, _, _ = self.connection.receive()
                 self.connection.send(self._answer(job), {})
 
     def _answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """The verdict on a candidate; or why there is none, which says nothing of it."""
+        """Return the verdict on a candidate, or why there is none, which says nothing of the candidate."""
         candidate, settings = Submission(**job["candidate"]), Settings.of(job["settings"])
         if settings.device == "cpu":
             session.first_process()
@@ -161,7 +160,7 @@ class WorkerProcess:
     def _become_judge(
         self, candidate: Submission, settings: Settings, seed: int, folder: Path, gpu: str, write: int
     ) -> None:
-        """Judge in this process, which has just been forked, and end it."""
+        """Judge in this freshly forked process, then exit it."""
         code = 1
         try:
             os.setsid()
@@ -203,7 +202,7 @@ class WorkerProcess:
     def _watched(
         self, begun: Judge, candidate: Submission, settings: Settings, started: float
     ) -> tuple[str, str, bool]:
-        """Wait for the judge's end; gives what to say if it has left no verdict.
+        """Wait for the judge to end; return what to report if it left no verdict.
 
         Returns:
             the kind, the message, and whether it is the candidate's own doing.
@@ -212,7 +211,7 @@ class WorkerProcess:
         driver, looked = self.connection.end, started
         while True:
             ready, _, _ = select.select([begun.answers, driver.fileno()], [], [], BETWEEN_LOOKS)
-            if driver.fileno() in ready:  # it asks nothing while it waits: it has gone
+            if driver.fileno() in ready:  # it sends nothing while it waits, so it has gone
                 os.kill(begun.process, signal.SIGKILL)
                 raise protocol.Ended
             if begun.answers in ready and not begun.listen():
@@ -229,11 +228,11 @@ class WorkerProcess:
                 return CRASHED, too_much, True
         code = os.waitstatus_to_exitcode(status)
         message = "\n".join(filter(None, (f"the process that judges it {spelled(code)}", _printed(begun.folder))))
-        # A fault of the harness is no verdict on a candidate. On a GPU both are one process.
+        # A fault of the harness is no verdict on a candidate. On a GPU, both share one process.
         return CRASHED, f"crashed: {message}", trusted and code != 1 and code != -signal.SIGKILL
 
     def _too_much(self, begun: Judge, candidate: Submission, trusted: bool) -> str | None:
-        """What the candidate takes too much of, or None."""
+        """Return which limit the candidate exceeds, or None."""
         judging = {begun.process, session.first_process_number()}
         others = [child for child in descendants(self.own) if child.pid not in judging]
         if len(others) > MOST_PROCESSES:
@@ -250,25 +249,25 @@ class WorkerProcess:
         return None
 
     def _end(self, begun: Judge) -> None:
-        """End a judge that has not come to its end."""
+        """Kill a running judge."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(begun.process, signal.SIGKILL)
             os.kill(begun.process, signal.SIGKILL)
         os.waitpid(begun.process, 0)
         while begun.listen():
             pass
-        # It may have been in the middle of a message to the process that candidates are forked from.
+        # The judge may have died in the middle of a message to the process that forks candidates.
         session.end_all()
 
     def _reap(self, first: int | None) -> None:
-        """Wait for children that have ended: processes of a candidate whose parent has ended before them."""
+        """Reap ended children: a candidate's processes whose parents ended before them."""
         for child in psutil.Process().children():
             if child.pid != first:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(child.pid, os.WNOHANG)
 
     def _clear(self, begun: Judge) -> None:
-        """Remove what a candidate has left: processes and files."""
+        """Remove the processes and files that a candidate left."""
         first = session.first_process_number()
         if first is not None and not session.first_process_of_parent().alive:
             session.end_all()
@@ -286,7 +285,7 @@ class WorkerProcess:
 
 
 def gpu_answers(seconds: float = GPU_SECONDS) -> bool:
-    """Whether a kernel runs on the GPU and gives what it should, within so many seconds after a crash."""
+    """Return whether a kernel gives the right result on the GPU within some seconds after a crash."""
     deadline = time.monotonic() + seconds
     while True:
         process = os.fork()
@@ -307,7 +306,7 @@ def _sums() -> int:
 
 
 def _exit_code(process: int, seconds: float) -> int | None:
-    """That of a child, which is ended after so many seconds."""
+    """Return a child's exit code, or None if it had to be killed after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found, status = os.waitpid(process, os.WNOHANG)
@@ -320,14 +319,14 @@ def _exit_code(process: int, seconds: float) -> int | None:
 
 
 def _bytes_of(process: psutil.Process) -> int:
-    """The memory of a process; what it shares with others counts in part."""
+    """Return a process's memory in bytes; shared memory counts in proportion."""
     with contextlib.suppress(psutil.Error):
         return process.memory_full_info().pss
     return 0
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """The bytes on the disk of each file in a folder."""
+    """Yield the bytes on disk of each file in a folder."""
     for inside, _, files in os.walk(folder):
         for name in files:
             with contextlib.suppress(OSError):
@@ -342,9 +341,9 @@ def _printed(folder: Path) -> str:
 
 
 def main(descriptor: str, device: str, folder: str) -> None:
-    """Work until the driver closes the connection. The folder is the worker's own, for temporary files."""
+    """Serve the driver until it closes the connection, with `folder` for temporary files."""
     tempfile.tempdir = os.environ["TMPDIR"] = folder
-    adopt_orphans()  # what a candidate leaves behind becomes a child of this process
+    adopt_orphans()  # processes that a candidate leaves behind become children of this process
     connection = protocol.Connection(socket.socket(fileno=int(descriptor)))
     try:
         worker = WorkerProcess(connection)

@@ -1,4 +1,4 @@
-"""Threads that make calls at once, and let one another run in their midst."""
+"""Concurrent calls from several threads, which also switch in the middle of a call."""
 
 import random
 import sys
@@ -9,27 +9,27 @@ from typing import Any, TypeVar
 
 from fourfold.instruments import costs
 
-# How often each thread calls at most.
+# The most calls of each thread.
 CALLS = 40
-# By device: how many functions a thread calls at most. The turns of the threads count as `CALL` functions in each call.
+# The most function calls of a thread, by device. The switches between threads count as `CALL` functions in each call.
 FUNCTIONS, CALL = {"cpu": 30_000, "cuda": 150_000}, 1_000
-# How often a thread lets the others run within a call, about.
+# The approximate number of times that a thread lets the others run within a call.
 TURNS = 10
-# Seconds of the clock that threads are waited for while none of them ends a call. They wait for one another for ever.
+# Seconds of the clock without a completed call after which the threads count as deadlocked.
 PATIENCE = 60.0
 Results = TypeVar("Results")
 
 
 class NeverReturns(Exception):
-    """Threads have not come to their ends, and end no call."""
+    """Threads neither end nor complete a call."""
 
 
 class _Turns:
-    """Lets other threads run in the midst of a call, wherever it calls a function: Python itself seldom does.
+    """A profile function that lets other threads run in the middle of a call, which Python itself seldom does.
 
     Args:
-        share: of the functions that are called.
-        seed: of the choice which.
+        share: the share of function calls at which to switch.
+        seed: of the random choice.
     """
 
     def __init__(self, share: float, seed: int) -> None:
@@ -41,7 +41,7 @@ class _Turns:
 
 
 def _all_end(threads: Sequence[threading.Thread], found: Sequence[Sequence[Any]], patience: float) -> bool:
-    """Wait for threads to end; gives whether they have."""
+    """Wait for threads to end; return whether they did."""
     before = None
     while alive := [thread for thread in threads if thread.is_alive()]:
         progress = len(alive), sum(map(len, found))
@@ -58,20 +58,20 @@ def called_at_once(
     begin: Callable[[], None] = lambda: None,
     patience: float | None = None,
 ) -> tuple[int, list[list[Results]]]:
-    """Call from a thread for each of `calls`, again and again, all at once and taking turns.
+    """Call each of `calls` repeatedly from its own thread, all at once.
 
-    Gives the number of calls that each thread was to make, and the results. There are fewer where the calls take longer
+    Return the planned number of calls of each thread, and the results. There are fewer results if the calls take longer
     than `costs.MOST_SECONDS`.
 
     Args:
-        calls: what each thread calls. The first of them was called before.
-        functions: what the calls of a thread may cost, as in `FUNCTIONS`.
-        begin: is called in each thread first.
-        patience: seconds; `PATIENCE` unless given.
+        calls: the function that each thread calls. The first was called before.
+        functions: the budget of a thread's calls, as in `FUNCTIONS`.
+        begin: called in each thread first.
+        patience: in seconds; by default `PATIENCE`.
 
     Raises:
-        NeverReturns: a thread has not come to its end.
-        BaseException: what a thread has raised.
+        NeverReturns: a thread has not ended.
+        BaseException: an exception that a thread raised.
     """
     cost = costs.functions_called(calls[0])
     wanted, share = costs.calls_within(functions, CALL + cost, CALLS), TURNS / max(cost, TURNS)

@@ -1,4 +1,4 @@
-"""How much calls cost, counted: the same number of calls is made on an idle machine and on a busy one."""
+"""Costs of calls, counted instead of timed: an idle machine and a busy one make the same number of calls."""
 
 import gc
 import itertools
@@ -8,14 +8,14 @@ from typing import Any
 
 from fourfold.operations.not_reached import NotReached
 
-# Seconds of the clock after which no further call is made.
+# Seconds of the clock after which no further call begins.
 MOST_SECONDS = 60.0
 
 
 def functions_called(call: Callable[[], Any]) -> int:
-    """Count the functions that a call calls in its thread, twice each: where it is called, and where it returns."""
+    """Count the function calls within a call in its thread, twice each: at the call and at the return."""
     events, before, collects = itertools.count(), sys.getprofile(), gc.isenabled()
-    gc.disable()  # a collection calls functions of others, at any time
+    gc.disable()  # a collection may call other functions at any time
     sys.setprofile(lambda frame, event, argument: next(events) and None)
     try:
         call()
@@ -27,9 +27,9 @@ def functions_called(call: Callable[[], Any]) -> int:
 
 
 def calls_within(budget: float, cost: float, most: int) -> int:
-    """The number of calls, each of a cost, that a budget allows: `most`, or a half, a quarter of it, but at least one.
+    """Return how many calls a budget allows: `most`, a half, a quarter of it and so on, but at least one.
 
-    A small change of the cost, as from one version of Python to the next, hardly ever changes it.
+    A small change of the cost, such as between versions of Python, hardly ever changes the result.
     """
     while most > 1 and most * cost > budget:
         most //= 2
@@ -37,10 +37,10 @@ def calls_within(budget: float, cost: float, most: int) -> int:
 
 
 def need_all(made: int, wanted: int) -> None:
-    """Pass over a case of which fewer calls were made than were to be.
+    """Skip a case if fewer calls were made than wanted.
 
     Raises:
-        NotReached: so it is.
+        NotReached: fewer calls were made.
     """
     if made < wanted:
         raise NotReached(f"{wanted} calls take longer than {MOST_SECONDS:g} s", lasts=True)

@@ -1,4 +1,4 @@
-"""The lines of `.cu` files for the report on what never ran: see `fourfold.instruments.line_coverage`."""
+"""Lines of `.cu` files for the report of unexecuted lines: see `fourfold.instruments.line_coverage`."""
 
 import bisect
 import functools
@@ -15,11 +15,11 @@ _HEAD = re.compile(r"(?:\b(if|while|for|switch)\b\s*(?:constexpr\s*)?\((.*)\)|\b
 
 
 def told(lines: Sequence[Line], with_uncalled: bool) -> list[list[Any]]:
-    """The lines of kernels, as `StatementMap.told` gives statements.
+    """Return the lines of kernels, in the format of `StatementMap.told`.
 
     Args:
-        lines: of all kernels that were compiled since `launcher.trace_lines`.
-        with_uncalled: whether functions count of which no line ran. A file of a candidate may have others in it.
+        lines: of all kernels compiled since `launcher.trace_lines`.
+        with_uncalled: whether to include functions without an executed line. A candidate's file may hold others.
     """
     ran: dict[tuple[str, int], bool] = {}
     functions: dict[tuple[str, int], str] = {}
@@ -37,10 +37,10 @@ def told(lines: Sequence[Line], with_uncalled: bool) -> list[list[Any]]:
 
 
 def condition_of(file: Path, line: int) -> str:
-    """The test of the innermost ``if``, ``while``, ``for`` or ``switch`` around a line, or "else"; "" without any."""
+    """Return the test of the innermost ``if``, ``while``, ``for`` or ``switch`` around a line, "else", or ""."""
     code, starts, opened = _read(file)
     before = code[: starts[line - 1]].rstrip()
-    if head := _HEAD.search(before[_end_of_last_statement(before) :]):  # one without braces
+    if head := _HEAD.search(before[_end_of_last_statement(before) :]):  # a head without braces
         return _said(head)
     around = [(at, end) for at, end in opened if at < starts[line - 1] <= end]
     for at, _ in reversed(around):
@@ -55,7 +55,7 @@ def _said(head: re.Match[str]) -> str:
 
 
 def _end_of_last_statement(code: str) -> int:
-    """Where the last statement of a text begins: after ``;`` or a brace that is not within parentheses."""
+    """Return the start of a text's last statement: after a ``;`` or a brace outside of parentheses."""
     depth = 0
     for at in range(len(code) - 1, -1, -1):
         depth += (code[at] == ")") - (code[at] == "(")
@@ -66,7 +66,7 @@ def _end_of_last_statement(code: str) -> int:
 
 @functools.lru_cache(16)
 def _read(file: Path) -> tuple[str, list[int], list[tuple[int, int]]]:
-    """The code, where its lines begin, and where each pair of braces opens and closes, the outer ones first."""
+    """Return the code, the offsets of its lines, and those of each pair of braces, the outer pairs first."""
     code = without_comments(file.read_text(errors="replace"))
     starts = [0, *itertools.accumulate(len(line) for line in code.splitlines(keepends=True))]
     waiting, pairs = list[int](), list[tuple[int, int]]()

@@ -1,4 +1,4 @@
-"""Call an implementation on a case, and tell its own exceptions from those of others."""
+"""Call an implementation on a case, and distinguish its own exceptions from others."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +18,12 @@ from fourfold.operations.refusals import escape_of, is_order
 
 @contextlib.contextmanager
 def by_the_implementation() -> Iterator[None]:
-    """Mark whose the exceptions are that are raised inside, but for those that are marked already.
+    """Mark the exceptions raised inside with who is to blame, unless they are marked already.
 
-    Which lines of the implementation run inside is recorded.
+    The lines of the implementation that run inside are recorded.
 
     Raises:
-        Escape: the implementation raised what makes a test runner or a check pass over a case.
+        Escape: the implementation raised an exception that makes a test runner or a check skip a case.
     """
     begun = recorder.begin()
     try:
@@ -45,7 +45,7 @@ def by_the_implementation() -> Iterator[None]:
 def gradients_of(
     output: torch.Tensor, inputs: Sequence[torch.Tensor], grad_output: torch.Tensor, retain_graph: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of an implementation's output, by its own backward pass, whose exceptions are marked so."""
+    """Return the gradients of an implementation's output, and mark exceptions of its backward pass."""
     with by_the_implementation():
         # The gradient of an input that the output does not depend on is 0.
         return torch.autograd.grad(output, inputs, grad_output, retain_graph=retain_graph, materialize_grads=True)

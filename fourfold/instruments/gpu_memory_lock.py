@@ -1,4 +1,4 @@
-"""Gigabytes of a GPU's memory, which only a few processes may take at a time."""
+"""A lock on gigabytes of a GPU's memory, which only a few processes may take at a time."""
 
 import contextlib
 import fcntl
@@ -10,24 +10,24 @@ import torch
 from fourfold.backends.cuda.compile import cache_directory
 from fourfold.instruments import sparse_memory
 
-# Of a GPU's memory, enough for one process.
+# Bytes of a GPU's memory that are enough for one process.
 SHARE = 40 << 30
-# What a process may take without waiting for its turn.
+# Bytes that a process may take without waiting for its turn.
 LITTLE = 1 << 30
 
 
 @contextlib.contextmanager
 def room(device: str, needed: int) -> Iterator[None]:
-    """Wait for this process' turn, and until the memory is free; release it afterwards.
+    """Wait for this process's turn and for free memory; release the memory afterwards.
 
-    Processes that took it piece by piece, all at the same time, would each wait for what the others hold.
+    Processes that allocated piece by piece at the same time would deadlock on each other's memory.
 
     Args:
-        device: that of the tensors; nothing is waited for unless it is "cuda".
-        needed: bytes of its memory.
+        device: the type of the tensors' device; there is no waiting unless it is "cuda".
+        needed: the bytes of its memory.
 
     Raises:
-        NotReached: the GPU is smaller than that, or other processes hold the memory.
+        NotReached: the GPU has less memory, or other processes hold it.
     """
     if device != "cuda" or needed <= LITTLE:
         yield
@@ -43,10 +43,10 @@ def room(device: str, needed: int) -> Iterator[None]:
 
 
 def wait_for_others() -> None:
-    """Wait until other processes leave this one a part of the GPU's memory, in turn with those that need much of it.
+    """Wait until other processes leave a part of the GPU's memory free, in turn with those that need much of it.
 
     Raises:
-        NotReached: they do not.
+        NotReached: they hold the memory too long.
     """
     gpu = torch.device("cuda", torch.cuda.current_device())
     with _turn(gpu):
@@ -56,7 +56,7 @@ def wait_for_others() -> None:
 
 @contextlib.contextmanager
 def _turn(gpu: torch.device) -> Iterator[None]:
-    """Hold one of the GPU's shares. Where there can be no lock, nothing is waited for."""
+    """Hold one of the GPU's shares, or nothing if locks are not available."""
     properties = torch.cuda.get_device_properties(gpu)
     shares = range(max(properties.total_memory // SHARE, 1))
     with contextlib.ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""What a program may see of a test: loaded modules, environment variables, arguments. It can be put out of sight."""
+"""Concealment of a test run from a program: loaded modules, environment variables and arguments."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ from types import ModuleType
 
 from fourfold.compat.test_runners import RUNNERS
 
-# Variables that are set where tests run.
+# Variables that are set in a test run.
 VARIABLES = ("PYTEST_", "FOURFOLD_OPERATIONS", "HYPOTHESIS_")
 # A kernel must be right with a compiler, too.
 INTERPRETER = "TRITON_INTERPRET"
 
 
 class _Hidden(MetaPathFinder, Loader):
-    """Gives modules that are out of sight to whoever imports them."""
+    """An importer that gives hidden modules to code that imports them."""
 
     def __init__(self, modules: dict[str, ModuleType]) -> None:
         self._modules = modules
@@ -34,17 +34,17 @@ class _Hidden(MetaPathFinder, Loader):
 
 @contextlib.contextmanager
 def out_of_sight(interpreter: bool = True) -> Iterator[None]:
-    """Within it, the modules and variables of a test runner, and its arguments, are not to be seen.
+    """Hide the modules, variables and arguments of a test runner inside the block.
 
-    Modules that are imported nevertheless are the same as before.
+    Importing a hidden module still gives the same module.
 
     Args:
-        interpreter: whether it is not to be seen either that Triton's kernels are interpreted.
+        interpreter: whether to hide that Triton's kernels are interpreted, too.
     """
     hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in RUNNERS}
     triton = sys.modules.get("triton")
     if interpreter and triton is not None and triton.knobs.runtime.interpret:
-        # Kernels that are decorated meanwhile are interpreted nevertheless. This sets the variable, too.
+        # Kernels decorated inside the block must still be interpreted. This sets the variable, too.
         triton.knobs.runtime.interpret = True
     else:
         triton = None

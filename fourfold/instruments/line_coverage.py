@@ -1,8 +1,8 @@
-"""Which lines of implementations never ran, and under which condition they would have.
+"""Lines of implementations that never ran, and the conditions under which they would have run.
 
-The statements are those of the functions that can be reached by name from an implementation, in its file and in those
-beside it that it imports from. Lines of a module, and of what its decorators call, run when it is imported. They do not
-count. `fourfold.instruments.line_recorder` records which lines have run.
+The statements are those of the functions that an implementation reaches by name, in its file and in neighbouring files
+from which it imports. Lines of a module, and of functions that its decorators call, run on import and do not count.
+`fourfold.instruments.line_recorder` records the executed lines.
 """
 
 import ast
@@ -24,15 +24,15 @@ from fourfold.backends.python_source import Module
 from fourfold.instruments import cuda_line_coverage
 from fourfold.instruments.line_recorder import recorder, sees_all_threads
 
-# Entries that a text shows, and characters of a condition.
+# The number of entries in a text, and of characters in a condition.
 SHOWN, LONGEST = 10, 70
-# Functions whose bodies may have run before anybody looked.
+# Functions whose bodies may have run before recording began.
 _EARLY = {"__init__", "__new__", "__init_subclass__", "__set_name__"}
-# Those that say something of a module's kernels, and run outside of their calls.
+# Functions that describe a module's kernels, and run outside of their calls.
 _ASKED = {"depends_on_batch", "offsets_in_32_bits"}
-# In the name of a decorator that keeps results: the function may have been called before.
+# Parts of the names of caching decorators: the function may have run before recording began.
 _KEEPS = ("cache", "memo")
-# What combines values within these, Triton's interpreter calls without marks.
+# Triton's interpreter calls the combining functions of these without marks.
 _COMBINE = {"reduce", "associative_scan"}
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 ON_A_GPU = "never executed: lines of kernels are not seen on a GPU"
@@ -49,7 +49,7 @@ class Unexecuted:
     Attributes:
         file: its name.
         lines: "41", or "41-45".
-        condition: under which the first of them runs, as written there; "" where it is always.
+        condition: the condition under which the first of them runs, as in the source; "" if it always runs.
     """
 
     file: str
@@ -60,21 +60,21 @@ class Unexecuted:
         return f"never executed: {self.file}:{self.lines}" + (f" ({self.condition})" if self.condition else "")
 
     def as_dict(self) -> dict[str, str]:
-        """Fit for JSON."""
+        """Return the entry as a mapping for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement of a function; of a compound one, its head.
+    """A statement of a function; for a compound statement, its head.
 
     Attributes:
         first: its first line.
         last: its last one.
-        condition: under which it runs; "" where it always does.
-        function: in which it stands.
-        begin: the line where that begins.
-        kernel: whether that is one of Triton's.
+        condition: the condition under which it runs; "" if it always runs.
+        function: the name of its function.
+        begin: the first line of the function.
+        kernel: whether the function is a Triton kernel.
     """
 
     first: int
@@ -86,7 +86,7 @@ class Statement:
 
 
 def _called_on_import(top: ast.AST) -> Iterator[str]:
-    """The functions that a module's own statements call, or one of them."""
+    """Yield the names of functions that a node's own statements call, without those in nested definitions."""
     waiting: list[ast.AST] = [top]
     while waiting:
         for node in ast.iter_child_nodes(waiting.pop()):
@@ -103,7 +103,7 @@ class StatementMap:
         self.statements: dict[str, dict[int, Statement]] = {}
         self._modules: dict[Path, Module | None] = {}
         self._seen: set[int] = set()
-        self._combine: set[str] = set()  # functions that combine two values of a reduction
+        self._combine: set[str] = set()  # functions that combine two values in a reduction
         self.compiles = False  # whether torch.compile may replace functions by others
         module = self._module(file.resolve())
         if module is None:
@@ -121,7 +121,7 @@ class StatementMap:
         return self._modules[file]
 
     def _read(self, module: Module, top: ast.AST) -> None:
-        """Take the functions of a node, and of what is named in them."""
+        """Add the functions of a node, and the functions that they name."""
         if id(top) in self._seen:
             return
         self._seen.add(id(top))
@@ -135,11 +135,11 @@ class StatementMap:
                 if node.name not in on_import:
                     self._read(module, node)
         elif isinstance(top, ast.Assign | ast.AnnAssign) and top.value is not None:
-            # Such as ``softmax = Softmax.apply``, or an operator made of functions. What it calls runs on import.
+            # For example ``softmax = Softmax.apply``, or an operator made of functions. Called functions run on import.
             self._follow(module, [top.value], set(_called_on_import(top)))
 
     def _follow(self, module: Module, nodes: Iterable[ast.AST], leaving: Collection[str] = ()) -> None:
-        """Take the functions that are named in nodes, but for some."""
+        """Add the functions named in nodes, except those in `leaving`."""
         for node in itertools.chain.from_iterable(map(ast.walk, nodes)):
             if isinstance(node, ast.Call) and _name_of(node.func) in _COMBINE:
                 self._combine.update(map(_name_of, [*node.args, *(each.value for each in node.keywords)]))
@@ -168,22 +168,22 @@ class StatementMap:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether a kernel of Triton's is among the functions."""
+        """Return whether a Triton kernel is among the functions."""
         return any(each.kernel for of in self.statements.values() for each in of.values())
 
     def watched(self) -> dict[str, dict[int, int]]:
-        """What `LineRecorder.watch` takes."""
+        """Return the argument for `LineRecorder.watch`."""
         return {
             file: {line: each.first for each in of.values() for line in range(each.first, each.last + 1)}
             for file, of in self.statements.items()
         }
 
     def told(self, ran: Mapping[str, Collection[int]], kernels: bool) -> list[list[Any]]:
-        """All statements, each with whether it ran, fit for JSON.
+        """Return all statements, each with whether it ran, as lists for JSON.
 
         Args:
-            ran: by file, the first lines of those that did.
-            kernels: whether those of kernels count.
+            ran: the first lines of executed statements, by file.
+            kernels: whether to include statements of kernels.
         """
         return [
             [file, *astuple(each), each.first in ran.get(file, ())]
@@ -203,20 +203,20 @@ class Elsewhere(Protocol):
         """See `fourfold.candidates.process.client.UntrustedFunction.watch_lines`."""
 
     def lines(self) -> tuple[dict[str, set[int]], bool]:
-        """The lines that have run, and whether it could not see all."""
+        """Return the executed lines, and whether the recorder missed some."""
 
     def kernel_lines(self) -> list[Line]:
-        """The lines of the `.cu` file that it is of, if it is of one."""
+        """Return the lines of its `.cu` file, if it has one."""
 
 
 class Executed:
-    """What of the implementations of a run has run, by what its processes tell.
+    """The executed lines of a run's implementations, combined from the run's processes.
 
     Args:
-        traces: whether kernels of `.cu` files are compiled for it on the CPU.
+        traces: whether to compile kernels of `.cu` files with line tracing on the CPU.
 
     Attributes:
-        unseen: why some or all lines are not seen, if so.
+        unseen: the reasons why some or all lines cannot be recorded.
     """
 
     def __init__(self, traces: bool = False) -> None:
@@ -225,7 +225,7 @@ class Executed:
         if traces:
             launcher.trace_lines()
         self._sources: dict[tuple[str, str], StatementMap] = {}
-        # What runs in other processes, and the lines that have run there by file.
+        # The functions in other processes, and the lines executed there, by file.
         self._elsewhere: list[Elsewhere] = []
         self._ran: dict[str, set[int]] = {}
         self._of_kernels: list[Line] = []
@@ -234,13 +234,13 @@ class Executed:
         self._statements: dict[tuple[str, int], tuple[Statement, bool]] = {}
 
     def watch(self, file: Path, name: str, device: str, elsewhere: Elsewhere | None = None) -> None:
-        """Watch the functions that can be reached from one in a file; from all if there is no name.
+        """Watch the functions that can be reached from the one with a name in a file, or all if there is no name.
 
         Args:
-            file: where they are.
-            name: the one.
-            device: that they run on.
-            elsewhere: what runs them, if that is another process.
+            file: the file of the functions.
+            name: the function to start from.
+            device: the device that they run on.
+            elsewhere: the function in another process that runs them, if any.
         """
         if (str(file), name) in self._sources:
             return
@@ -260,7 +260,7 @@ class Executed:
             self._elsewhere.append(elsewhere)
 
     def gather(self) -> None:
-        """Ask the processes of candidates which lines have run there, before they end."""
+        """Fetch the executed lines from the processes of candidates before they end."""
         for function in self._elsewhere:
             lines, blind = function.lines()
             if blind:
@@ -270,7 +270,7 @@ class Executed:
             self._of_kernels += function.kernel_lines()
 
     def told(self) -> dict[str, Any]:
-        """What this process has to tell, fit for JSON."""
+        """Return the records of this process, as a mapping for JSON."""
         if recorder.blind:
             self.unseen[BLIND] = None
         here = recorder.lines()
@@ -281,7 +281,7 @@ class Executed:
         return {"unseen": [*self.unseen], "statements": statements + of_cuda}
 
     def add(self, told: Any) -> None:
-        """Count what a process has told. It has run candidates: what is no such thing is left out."""
+        """Add the records of a process. It ran candidates, so malformed records are ignored."""
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
             self.unseen |= {_one_line(reason): None for reason in told["unseen"]}
             for file, first, last, condition, function, begin, kernel, ran in told["statements"]:
@@ -291,7 +291,7 @@ class Executed:
                 self._statements[key] = made, bool(ran) or self._statements.get(key, (made, False))[1]
 
     def never(self) -> list[Unexecuted]:
-        """The lines that never ran, if that is known."""
+        """Return the lines that never ran, or [] if that is unknown."""
         if {BLIND, NO_BACKWARD, COMPILED} & self.unseen.keys():
             return []
         by_file: dict[str, list[tuple[Statement, bool]]] = {}
@@ -301,13 +301,13 @@ class Executed:
         return [each for file, of in by_file.items() for each in _stretches(names[file], of)]
 
     def _names(self) -> dict[str, str]:
-        """What each file is called: by its name alone, or with its folder's where two have the same name."""
+        """Return a short name for each file: its own, or with its folder's if two files share a name."""
         files = {Path(file) for file, _ in self._statements}
         alone = Counter(file.name for file in files)
         return {str(file): file.name if alone[file.name] == 1 else f"{file.parent.name}/{file.name}" for file in files}
 
     def lines(self, asked: bool = False) -> Iterator[str]:
-        """What is said of it below a run's table; with all entries and the names of the files, if that is asked for."""
+        """Yield the report below a run's table; if `asked`, with all entries and the names of the files."""
         yield from self.unseen
         never = self.never()
         yield from map(str, never) if asked else shown(never)
@@ -321,14 +321,14 @@ def _one_line(text: Any) -> str:
 
 
 def shown(never: Sequence[Unexecuted]) -> Iterator[str]:
-    """What never ran, a line each, as far as it fits."""
+    """Yield a line for each unexecuted stretch, at most `SHOWN`."""
     yield from map(str, never[:SHOWN])
     if len(never) > SHOWN:
         yield f"never executed: and {len(never) - SHOWN} more"
 
 
 def _stretches(file: str, statements: Sequence[tuple[Statement, bool]]) -> Iterator[Unexecuted]:
-    """Statements of one function that follow one another, and never ran, are one entry."""
+    """Yield an entry for each stretch of consecutive statements of a function that never ran."""
     called = {(each.function, each.begin) for each, ran in statements if ran}
     for (ran, *function), group in itertools.groupby(
         statements, lambda pair: (pair[1], pair[0].function, pair[0].begin)
@@ -341,7 +341,7 @@ def _stretches(file: str, statements: Sequence[tuple[Statement, bool]]) -> Itera
 
 
 class _Reader:
-    """Reads the statements of a function.
+    """A reader of the statements of a function.
 
     Args:
         text: of the file.
@@ -352,7 +352,7 @@ class _Reader:
         self._text, self._function = text, function
 
     def statements(self) -> Iterator[Statement]:
-        """All of them, with those of the functions within it."""
+        """Yield all statements, including those of nested functions."""
         return self._of_function(self._function, self._function.name)
 
     def _of_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[Statement]:
@@ -379,7 +379,7 @@ class _Reader:
                 condition = self._not(statement.test)
 
     def _parts(self, node: ast.stmt) -> Iterator[tuple[list[ast.stmt], str]]:
-        """The statements within one, with the condition of each part; "" where it is that of the statement itself."""
+        """Yield the bodies within a statement, each with its condition; "" for that of the statement itself."""
         if isinstance(node, ast.If | ast.While):
             yield node.body, self._said(self._written(node.test))
             yield node.orelse, self._not(node.test)
@@ -413,7 +413,7 @@ _SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
 
 def _compiles(node: ast.AST) -> bool:
-    """Whether a node is ``torch.compile``, or what makes TorchScript."""
+    """Return whether a node is ``torch.compile``, or compiles TorchScript."""
     return isinstance(node, ast.Attribute) and node.attr in ("compile", "script") and "torch" in ast.unparse(node.value)
 
 
@@ -427,7 +427,7 @@ def _begin(statement: ast.stmt) -> int:
 
 @functools.lru_cache(64)
 def _lines_with_code(file: Path) -> frozenset[int]:
-    """The lines of a file's functions for which Python has made code: none for a branch that it has left out."""
+    """Return the lines of a file that have bytecode; Python omits branches that it optimizes away."""
     waiting = list[CodeType]()
     with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         waiting.append(compile(file.read_bytes(), str(file), "exec", dont_inherit=True))
@@ -441,7 +441,7 @@ def _lines_with_code(file: Path) -> frozenset[int]:
 
 @contextlib.contextmanager
 def watched_elsewhere(function: Elsewhere, device: str) -> Iterator[Executed]:
-    """Within it, the lines of a function of another process are watched."""
+    """Watch the lines of a function in another process inside the block."""
     executed = Executed()
     executed.watch(function.file, function.function, device, function)
     yield executed
@@ -449,7 +449,7 @@ def watched_elsewhere(function: Elsewhere, device: str) -> Iterator[Executed]:
 
 @contextlib.contextmanager
 def watched(implementation: Any, device: str) -> Iterator[Executed]:
-    """Within it, an implementation's lines are watched."""
+    """Watch an implementation's lines inside the block."""
     executed = Executed()
     target = getattr(implementation, "__self__", None)
     target = target if isinstance(target, type) else inspect.unwrap(implementation)

@@ -1,8 +1,8 @@
-"""Which lines of an implementation's files have run.
+"""A recorder of the lines that ran in an implementation's files.
 
-Python's own code is watched while an implementation is called: by `sys.monitoring` where Python has it, and by a trace
-function elsewhere. Neither sees what Triton's interpreter makes of a kernel quickly enough. So a kernel's source gets
-marks: see `fourfold.backends.triton.interpreter.marks`.
+During calls of an implementation, the recorder watches its Python code: by `sys.monitoring` if Python has it, or else
+by a trace function. Both are too slow for the code that Triton's interpreter makes of a kernel. So a kernel's source
+gets marks: see `fourfold.backends.triton.interpreter.marks`.
 """
 
 import atexit
@@ -18,33 +18,33 @@ from fourfold.backends.observers import Marks
 
 # From Python 3.12 on.
 monitoring: Any = getattr(sys, "monitoring", None)
-# Tools of `sys.monitoring` that are free unless somebody else has come first. The others have names of their own.
+# Tool ids of `sys.monitoring` that are free unless another tool took them first. The other ids have predefined uses.
 _TOOLS = (3, 4, 1, 2)
 _ABSENT: Any = object()
 
 
 class LineRecorder:
-    """The lines that have run, of the files that are watched.
+    """The executed lines of the watched files.
 
     Attributes:
-        blind: whether it has missed calls, as somebody else traces the program.
-        users: how many have asked for it, and are not done.
+        blind: whether it missed calls because something else traces the program.
+        users: the number of users that still need it.
     """
 
     def __init__(self, marks: Marks) -> None:
         self.blind, self.users = False, 0
         self._marks = marks
-        # By file: the lines of each statement, with the first of them; and the first lines of those that have run.
+        # By file: each line of a statement with the statement's first line; and the first lines of executed statements.
         self._statements: dict[str, dict[int, int]] = {}
         self._ran: dict[str, set[int]] = {}
-        # By the names that code has for its file: the file's real name; None if it is not watched.
+        # From the file name in code objects to the file's real name, or None if it is not watched.
         self._files: dict[str, str | None] = {}
 
     def watch(self, statements: Mapping[str, Mapping[int, int]]) -> None:
         """Watch more files.
 
         Args:
-            statements: by a file's real name, the lines of its statements, with the first line of each.
+            statements: by a file's real name, each line of a statement with the statement's first line.
         """
         for file, lines in statements.items():
             self._ran.setdefault(file, set())
@@ -55,11 +55,11 @@ class LineRecorder:
                 self._more()
 
     def lines(self) -> dict[str, set[int]]:
-        """By file, the first line of each statement that has run."""
+        """Return the first line of each executed statement, by file."""
         return {file: ran | self._marks.lines(file) for file, ran in self._ran.items()}
 
     def _file(self, name: str) -> str | None:
-        """The real name of a file that is watched."""
+        """Return the real name of a watched file, or None."""
         file = self._files.get(name, _ABSENT)
         if file is _ABSENT:
             real = os.path.realpath(name)
@@ -67,37 +67,37 @@ class LineRecorder:
         return file
 
     def _more(self) -> None:
-        """There is more to watch."""
+        """Handle newly watched files."""
 
     def begin(self) -> bool:
-        """An implementation is called in this thread; gives what `end` is to be told."""
+        """Start recording a call of an implementation in this thread; return the argument for `end`."""
         return False
 
     def end(self, begun: bool) -> None:
-        """It has returned, or has raised."""
+        """Stop recording: the implementation has returned or raised."""
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Within it, what this thread runs is none of an implementation's own code in Python."""
+        """Pause recording in this thread, which runs no Python code of an implementation inside the block."""
         yield
 
     def close(self) -> None:
-        """Watch no more, if nobody asks for it."""
+        """Stop watching, unless there are users left."""
         if not self.users:
             self._statements, self._files = {}, {}
             self._stop()
 
     def _stop(self) -> None:
-        """There is nothing to watch."""
+        """Release the resources of watching."""
 
 
 class Tracer(LineRecorder):
-    """Watches by a trace function, while an implementation is called. It does nothing where there is one already."""
+    """A recorder with a trace function during calls. It does nothing if there is a trace function already."""
 
     def __init__(self, marks: Marks) -> None:
         super().__init__(marks)
-        self._trace = self._called  # one object, by which it is known
-        # By the first line and the file of a function: its own trace function; None if all its lines have run.
+        self._trace = self._called  # one object, so that `is` recognizes it
+        # The trace function of each function, by its file, first line and name; None if all its lines have run.
         self._functions: dict[tuple[str, int, str], Callable[..., Any] | None] = {}
         self._left: dict[str, set[int]] = {}
 
@@ -120,13 +120,13 @@ class Tracer(LineRecorder):
         return True
 
     def end(self, begun: bool) -> None:
-        """Trace it no more. What the implementation has put in the place of the trace function stays."""
+        """Stop tracing. A trace function that the implementation has installed stays."""
         if begun and sys.gettrace() is self._trace:
             sys.settrace(None)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Within it, nothing is traced."""
+        """Trace nothing inside the block."""
         if sys.gettrace() is not self._trace:
             yield
             return
@@ -152,7 +152,7 @@ class Tracer(LineRecorder):
         return trace
 
     def _of_function(self, file: str, code: CodeType) -> Callable[..., Any] | None:
-        """The trace function of a function. It ends when all statements of the function have run."""
+        """Return a function's trace function, which ends when all statements of the function have run."""
         statements, ran, left_in_file = self._statements[file], self._ran[file], self._left[file]
         lines = (line for _, _, line in code.co_lines() if line is not None)
         left = {statements[line] for line in lines if line in statements} - ran
@@ -176,7 +176,7 @@ class Tracer(LineRecorder):
 
 
 class Monitor(LineRecorder):
-    """Watches by `sys.monitoring`: each line tells of itself once. It does nothing where all tools are taken."""
+    """A recorder with `sys.monitoring`: each line reports once. It does nothing if all tools are taken."""
 
     def __init__(self, marks: Marks) -> None:
         super().__init__(marks)
@@ -194,17 +194,17 @@ class Monitor(LineRecorder):
             monitoring.register_callback(self._tool, monitoring.events.PY_START, self._started)
             monitoring.register_callback(self._tool, monitoring.events.LINE, self._reached)
             monitoring.set_events(self._tool, monitoring.events.PY_START)
-        monitoring.restart_events()  # functions that were started before may be of the files that are new
+        monitoring.restart_events()  # running functions may belong to the new files
 
     def _started(self, code: CodeType, offset: int) -> Any:
-        """A function is called for the first time: of an implementation, its lines tell of themselves."""
+        """Enable line events for a function of an implementation when it is first called."""
         if self._file(code.co_filename) is not None and self._tool is not None:
             self._code.append(code)
             monitoring.set_local_events(self._tool, code, monitoring.events.LINE)
         return monitoring.DISABLE
 
     def _reached(self, code: CodeType, line: int) -> Any:
-        """A line is reached for the first time."""
+        """Record a line when it is first reached."""
         file = self._file(code.co_filename)
         first = None if file is None else self._statements[file].get(line)
         if file is not None and first is not None:
@@ -212,7 +212,7 @@ class Monitor(LineRecorder):
         return monitoring.DISABLE
 
     def _stop(self) -> None:
-        """Give the tool back."""
+        """Free the tool."""
         if self._tool is None:
             return
         for code in self._code:
@@ -225,17 +225,17 @@ class Monitor(LineRecorder):
 
 
 def new_recorder(marks: Marks) -> LineRecorder:
-    """A recorder that fits this release of Python. It stops before the interpreter clears modules, at exit."""
+    """Return a recorder for this release of Python. It stops at exit, before the interpreter clears modules."""
     made = Monitor(marks) if monitoring is not None else Tracer(marks)
     atexit.register(made._stop)
     return made
 
 
 def sees_all_threads() -> bool:
-    """Whether it is seen what threads run that were not started by Python, such as autograd's for a GPU."""
+    """Return whether recording covers threads that Python did not start, such as autograd's for a GPU."""
     return monitoring is not None
 
 
-# That of this process.
+# The recorder of this process.
 recorder = new_recorder(observers.marks)
 observers.around_launch = recorder.paused

@@ -26,7 +26,7 @@ _DispatchMode: Any = torch_internals.dispatch_mode()
 
 
 def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in what an operator takes or gives: its schema knows lists, tuples and dictionaries of them."""
+    """Yield every tensor in an operator's arguments or results: its schema knows lists, tuples and dictionaries."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -36,7 +36,7 @@ def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(*value)
 
 
-# The modes that are on, the innermost last. A call in another process must be seen there, by a mode of the same kind.
+# The active modes, the innermost last. A call in another process needs a mode of the same kind there.
 ENTERED: "list[InsideOperators]" = []
 
 

@@ -23,7 +23,7 @@ POISONS = (float("nan"), 1.0)
 
 
 def poison_of(poison: float, dtype: torch.dtype) -> float | int:
-    """The poison for a dtype: 0 or 1 for integers, because a kernel may use them as offsets, which must stay near."""
+    """Return the poison for a dtype: 0 or 1 for integers, as kernels may use them as offsets, which must stay near."""
     return poison if dtype.is_floating_point else int(poison == poison)
 
 
@@ -60,7 +60,7 @@ class Arena(InsideOperators):
         self.poison = poison
         self._unseen = False
         self._held: list[_Held] = []
-        self.seen_elsewhere: list[str] = []  # trespasses of a call in another process, on what it allocated there
+        self.seen_elsewhere: list[str] = []  # trespasses of a call in another process on its own allocations
 
     def place(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Copy an input with its strides, and with poison in its gaps and around it. The call must not change it."""

@@ -1,8 +1,8 @@
-"""What an implementation's own code in Python compares: both sides of comparisons that decide which way it takes.
+"""The operands of comparisons in an implementation's own Python code that decide which branch it takes.
 
-While it is called a trace function evaluates the two expressions, where that changes nothing: names, attributes,
-subscripts, arithmetic and the sizes of tensors. Of another function that a comparison calls, the result is taken that
-the call itself gives. Nothing is called twice.
+During a call a trace function evaluates both operands if that has no side effects: names, attributes, subscripts,
+arithmetic and the sizes of tensors. For any other function that a comparison calls, the trace function takes the result
+of that very call. Nothing is called twice.
 """
 
 import ast
@@ -29,7 +29,7 @@ _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
 }
-# Of tensors and their dtypes and shapes.
+# Attributes of tensors, dtypes and shapes that are safe to read.
 _ATTRIBUTES = {"shape", "ndim", "dtype", "itemsize", "nbytes"}
 _METHODS = {"numel", "nelement", "size", "dim", "ndimension", "element_size", "stride", "storage_offset"}
 _OF_TORCH = (torch.Tensor, torch.dtype, torch.Size, torch.device)
@@ -44,30 +44,30 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "cdiv": lambda a, b: -(-a // b),
     "next_power_of_2": lambda n: 1 << max(n - 1, 0).bit_length(),
 }
-# Numbers beyond which a side is none of a size.
+# A side of at least this magnitude is not a size.
 LARGEST = 1e15
 
 
 class _Unknown(Exception):
-    """A side cannot be evaluated without a risk to change something, or at all."""
+    """A side cannot be evaluated, or not without the risk of a side effect."""
 
 
 @dataclass
 class _Waiting:
-    """Comparisons of a line that is running, and what the functions that it calls have returned."""
+    """Comparisons of a running line, and the results of the functions that the line has called."""
 
     numbers: list[int]
     returned: list[tuple[str, Any]] = field(default_factory=list)
 
 
 class Compared:
-    """Within it, both sides of comparisons are noted, each where it is reached first.
+    """A context that records both sides of comparisons, each when it is first reached.
 
     Args:
-        comparisons: which ones.
+        comparisons: the comparisons to record.
 
     Attributes:
-        found: by the number of a comparison its two sides, if both are numbers.
+        found: both sides of a comparison, by its number, if both are numbers.
     """
 
     def __init__(self, comparisons: Sequence[SizeComparison]) -> None:
@@ -109,7 +109,7 @@ class Compared:
             numbers = self._lines[_real(frame.f_code.co_filename)].get(frame.f_lineno, ())
             left = [number for number in numbers if number not in self.found]
             left = [number for number in left if not self._note(number, frame, iter(()))]
-            if left:  # once the functions that it calls have returned
+            if left:  # evaluate them after the functions that the line calls
                 self._waiting[frame] = _Waiting(left)
         return self._of_frame
 
@@ -136,21 +136,21 @@ def _real(file: str) -> str:
 
 
 class _Evaluated:
-    """Evaluates expressions in a frame.
+    """An evaluator of expressions in a frame.
 
     Args:
-        frame: where it runs.
-        returned: the names of functions that it has called, and their results.
+        frame: the frame of the comparison.
+        returned: the names of the functions that the frame's line called, and their results.
     """
 
     def __init__(self, frame: FrameType, returned: Iterator[tuple[str, Any]]) -> None:
         self._frame, self._returned = frame, returned
 
     def value(self, node: ast.expr) -> Any:
-        """The value of an expression.
+        """Return the value of an expression.
 
         Raises:
-            Exception: it has none, or it is not known what evaluating it would do.
+            Exception: the expression has no value, or evaluating it might have side effects.
         """
         match node:
             case ast.Constant(value=value):
@@ -181,7 +181,7 @@ class _Evaluated:
                 return getattr(owner, name)
             raise _Unknown
         found = vars(owner)[name] if isinstance(owner, ModuleType) else getattr_static(owner, name)
-        if hasattr(type(found), "__get__"):  # what would be called
+        if hasattr(type(found), "__get__"):  # a descriptor, whose code would run
             raise _Unknown
         return found
 

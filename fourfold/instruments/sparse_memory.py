@@ -19,14 +19,14 @@ MAP_NORESERVE = 0x4000  # Linux's value; Python 3.13 added mmap.MAP_NORESERVE
 POISON = float("nan")
 
 
-# How often to look whether other processes on a GPU have released memory, and the seconds between.
+# The number of checks whether other processes on a GPU released memory, and the seconds between two.
 LOOKS, PAUSE = 120, 0.5
-# The part of a GPU's memory that is enough for most cases.
+# One part in this number of a GPU's memory is enough for most cases.
 PART = 8
 
 
 def others_hold_the_memory(error: Exception) -> NotReached | None:
-    """What an error comes to if a GPU's memory is lacking because other processes hold it; None if that is not so."""
+    """Return a NotReached if a GPU is out of memory because other processes hold it, or None for other errors."""
     told = str(error).lower().replace("_", " ")
     if "out of memory" not in told or not torch.cuda.is_available():
         return None
@@ -43,7 +43,7 @@ def wait_for_room(device: torch.device, needed: int) -> None:
     """Wait until a GPU has `needed` bytes free.
 
     Raises:
-        NotReached: the GPU is smaller than that, or it had not so much free in `LOOKS` looks.
+        NotReached: the GPU has less memory in total, or less free memory in all `LOOKS` checks.
     """
     for _ in range(LOOKS):
         free, total = torch.cuda.mem_get_info(device)
@@ -76,7 +76,7 @@ class _Pages(mmap.mmap):
 
     @classmethod
     def of(cls, size: int) -> Self:
-        """So many bytes, none of which takes memory before it is touched."""
+        """Reserve `size` bytes lazily."""
         file = os.memfd_create("far_apart", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(file, size)
@@ -97,20 +97,20 @@ _pages: "WeakValueDictionary[int, _Pages]" = WeakValueDictionary()
 
 
 def file_of(address: int) -> int | None:
-    """The descriptor of the file that holds the storage at an address; None where there is no such file."""
+    """Return the descriptor of the file that holds the storage at an address, or None if there is no such file."""
     pages = _pages.get(address)
     return None if pages is None else pages.file
 
 
 def shared(file: int, size: int) -> torch.Tensor:
-    """The bytes of such a file, which another process has made."""
+    """Map such a file of another process, and return its bytes."""
     return torch.frombuffer(mmap.mmap(file, size, flags=mmap.MAP_SHARED | MAP_NORESERVE), dtype=torch.uint8)
 
 
 def axes(tensor: torch.Tensor) -> list[int]:
-    """The axes along which `laid_out` can lay a tensor out.
+    """Return the axes along which `laid_out` can lay a tensor out.
 
-    A shorter axis would need a stride of 2^31, which is itself a 64-bit number, so that a kernel's products are too.
+    A shorter axis would need a stride of 2^31, itself a 64-bit number, so that a kernel's products are 64-bit, too.
     """
     return [axis for axis, size in enumerate(tensor.shape) if size >= SHORTEST_AXIS and tensor.numel()]
 

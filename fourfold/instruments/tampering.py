@@ -25,9 +25,9 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the seed of torch's random numbers": (torch.initial_seed, torch.manual_seed),
     "NumPy's handling of errors": (np.geterr, lambda handling: np.seterr(**handling)),
 }
-# Owners, names and values of what nobody is to replace.
+# The owner, name and value of each function that a call must not replace.
 _watched: list[tuple[Any, str, Any]] = []
-# The same of libraries, as they were before the first call.
+# The same for functions of libraries, from before the first call.
 _libraries: list[tuple[Any, str, Any]] = []
 
 
@@ -36,13 +36,13 @@ class Tampered(AssertionError):
 
 
 def watch(module: ModuleType) -> None:
-    """Watch a module that judges: from now on a call that replaces one of its functions or classes is found out."""
+    """Watch a module that judges: detect calls that replace one of its functions or classes."""
     if module not in watched_modules():
         _watched.extend((module, name, value) for name, value in vars(module).items() if callable(value))
 
 
 def watched_modules() -> set[ModuleType]:
-    """The modules that `watch` was given."""
+    """Return the modules given to `watch`."""
     return {module for module, _, _ in _watched}
 
 
@@ -51,7 +51,7 @@ def _of_libraries() -> Iterator[tuple[Any, str]]:
     yield from ((builtins, name) for name in ("abs", "all", "any", "bool", "float", "isinstance", "len", "max", "min"))
     yield from ((torch, name) for name in ("allclose", "equal", "from_numpy", "isclose", "isnan"))
     yield from ((torch.testing, "assert_close"), (torch.autograd, "grad"), (torch.cuda, "synchronize"))
-    # What times kernels.
+    # Functions that time kernels.
     yield from ((time, name) for name in ("monotonic", "perf_counter", "perf_counter_ns", "time"))
     yield (torch.cuda, "Event")
     yield from ((torch.Tensor, name) for name in ("clone", "contiguous", "cpu", "detach", "equal", "numpy", "view"))
@@ -66,7 +66,7 @@ def _originals() -> list[tuple[Any, str, Any]]:
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Afterwards the random numbers of torch, NumPy and Python go on where they were before, whatever was drawn."""
+    """Restore the random states of torch, NumPy and Python afterwards."""
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield

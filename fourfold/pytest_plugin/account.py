@@ -1,7 +1,7 @@
-"""What the reports of a run come to: the verdict's entries, and what keeps the run from passing.
+"""The account of a run: the verdict's entries, and reasons why the run does not pass.
 
-It is kept by a process that never imports a candidate, where there is one: the controller of pytest-xdist's workers, or
-the process that has started the one that runs the tests.
+If possible, a process that never imports a candidate keeps the account: the controller of pytest-xdist's workers, or
+the parent of the process that runs the tests.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from fourfold.pytest_plugin.failures import SEARCH, Entries, skip_reason
 from fourfold.pytest_plugin.identity import Identity
 from fourfold.pytest_plugin.table import Matrix
 
-# Among what a report carries: that its cell as a whole cannot run here.
+# A user property of a report: its whole cell cannot run here.
 NEVER = "never"
 
 
@@ -30,10 +30,10 @@ class Account:
         config: of the run.
 
     Attributes:
-        coverage: what was verified of each cell.
+        coverage: the coverage of each cell.
         matrix: the table.
-        changed: what candidates have changed of the program that judges them, and what they have forged.
-        executed: which of the implementations' lines have run.
+        changed: changes of candidates to the program that judges them, and forged entries.
+        executed: the lines of the implementations that ran.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -47,11 +47,11 @@ class Account:
         self._failed = False
 
     def collected(self, tests: Iterable[str]) -> None:
-        """These tests are to be run."""
+        """Record the tests that are about to run."""
         self._collected |= dict.fromkeys(tests)
 
     def add(self, report: Any) -> Identity | None:
-        """Count a report; gives what its test is for, if it is one of a cell that has come to a result."""
+        """Count a report; return the identity of its test if that belongs to a cell and the report gives a result."""
         if report.when == "call" or not report.passed:
             self._with_result.add(report.nodeid)
         self._failed |= report.failed
@@ -72,7 +72,7 @@ class Account:
         return identity
 
     def shortcomings(self) -> list[str]:
-        """Why the run has not passed although no check has failed."""
+        """Return why the run does not pass although no check failed."""
         given = self.config.getoption
         claims = None if given("claims") is None else Claims.parse(given("claims"))
         forward_only = given("forward_only") or (claims is not None and not claims.gradients)
@@ -81,7 +81,7 @@ class Account:
         return lines + [f"not passed: {line}" for line in self.contradictions()]
 
     def contradictions(self) -> Iterator[str]:
-        """What cannot be, in a run that has passed."""
+        """Yield the contradictions to a passed run: tampering, passes without a call, and missing results."""
         if self.changed:
             yield f"tampered: a candidate has changed what judges it: {listed(dict.fromkeys(self.changed))}"
         if self._without_example:
@@ -92,11 +92,11 @@ class Account:
 
     @property
     def failed(self) -> bool:
-        """Whether any test has failed."""
+        """Return whether any test failed."""
         return self._failed
 
     def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> str:
-        """Write the verdict; gives why it could not, if so."""
+        """Write the verdict; return why it could not be written, or ""."""
         if passed and is_of_all_checks(self.config):
             about = {**about, "never_executed": [each.as_dict() for each in self.executed.never()]}
         try:
@@ -107,7 +107,7 @@ class Account:
 
 
 def is_of_all_checks(config: pytest.Config) -> bool:
-    """Whether a run is of every check of what it selects, or is asked for what never ran in it all the same."""
+    """Return whether a run makes every check of its selection, or must list unexecuted lines anyway."""
     if config.getoption("executed"):
         return True
     narrowing = ("keyword", "markexpr", "deselect", "lf", "stepwise", "ignore", "ignore_glob", "dtype", "reproduce")
@@ -121,17 +121,17 @@ def is_of_all_checks(config: pytest.Config) -> bool:
 def conclude(
     config: pytest.Config, entries: Sequence[Mapping[str, Any]], false: int, code: int, end: Mapping[str, Any]
 ) -> tuple[int, Account, list[str]]:
-    """What a run has come to, by all that its processes have told.
+    """Evaluate a run from the entries that its processes wrote.
 
     Args:
-        config: of the process that has started them.
-        entries: that they have told.
-        false: how many more were not their own.
-        code: the exit code of the last one.
-        end: what it has told last.
+        config: of the parent process.
+        entries: written by the processes.
+        false: the number of further entries that were not their own.
+        code: the exit code of the last process.
+        end: its last entry.
 
     Returns:
-        the exit code, the account, and what keeps the run from passing that the run itself has not told.
+        the exit code, the account, and the reasons against passing that the run itself did not report.
     """
     account = Account(config)
     account.changed += end.get("changed", [])

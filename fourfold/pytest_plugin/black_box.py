@@ -1,4 +1,4 @@
-"""What a process that runs kernels leaves behind, for those who look into its death."""
+"""A black box: what a process that runs kernels leaves behind to explain its death."""
 
 import atexit
 import contextlib
@@ -17,14 +17,14 @@ import pytest
 from fourfold.compat import pytest_internals
 from fourfold.pytest_plugin.identity import Identity
 
-# Past a time limit Python is interrupted first; it has as long again to heed that.
+# At the time limit Python is interrupted; the process then has the same time again to react, but at most this.
 MOST_GRACE_SECONDS = 30.0
 _TIMED_OUT = "had to be ended:"
 SILENT = "ended without a word: it called exit, or was killed"
 
 
 def own_frames(trace: str) -> str:
-    """Of what faulthandler has written, the frames between a kernel and its test."""
+    """Return the frames of a faulthandler trace between a kernel and its test."""
     frames = trace.partition("Extension modules")[0].strip().splitlines()
     ends = (number for number, line in enumerate(frames) if pytest_internals.is_own_frame(line))
     return "\n".join(frames[: next(ends, None)])
@@ -32,14 +32,14 @@ def own_frames(trace: str) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """What a process that has died leaves behind.
+    """The record that a dead process left behind.
 
     Attributes:
-        cause: why, as far as it could say.
-        case: that it was at.
-        path: the file of the test that it ran.
-        identity: what that test is for.
-        importing: the candidate that it imported, before any test.
+        cause: why it died, as far as the record shows.
+        case: the case that was running.
+        path: the file of the test that was running.
+        identity: the identity of that test.
+        importing: the candidate that was being imported, before any test.
     """
 
     cause: str
@@ -50,26 +50,26 @@ class Found:
 
     @property
     def timed_out(self) -> bool:
-        """Whether it was ended because it had not come to its end."""
+        """Return whether the process was ended because it exceeded its time limit."""
         return self.cause.startswith(_TIMED_OUT)
 
 
 class BlackBox:
-    """What a process leaves behind for those who look into its death.
+    """A record that a process keeps for those who explain its death.
 
     Args:
-        folder: an existing one, of this process alone.
+        folder: an existing folder that only this process uses.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.last = ""  # the case, as it is told
+        self.last = ""  # the last case, as text
         self._case: IO[bytes] | None = None
         self._test: IO[bytes] | None = None
         self._words: IO[str] | None = None
 
     def open(self) -> None:
-        """From here on a fatal signal, too, leaves its trace."""
+        """Open the files, and record fatal signals from now on."""
         if self._words is None:
             self._case = (self.folder / "case").open("wb", buffering=0)
             self._test = (self.folder / "test").open("wb", buffering=0)
@@ -77,22 +77,22 @@ class BlackBox:
         faulthandler.enable(self._words, all_threads=False)
 
     def case(self, text: str) -> None:
-        """The process is about to run a kernel on this case."""
+        """Record the case that a kernel is about to run on."""
         self.last = text
         _write_anew(self._case, text)
 
     def test(self, item: pytest.Item) -> None:
-        """The process is about to run this test."""
+        """Record the test that is about to run."""
         identity = Identity.of_item(item)
         told = {"path": str(item.path), "identity": identity.as_dict() if identity else None}
         _write_anew(self._test, json.dumps(told))
 
     def importing(self, candidate: str) -> None:
-        """The process is about to import a candidate, or, with "", has done so."""
+        """Record the candidate that is about to be imported; "" after its import."""
         _write_anew(self._test, json.dumps({"importing": candidate}))
 
     def say(self, text: str) -> None:
-        """A reason for which the process is going to end."""
+        """Record the reason why the process is about to end."""
         if self._words is not None:
             self._words.write(text + "\n")
             self._words.flush()
@@ -100,20 +100,20 @@ class BlackBox:
     def expect_within(self, seconds: float) -> None:
         """End the process some time after a time limit, unless `expect_nothing` is called.
 
-        Needs neither Python's lock nor its loop.
+        This needs neither Python's lock nor its loop.
         """
         if self._words is not None:
             limit = seconds + min(seconds, MOST_GRACE_SECONDS)
             faulthandler.dump_traceback_later(limit, exit=True, file=self._words)
 
     def expect_nothing(self) -> None:
-        """The process may take as long as it likes."""
+        """Cancel the limit of `expect_within`."""
         faulthandler.cancel_dump_traceback_later()
 
     def found(self) -> Found:
-        """Of a process that has died."""
+        """Return the record of a dead process."""
         test: dict[str, Any] = {}
-        with contextlib.suppress(json.JSONDecodeError):  # it ran none yet
+        with contextlib.suppress(json.JSONDecodeError):  # it had not run any test
             test = json.loads(self._read("test"))
         identity = Identity.of_dict(test["identity"]) if test.get("identity") else None
         path = Path(test["path"]) if test.get("path") else None
@@ -145,7 +145,7 @@ def _write_anew(file: IO[bytes] | None, text: str) -> None:
 
 
 def new_folder() -> Path:
-    """A folder that this process, and none that is forked from it, removes when it ends."""
+    """Create a folder that this process removes when it ends; processes forked from it do not."""
     folder, owner = tempfile.mkdtemp(prefix="fourfold-"), os.getpid()
 
     def remove() -> None:

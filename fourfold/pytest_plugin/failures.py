@@ -1,4 +1,4 @@
-"""What a run says of each check: the text of a failure, the command that repeats it, and all of it as JSON."""
+"""The text of a failure, the command that repeats it, and a run's checks as JSON."""
 
 import importlib.metadata
 import json
@@ -24,21 +24,21 @@ from fourfold.operations.boundary import Boundary
 from fourfold.operations.outcomes import Failure
 from fourfold.pytest_plugin.identity import Identity
 
-# What a test's report carries besides pytest's own, by name: what a search has seen, and how it has failed.
+# The names of user properties in a test's report: the record of a search, and the failure.
 SEARCH, FAILURE = "search", "failure"
 DEVICE = pytest.StashKey[str]()
 SELECTION = pytest.StashKey[Selection]()
 
 
 def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, identity: Identity, at: str) -> None:
-    """Let the report of a failed check show what went wrong, its case and what repeats it, not the harness's own code.
+    """Show in the report of a failed check the error, its case and the command that repeats it, without our own code.
 
     Args:
         item: the test.
         report: of its failure.
-        error: that it failed by.
-        identity: what the test is for.
-        at: the case that was run last; "" where there is none.
+        error: the exception that failed it.
+        identity: the identity of the test.
+        at: the last case that ran; "" if there is none.
     """
     notes = "\n".join(map(str, getattr(error, "__notes__", [])))
     case = counterexample(notes)
@@ -65,7 +65,7 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
 
 
 def refer(report: Any, first: str) -> None:
-    """Let a failure that has the cause of one that is shown already be short."""
+    """Shorten a failure whose cause was already reported."""
     failure = next(value for name, value in report.user_properties if name == FAILURE)
     (line, *_) = failure["message"].splitlines()
     case = failure["counterexample"]
@@ -73,19 +73,19 @@ def refer(report: Any, first: str) -> None:
 
 
 def without_advice(notes: str) -> str:
-    """Hypothesis's notes but for how it would have a case repeated: there is a command for that."""
+    """Remove Hypothesis's advice on how to repeat a case: a command of ours does it."""
     return re.sub(r"^.*@reproduce_failure\(.*$", "", notes, flags=re.MULTILINE).rstrip()
 
 
 def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | None, notes: str = "") -> str:
-    """The command that runs one failed check again, from the folder that the user is in.
+    """Return the command that runs one failed check again, from the user's folder.
 
     Args:
         config: of the run.
         path: of the test's file.
         nodeid: pytest's name for the test.
-        identity: what the test is for.
-        notes: of the error; where Hypothesis names a case in them, it is run alone.
+        identity: the identity of the test.
+        notes: of the error; if Hypothesis names a case in them, the command runs only that case.
     """
     here = config.invocation_params.dir
     file = path.relative_to(here) if path.is_relative_to(here) else path
@@ -121,7 +121,7 @@ class Entries:
         self.checks: dict[str, dict[str, Any]] = {}
 
     def add(self, identity: Identity, report: pytest.TestReport) -> None:
-        """Count a report; of a test's several the worst stands."""
+        """Count a report; of several reports of a test, keep the worst."""
         entry = self.checks.setdefault(
             report.nodeid,
             {**vars(identity.cell), "check": identity.check, "test": report.nodeid, "outcome": "passed"},
@@ -144,10 +144,10 @@ class Entries:
                 entry |= seen
 
     def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> None:
-        """Write the file, whole or not at all.
+        """Write the file atomically.
 
         Raises:
-            OSError: it cannot be written any more.
+            OSError: the file cannot be written any more.
         """
         outcomes = [entry["outcome"] for entry in self.checks.values()]
         content = {
@@ -163,5 +163,5 @@ class Entries:
 
 
 def skip_reason(report: pytest.TestReport) -> str:
-    """Why a test was skipped."""
+    """Return why a test was skipped."""
     return pytest_internals.skip_reason_of(report)

@@ -1,10 +1,10 @@
-"""What pytest is told here: options, which cells there are, and the table that closes a run."""
+"""The plugin's hooks and fixtures: options, the parametrization by cells, and the table that closes a run."""
 
 import contextlib
 import os
 
-# Before NumPy is imported: the tiles that the interpreter multiplies are small, and threads that wait for one another
-# on a busy machine take longer over them than one alone.
+# Set before NumPy is imported: the interpreter multiplies small tiles, and on a busy machine threads that wait for one
+# another are slower than one thread.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import zlib
@@ -50,19 +50,19 @@ from fourfold.pytest_plugin.progress import ProgressReporter
 from fourfold.pytest_plugin.table import Matrix
 from fourfold.pytest_plugin.wrong_cells import WrongCells
 
-# Of a GPU's memory: a context, compiled kernels, and what a test holds.
+# A worker's GPU memory: a context, compiled kernels, and the tensors of a test.
 WORKER_BYTES = 3 << 30
-# What a worker may hold between its tests, to spare asking for it again.
+# GPU memory that a worker may keep cached between tests, to avoid allocating it again.
 KEPT_BYTES = 1 << 30
-# The backends that are not torch.
+# The backends other than torch.
 KERNELS = ("triton", "cuda")
 TABLE = pytest.StashKey[Matrix]()
-# The cells of candidates that are known to be wrong.
+# The cells of candidates known to be wrong.
 WRONG = pytest.StashKey[WrongCells]()
 # The packages whose warnings are errors in CI.
 OWN = ("fourfold", "tests", "conftest")
-# How warnings begin that nothing can be kept in a folder that the user must not write to: pytest's, of the seconds
-# of each test and of what failed last, and Hypothesis's, of its cases.
+# The first words of warnings about a folder without write permission: pytest cannot store test durations and the last
+# failures there, and Hypothesis cannot store its cases.
 OF_CACHES = ("could not create cache path", "cache could not write path", "The database setting is not configured")
 
 
@@ -151,7 +151,7 @@ def pytest_configure(config: pytest.Config) -> None:
     limits = contextlib.ExitStack()
     limits.enter_context(compilation.compilation_limited(config.stash[DEVICE], config.getoption("compile_seconds")))
     config.add_cleanup(limits.close)
-    if config.stash[DEVICE] == "cuda":  # on a CPU neighbours in one process share what the oracle gave
+    if config.stash[DEVICE] == "cuda":  # on a CPU, neighbours in one process share the oracle's results
         xdist_internals.hand_out_one_by_one(config)
     record = RunReporter(config)
     runs_tests = not xdist_internals.is_controller(config)
@@ -163,7 +163,7 @@ def pytest_configure(config: pytest.Config) -> None:
         traces = config.stash[DEVICE] == "cpu" and (of_cuda or config.getoption("executed"))
         config.stash[LINES] = Executed(traces=traces)
         recorder.users += 1  # to the end of the process
-    # With workers, each of them imports a candidate in the first test of it.
+    # Each worker imports a candidate in its first test of it.
     if runs_tests and not xdist_internals.is_worker(config):
         isolation.import_before_tests(config)
     config.pluginmanager.register(record, "fourfold-record")
@@ -173,9 +173,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """As many as there are cores, in turn on each GPU, while there is memory for them; without one, as xdist thinks.
+    """Return the number of cores, limited by the memory of the GPUs and at least one per GPU; without a GPU, None.
 
-    Most of a test's time is the host's: a GPU has room for many.
+    Workers take the GPUs in turn. The host takes most of a test's time, so that a GPU has room for many workers. None
+    leaves the number to xdist.
     """
     if chosen_device(config) != "cuda":
         return None
@@ -185,14 +186,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 def share_the_machine(device: str) -> None:
-    """Let a worker take its part, and torch compute as exactly as kernels are to."""
+    """Assign GPU and threads; disable inexact math."""
     worker = xdist_internals.worker_number()
     if device == "cuda":
         compute_exactly()
         if worker is not None:
             torch.cuda.set_device(worker % torch.cuda.device_count())
     elif worker is not None:
-        torch.set_num_threads(1)  # the workers are as many as the cores
+        torch.set_num_threads(1)  # there are as many workers as cores
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -203,13 +204,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def examples(config: pytest.Config, own: bool = False) -> int:
-    """Generated cases of each check; of this library's `own` implementations fewer under the default profile."""
+    """Return the number of generated cases a check; the default profile draws fewer for `own` implementations."""
     given = config.getoption("examples")
     return given if given is not None else profiles.examples(own)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests that take a cell run for every selected one, and for every law or configuration of it if they take one."""
+    """Parametrize tests with the selected cells, and with each law, configuration or output that they also take."""
     if "cell" not in metafunc.fixturenames:
         return
     selection = metafunc.config.stash[SELECTION]
@@ -253,7 +254,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def record_of(operation: Operation, output: str) -> Operation:
-    """The record of one of the outputs; of all of them without a name of one."""
+    """Return the record of the named output, or of the whole operation if there is no such name."""
     return operation.outputs.get(output, operation)
 
 
@@ -262,16 +263,16 @@ def _of(cell: Cell, output: str) -> str:
 
 
 def check_of(test: pytest.Item) -> Check | None:
-    """The check whose name a test is marked with."""
+    """Return the check that a test's marker names, or None."""
     mark = test.get_closest_marker("check")
     return named(*mark.args) if mark else None
 
 
 def looked_at(cells: list[Cell], check: Check, nightly: bool) -> list[Cell]:
-    """The cells of the dtypes that a check looks at.
+    """Return the cells of the dtypes that a check takes.
 
-    Where it looks at all of them under the nightly profile, a plain run looks at its `dtypes`, or at all of an
-    operation and a backend where none of these is selected. What depends little on the dtype takes less time this way.
+    If the check takes all dtypes under the nightly profile, a plain run takes its `dtypes`, or all dtypes of an
+    operation and a backend if none of these is selected. This saves time in checks that depend little on the dtype.
     """
     if check.only is not None:
         return [cell for cell in cells if cell.dtype == check.only]
@@ -283,19 +284,19 @@ def looked_at(cells: list[Cell], check: Check, nightly: bool) -> list[Cell]:
 
 
 def of_dtypes(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
-    """The cells of some dtypes, and all of an operation and backend that has none of these."""
+    """Return the cells of the given dtypes, and all cells of an operation and backend that have none of them."""
     those = {(cell.operation, cell.backend) for cell in cells if cell.dtype in dtypes}
     return [cell for cell in cells if cell.dtype in dtypes or (cell.operation, cell.backend) not in those]
 
 
 def thinned(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
-    """The cells of candidates, and those `of_dtypes` of this library's implementations; all where no dtype is named."""
+    """Return the cells of candidates, and `of_dtypes` for the library's own; all cells if `dtypes` is empty."""
     kept = set(of_dtypes(cells, dtypes)) if dtypes else set(cells)
     return [cell for cell in cells if cell.backend == CANDIDATE or cell in kept]
 
 
 def computes(cell: Cell, config: pytest.Config) -> bool:
-    """Whether a cell's implementation is to compute for itself, and not by torch."""
+    """Return whether a cell's implementation must compute without torch's operators."""
     return cell.backend in (KERNELS if not config.getoption("forbid_fallback") else (*KERNELS, CANDIDATE))
 
 
@@ -317,7 +318,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], others: list[pytest.Item]) -> None:
-    """Deselect the `others` of the items."""
+    """Deselect `others`."""
     if others:
         config.hook.pytest_deselected(items=others)
         gone = set(others)
@@ -325,7 +326,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item], others: list[pyte
 
 
 def side_by_side(items: list[pytest.Item]) -> None:
-    """Order the tests of cells by operation and dtype, so that one process asks the oracle once for all backends."""
+    """Order the tests of cells by operation and dtype, so that a process computes the oracle once for all backends."""
     identities = [(place, item, Identity.of_item(item)) for place, item in enumerate(items)]
     of_cells = [(place, item, identity.cell) for place, item, identity in identities if identity]
     first: dict[tuple[str, str], int] = {}
@@ -337,11 +338,11 @@ def side_by_side(items: list[pytest.Item]) -> None:
 
 
 def order_on_gpu(item: pytest.Item) -> tuple[int, int]:
-    """How tests are ordered for workers that share a GPU, where most of the time is Triton's compiler's.
+    """Return a sort key for tests of workers that share a GPU, where Triton's compiler takes most of the time.
 
-    Tests of no cell come first, in their own order. Of the others those come first that compile every configuration of
-    a kernel, then Triton's. They are shuffled, always in the same way: neighbours need the same kernels, and workers
-    that need one at the same time compile it once each.
+    Tests without a cell come first, in their own order. Then come tests that compile every configuration of a kernel,
+    then Triton's, then the rest. Each group is shuffled, always in the same way: neighbours need the same kernels, and
+    workers that need one at the same time each compile it.
     """
     identity = Identity.of_item(item)
     if identity is None:
@@ -351,43 +352,43 @@ def order_on_gpu(item: pytest.Item) -> tuple[int, int]:
 
 
 def is_benchmark(item: pytest.Item) -> bool:
-    """Whether a test takes pytest-benchmark's fixture, by itself or through another."""
+    """Return whether a test takes pytest-benchmark's fixture, directly or through another fixture."""
     return "benchmark" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session")
 def device(pytestconfig: pytest.Config) -> str:
-    """Where kernels run: "cpu" or "cuda"."""
+    """Return the type of the device that runs kernels: "cpu" or "cuda"."""
     return pytestconfig.stash[DEVICE]
 
 
 @pytest.fixture
 def cell() -> Cell:
-    """The cell that a test is for."""
+    """Return the cell under test."""
     raise NotImplementedError("pytest_generate_tests gives it")
 
 
 @pytest.fixture
 def output() -> str:
-    """The name of the output that a test is for, where there are several: see `outputs_for`."""
+    """Return the name of the output under test; "" if the operation has only one: see `outputs_for`."""
     return ""
 
 
 @pytest.fixture
 def law() -> Law:
-    """The law that a test is for."""
+    """Return the law under test."""
     raise NotImplementedError("pytest_generate_tests gives it")
 
 
 @pytest.fixture
 def configuration() -> Configuration:
-    """The configuration of a tuned kernel that a test is for."""
+    """Return the configuration of a tuned kernel under test."""
     raise NotImplementedError("pytest_generate_tests gives it")
 
 
 @pytest.fixture
 def note(pytestconfig: pytest.Config) -> Callable[[Case], None]:
-    """To be told of each case before it is run: what is left to be known where it ends the process."""
+    """Record each case before it runs."""
     box = pytestconfig.stash[BLACK_BOX]
     return lambda case: box.case(repr(case))
 
@@ -396,7 +397,7 @@ def note(pytestconfig: pytest.Config) -> Callable[[Case], None]:
 def subject(
     request: pytest.FixtureRequest, cell: Cell, output: str, device: str, note: Callable[[Case], None]
 ) -> Subject:
-    """The implementation that a test is for; skips, saying why, where it cannot run here."""
+    """Return the implementation under test; skip the test with a reason if it cannot run here."""
     selection = request.config.stash[SELECTION]
     if reason := selection.unsupported(cell, device):
         request.node.user_properties.append((NEVER, True))
@@ -408,7 +409,7 @@ def subject(
     made = selection.subject(cell, device, note)
     if output:
         made = together(made) if output == ALL else of_output(made, output)
-    request.config.stash[BLACK_BOX].case("")  # which was to find out what it can do
+    request.config.stash[BLACK_BOX].case("")  # this call only asked for the implementation's abilities
     if cell.backend == CANDIDATE and WATCH in request.config.stash:
         request.config.stash[WATCH].hold_subject(made)
     return made
@@ -416,7 +417,7 @@ def subject(
 
 @pytest.fixture
 def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Callable[[Case], None]) -> Search:
-    """How hard a check looks, and what it saw."""
+    """Return the search of a check: its settings, and the record of its results."""
     identity, check = Identity.of_item(request.node), check_of(request.node)
     own = identity is not None and identity.cell.backend != CANDIDATE
     most = examples(pytestconfig, own)
@@ -434,12 +435,12 @@ def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Ca
 
 
 def _may_refuse(identity: Identity | None, config: pytest.Config) -> bool:
-    """Whether an exception of the implementation's own is a refusal: of a candidate's, unless an option forbids it."""
+    """Return whether the implementation's exceptions are refusals: a candidate's are, unless an option forbids it."""
     return identity is not None and identity.cell.backend == CANDIDATE and not config.getoption("no_refusals")
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """A GPU's memory that a test has done with is for the tests of other processes."""
+    """Release cached GPU memory for other workers."""
     is_worker = xdist_internals.is_worker(item.config)
     if is_worker and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT_BYTES:
         torch.cuda.empty_cache()
@@ -447,10 +448,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """What an implementation cannot be put through is skipped, and the reason told; and none ends the run.
+    """Skip a test that does not apply, with the reason, and keep an implementation from ending the run.
 
     Raises:
-        Tampered: a candidate has changed what judges it.
+        Tampered: a candidate changed the code that judges it.
     """
     identity = Identity.of_item(pyfuncitem)
     try:
@@ -481,7 +482,7 @@ def _tampered(config: pytest.Config, identity: Identity | None) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed check shows the case and the command that repeats it, in place of the way through the machinery."""
+    """Report a failed check by its case and the command that repeats it, without the harness's own frames."""
     search = getattr(item, "funcargs", {}).get("search")
     if call.when == "call" and search is not None:
         seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds, "grade": search.grade}
@@ -501,11 +502,11 @@ def pytest_runtest_makereport(
 
 
 class RunReporter:
-    """Tallies the reports, of this process or of the workers, and closes the run with the table."""
+    """The plugin that tallies the reports of this process or its workers, and prints the table at the end."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.account = config, Account(config)
-        self.causes: dict[str, str] = {}  # of failures, and the test that had each first
+        self.causes: dict[str, str] = {}  # of failures: the first test with each
         self.shortcomings: list[str] = []
         self.passed = False
         self.is_worker = xdist_internals.is_worker(config)
@@ -513,14 +514,14 @@ class RunReporter:
         if config.getoption("verdict") and not self.is_worker:
             self.path = file_to_write("--verdict", config.getoption("verdict"), config.invocation_params.dir)
             try:
-                self.path.unlink(missing_ok=True)  # an old one must not be taken for this run's
+                self.path.unlink(missing_ok=True)  # an old file must not pass for this run's
             except OSError as error:
                 raise pytest.UsageError(f"--verdict {self.path}: it cannot be replaced: {error.strerror}") from error
         if isolation.tell_supervisor(config, self.about()):
             self.path = None
 
     def about(self) -> dict[str, Any]:
-        """What the run is of, for its verdict."""
+        """Return the device, examples and candidates of the run, for its verdict."""
         return {
             "device": torch.cuda.get_device_name() if self.config.stash[DEVICE] == "cuda" else "cpu",
             "examples_a_check": examples(self.config),
@@ -529,12 +530,12 @@ class RunReporter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
-        """With workers, each tells which tests are to be run."""
+        """Record the tests that a worker collected."""
         self.account.collected(ids)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Count what a test came to."""
+        """Count a test's report."""
         identity = self.account.add(report)
         if identity is None:
             return
@@ -542,7 +543,7 @@ class RunReporter:
             self._shorten(report)
 
     def _shorten(self, report: Any) -> None:
-        """Show a cause once: what else fails by it refers to the first."""
+        """Show a cause once: later failures with the same cause refer to the first."""
         cause = next((seen.get("cause") for name, seen in report.user_properties if name == FAILURE), None)
         if cause and isinstance(report.longrepr, str):
             first = self.causes.setdefault(cause, report.nodeid)
@@ -551,10 +552,10 @@ class RunReporter:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
-        """What was asked for has passed where every check has, and none was left out."""
+        """Fail the session for its shortcomings, and write the verdict."""
         if LINES in self.config.stash:
             self.config.stash[LINES].gather()
-        end_all()  # from here on no candidate in a process of its own writes into files
+        end_all()  # afterwards no candidate's process can write files
         if self.is_worker:
             yield
             return

@@ -1,4 +1,4 @@
-"""What a test is for: read from pytest's item where there is one, and carried by the test's reports everywhere else."""
+"""The identity of a test: read from pytest's item if there is one, and carried by its reports elsewhere."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,13 +9,13 @@ import pytest
 from fourfold.checks.catalogue import ALL, OF
 from fourfold.engine.cells import Cell
 
-# Its name among what a test's report carries besides pytest's own.
+# The name of its user property in a test's report.
 IDENTITY = "fourfold"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a test of a cell is for.
+    """The cell and the check that a test is for.
 
     Attributes:
         cell: the cell.
@@ -28,7 +28,7 @@ class Identity:
 
     @classmethod
     def of_item(cls, item: pytest.Item) -> "Identity | None":
-        """What an item is for; None where no cell is among its parameters."""
+        """Return the identity of an item, or None if it has no cell among its parameters."""
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         cell, law, configuration, output = (parameters.get(n) for n in ("cell", "law", "configuration", "output"))
         if not isinstance(cell, Cell):
@@ -41,20 +41,20 @@ class Identity:
 
     @classmethod
     def of_report(cls, report: Any) -> "Identity | None":
-        """What a report's test is for, in whichever process that was run."""
+        """Return the identity that a report carries, from whichever process, or None."""
         carried = next((value for name, value in report.user_properties if name == IDENTITY), None)
         return cls.of_dict(carried) if carried else None
 
     @classmethod
     def of_dict(cls, carried: Mapping[str, Any]) -> "Identity":
-        """From what `as_dict` gives."""
+        """Build an identity from the result of `as_dict`."""
         return cls(Cell(**carried["cell"]), carried["check"])
 
     def as_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Return the identity as a mapping for JSON."""
         return asdict(self)
 
     @property
     def property(self) -> tuple[str, dict[str, Any]]:
-        """For pytest's `user_properties`."""
+        """Return the identity as an entry of pytest's `user_properties`."""
         return IDENTITY, self.as_dict()

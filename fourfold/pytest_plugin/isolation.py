@@ -1,8 +1,8 @@
-"""A kernel that kills its process, or never ends, fails its own test: a pytest plugin.
+"""Isolation of tests: a kernel that kills its process, or never ends, fails only its own test.
 
-With `-n`, pytest-xdist replaces a worker that has died. Without it, the run goes on in a child of the process that was
-started; where that dies, another takes up what is left, and the results so far are told again. A test that Python
-cannot interrupt any more is ended, with its process, some time after its time limit. `-n 0` runs all in one process.
+With `-n`, pytest-xdist replaces a worker that died. Without it, the tests run in a child of the started process; if
+the child dies, another one runs the remaining tests and reports the earlier results again. If Python cannot interrupt
+a test, its process is ended some time after the time limit. `-n 0` runs all tests in one process.
 """
 
 import contextlib
@@ -31,31 +31,31 @@ from fourfold.pytest_plugin.journal import Journal, Pipe
 from fourfold.pytest_plugin.leftover_threads import LeftBehind
 from fourfold.pytest_plugin.preparation import import_candidates, prepare, time_limit
 
-# Options with which nothing is run, or somebody wants to look into the process that runs it.
+# Options that run no test, and options that debug the process that runs the tests.
 NO_RUN = ("--collect-only", "--help", "--version", "--fixtures", "--fixtures-per-test", "--markers", "--cache-show")
 INTERACTIVE = ("--pdb", "--trace")
 
 BLACK_BOX = pytest.StashKey[BlackBox]()
 TASK = pytest.StashKey["RunTask"]()
 LEFT_BEHIND = pytest.StashKey[LeftBehind]()
-# In a process that runs tests: which lines of the implementations have run.
+# In a process that runs tests: the lines of the implementations that ran.
 LINES = pytest.StashKey[Executed]()
 _KEY = "fourfold_black_box"
-# Among what a worker tells its controller: what candidates have changed.
+# A worker's output for its controller: the changes that candidates made.
 CHANGED = "fourfold_changed"
-# And which of the implementations' lines have run in it.
+# Another one: the lines of the implementations that ran in it.
 EXECUTED = "fourfold_executed"
 WORKERS = "fourfold-workers"
 
 
 @dataclass
 class RunTask:
-    """What a process that runs tests has to know.
+    """The task of a process that runs tests.
 
     Attributes:
-        box: where it leaves what it has to say.
-        told: what others have run before it.
-        journal: where it writes what it does; None where nobody reads it.
+        box: the black box that it fills.
+        told: the entries of earlier processes.
+        journal: the journal that it writes; None if nobody reads it.
     """
 
     box: BlackBox
@@ -64,7 +64,7 @@ class RunTask:
 
 
 class Isolation:
-    """The plugin within the process that runs tests."""
+    """The plugin in the process that runs tests."""
 
     def __init__(self, config: pytest.Config, task: RunTask) -> None:
         self.config, self.box, self.told, self.journal = config, task.box, task.told, task.journal
@@ -73,13 +73,13 @@ class Isolation:
         self.session: pytest.Session | None = None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """What has been run, or has killed the process, is not run again."""
+        """Remove tests that already ran or killed their process."""
         done = {entry["nodeid"] for entry in self.told}
         items[:] = [item for item in items if item.nodeid not in done]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        """Before the first test: what went before it, after which -x may have none follow."""
+        """Report earlier results before the first test, because -x may stop the run after them."""
         self._tell()
         if item.session.shouldfail:
             pytest_internals.stop(item.session, str(item.session.shouldfail))
@@ -87,16 +87,16 @@ class Isolation:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Where no test was left to run."""
+        """Report earlier results if no test was left to run, and send a worker's records to the controller."""
         if self.to_tell:
             self._tell()
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # of that which ended the last process
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # the test that ended the last process failed
         if xdist_internals.is_worker(self.config):
             outputs = xdist_internals.outputs(self.config)
             outputs[CHANGED], outputs[EXECUTED] = self.changes(), told_of(self.config)
 
     def _tell(self) -> None:
-        """Tell the results of processes that have died. Any earlier and they would pass for errors of collection."""
+        """Report the results of dead processes; reported any earlier, they would pass for collection errors."""
         self.retelling = True
         for data in self.to_tell:
             report = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
@@ -109,7 +109,7 @@ class Isolation:
             self.journal.write(**entry)
 
     def changes(self) -> list[str]:
-        """What candidates have changed of the program that judges them, in this process."""
+        """Return what candidates in this process changed of the program that judges them."""
         watch = self.config.stash.get(WATCH, None)
         if watch is None:
             return []
@@ -118,43 +118,43 @@ class Isolation:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Tell which tests are to be run; no plugin is added any more."""
+        """Record the collected tests; no plugin is added from now on."""
         self._note(nodeid="", collected=[item.nodeid for item in session.items])
         if WATCH in self.config.stash:
             self.config.stash[WATCH].settle()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Remember what is being run."""
+        """Record that a test starts."""
         self.box.case("")
         self._note(nodeid=nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Remember what it came to."""
+        """Record a test's report."""
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
         self._note(nodeid=report.nodeid, report=data)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Remember that it did come to its end."""
+        """Record that a test ended."""
         self._note(nodeid=nodeid, ended=True)
         self.config.stash[LEFT_BEHIND].note(nodeid)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> None:
-        """pytest-timeout interrupts Python; what does not heed that is ended."""
+        """End the process if a test ignores pytest-timeout's interrupt."""
         if settings.timeout:
             self.box.expect_within(settings.timeout)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> None:
-        """The test is over."""
+        """Cancel the limit once the test is over."""
         self.box.expect_nothing()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """An illegal access spoils the device for the whole process: every later call fails, whoever makes it."""
+        """End the process after an illegal access: it breaks the device, so that every later call would fail."""
         report = yield
         if report.failed and (lost := lost_device()):
             if self.journal is None and not xdist_internals.is_worker(self.config):
@@ -165,11 +165,11 @@ class Isolation:
         return report
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Know whose exit code the process is to have."""
+        """Keep the session for its exit status."""
         self.session = session
 
     def pytest_unconfigure(self) -> None:
-        """The run has come to its end."""
+        """Record the end of the run, and end the process without leftover threads."""
         self.box.expect_nothing()
         status = None if self.session is None else int(self.session.exitstatus)
         self._note(nodeid="", ended=True, status=status, changed=self.changes(), executed=told_of(self.config))
@@ -179,13 +179,13 @@ class Isolation:
 
 
 def told_of(config: pytest.Config) -> dict[str, Any] | None:
-    """Which lines have run in this process; None where nobody looks."""
+    """Return the lines that ran in this process, or None if no one records them."""
     executed = config.stash.get(LINES, None)
     return None if executed is None else executed.told()
 
 
 def lost_device() -> str | None:
-    """What the GPU's context died of, if it did."""
+    """Return the error that broke the GPU's context, or None."""
     if torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
@@ -194,7 +194,7 @@ def lost_device() -> str | None:
     return None
 
 
-@pytest.hookimpl(trylast=True)  # after pytest's own use of faulthandler, to which it tells its own file
+@pytest.hookimpl(trylast=True)  # after pytest has set up faulthandler with its own file
 def pytest_configure(config: pytest.Config) -> None:
     """Watch over the workers of pytest-xdist, or over this process."""
     if xdist_internals.is_controller(config):
@@ -217,41 +217,41 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Run the tests in a child, unless that is what this process is."""
-    xdist_internals.replace_all_workers(config)  # each that dies has come to the end of a test
+    """Run the tests in a child, unless this process is the child."""
+    xdist_internals.replace_all_workers(config)  # each worker that dies has ended a test
     if is_distributed(config) or runs_no_test_of_its_own(config) or any_of(config, INTERACTIVE):
         return None
     return supervise(config)
 
 
 def folder_of_workers(config: pytest.Config) -> Path | None:
-    """In a worker, a folder that all workers of the run share; None elsewhere."""
+    """Return the folder that all workers of the run share, or None outside of a worker."""
     return Path(xdist_internals.inputs(config)[_KEY]).parent if xdist_internals.is_worker(config) else None
 
 
 def is_distributed(config: pytest.Config) -> bool:
-    """Whether pytest-xdist is told who runs the tests: workers, or with -n 0 this process."""
+    """Return whether pytest-xdist was told who runs the tests: workers, or with -n 0 this process."""
     return xdist_internals.is_asked_for(config)
 
 
 def runs_no_test_of_its_own(config: pytest.Config) -> bool:
-    """Whether another process looks after this one, or nothing is run."""
+    """Return whether another process supervises this one, or nothing runs."""
     looked_after = TASK in config.stash or xdist_internals.is_worker(config)
     return looked_after or any_of(config, NO_RUN) or not hasattr(os, "fork")
 
 
 def any_of(config: pytest.Config, names: Iterable[str]) -> bool:
-    """Whether an option is given."""
+    """Return whether any of the options is given."""
     return any(config.getoption(name, None) for name in names)
 
 
 class TrialImport:
-    """The plugin of a process that gives tests to others, or runs them by itself."""
+    """The plugin of a process that distributes tests, or runs them by itself."""
 
-    # As a wrapper it comes first: before pytest-xdist asks for the number of GPUs, after which no child could use one.
+    # A wrapper runs first: before pytest-xdist asks for the number of GPUs, after which no forked child could use one.
     @pytest.hookimpl(wrapper=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
-        """Try the imports that the run depends on."""
+        """Try to import the candidates before workers start."""
         watched = any_of(config, INTERACTIVE) or runs_no_test_of_its_own(config)
         if config.getoption("candidate") and is_distributed(config) and not watched:
             try_import(config)
@@ -259,7 +259,7 @@ class TrialImport:
 
 
 def try_import(config: pytest.Config) -> None:
-    """Import the candidates in a child: what a run does that must not end when an import does not.
+    """Import the candidates in a child, so that a failing import does not end the run.
 
     Raises:
         pytest.UsageError: one cannot be imported; says why.
@@ -275,7 +275,7 @@ def try_import(config: pytest.Config) -> None:
                 said.write_text(said_on_import(config, box))
             except KeyboardInterrupt:
                 code = int(pytest.ExitCode.INTERRUPTED)
-            except Exception:  # of something else, which the run itself comes upon
+            except Exception:  # another error, which the run itself will report
                 said.write_text("")
             finally:
                 os._exit(code)
@@ -291,8 +291,8 @@ def try_import(config: pytest.Config) -> None:
 
 
 def said_on_import(config: pytest.Config, box: BlackBox) -> str:
-    """Why the candidates cannot be imported; "" where they can."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what they print is told when they are imported to be run
+    """Return why the candidates cannot be imported, or ""."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # their output appears when the run imports them
     box.open()
     try:
         prepare(config)
@@ -303,7 +303,7 @@ def said_on_import(config: pytest.Config, box: BlackBox) -> str:
 
 
 def tell_supervisor(config: pytest.Config, about: dict[str, Any]) -> bool:
-    """Tell the process that has started this one, if one has, what a run is of; gives whether there is one."""
+    """Send the supervising process a description of the run; return whether there is such a process."""
     task = config.stash.get(TASK, None)
     if task is None or task.journal is None:
         return False
@@ -314,7 +314,7 @@ def tell_supervisor(config: pytest.Config, about: dict[str, Any]) -> bool:
 
 
 def import_before_tests(config: pytest.Config) -> None:
-    """Import the candidates in the process that runs tests without workers, so that a mistake ends the run at once.
+    """Import the candidates before the tests in a run without workers, so that a mistake ends the run at once.
 
     Raises:
         pytest.UsageError: one cannot be imported; says why.
@@ -334,12 +334,12 @@ def import_before_tests(config: pytest.Config) -> None:
 
 
 def died_of_import(found: Found) -> str:
-    """What is said of a candidate whose import has ended its process."""
+    """Return the message about a candidate whose import ended its process."""
     return f"{found.importing}: the process that imports it {found.cause}"
 
 
 def supervise(config: pytest.Config) -> int:
-    """Fork children, each of which runs what the former have not, until one comes to the end. Gives its exit code."""
+    """Fork children, each of which runs the remaining tests, until one finishes; return its exit code."""
     if config.getoption("candidate"):
         adopt_orphans()
     with child.Stop(relays=True) as stop:
@@ -347,7 +347,7 @@ def supervise(config: pytest.Config) -> int:
 
 
 def ended_children(config: pytest.Config, stop: child.Stop) -> int:
-    """The exit code of a run by children, of which each takes up what the one before has not run."""
+    """Return the exit code of a run by children, each of which continues where the one before it died."""
     told: list[dict[str, Any]] = []
     false = 0
     while True:
@@ -355,7 +355,7 @@ def ended_children(config: pytest.Config, stop: child.Stop) -> int:
         false += unknown
         end = next((entry for entry in entries if not entry["nodeid"] and entry.get("ended")), None)
         if end is not None:
-            if stop.signal is not None:  # which may have killed the process after this
+            if stop.signal is not None:  # the signal may have killed the process after this entry
                 code = int(pytest.ExitCode.INTERRUPTED if end["status"] is None else end["status"])
             return concluded(config, [*told, *entries], false, code, end)
         ended = {entry["nodeid"] for entry in entries if entry.get("ended")}
@@ -374,7 +374,7 @@ def ended_children(config: pytest.Config, stop: child.Stop) -> int:
 def told_by_child(
     config: pytest.Config, told: list[dict[str, Any]], stop: child.Stop
 ) -> tuple[int, list[dict[str, Any]], Found, int]:
-    """Fork a child that runs tests; gives its exit code, what it has told, what it has left, and how much is false."""
+    """Fork a child that runs tests; return its exit code, entries and black box, and the number of false entries."""
     folder, pipe = new_folder(), Pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -391,9 +391,9 @@ def told_by_child(
 
 
 def concluded(config: pytest.Config, entries: list[dict[str, Any]], false: int, code: int, end: dict[str, Any]) -> int:
-    """The exit code of a run that has come to its end, by what was told; says what contradicts it. Writes the verdict.
+    """Return a finished run's exit code according to its entries; print contradictions, and write the verdict.
 
-    The exit code of the process alone says little: a candidate may end it as it likes.
+    The exit code of the process alone proves little, because a candidate may end the process with any code.
     """
     code, account, lacking = conclude(config, entries, false, code, end)
     for line in lacking:
@@ -402,14 +402,14 @@ def concluded(config: pytest.Config, entries: list[dict[str, Any]], false: int, 
 
 
 def killed(config: pytest.Config, entries: list[dict[str, Any]], false: int, number: int, test: str) -> int:
-    """The exit code of a run that was stopped, and whose process had to be killed; prints the table.
+    """Return the exit code of a stopped run whose process had to be killed; print the table.
 
     Args:
-        config: of the process that has started it.
-        entries: what was told.
-        false: how much more was not the run's own.
+        config: of the parent process.
+        entries: of the journal.
+        false: the number of further entries that were not the run's own.
         number: the signal.
-        test: that was running; "" if none was.
+        test: the running test; "" if there was none.
     """
     interrupted = int(pytest.ExitCode.INTERRUPTED)
     _, account, _ = conclude(config, entries, false, interrupted, {"status": interrupted})
@@ -420,7 +420,7 @@ def killed(config: pytest.Config, entries: list[dict[str, Any]], false: int, num
 
 
 def written(config: pytest.Config, account: Account, code: int, entries: list[dict[str, Any]]) -> int:
-    """Write the verdict, if a session has begun; gives the exit code."""
+    """Write the verdict if a session began; return the exit code."""
     about = next((entry["about"] for entry in entries if "about" in entry), None)
     if about is None or not config.getoption("verdict"):
         return code
@@ -432,7 +432,7 @@ def written(config: pytest.Config, account: Account, code: int, entries: list[di
 
 
 def ended_outside_of_tests(config: pytest.Config, entries: list[dict[str, Any]], code: int, found: Found) -> int:
-    """The exit code of a run whose process has ended before its first test, between two, or after the last."""
+    """Return the exit code of a run whose process ended before its first test, between two, or after the last."""
     if found.importing:
         print(f"ERROR: {died_of_import(found)}\n", file=sys.stderr)
         return int(pytest.ExitCode.USAGE_ERROR)
@@ -443,18 +443,18 @@ def ended_outside_of_tests(config: pytest.Config, entries: list[dict[str, Any]],
     return written(config, account, code, entries)
 
 
-# The children that this process has besides those that run tests.
+# The children of this process other than those that run tests.
 _own_children: set[int] = set()
 
 
 def adopt_orphans() -> None:
-    """From here on, what a candidate leaves running becomes a child of this process when its own has ended."""
+    """Adopt the processes that candidates leave behind when their own parents end."""
     _own_children.update(child.children())
     child.adopt_orphans()
 
 
 def end_orphans() -> None:
-    """End the children of this process but for its own: what a candidate has left running could write into files."""
+    """Kill all children except our own, because processes that a candidate left running could write files."""
     for process in (left := child.children() - _own_children):
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(process, signal.SIGKILL)
@@ -464,13 +464,13 @@ def end_orphans() -> None:
 
 
 def end_orphans_of(config: pytest.Config) -> None:
-    """Where workers have run candidates, and have ended, end what these have left running."""
+    """Kill the processes that candidates left running, once the workers have ended."""
     if config.getoption("candidate") and xdist_internals.is_controller(config):
         end_orphans()
 
 
 def run_as_child(config: pytest.Config, task: RunTask) -> None:
-    """Run the tests and leave, past whoever called pytest."""
+    """Run the tests, then exit the process."""
     config.stash[TASK] = task
     config.option.no_header |= bool(task.told)
     try:
@@ -483,7 +483,7 @@ def run_as_child(config: pytest.Config, task: RunTask) -> None:
 
 
 def describe(config: pytest.Config, report: pytest.TestReport, found: Found) -> None:
-    """Make the report of a test tell that, and how, it has ended its process."""
+    """Describe in a test's report how the test ended its process."""
     file, _, name = report.nodeid.partition("::")
     report.location = (file, None, name)
     report.longrepr = f"the process that ran this test {found.cause}" + (f"\n\nat {found.case}" if found.case else "")
@@ -497,7 +497,7 @@ def describe(config: pytest.Config, report: pytest.TestReport, found: Found) -> 
 
 
 class Workers:
-    """The plugin within the controller of pytest-xdist's workers."""
+    """The plugin in the controller of pytest-xdist's workers."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.folder = config, new_folder()
@@ -506,7 +506,7 @@ class Workers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Keep what a worker that has come to its end tells of candidates. One that has died has failed a test."""
+        """Keep the records of a worker that finished; a worker that died has failed a test."""
         if error is None:
             unknown = [f"what {xdist_internals.name_of(node)} tells at its end"]
             outputs = xdist_internals.outputs_of(node)
@@ -515,12 +515,12 @@ class Workers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker where to leave what it has to say."""
+        """Tell a worker the folder of its black box."""
         folder = self.folder / xdist_internals.name_of(node)
         folder.mkdir()
         xdist_internals.inputs_of(node)[_KEY] = str(folder)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, report: Any) -> None:
-        """Say why a worker has died."""
+        """Report why a worker died."""
         describe(self.config, report, BlackBox(Path(xdist_internals.inputs_of(report.node)[_KEY])).found())

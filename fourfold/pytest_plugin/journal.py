@@ -1,6 +1,6 @@
-"""What a process that runs tests tells the process that has started it: lines through a pipe, which nothing takes back.
+"""The journal of a process that runs tests: lines in a pipe to its parent, which cannot be withdrawn.
 
-Each line has a number and a seal. So a line that a candidate writes, leaves out or repeats is told from the run's own.
+Each line has a number and a seal, so that the parent detects lines that a candidate writes, drops or repeats.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-# Taken before a candidate is loaded, which may replace them.
+# Saved before a candidate, which may replace them, is loaded.
 _chunks = json.JSONEncoder(default=str).iterencode
 _write = os.write
 
 
 class Journal:
-    """The end of the pipe that is written to.
+    """The writing end of the pipe.
 
     Args:
         descriptor: of the pipe.
@@ -27,10 +27,10 @@ class Journal:
 
     def __init__(self, descriptor: int, key: bytes) -> None:
         self._descriptor, self._seal, self._number = descriptor, hashlib.blake2b(key=key, digest_size=16), 0
-        self.candidates: Callable[[], Collection[str]] = tuple  # files of code that has nothing to write here
+        self.candidates: Callable[[], Collection[str]] = tuple  # source files whose code must not write here
 
     def write(self, **entry: Any) -> None:
-        """Tell one thing. What a candidate's own code calls for is marked so."""
+        """Write an entry, marked as forged if a candidate's own code makes the call."""
         files = self.candidates()
         if files and _calls(files):
             entry["forged"] = True
@@ -42,7 +42,7 @@ class Journal:
 
 
 def sealed(seal: Any, text: bytes) -> bytes:
-    """The seal of a line."""
+    """Return the seal of a line."""
     own = seal.copy()
     own.update(text)
     return own.hexdigest().encode()
@@ -58,10 +58,10 @@ def _calls(files: Collection[str]) -> bool:
 
 
 class Pipe:
-    """A pipe to a child, and what has come through it.
+    """A pipe to a child, and the lines that came through it.
 
     Attributes:
-        false: how many lines were not the run's own.
+        false: the number of lines that were not the run's own.
     """
 
     def __init__(self) -> None:
@@ -72,12 +72,12 @@ class Pipe:
         self.false = 0
 
     def for_child(self) -> Journal:
-        """The child's end; to be called in the child."""
+        """Return the child's end; call this in the child."""
         os.close(self._from)
         return Journal(self._to, self._key)
 
     def listen(self) -> None:
-        """Begin to read; to be called once the child is there."""
+        """Start reading; call this once the child exists."""
         self._thread.start()
 
     def _read(self) -> None:
@@ -85,7 +85,7 @@ class Pipe:
             self._parts.append(os.read(self._from, 1 << 16))
 
     def entries(self) -> list[dict[str, Any]]:
-        """What the child has told, which has ended."""
+        """Return the entries of a child that has ended."""
         os.write(self._to, self._last)
         self._thread.join()
         os.close(self._from)

@@ -1,4 +1,4 @@
-"""Threads that a kernel has left behind: Python would wait for them for ever, and a run that has ended must end."""
+"""Threads that kernels leave behind: Python would wait for them forever, but a run must end."""
 
 import os
 import sys
@@ -11,37 +11,37 @@ from weakref import WeakKeyDictionary
 
 from fourfold.candidates.frames import is_of_a_library
 
-# For threads that are about to come to their end.
+# The time that threads have to end by themselves.
 GRACE_SECONDS = 3.0
 
 
 class LeftBehind:
-    """The threads that have begun since this was made, and which test each is of."""
+    """The threads that began since this object was made, each with the test that it belongs to."""
 
     def __init__(self) -> None:
         self._former = frozenset(threading.enumerate())
         self._of: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
 
     def alive(self) -> list[threading.Thread]:
-        """Those that Python waits for before it ends."""
+        """Return the new threads that Python waits for at exit."""
         return [thread for thread in threading.enumerate() if not thread.daemon and thread not in self._former]
 
     def note(self, test: str) -> None:
-        """A test, or an import, has ended: what has begun by now is of it, or of one before it."""
+        """Assign new threads without an owner to a test, or to an import, that has just ended."""
         for thread in self.alive():
             self._of.setdefault(thread, test)
 
     def end_without_them(self, code: Callable[[], int]) -> None:
-        """Once the main thread has come to its end, give these some time, and end the process if any is left then.
+        """End the process if threads are left some time after the main thread ended.
 
         Args:
-            code: the exit code that the process is to have.
+            code: returns the exit code for the process.
         """
         if self.alive():
             threading.Thread(target=self._end, args=(code,), daemon=True).start()
 
     def _end(self, code: Callable[[], int]) -> None:
-        threading.main_thread().join()  # which has ended before Python waits for the others
+        threading.main_thread().join()  # it ends before Python waits for the others
         deadline = time.monotonic() + GRACE_SECONDS
         while (left := self.alive()) and time.monotonic() < deadline:
             left[0].join(deadline - time.monotonic())

@@ -1,4 +1,4 @@
-"""Where a run writes what it is asked for: found out before it begins, so that its end does not fail by it."""
+"""The files and folders that a run writes, checked before it begins, so that it does not fail at its end."""
 
 import tempfile
 from pathlib import Path
@@ -7,10 +7,10 @@ import pytest
 
 
 def file_to_write(option: str, path: Path, folder: Path) -> Path:
-    """The file that an option names, from the folder that the user is in; the folders above it are made.
+    """Return the file that an option names, relative to the user's folder; create its parent folders.
 
     Raises:
-        pytest.UsageError: it is no file, or cannot be written.
+        pytest.UsageError: the path is no file, or cannot be written.
     """
     whole = folder / path
     if whole.exists() and not whole.is_file():
@@ -20,12 +20,12 @@ def file_to_write(option: str, path: Path, folder: Path) -> Path:
 
 
 def folder_to_write(option: str, path: Path, folder: Path) -> Path:
-    """The folder that an option names, from the folder that the user is in; those above it are made, it itself is not.
+    """Return the folder that an option names, relative to the user's folder; create only its parents.
 
-    A folder that came into being before workers start would pass there for one of tests.
+    Workers would take a folder that exists before they start for a folder of tests.
 
     Raises:
-        pytest.UsageError: it is no folder, or nothing can be written into it.
+        pytest.UsageError: the path is no folder, or nothing can be written into it.
     """
     whole = folder / path
     if whole.exists() and not whole.is_dir():

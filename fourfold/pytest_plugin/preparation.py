@@ -1,4 +1,4 @@
-"""What a process needs before it runs tests: the device, what the run selects, and the candidates, imported."""
+"""Preparation of a process that runs tests: the device, the selection, and the imported candidates."""
 
 import contextlib
 import importlib
@@ -19,11 +19,11 @@ from fourfold.pytest_plugin.failures import DEVICE, SELECTION
 
 
 class _Late(BaseException):
-    """The time limit is up; what catches every Exception does not catch it."""
+    """The time limit is up; not an Exception, so that `except Exception` does not catch it."""
 
 
 def chosen_device(config: pytest.Config) -> str:
-    """What --device says; xdist asks before the configuration is made."""
+    """Return the device of --device; xdist asks for it before the configuration exists."""
     device = config.getoption("device")
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,10 +31,10 @@ def chosen_device(config: pytest.Config) -> str:
 
 
 def prepare(config: pytest.Config) -> None:
-    """Find out the device and what the run selects.
+    """Determine the device and the selection of the run.
 
     Raises:
-        pytest.UsageError: an option names something that there is not.
+        pytest.UsageError: an option names something unknown, or there is no GPU for --device cuda.
     """
     device = config.stash[DEVICE] = chosen_device(config)
     if config.getoption("untrusted_where_possible") and may_be_untrusted(config):
@@ -59,24 +59,24 @@ def prepare(config: pytest.Config) -> None:
 
 
 def triton_for(device: str) -> None:
-    """Let Triton's kernels be interpreted on the CPU, and compiled for a GPU: before anything imports Triton."""
+    """Select Triton's interpreter on the CPU, or its compiler for a GPU, before anything imports Triton."""
     os.environ["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
     if device == "cpu":
-        # Before a candidate is loaded: whether its kernels run right must not depend on what else is selected.
+        # Before a candidate is loaded: the results of its kernels must not depend on the rest of the selection.
         importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
 
 
 def may_be_untrusted(config: pytest.Config) -> bool:
-    """Whether all candidates can run in a process of their own, and nobody wants to look into it."""
+    """Return whether all candidates can run in their own process, and no debugger is requested."""
     looked_into = config.getoption("usepdb") or config.getoption("trace")
     return chosen_device(config) == "cpu" and not looked_into
 
 
 def are_untrusted(config: pytest.Config, device: str) -> bool:
-    """Whether candidates run in a process of their own.
+    """Return whether candidates run in their own process.
 
     Raises:
-        pytest.UsageError: they shall, and cannot.
+        pytest.UsageError: an option requires it, but the device is not the CPU.
     """
     if not config.getoption("candidate") or not config.getoption("untrusted"):
         return False
@@ -88,15 +88,15 @@ def are_untrusted(config: pytest.Config, device: str) -> bool:
 
 
 def import_candidates(candidates: Sequence[Candidate], seconds: float, box: BlackBox | None = None) -> None:
-    """Import each within the time limit.
+    """Import each candidate within the time limit.
 
     Args:
-        candidates: what to import.
-        seconds: that each may take; 0 where there is no limit.
-        box: is told which one is being imported; a loop that Python cannot interrupt then ends the process.
+        candidates: the candidates to import.
+        seconds: the time limit of each; 0 for no limit.
+        box: records which one is being imported, and ends the process if Python cannot interrupt the import.
 
     Raises:
-        pytest.UsageError: one does not come to its end, fails, or has no such function.
+        pytest.UsageError: an import does not end in time or fails, or the function does not exist.
     """
     for candidate in candidates:
         try:
@@ -112,8 +112,8 @@ def import_candidates(candidates: Sequence[Candidate], seconds: float, box: Blac
 
 
 def time_limit(config: pytest.Config) -> float:
-    """The seconds that a test may take, by pytest-timeout's option, variable and setting; 0 where there is no limit."""
-    with contextlib.suppress(ValueError):  # of no number; of a setting that there is not, without the plugin
+    """Return a test's time limit in seconds, by pytest-timeout's option, variable or setting; 0 if there is none."""
+    with contextlib.suppress(ValueError):  # not a number, or no such setting without the plugin
         for given in (config.getoption("timeout", None), os.environ.get("PYTEST_TIMEOUT"), config.getini("timeout")):
             if given is not None and given != "":
                 return float(given)

@@ -1,4 +1,4 @@
-"""How long a run of minutes will take: a line now and then, from what the tests took last time; and each failure."""
+"""Progress of a long run: a forecast now and then, from the last durations of the tests, and each failure."""
 
 import time
 import warnings
@@ -9,19 +9,19 @@ import pytest
 
 from fourfold.compat import pytest_internals
 
-# Between two lines, and before the first.
+# Seconds between two lines, and before the first.
 SECONDS_BETWEEN = 30.0
-# Characters of a failure's reason.
+# The number of characters of a failure's reason.
 SHOWN = 300
 _CACHED = "fourfold/seconds"
 
 
 class Progress:
-    """The plugin of the process that reports.
+    """The forecast of a run, in the process that reports.
 
     Args:
-        known: seconds of each test, by name, when it was last run.
-        workers: how many run tests at once.
+        known: the seconds of each test in its last run, by name.
+        workers: the number of workers.
         now: a clock, in seconds.
     """
 
@@ -34,17 +34,17 @@ class Progress:
         self.told = now()
 
     def expect(self, names: Iterable[str]) -> None:
-        """These are going to be run."""
+        """Set the tests that are about to run."""
         self.remaining = dict.fromkeys(names)
         self.total = len(self.remaining)
 
     def took(self, name: str, seconds: float, failed: bool) -> None:
-        """A part of one was run: its setup, its call or what follows."""
+        """Add the duration of a phase of a test: its setup, call or teardown."""
         self.seen[name] = self.seen.get(name, 0.0) + seconds
         self.failed += failed
 
     def ended(self, name: str) -> str | None:
-        """One is over; gives a line, if it is time for one."""
+        """Remove a finished test; return a progress line if one is due."""
         self.remaining.pop(name, None)
         if not self.remaining or self.now() - self.told < SECONDS_BETWEEN:
             return None
@@ -54,9 +54,9 @@ class Progress:
         return f"[{done}; {spelled(self.left())} to go; {name.rpartition('::')[2]}]"
 
     def left(self) -> float:
-        """Seconds until the end: what is not known takes as long as an average one of this run."""
+        """Return the seconds until the end; a test of unknown duration counts as an average one of this run."""
         average = sum(self.seen.values()) / max(len(self.seen), 1)
-        # A machine that is busier, or another, is so for all tests alike.
+        # A busier or a different machine slows all tests alike.
         both = [name for name in self.seen if name in self.known]
         before, today = (sum(of[name] for name in both) for of in (self.known, self.seen))
         pace = today / before if before else 1.0
@@ -65,13 +65,13 @@ class Progress:
 
 
 def spelled(seconds: float) -> str:
-    """A time in minutes and seconds."""
+    """Format a time in minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def reason(report: Any) -> str:
-    """Why a test failed, in a line."""
+    """Return why a test failed, in a line."""
     lines = pytest_internals.message_of(report).strip().splitlines() or [""]
     return lines[0][:SHOWN]
 
@@ -85,35 +85,35 @@ class ProgressReporter:
         self.progress = Progress(dict(self.cache.get(_CACHED, {})) if self.cache else {}, workers=1)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Without workers the tests are known here."""
+        """Set the tests of a run without workers."""
         self.progress.expect(item.nodeid for item in session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, specs: Sequence[Any]) -> None:
-        """With workers, so many run tests at once."""
+        """Set the number of workers."""
         self.progress.workers = len(specs)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
-        """With them, each tells the same."""
+        """Set the tests of a run with workers, all of which collect the same."""
         if not self.progress.seen:
             self.progress.expect(ids)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Tell how far it is, if it has been a while."""
+        """Print a progress line if one is due, and each failure at once."""
         self.progress.took(report.nodeid, report.duration, report.failed)
         line = self.progress.ended(report.nodeid) if report.when == "teardown" else None
         if report.failed:
-            # At once, too: what ends a long run may keep it from its summary.
+            # Print failures at once, too: a long run may be cut off before its summary.
             line = f"[{report.nodeid} failed: {reason(report)}]"
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         if line and reporter and self.config.get_verbosity() >= 0:
             reporter.write(f"\n{line}\n")
 
     def pytest_sessionfinish(self) -> None:
-        """Keep what the tests took."""
+        """Store the durations of the tests."""
         if self.cache and self.progress.seen:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # where nothing can be kept, the next run has no forecast
+                warnings.simplefilter("ignore")  # if nothing can be stored, the next run has no forecast
                 self.cache.set(_CACHED, {**self.progress.known, **self.progress.seen})

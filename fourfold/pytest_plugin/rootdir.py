@@ -1,9 +1,9 @@
-"""``pytest --report DIR`` where DIR is there already: a plugin for every run of pytest, that adds no option to any.
+"""Support for ``pytest --report DIR`` with an existing DIR: a plugin for every run of pytest, which adds no options.
 
-Before pytest knows a plugin's options it takes their values for tests, if there is a file or a folder of that name.
-Where none is given besides, it looks for its configuration there, and neither finds the folder that the user is in nor
-what is configured in it: the same command works once, when DIR is not there yet, and never again. ``--report=DIR`` is
-not misunderstood. So a run that this has led astray begins anew, with each option and its value in one.
+Before pytest knows a plugin's options, it takes their values for tests if a file or a folder of that name exists. If no
+test is given, it looks for its configuration there, and misses the user's folder and its configuration: the same
+command works once, while DIR does not exist, and never again. pytest understands ``--report=DIR``. So this plugin
+restarts a misled run, with each option and its value joined.
 
 See "rootdir" in pytest's documentation, and pytest's issue 1435.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-# Those of `fourfold` that take a value.
+# The options of `fourfold` that take a value.
 OPTIONS = (
     *("--op", "--backend", "--dtype", "--device", "--examples", "--candidate", "--claims"),
     *("--verdict", "--reproduce", "--report", "--call-seconds", "--compile-seconds"),
@@ -31,7 +31,7 @@ _VARIABLE = "PYTEST_ADDOPTS"
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """Begin anew where the value of an option has led pytest astray."""
+    """Restart if pytest took an option's value for a path."""
     result = yield
     here, given = early_config.invocation_params.dir, list(map(str, early_config.invocation_params.args))
     variable = shlex.split(os.environ.get(_VARIABLE, ""))
@@ -39,7 +39,7 @@ def pytest_load_initial_conftests(
     if not values or "PYTEST_XDIST_WORKER" in os.environ:
         return result
     read, rest = parser.parse_known_and_unknown_args(args)
-    # Where nobody knows an option, the run is about to fail; where others do, it is none of ours.
+    # If nobody knows an option, the run is about to fail; if others know it, it is not ours.
     unknown = any(argument in OPTIONS for argument in rest)
     if unknown or (early_config.pluginmanager.hasplugin("fourfold") and astray(early_config, values, read.file_or_dir)):
         begin_anew(early_config, given, joined(given, here), joined(variable, here))
@@ -47,13 +47,13 @@ def pytest_load_initial_conftests(
 
 
 def misleading(arguments: Sequence[str], folder: Path) -> list[str]:
-    """The values of those options that are names of something in a folder."""
+    """Return the values of our options that name an existing file or folder."""
     pairs = itertools.pairwise(arguments)
     return [value for option, value in pairs if option in OPTIONS and (folder / value).exists()]
 
 
 def joined(arguments: Sequence[str], folder: Path) -> list[str]:
-    """The arguments, with each misleading value in one with its option."""
+    """Join each misleading value with its option, as ``--option=value``."""
     found: list[str] = []
     for argument in arguments:
         if found and misleading([found[-1], argument], folder):
@@ -64,12 +64,12 @@ def joined(arguments: Sequence[str], folder: Path) -> list[str]:
 
 
 def astray(config: pytest.Config, values: Sequence[Path], tests: Sequence[str]) -> bool:
-    """Whether pytest has another folder for its root than it had without these values.
+    """Return whether pytest found another root folder than it would have without these values.
 
     Args:
         config: of the run.
-        values: which pytest has taken for tests.
-        tests: that are given.
+        values: the values that pytest took for tests.
+        tests: the given tests.
     """
     here, root = config.invocation_params.dir, config.rootpath
     given = (here / test.partition("::")[0] for test in tests)
@@ -82,10 +82,10 @@ def astray(config: pytest.Config, values: Sequence[Path], tests: Sequence[str]) 
 
 
 def begin_anew(config: pytest.Config, given: Sequence[str], better: Sequence[str], variable: Sequence[str]) -> None:
-    """Replace the process by one with better arguments.
+    """Replace the process by one with unambiguous arguments.
 
     Raises:
-        pytest.UsageError: pytest was not started by a command of its own.
+        pytest.UsageError: pytest was not started by its own command.
     """
     command = sys.orig_argv
     if command[len(command) - len(given) :] != given:

@@ -1,4 +1,4 @@
-"""The table that closes a run: what each cell came to, and why some were not run."""
+"""The table that closes a run: the results of each cell, and why some checks did not run."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from fourfold.operations.claims import STORAGE
 from fourfold.operations.outcomes import CRASHED, IMPRECISE, TAMPERED, TIMED_OUT, UNDECIDED
 from fourfold.pytest_plugin.failures import FAILURE, SEARCH, skip_reason
 
-# What is said of failures that are no wrong results.
+# Footnotes for failures other than wrong results.
 KINDS = {
     IMPRECISE: "imprecise: right if each intermediate is rounded to the dtype, which is not claimed",
     UNDECIDED: "undecided: the definition or Fourfold has failed, which says nothing of the kernel",
@@ -22,38 +22,38 @@ KINDS = {
     TIMED_OUT: "timed out: the kernel did not return in time",
     TAMPERED: "tampered: the kernel changed what judges it",
 }
-# Warnings of a cell.
+# The number of warnings of a cell.
 SHOWN = 4
 
 
 @dataclass
 class Tally:
-    """What the checks of one cell came to."""
+    """The results of the checks of one cell."""
 
     worst: float = 0.0
     examples: int = 0
     seconds: float = 0.0
     passed: int = 0
     failed: int = 0
-    # What the failures are, where it is not a wrong result.
+    # The kinds of the failures.
     kinds: set[str] = field(default_factory=set)
-    # Reasons for which all or some checks were not run, and how many.
+    # The reasons why checks did not run, each with the number of checks.
     skipped: dict[str, int] = field(default_factory=dict)
-    # Cases that the implementation refused, by reason.
+    # The number of refused cases, by reason.
     refusals: Counter[str] = field(default_factory=Counter)
-    # What tells them from the others.
+    # The boundary between refused and accepted cases.
     boundary: Boundary = field(default_factory=Boundary)
-    # What is no failure, and worth to be known.
+    # Observations that are no failures.
     warnings: list[str] = field(default_factory=list)
-    # What checks of somebody's own implementation have found out beside their claims, and which cases none reached.
+    # Observations of a candidate's checks beyond their claims, and cases that were not reached.
     remarks: list[str] = field(default_factory=list)
-    # Whether the implementation is as exact as its dtype can store, and no more.
+    # Whether the implementation is right only with storage accuracy.
     storage: bool = False
-    # The constants of the source of a candidate that sizes come from, in a line.
+    # The constants in a candidate's source that give sizes, in a line.
     constants: str = ""
 
     def searched(self, seen: Mapping[str, Any], of_candidate: bool) -> None:
-        """Count what the search of a check has seen."""
+        """Add the record of a check's search."""
         self.worst = max(self.worst, seen["worst"])
         self.examples += seen["examples"]
         self.seconds += seen["seconds"]
@@ -67,7 +67,7 @@ class Tally:
             self.constants = self.constants or seen["constants"]
 
     def show(self, footnote: "Footnotes") -> str:
-        """Worst error over bound, examples and seconds; or how many checks failed; or a footnote."""
+        """Return the worst error over its bound, examples and seconds; or the number of failures; or a footnote."""
         notes = "".join(footnote.mark(reason) for reason in self.skipped)
         if self.failed:
             notes += "".join(footnote.mark(KINDS[kind]) for kind in KINDS if kind in self.kinds)
@@ -80,13 +80,13 @@ class Tally:
 
 
 class Footnotes:
-    """Reasons, numbered in the order in which they are first given."""
+    """Numbered reasons, in the order of their first use."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def mark(self, reason: str) -> str:
-        """``[1]``, say."""
+        """Return the reason's mark, such as ``[1]``."""
         return f"[{self._numbers.setdefault(reason, len(self._numbers) + 1)}]"
 
     def __iter__(self) -> Iterator[str]:
@@ -94,20 +94,20 @@ class Footnotes:
 
 
 def short(count: int) -> str:
-    """A count in at most five characters."""
+    """Format a count in at most five characters."""
     if count < 100_000:
         return str(count)
     return f"{count / 1e3:.0f}k" if count < 1e7 else f"{count / 1e6:.0f}M"
 
 
 class Matrix:
-    """Tallies of all cells of a run."""
+    """The tallies of all cells of a run."""
 
     def __init__(self) -> None:
         self.tallies: dict[Cell, Tally] = {}
 
     def add(self, cell: Cell, report: Any) -> None:
-        """Count what a test of a cell came to."""
+        """Count a report of a cell's test."""
         tally = self.tallies.setdefault(cell, Tally())
         if report.skipped:
             reason = skip_reason(report)
@@ -122,7 +122,7 @@ class Matrix:
                 tally.searched(seen, cell.backend == CANDIDATE)
 
     def lines(self) -> Iterator[str]:
-        """The table, fit for a terminal of 80 columns, operations one below the other."""
+        """Yield the lines of the table, for a terminal of 80 columns, one operation below the other."""
         footnotes = Footnotes()
         backends = unique(cell.backend for cell in self.tallies)
         backends.sort(key=(*BACKENDS, CANDIDATE).index)
@@ -140,7 +140,7 @@ class Matrix:
         yield f"{examples} examples; in each cell: worst error over its bound, examples, seconds"
 
     def _remarks(self) -> Iterator[str]:
-        """Constants that sizes come from, what implementations refused, and warnings."""
+        """Yield the constants that sizes come from, the refusals, remarks and warnings."""
         yield from unique(f"{c.operation}: {of.constants}" for c, of in self.tallies.items() if of.constants)
         for cell, tally in self.tallies.items():
             for line in refusal_lines(tally.refusals, tally.examples, tally.boundary.claim()):
@@ -152,5 +152,5 @@ class Matrix:
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Names in the order in which they first come."""
+    """Return distinct names in the order of their first occurrence."""
     return list(dict.fromkeys(names))

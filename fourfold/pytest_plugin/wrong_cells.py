@@ -1,7 +1,7 @@
-"""The cells of candidates that are known to be wrong: what one worker finds out is for all of them.
+"""Cells of candidates known to be wrong, shared among the workers of a run.
 
-Other checks of such a cell look at a few small cases. On a GPU, where Triton would compile for each of them, they are
-not made.
+Other checks of such a cell take a few small cases. On a GPU, where Triton would compile for each case, they are not
+made.
 """
 
 from pathlib import Path
@@ -10,10 +10,10 @@ from fourfold.engine.cells import Cell
 
 
 class WrongCells:
-    """A set of cells.
+    """A set of wrong cells.
 
     Args:
-        folder: an existing one, where the workers of a run leave what they have found out; None without workers.
+        folder: an existing folder in which the workers of a run mark wrong cells; None without workers.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -21,7 +21,7 @@ class WrongCells:
         self._cells: set[Cell] = set()
 
     def add(self, cell: Cell) -> None:
-        """A cell is wrong."""
+        """Add a wrong cell."""
         self._cells.add(cell)
         if self._folder is not None:
             self._file(self._folder, cell).touch()

@@ -1,8 +1,8 @@
-"""Lets a script that was written for a CUDA GPU run where there is none, with all of its tensors on the CPU.
+"""An emulation of an absent CUDA GPU: a script for a GPU runs with all of its tensors on the CPU.
 
-Two modes of torch do most of it. `Names` sees each call of torch's functions, puts "cpu" in the place of "cuda", and
-answers what asks where a tensor is. `StorageMode` sees each operator, and keeps which storages stand for memory of the
-GPU, and which of their bytes nothing has written. What asks torch or Triton for the GPU itself is replaced by name.
+Two modes of torch do most of the work. `Names` sees each call of torch's functions, replaces "cuda" by "cpu", and
+answers questions about a tensor's device. `StorageMode` sees each operator, and records which storages represent memory
+of the GPU, and which of their bytes are unwritten. Functions of torch and Triton that ask about the GPU are replaced.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from fourfold.compat import torch_internals, triton_internals
 from fourfold.instruments.operator_watch import UNWRITTEN, tensors_in
 
 _DispatchMode: Any = torch_internals.dispatch_mode()
-# The attribute of a storage that stands for memory of the host. All other storages stand for memory of the GPU.
+# The attribute of a storage that represents host memory. All other storages represent memory of the GPU.
 _ON_HOST = "fourfold_on_host"
 _TENSOR = torch.Tensor
 GRADIENTS = {torch.ops.aten.native_layer_norm_backward, torch.ops.aten.native_group_norm_backward}
@@ -53,7 +53,7 @@ PROPERTIES = {
 
 
 class _Where(threading.local):
-    """Of a thread: where the tensors of the call that runs shall be, and whether the modes are off within it."""
+    """The state of a thread: the device wanted for new tensors, and whether the modes are off."""
 
     wanted: str | None = None
     names_off = False
@@ -64,12 +64,12 @@ WHERE = _Where()
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for one in the host's memory."""
+    """Return whether a tensor represents one in the host's memory."""
     return getattr(tensor.untyped_storage(), _ON_HOST, False)
 
 
 def device_type(device: Any) -> str | None:
-    """The type of a device as it is given to torch: a name, a number, a `torch.device`; None for none."""
+    """Return the type of a device given to torch as a name, a number or a `torch.device`; None for None."""
     if device is None:
         return None
     if isinstance(device, int):
@@ -78,7 +78,7 @@ def device_type(device: Any) -> str | None:
 
 
 class StorageMode(_DispatchMode):
-    """Sees what operators allocate and write."""
+    """A dispatch mode that tracks the storages that operators allocate and write."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -95,7 +95,7 @@ class StorageMode(_DispatchMode):
         return result
 
     def note(self, operator: Any, inputs: list[torch.Tensor], result: Any) -> None:
-        """Keep of each new storage where it is, and that nothing has written it."""
+        """Record for each new storage where it is, and mark its bytes as unwritten if the operator leaves them so."""
         known = {id(tensor.untyped_storage()) for tensor in inputs if has_storage(tensor)}
         for tensor in tensors_in(result):
             if not has_storage(tensor) or id(tensor.untyped_storage()) in known:
@@ -113,29 +113,29 @@ class StorageMode(_DispatchMode):
                 setattr(storage, WRITTEN_BYTES, np.zeros(storage.nbytes(), bool))
 
     def written(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-        """The tensors that an operator writes."""
+        """Yield the tensors that an operator writes."""
         for index, name in torch_internals.written_arguments(operator):
             yield from tensors_in(args[index] if index < len(args) else kwargs.get(name))
 
 
 def run_operator(operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Run an operator. A norm of halves is computed in single precision, as on a GPU; the CPU adds it up in half."""
+    """Run an operator. Norms of half types use single precision, as on a GPU; the CPU would sum in half precision."""
     name = torch_internals.without_overload(operator)
     halves = [x.dtype for x in tensors_in(args) if x.dtype in (torch.float16, torch.bfloat16)] if name in NORMS else []
     if not halves:
         return operator(*args, **kwargs)
     results = operator(*(x.float() if isinstance(x, _TENSOR) and x.is_floating_point() else x for x in args), **kwargs)
-    narrow = len(results) if name in GRADIENTS else 1  # the mean and the deviation stay as they are
+    narrow = len(results) if name in GRADIENTS else 1  # the mean and the deviation stay in single precision
     return tuple(x.to(halves[0]) if x is not None and i < narrow else x for i, x in enumerate(results))
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory that kernels may access."""
+    """Return whether a tensor has memory that kernels may access."""
     return tensor.layout == torch.strided and tensor.device.type == "cpu"
 
 
 def mark_written(tensor: torch.Tensor) -> None:
-    """Note that all elements of a tensor are written."""
+    """Mark all elements of a tensor as written."""
     if not has_storage(tensor):
         return
     storage = tensor.untyped_storage()
@@ -151,7 +151,7 @@ def mark_written(tensor: torch.Tensor) -> None:
 
 
 class Names(TorchFunctionMode):
-    """Puts "cpu" in the place of "cuda" in calls of torch's functions."""
+    """A function mode that replaces "cuda" by "cpu" in calls of torch's functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Names(TorchFunctionMode):
             WHERE.names_off = before
 
     def call(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Call a function on the CPU. What it makes is where it was asked to be."""
+        """Call a function on the CPU; mark its results as being on the requested device."""
         if function is torch.device:
             return function(*args, **kwargs)
         wanted = None
@@ -202,7 +202,7 @@ class Names(TorchFunctionMode):
                 kwargs["device"] = "cpu"
         if wanted is None and function in self.constructors:
             wanted = torch_internals.default_device().type
-            if wanted == "cuda":  # else the mode that stands for `with torch.device("cuda")` would ask for it
+            if wanted == "cuda":  # or the mode of `with torch.device("cuda")` would set "cuda"
                 kwargs["device"] = "cpu"
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
@@ -211,7 +211,7 @@ class Names(TorchFunctionMode):
 
     @contextlib.contextmanager
     def wanting(self, device: str | None) -> Iterator[None]:
-        """Within it, new tensors shall be on this device."""
+        """Place new tensors on this device inside the block."""
         before = WHERE.wanted
         WHERE.wanted = device if device in ("cuda", "cpu") else None
         try:
@@ -220,19 +220,19 @@ class Names(TorchFunctionMode):
             WHERE.wanted = before
 
     def device(self, call: Any, tensor: Any, *rest: Any) -> torch.device:
-        """The device that a tensor is on."""
+        """Return the device that a tensor appears to be on."""
         found = call(tensor)
         return torch.device("cuda", 0) if found.type == "cpu" and not on_host(tensor) else found
 
     def moved(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
-        """A tensor on another device: a copy, unless it is there."""
+        """Return a tensor on another device: a copy, unless it is already there."""
         if on_host(tensor) == (device == "cpu"):
             return tensor
         with self.wanting(device):
             return tensor.clone()
 
     def to(self, call: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        """``tensor.to(...)``."""
+        """Emulate ``tensor.to(...)``."""
         other = args[0] if args else options.get("other", options.get("device"))
         if "device" in options:
             other = options["device"]
@@ -253,26 +253,26 @@ class Names(TorchFunctionMode):
             return call(tensor, *args, **options)
 
     def address(self, call: Any, tensor: torch.Tensor) -> int:
-        """``tensor.data_ptr()``: a kernel may make a pointer of it."""
+        """Emulate ``tensor.data_ptr()``, and remember the tensor: a kernel may make a pointer of its address."""
         found = call(tensor)
         if found and has_storage(tensor):
             EXPOSED[found] = Exposed(tensor, found)
         return found
 
     def shared(self, call: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-        """The memory of a tensor for NumPy, which may write all of it."""
+        """Share a tensor's memory with NumPy, and mark it as written, since NumPy may write all of it."""
         with contextlib.suppress(AttributeError):
             delattr(tensor.untyped_storage(), WRITTEN_BYTES)
         return call(tensor, *args, **options)
 
     def of_host(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
-        """A tensor that shares memory with NumPy."""
+        """Return a tensor in the host's memory that shares memory with NumPy."""
         made = call(*args, **options)
         setattr(made.untyped_storage(), _ON_HOST, True)
         return made
 
     def copied(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
-        """A tensor that shares memory where its device allows."""
+        """Return a tensor that shares memory if its device allows."""
         asked = device_type(options.get("device"))
         given = args[0] if args else options.get("data", options.get("obj"))
         if isinstance(given, torch.Tensor):
@@ -288,14 +288,14 @@ class Names(TorchFunctionMode):
 
 
 class Modes:
-    """Both modes, and code that torch runs with its modes turned off."""
+    """Both modes, also for code that torch runs with its modes turned off."""
 
     def __init__(self) -> None:
         self.names, self.storages = Names(), StorageMode()
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Within it both are on, in this thread."""
+        """Enter both modes in this thread."""
         before = WHERE.names_off, WHERE.storages_off, WHERE.wanted
         with contextlib.ExitStack() as stack:
             if before[0] or not getattr(WHERE, "entered", False):
@@ -311,7 +311,7 @@ class Modes:
                 WHERE.entered = entered
 
     def wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function in which both modes are on, whoever calls it."""
+        """Wrap a function to run in both modes, whoever calls it."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -321,7 +321,7 @@ class Modes:
         return call
 
     def enter_callbacks(self) -> None:
-        """Turn the modes on in what torch calls back: methods of an autograd.Function, and custom operators."""
+        """Enter the modes in torch's callbacks: methods of an autograd.Function, and custom operators."""
 
         def init_subclass(cls: type, **options: Any) -> None:
             for name in ("forward", "backward", "vjp", "jvp", "setup_context"):
@@ -335,7 +335,7 @@ class Modes:
                 setattr(torch.library, name, self.registering(getattr(torch.library, name)))
 
     def registering(self, register: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.library.custom_op(name, function, ...)``, or as a decorator."""
+        """Wrap ``torch.library.custom_op(name, function, ...)``, which may also be a decorator."""
 
         @functools.wraps(register)
         def call(name: str, function: Any = None, /, **options: Any) -> Any:
@@ -347,31 +347,31 @@ class Modes:
 
 
 class Event:
-    """``torch.cuda.Event``: it tells the processor's time."""
+    """An emulation of ``torch.cuda.Event`` with the processor's clock."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.seconds = time.perf_counter()
 
     def record(self, *args: Any) -> None:
-        """Now."""
+        """Record the current time."""
         self.seconds = time.perf_counter()
 
     def elapsed_time(self, end: "Event") -> float:
-        """Milliseconds between two events."""
+        """Return the milliseconds between two events."""
         return max(1e3 * (end.seconds - self.seconds), 1e-3)
 
     def query(self) -> bool:
-        """It is over."""
+        """Return True: the event is over."""
         return True
 
     def synchronize(self) -> None:
-        """It is over."""
+        """Do nothing: the event is over."""
 
     wait = synchronize
 
 
 class Stream:
-    """``torch.cuda.Stream``: everything is in order already."""
+    """An emulation of ``torch.cuda.Stream``: all work is already in order."""
 
     cuda_stream = 0
     stream_id = 0
@@ -388,33 +388,33 @@ class Stream:
         pass
 
     def synchronize(self) -> None:
-        """All is done."""
+        """Do nothing: all work is done."""
 
     def wait_stream(self, stream: Any) -> None:
-        """All is done."""
+        """Do nothing: all work is done."""
 
     wait_event = wait_stream
 
     def record_event(self, event: Any = None) -> Any:
-        """Now."""
+        """Record and return an event."""
         event = event or Event()
         event.record()
         return event
 
     def query(self) -> bool:
-        """All is done."""
+        """Return True: all work is done."""
         return True
 
 
 class _Nothing(contextlib.nullcontext):
-    """A context that does nothing, whatever it is given."""
+    """A context that does nothing, whatever its arguments."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
 
 
 def properties(*device: Any) -> types.SimpleNamespace:
-    """``torch.cuda.get_device_properties()``."""
+    """Emulate ``torch.cuda.get_device_properties()``."""
     return types.SimpleNamespace(**PROPERTIES)
 
 
@@ -423,12 +423,12 @@ def _answer(value: Any) -> Callable[..., Any]:
 
 
 def replace_cuda() -> None:
-    """Answer what a script asks torch about its GPU."""
+    """Replace torch's functions that ask about the GPU."""
     generator = Generator("cuda")
     nothing = "synchronize empty_cache ipc_collect init set_device reset_peak_memory_stats reset_max_memory_allocated"
     nothing += " reset_accumulated_memory_stats manual_seed manual_seed_all seed seed_all set_stream"
     nothing += " set_per_process_memory_fraction"
-    # Each name has a function of its own: torch's compiler knows functions by what they are, not by name.
+    # Each name has its own function, because torch's compiler identifies functions by identity, not by name.
     answers: dict[str, Any] = {name: _answer(None) for name in nothing.split()}
     numbers = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached current_device"
     answers |= {name: _answer(0) for name in [*numbers.split(), "utilization"]}
@@ -474,10 +474,10 @@ def replace_cuda() -> None:
 
 
 class Generator(torch.Generator):
-    """``torch.Generator``. A GPU's has a state of two numbers, the seed and how many were drawn."""
+    """An emulation of ``torch.Generator``. A GPU's state is two numbers: the seed, and a count of draws."""
 
     def __new__(cls, device: Any = "cpu") -> "Generator":
-        """One that draws on the CPU, for any device."""
+        """Create a generator on the CPU, for any device."""
         made = super().__new__(cls, "cpu")
         made.of_gpu, made.drawn = device_type(device) == "cuda", 0
         return made
@@ -486,13 +486,13 @@ class Generator(torch.Generator):
     drawn: int
 
     def get_state(self) -> torch.Tensor:
-        """The state, as bytes."""
+        """Return the state as bytes."""
         if not self.of_gpu:
             return super().get_state()
         return torch.from_numpy(np.array([self.initial_seed() % 2**63, self.drawn]).view(np.uint8))
 
     def set_state(self, state: torch.Tensor) -> "Generator":
-        """Go on from a state."""
+        """Restore a state."""
         if not self.of_gpu:
             return super().set_state(state)
         seed, drawn = state.numpy().view(np.int64).tolist()
@@ -502,7 +502,7 @@ class Generator(torch.Generator):
 
 
 def replace_classes() -> None:
-    """Generators and autocast are the CPU's."""
+    """Replace generators and autocast by those of the CPU."""
     torch.Generator = Generator
     shipped = torch.amp.autocast_mode.autocast.__init__
 
@@ -517,7 +517,7 @@ def replace_classes() -> None:
 
 
 class Driver(triton_internals.AbsentDriver):
-    """Triton's driver of the GPU that is not there."""
+    """An emulation of Triton's driver for the absent GPU."""
 
     def __init__(self) -> None:
         super().__init__(10 * int(str(PROPERTIES["major"])) + int(str(PROPERTIES["minor"])))
@@ -525,7 +525,7 @@ class Driver(triton_internals.AbsentDriver):
 
     @staticmethod
     def properties(*device: Any) -> dict[str, Any]:
-        """What Triton keeps of a GPU."""
+        """Return the GPU's properties that Triton uses."""
         return {
             "max_shared_mem": PROPERTIES["shared_memory_per_block_optin"],
             "max_num_regs": PROPERTIES["regs_per_multiprocessor"],
@@ -537,40 +537,40 @@ class Driver(triton_internals.AbsentDriver):
         }
 
     def get_current_device(self) -> int:
-        """The first."""
+        """Return the index of the only device."""
         return 0
 
     def set_current_device(self, device: int) -> None:
-        """There is one only."""
+        """Do nothing: there is only one device."""
 
     def get_active_torch_device(self) -> torch.device:
-        """The first."""
+        """Return the only device."""
         return torch.device("cuda", 0)
 
     def get_device_interface(self) -> Any:
-        """What tells about devices."""
+        """Return the module that describes devices."""
         return torch.cuda
 
     def get_device_capability(self, *device: Any) -> tuple[Any, Any]:
-        """The compute capability."""
+        """Return the compute capability."""
         return PROPERTIES["major"], PROPERTIES["minor"]
 
     def get_benchmarker(self) -> Callable[..., Any]:
-        """What takes times."""
+        """Return the function that measures times."""
         return do_bench
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        """What a benchmark clears."""
+        """Return the tensor that a benchmark clears."""
         return torch.zeros(1)
 
     def clear_cache(self, cache: torch.Tensor) -> None:
-        """Nothing is cached."""
+        """Do nothing: nothing is cached."""
 
 
 def do_bench(
     fn: Callable[[], Any], *args: Any, quantiles: Any = None, return_mode: str = "mean", **options: Any
 ) -> Any:
-    """``triton.testing.do_bench``: it runs the function once, and says that this took a millisecond."""
+    """Emulate ``triton.testing.do_bench``: run the function once, and report a millisecond."""
     fn()
     if quantiles is not None:
         return 1.0 if len(quantiles) == 1 else [1.0] * len(quantiles)
@@ -578,29 +578,29 @@ def do_bench(
 
 
 class CublasLt:
-    """Triton's calls of cuBLAS, which its examples compare themselves with."""
+    """An emulation of Triton's binding of cuBLAS, which its examples use for comparison."""
 
     def __init__(self, workspace: torch.Tensor) -> None:
-        """It needs no workspace."""
+        """Ignore the workspace."""
 
     def matmul(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        """``a @ b.T``, into `c`."""
+        """Compute ``a @ b.T`` into `c`."""
         c.copy_((a.float() @ b.float().T).to(c.dtype))
 
     def gemm(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, x: float, y: float) -> None:
-        """``x * a @ b.T + y * c``, into `d`."""
+        """Compute ``x * a @ b.T + y * c`` into `d`."""
         d.copy_((x * (a.float() @ b.float().T) + y * c.float()).to(d.dtype))
 
 
 class Benchmarks:
-    """What ``triton.testing.perf_report`` makes: it runs each kernel of a benchmark once, at its smallest size."""
+    """An emulation of ``triton.testing.perf_report``: it runs each kernel of a benchmark once, at its smallest size."""
 
     def __init__(self, function: Callable[..., Any], benchmarks: Any) -> None:
         self.function = function
         self.benchmarks = benchmarks if isinstance(benchmarks, list | tuple) else [benchmarks]
 
     def run(self, *args: Any, return_df: bool = False, **options: Any) -> Any:
-        """Run them, and print nothing: times say nothing here."""
+        """Run the benchmarks, and print nothing: times mean nothing here."""
         known = ("show_plots", "print_data", "save_path", "save_precision", "diff_col")
         given = {key: value for key, value in options.items() if key not in known}
         for benchmark in self.benchmarks:
@@ -612,11 +612,11 @@ class Benchmarks:
 
 
 class CompiledStub:
-    """What a launch and a warm-up return on a GPU: a compiled kernel. Its numbers are a plain kernel's.
+    """A stub of the compiled kernel that a launch or a warm-up returns on a GPU, with a plain kernel's numbers.
 
     Args:
-        kernel: what is launched.
-        options: those of the warm-up, which a later launch need not repeat.
+        kernel: the launched kernel.
+        options: of the warm-up; a later launch need not repeat them.
     """
 
     n_regs = 32
@@ -630,7 +630,7 @@ class CompiledStub:
         self.asm: dict[str, str] = dict.fromkeys(("ttir", "ttgir", "llir", "ptx", "sass"), "")
 
     def _init_handles(self) -> None:
-        """Load it."""
+        """Do nothing in place of loading the kernel."""
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         def launch(*args: Any) -> Any:
@@ -641,7 +641,7 @@ class CompiledStub:
 
 
 def replace_warmup() -> None:
-    """A launch and a warm-up return something that has a compiled kernel's attributes."""
+    """Make launches and warm-ups return a stub with a compiled kernel's attributes."""
     shipped = InterpretedFunction.run
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> CompiledStub:
@@ -652,7 +652,7 @@ def replace_warmup() -> None:
 
 
 def replace_triton(all_configs: bool) -> None:
-    """Answer what a script asks of Triton."""
+    """Replace Triton's functions that ask about the GPU or measure times."""
     triton.runtime.driver.set_active(Driver())
     triton_internals.replace_cublas(CublasLt)
     triton.testing.do_bench = do_bench
@@ -664,10 +664,10 @@ def replace_triton(all_configs: bool) -> None:
 
 @contextlib.contextmanager
 def answered(all_configs: bool = False, capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
-    """Within it a script for a CUDA GPU runs on the CPU. The process is of no other use afterwards.
+    """Run a script for a CUDA GPU on the CPU inside the block. The process is of no other use afterwards.
 
     Args:
-        all_configs: whether to run every configuration of a tuned kernel, or the first that is not pruned.
+        all_configs: whether to run every configuration of a tuned kernel, instead of the first that is not pruned.
         capability: of the GPU that the script finds.
     """
     PROPERTIES["major"], PROPERTIES["minor"] = capability

@@ -1,6 +1,6 @@
-"""``fourfold sanitize SCRIPT [ARGUMENT ...]``: runs a script with Triton kernels on the CPU, and reports memory errors.
+"""``fourfold sanitize SCRIPT [ARGUMENT ...]``: run a script with Triton kernels on the CPU, and report memory errors.
 
-The script runs in a process of its own, as nothing of torch and Triton is as it was afterwards.
+The script runs in its own process, because torch and Triton are unusable for anything else afterwards.
 """
 
 import argparse
@@ -21,12 +21,12 @@ DESCRIPTION = (
     " outside of a tensor's memory, every load of memory that nothing has written, and every race between programs."
     " The exit code is 1 where there is an error, or the script fails."
 )
-# What a process needs before it imports Triton and torch.
+# Variables that must be set before a process imports Triton and torch.
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's options. What follows the script is the script's own."""
+    """Return the argument parser. Arguments after the script belong to the script."""
     made = argparse.ArgumentParser(prog="fourfold sanitize", description=DESCRIPTION)
     made.add_argument(
         "--all-configs", action="store_true", help="run every configuration of a tuned kernel, not the first"
@@ -42,13 +42,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def capability(text: str) -> tuple[int, int]:
-    """A compute capability, as "9.0"."""
+    """Parse a compute capability, such as "9.0"."""
     major, _, minor = text.partition(".")
     return int(major), int(minor or 0)
 
 
 def command(arguments: Sequence[str]) -> int:
-    """The command, in place of this process: 0 without an error, 1 with one, 2 for wrong arguments."""
+    """Replace this process by the command: exit code 0 without an error, 1 with one, 2 for wrong arguments."""
     given = parser().parse_args(arguments)
     if not given.module and not Path(given.script).is_file():
         print(f"fourfold sanitize: SCRIPT: there is no file {given.script}", file=sys.stderr)
@@ -58,13 +58,13 @@ def command(arguments: Sequence[str]) -> int:
 
 
 def say(text: Any) -> None:
-    """Tell the user, in order with what the script prints."""
+    """Print to the user, in order with the script's own output."""
     sys.stdout.flush()
     print(f"fourfold: {text}" if isinstance(text, str) else text, file=sys.stderr, flush=True)
 
 
 def run_script(given: argparse.Namespace) -> bool:
-    """Run the script as Python would; gives whether it ends well."""
+    """Run the script as Python would; return whether it succeeds."""
     sys.argv = [given.script, *given.arguments]
     try:
         if given.module:
@@ -78,7 +78,7 @@ def run_script(given: argparse.Namespace) -> bool:
             print(end.code, file=sys.stderr)
         return not end.code
     except BaseException as error:
-        # Without the frames of this module and of runpy.
+        # Omit the frames of this module and of runpy.
         shown = error.__traceback__
         while shown is not None and shown.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", runpy.__file__):
             shown = shown.tb_next
@@ -88,7 +88,7 @@ def run_script(given: argparse.Namespace) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command in the process of the script; gives the exit code."""
+    """Run the command in the script's process; return the exit code."""
     from fourfold.backends.triton.sanitizer import monitor
     from fourfold.sanitize import absent_gpu
 
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def count(things: Sequence[Any], name: str) -> str:
-    """ "1 error", "2 errors"."""
+    """Return the number of things with their name, such as "1 error" or "2 errors"."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 

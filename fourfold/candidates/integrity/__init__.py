@@ -1,1 +1,1 @@
-"""Detect what a candidate has changed in the program that judges it."""
+"""Detection of changes that a candidate made to the program that judges it."""

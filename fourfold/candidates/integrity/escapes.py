@@ -1,4 +1,4 @@
-"""A kernel that raises an order to end in place of an error, as ``sys.exit`` does, fails its check and ends nothing."""
+"""Containment of kernels that raise an order to exit, such as ``sys.exit``: the check fails, and the run goes on."""
 
 import contextlib
 import signal
@@ -15,18 +15,18 @@ from fourfold.operations.refusals import Escape, escape_of
 __all__ = ["Escape", "hear_ctrl_c", "held"]
 
 _ctrl_c = threading.Event()
-# Seconds within which several interrupts are one: a shell's `timeout` sends two, to a process and to its group.
+# Interrupts within this number of seconds count as one: a shell's `timeout` sends two, to a process and to its group.
 ONE_INTERRUPT = 1.0
 
 
 @contextlib.contextmanager
 def held(*but: type[BaseException]) -> Iterator[None]:
-    """Within it, what would end the run is an error; but for a Ctrl-C of the user's, once `hear_ctrl_c` was called.
+    """Turn exceptions that would end the run into an error, except the user's Ctrl-C after `hear_ctrl_c`.
 
-    A test's own end, as at its time limit, goes through as it is, and so does `NotReached`.
+    A test's own failure, such as at its time limit, propagates unchanged, and so does `NotReached`.
 
     Args:
-        but: what else goes through as it is.
+        but: further exceptions that propagate unchanged.
 
     Raises:
         Escape: SystemExit, GeneratorExit, KeyboardInterrupt or the like was raised.
@@ -41,9 +41,9 @@ def held(*but: type[BaseException]) -> Iterator[None]:
 
 
 def hear_ctrl_c() -> None:
-    """From here on a KeyboardInterrupt of the user's is told from one that a kernel raises.
+    """Distinguish a KeyboardInterrupt of the user from one that a kernel raises, from now on.
 
-    A second one at once is passed over: it would interrupt what ends the run, whose results would be lost.
+    A second one shortly after is ignored: it would interrupt the end of the run and lose its results.
     """
     first = -ONE_INTERRUPT
 

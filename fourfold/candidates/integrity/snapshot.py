@@ -1,8 +1,8 @@
-"""Detection of what a candidate has changed in the program that judges it: functions, classes, records and tables.
+"""Detection of changes to the program that judges a candidate: its functions, classes, records and tables.
 
-A `Snapshot` holds what modules looked like before the candidate was loaded: which object each name has, which code each
-function runs, which values each record and table holds. `changes` compares, names what differs, and puts it back.
-`fourfold.instruments.tampering` looks at fewer names, around every call.
+A `Snapshot` holds the state of modules before the candidate was loaded: the object of each name, the code of each
+function, the values in each record and table. `changes` compares them, names the differences, and restores the state.
+`fourfold.instruments.tampering` checks fewer names, around every call.
 """
 
 import builtins
@@ -17,24 +17,24 @@ from typing import Any
 
 _ABSENT = object()
 _BUILTINS = frozenset(vars(builtins))
-# Values of a module that are followed: what these hold, too, decides what is judged.
+# Containers in a module that are followed, because their contents also affect judging.
 _TABLES = (dict, MappingProxyType, tuple, frozenset)
-# How deep tables and records are followed.
+# The depth to which tables and records are followed.
 _DEPTH = 6
 
 
 def modules_of(*packages: str) -> list[ModuleType]:
-    """All modules of these packages that are loaded."""
+    """Return all loaded modules of these packages."""
     found = ((name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType))
     return [module for name, module in found if name.partition(".")[0] in packages]
 
 
 class Snapshot:
-    """What modules and objects look like now.
+    """The present state of modules and objects.
 
     Args:
         modules: their functions, and their classes with all methods.
-        with_tables: modules of which tables and records count as well, by names in capital letters.
+        with_tables: modules that also include tables and records, which have names in capital letters.
         also: further objects, such as records.
     """
 
@@ -44,14 +44,14 @@ class Snapshot:
         with_tables: Iterable[ModuleType] = (),
         also: Iterable[tuple[str, Any]] = (),
     ) -> None:
-        # A namespace, what it is called, and its names with their values: only these are compared.
+        # A namespace, its name, and the compared names in it with their values.
         self._names: list[tuple[Any, str, list[tuple[str, Any]]]] = []
         self._code: list[tuple[FunctionType, str, tuple[Any, ...]]] = []
         self._tables: list[tuple[dict, str, dict]] = []
         self._loaded: list[tuple[str, ModuleType]] = []
-        # Classes and modules, what they are called, their names, and names that are looked up elsewhere if not there.
+        # Classes and modules: their name, the names in them, and names that are looked up elsewhere if missing.
         self._namespaces: list[tuple[Any, str, frozenset[str], frozenset[str]]] = []
-        self._known: dict[int, Any] = {}  # by id, what is held alive here
+        self._known: dict[int, Any] = {}  # by id, the objects kept alive here
         for module in modules:
             self._add_module(module, False)
         for module in with_tables:
@@ -114,11 +114,11 @@ class Snapshot:
 
     @property
     def modules(self) -> int:
-        """How many modules it is of."""
+        """Return the number of modules in the snapshot."""
         return len(self._loaded)
 
     def changes(self) -> list[str]:
-        """What differs, by name; it is put back."""
+        """Return the names of all changes, and undo them."""
         found = list(self._changes())
         for _, put_back in found:
             put_back()
@@ -126,11 +126,11 @@ class Snapshot:
 
     @property
     def is_of_now(self) -> bool:
-        """Whether nothing differs."""
+        """Return whether nothing has changed."""
         return next(self._changes(), None) is None
 
     def _changes(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """What differs, and how it is put back."""
+        """Yield the name of each change, and a function that undoes it."""
         for name, module in self._loaded:
             if sys.modules.get(name) is not module:
                 yield name, partial(sys.modules.__setitem__, name, module)
@@ -153,7 +153,7 @@ class Snapshot:
 
 
 def code_from(file: Path, modules: Iterable[ModuleType]) -> list[str]:
-    """The names in modules, and in classes of theirs, of functions that are of another file: of a candidate's, say."""
+    """Return the names of functions in modules and their classes that come from a given file, such as a candidate's."""
     text, found = str(file), list[str]()
     for module in modules:
         if getattr(module, "__file__", None) == text:
@@ -181,12 +181,12 @@ def _set_content(table: dict, content: dict) -> None:
 
 
 def _code_of(function: FunctionType) -> tuple[Any, ...]:
-    # Defaults are told apart by what they are, not by what they equal: `is` for each, by the tuple's own comparison.
+    # Defaults are compared by identity first: a tuple's comparison uses `is` for each element.
     return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
 def _is_judging(name: str, value: Any, with_tables: bool) -> bool:
-    """Whether a module's name decides what is judged: functions, classes, and constants that hold others."""
+    """Return whether a module's name affects judging: functions, classes, and constants that hold others."""
     if isinstance(value, type | FunctionType):
         return True
     return (

@@ -1,4 +1,4 @@
-"""What a run with candidates watches: whether they change its own code, its records and tables, or pytest's plugins."""
+"""Watches for candidates that change the package's code, its records and tables, or pytest's plugins."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,22 +10,22 @@ import pytest
 from fourfold.candidates.integrity.snapshot import Snapshot, code_from, modules_of
 from fourfold.compat.test_runners import RUNNERS
 
-# The packages of what judges and tells: this one, and what runs and reports tests.
+# The packages that judge and report: this one, and the test runners.
 OWN, OTHERS = "fourfold", RUNNERS
-# What a check does not change of its `fourfold.checks.search.Search`.
+# The attributes of its `fourfold.checks.search.Search` that a check does not change.
 LIMITS = ("elements", "blob", "brief", "keeps", "seed", "refusals", "note")
 WATCH = pytest.StashKey["ProgramWatch"]()
 
 
 class ProgramWatch:
-    """The program that judges, as it was before a candidate was loaded.
+    """A watch over the program that judges, with its state before a candidate was loaded.
 
     Args:
         config: of the run.
         operations: the records.
 
     Attributes:
-        found: all that candidates have changed so far.
+        found: all changes by candidates so far.
     """
 
     def __init__(self, config: pytest.Config, operations: Any) -> None:
@@ -37,24 +37,24 @@ class ProgramWatch:
         self.found: list[str] = []
 
     def settle(self) -> None:
-        """From here on no plugin and no hook is to be added; undone by `unsettle`."""
+        """Treat new plugins and hooks as changes from now on, until `unsettle`."""
         self._plugins = {id(plugin) for plugin in self._manager.get_plugins()}
         self._callers = dict(self._hooks)
 
     def unsettle(self) -> None:
-        """Plugins may be added again, as by the files conftest.py."""
+        """Allow new plugins again, such as conftest.py files."""
         self._plugins = None
 
     def hold_subject(self, subject: Any) -> None:
-        """Until `changes` is called, the subject of a check is not to change."""
+        """Treat changes of a check's subject as tampering until the next call of `changes`."""
         self._held.append(Snapshot(also=[("the subject", subject)]).changes)
 
     def hold_search(self, search: Any) -> None:
-        """Until `changes` is called, the limits of a search are not to change."""
+        """Treat changes of a search's limits as tampering until the next call of `changes`."""
         self._held.append(limits_of(search))
 
     def changes(self) -> list[str]:
-        """What has changed since it was asked last, by name; it is put back."""
+        """Return the names of changes since the last call, and undo them."""
         held, self._held = self._held, []
         changes = [*self._snapshot.changes(), *(each for changed in held for each in changed())]
         if self._plugins is not None:
@@ -76,7 +76,7 @@ _latest: list[Snapshot] = []
 
 
 def limits_of(search: Any) -> Callable[[], list[str]]:
-    """Gives later which limits of a search have changed since, and which of its methods."""
+    """Return a function that names the limits and methods of a search that have changed since."""
     before = {limit: getattr(search, limit) for limit in LIMITS}
     fields = {field.name for field in dataclasses.fields(search)}
 
@@ -88,12 +88,12 @@ def limits_of(search: Any) -> Callable[[], list[str]]:
 
 
 class PackageWatch:
-    """This package and Hypothesis while a check is made without pytest, and before it.
+    """A watch over this package and Hypothesis during a check without pytest, and before it.
 
     Args:
         file: the candidate's.
         record: of the operation.
-        search: whose limits are set.
+        search: the search, with its limits set.
     """
 
     def __init__(self, file: Path, record: Any, search: Any) -> None:
@@ -104,5 +104,5 @@ class PackageWatch:
         self._parts = [_latest[0].changes, Snapshot(also=[("the record", record)]).changes, limits_of(search)]
 
     def changes(self) -> list[str]:
-        """What was changed, by name; it is put back, but for what was changed before."""
+        """Return the names of changes, and undo them, except those made before the check."""
         return [*self._on_import, *(each for part in self._parts for each in part())]

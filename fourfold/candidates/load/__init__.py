@@ -1,1 +1,1 @@
-"""Find somebody's function, and call it as an operation."""
+"""Find a user's function, and call it as an operation."""

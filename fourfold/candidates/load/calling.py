@@ -1,4 +1,4 @@
-"""How somebody's function is called as an operation."""
+"""Conversion of a user's function to an operation's calling convention."""
 
 import contextlib
 import functools
@@ -11,13 +11,13 @@ import torch
 
 
 class CannotBeCalled(ValueError):
-    """What was given is no function that takes the operation's arguments."""
+    """The candidate is no function with the operation's arguments."""
 
 
 def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Callable[..., Any]:
-    """A function that is called with an operation's arguments by name.
+    """Return a function that takes an operation's arguments by name.
 
-    The arguments are handed on by their names if the given function has these, else in their order.
+    It passes the arguments by name if the given function has these names, or else in their order.
 
     Args:
         given: a function, an ``autograd.Function``, an ``nn.Module`` or its class.
@@ -25,7 +25,7 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
         operation: its name, for messages.
 
     Raises:
-        CannotBeCalled: it is none of these, or does not take the arguments.
+        CannotBeCalled: `given` is none of these, or does not take the arguments.
     """
     found = given
     if isinstance(found, type) and issubclass(found, torch.nn.Module):
@@ -38,11 +38,11 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
         raise CannotBeCalled(f"a {type(found).__name__} is no function: it cannot be called as {operation}{wanted}")
     owner = getattr(found, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-        # Before torch 2.13 it takes no arguments by name.
+        # Before torch 2.13, `apply` takes no arguments by name.
         return in_order(found, wanted)
     try:
         own = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
-    except (TypeError, ValueError):  # of a function that is not written in Python
+    except (TypeError, ValueError):  # the function is not written in Python
         return in_order(found, wanted)
     with contextlib.suppress(TypeError):
         own.bind(**dict.fromkeys(wanted.parameters))
@@ -55,7 +55,7 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
 
 
 def _is_kernel_of_triton(given: Any) -> bool:
-    """Whether this is what ``@triton.jit`` or ``@triton.autotune`` makes, compiled or interpreted."""
+    """Return whether an object results from ``@triton.jit`` or ``@triton.autotune``, compiled or interpreted."""
     runtime = sys.modules.get("triton.runtime.jit")
     return runtime is not None and isinstance(given, runtime.KernelInterface)
 
@@ -66,7 +66,7 @@ def _name(given: Any) -> str:
 
 
 def by_name(found: Callable[..., Any], own: inspect.Signature, wanted: inspect.Signature) -> Callable[..., Any]:
-    """The function itself, if it has every default that the operation has; else one that supplies those defaults."""
+    """Return the function if it has all of the operation's defaults, or else a wrapper that supplies them."""
     defaults = {name: of.default for name, of in wanted.parameters.items() if of.default is not of.empty}
     missing = {
         name: value
@@ -84,7 +84,7 @@ def by_name(found: Callable[..., Any], own: inspect.Signature, wanted: inspect.S
 
 
 def in_order(found: Callable[..., Any], wanted: inspect.Signature) -> Callable[..., Any]:
-    """A function that is called with its arguments in the operation's order."""
+    """Return a wrapper that passes its arguments in the operation's order."""
 
     @functools.wraps(found)
     def called(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """A `__global__` function as a candidate: ``softmax.cu:softmax_kernel<<<rows, 256, cols * 4>>>(x, y, rows, cols)``.
 
 The launch is written as in CUDA C++. Grid, block and shared memory are expressions over the sizes of the operation.
-The arguments may be left out where the kernel's parameters have names that say what they are.
+The arguments may be omitted if the names of the kernel's parameters identify them.
 """
 
 import functools
@@ -29,7 +29,7 @@ from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.record import Operation
 
 _OF_INPUT = ("x", "in", "inp", "input", "src", "a")
-# What sizes are called besides their own names, in small letters.
+# Other names for sizes, in lower case.
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "rows": ("rows", "n_rows", "num_rows", "nrows", "batch", "batch_size", "num_boxes"),
     "cols": ("cols", "n_cols", "num_cols", "ncols", "columns", "c", "d", "dim", "hidden", "hidden_size", "row_size"),
@@ -39,20 +39,20 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 
 
 class NotTaken(Unsupported):
-    """A kernel lacks a parameter of its operation, and the case has another number for it: a refusal."""
+    """A case sets a parameter that the kernel lacks to a value other than its default: a refusal."""
 
 
 class CudaCandidate:
-    """A kernel of a `.cu` file, to be called as an operation: forward only.
+    """A kernel of a `.cu` file, callable as an operation: forward only.
 
     Args:
-        launch: how it is launched.
-        operation: which operation it claims to be.
-        reference: a function of the operation's arguments, by which the result's shape is known.
-        here: whether it runs in this process; else nothing is compiled, and `plan` says what another has to do.
+        launch: its launch.
+        operation: the operation that it claims to implement.
+        reference: a function of the operation's arguments, which gives the result's shape.
+        here: whether it runs in this process; if not, nothing is compiled, and another process runs its `plan`.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         LookupError: the file has no such kernel.
         ValueError: an expression, or an argument, cannot be understood.
         CudaError: the file does not compile for the device of this run, or the compiler is missing.
@@ -97,7 +97,7 @@ class CudaCandidate:
         return self._launched(*self.prepared(*args, **kwargs))
 
     def prepared(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], torch.Tensor]:
-        """The arguments of a call by name, and a tensor without memory that is like its result.
+        """Return the arguments of a call by name, and a tensor without memory that resembles its result.
 
         Raises:
             NotTaken: the kernel does not take one of the numbers.
@@ -112,13 +112,13 @@ class CudaCandidate:
         return given, expected
 
     def unsupported(self, dtype: str, device: str) -> str | None:
-        """Say why the kernel has no instance for a dtype, or cannot run on a device, or return None if it can."""
+        """Return why the kernel has no instance for a dtype or cannot run on a device, or None if it can."""
         if device == "cpu" and (reason := unavailable_reason()):
             return reason
         return self.kernels.unsupported(getattr(torch, dtype))
 
     def narrowed(self, operation: Operation) -> Operation:
-        """The operation with those parameters at their defaults that the kernel does not take."""
+        """Return the operation with the parameters that the kernel does not take at their defaults."""
         defaults = {name: self.signature.parameters[name].default for name in self.numbers if name not in self.taken}
         if not defaults:
             return operation
@@ -153,12 +153,12 @@ class CudaCandidate:
                 raise NotTaken(f"{self.kernels.name} does not take {name}, which is {default!r} for it")
 
     def _try(self) -> None:
-        """Evaluate each expression for one case, so that what cannot be evaluated is known before the first check."""
+        """Evaluate each expression for one case, to find invalid expressions before the first check."""
         case = next(iter(self.operation.examples.values()))(DTYPES["float32"])
         tensors = case.tensors(DTYPES["float32"], "cpu")
         defaults = {name: parameter.default for name, parameter in self.signature.parameters.items()}
         names = self.plan.names(tensors, {**defaults, **case.parameters}, torch.empty(case.grad_output.shape))
-        # The many names of the output are of no help in a message.
+        # The many names of the output would not help in a message.
         shown = {name: value for name, value in names.items() if name == OUTPUT or value is not names[OUTPUT]}
         passed = [self._tried("--args", text, names, shown) for text in self.args]
         of_kernel = self._launched.numbers_of(passed)
@@ -189,7 +189,7 @@ class CudaCandidate:
         return tuple(pointers[p] if p.is_pointer else self._size(p, parameters) for p in parameters)
 
     def _pointers(self, pointers: Sequence[DeclaredParameter]) -> dict[DeclaredParameter, str]:
-        """The tensor of each pointer: by its name, or where one tensor and one pointer are left."""
+        """Match a tensor to each pointer: by name, or by elimination if one tensor and one pointer are left."""
         found: dict[DeclaredParameter, str] = {}
         for p in pointers:
             if _stem(p.name) in self.inputs and _stem(p.name) not in found.values():
@@ -198,7 +198,7 @@ class CudaCandidate:
         const = [p for p in pointers if p not in found and not p.is_output]
         others = [p for p in pointers if p not in found and p.is_output]
         if len(const) == len(left):
-            # In the operation's order, as a candidate in Python that has other names is called.
+            # In the operation's order, like the arguments of a Python candidate with other names.
             found |= dict(zip(const, left))
         elif not const and len(left) == 1:
             found |= {p: left[0] for p in others if _stem(p.name) in _OF_INPUT}
@@ -213,7 +213,7 @@ class CudaCandidate:
         return found
 
     def _size(self, parameter: DeclaredParameter, parameters: Sequence[DeclaredParameter]) -> str:
-        """The size or the number that a parameter of the kernel stands for."""
+        """Return the size or the number that a kernel parameter stands for."""
         name = parameter.name.lower()
         known = {axis for axis in self._all_axes() if axis != "..."}
         if len(self._axes) > 1 and "..." in self._axes:
@@ -229,7 +229,7 @@ class CudaCandidate:
 
     @staticmethod
     def _rows_or_cols(name: str, others: set[str], known: set[str]) -> Iterator[str]:
-        """What `n` and `m` are where no axis has these names: m by n, or n by the columns' other name."""
+        """Yield the meaning of `n` or `m` if no axis has this name: m by n, or n by the columns' other name."""
         if "cols" not in known:
             if name == "n":
                 yield "numel"
@@ -256,14 +256,14 @@ class CudaCandidate:
 
 
 def _stem(name: str) -> str:
-    """A pointer's name without what says that it is one, or on the device."""
+    """Return a pointer's name without affixes that mark a pointer or the device."""
     return re.sub(r"^(?:d|dev|g|p|ptr)_|_(?:ptr|d|dev|gpu|data)$", "", name.lower())
 
 
 def _result_on_meta(reference: Callable[..., Any], given: Mapping[str, Any]) -> torch.Tensor:
-    """What a function gives for tensors without contents: it checks the arguments, and tells shape and dtype.
+    """Call a function on tensors without contents, which checks the arguments and gives the result's shape and dtype.
 
-    In a thread of its own: what watches torch's operators in the caller's is to see those of the candidate alone.
+    It runs in its own thread, so that watches on torch's operators in the caller's thread see only the candidate's.
     """
     found: list[Any] = []
 
@@ -295,7 +295,7 @@ def load(
     reference: Callable[..., Any],
     here: bool = True,
 ) -> CudaCandidate:
-    """Load the candidate that a text of the command line names; compile it if it is to run here.
+    """Load the candidate that a command-line text names; compile it if it runs in this process.
 
     Args:
         target: ``FILE.cu:KERNEL<<<GRID, BLOCK>>>``.

@@ -1,6 +1,6 @@
 """The launch of a `__global__` function on the tensors of a call: ``softmax_kernel<<<rows, 256>>>(x, y, cols)``.
 
-Of a candidate that runs in a process of its own, this is what that process imports: no operation, oracle or check.
+The process of an untrusted candidate imports this module, and no operation, oracle or check.
 """
 
 import math
@@ -19,7 +19,7 @@ from fourfold.candidates.load.expressions import evaluated
 from fourfold.operations import axes
 
 OUTPUT = "out"
-# The name under which what the result is like is handed on, beside the operation's arguments. It is none of theirs.
+# The name of the argument that describes the result, next to the operation's arguments. No operation uses it.
 RESULT = "the result"
 OF_OUTPUT = ("out", "output", "o", "y", "result", "res", "dst", "c", "z", "out_ptr")
 _TARGET = re.compile(r"(?P<file>.*?\.cuh?):(?P<name>[\w:]+(?:<[^<].*?>)?)(?:<<<(?P<sizes>.*)>>>(?:\((?P<args>.*)\))?)?")
@@ -32,8 +32,8 @@ class Launch:
     Attributes:
         file: the `.cu` file.
         name: the kernel, a C++ name expression.
-        grid, block, shared: expressions; "" where none is given.
-        args: an expression for each of the kernel's parameters; None where they are found by name.
+        grid, block, shared: expressions; "" if not given.
+        args: an expression for each of the kernel's parameters; None if they are matched by name.
     """
 
     file: str
@@ -45,7 +45,7 @@ class Launch:
 
     @classmethod
     def parse(cls, text: str) -> "Launch | None":
-        """``FILE.cu:KERNEL<<<GRID, BLOCK, SHARED>>>(ARGUMENTS)``; None where the text is of no `.cu` file.
+        """Parse ``FILE.cu:KERNEL<<<GRID, BLOCK, SHARED>>>(ARGUMENTS)``; return None for a text without a `.cu` file.
 
         Raises:
             ValueError: grid and block are missing.
@@ -63,7 +63,7 @@ class Launch:
 
     @property
     def launched(self) -> str:
-        """All but the file, as `parse` reads it."""
+        """Return the text without the file, as `parse` reads it."""
         shared = "" if self.shared == "0" else f", {self.shared}"
         args = "" if self.args is None else f"({', '.join(self.args)})"
         return f"{self.name}<<<{self.grid}, {self.block}{shared}>>>{args}"
@@ -71,7 +71,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """What a launch needs to know of an operation. It is sent to the process of an untrusted kernel.
+    """A launch with the facts of the operation that it needs, to be sent to the process of an untrusted kernel.
 
     Attributes:
         file: the `.cu` file, as an absolute path.
@@ -94,17 +94,17 @@ class LaunchPlan:
     axes: Mapping[str, str]
 
     def described(self) -> dict[str, Any]:
-        """It as JSON, of which `of` makes it."""
+        """Return the plan as JSON for `of`."""
         return asdict(self)
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> "LaunchPlan":
-        """What `described` describes."""
+        """Build a plan from the result of `described`."""
         lists: dict[str, Any] = {name: tuple(each) for name, each in described.items() if isinstance(each, list)}
         return cls(**{**described, **lists})
 
     def names(self, tensors: Mapping[str, torch.Tensor], given: Mapping[str, Any], out: torch.Tensor) -> dict[str, Any]:
-        """All that expressions may name."""
+        """Return the values of all names that expressions may use."""
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         sizes = axes.sizes(self.axes, shapes)
         leading = sizes.pop(axes.LEADING, None)
@@ -115,19 +115,19 @@ class LaunchPlan:
 
     @property
     def axes_of_first(self) -> tuple[str, ...]:
-        """The names of the first input's axes."""
+        """Return the names of the first input's axes."""
         return axes.parse(self.axes.get(self.inputs[0], axes.LEADING))
 
     def _spelled(self, out: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The output by the names that it has in the launch, where no input has them."""
+        """Return the output under its names in the launch, except names of inputs and numbers."""
         return {name: out for name in OF_OUTPUT if name not in self.inputs and name not in self.numbers}
 
 
 class LaunchedKernel:
-    """A kernel as a function of an operation's arguments, and of what its result is like.
+    """A kernel as a function of an operation's arguments and of a tensor that resembles its result.
 
     Args:
-        plan: how it is launched.
+        plan: its launch.
         kernels: its instances.
     """
 
@@ -154,13 +154,13 @@ class LaunchedKernel:
         return out
 
     def numbers_of(self, passed: Sequence[Any]) -> dict[str, Any]:
-        """The numbers that are passed, by the names of the kernel's parameters."""
+        """Return the passed numbers by the names of the kernel's parameters."""
         parameters = self.kernels.declared.parameters
         return {p.name: value for p, value in zip(parameters, passed) if p.name and not isinstance(value, torch.Tensor)}
 
 
 def compiled(described: Mapping[str, Any]) -> tuple[Callable[..., torch.Tensor], dict[str, str]]:
-    """A function of an operation's arguments that launches a kernel on the CPU, compiled from its plan as JSON.
+    """Return a function of an operation's arguments that launches a kernel on the CPU, compiled from a plan as JSON.
 
     Returns:
         The function, and by name the dtypes for which the kernel does not compile, each with the reason.

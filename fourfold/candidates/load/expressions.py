@@ -1,4 +1,4 @@
-"""Arithmetic of the command line, such as ``ceil(n / 256)``: numbers and sizes, and nothing else of Python."""
+"""Arithmetic of the command line, such as ``ceil(n / 256)``: only numbers and sizes, no other Python."""
 
 import ast
 import math
@@ -11,18 +11,18 @@ _CONSTANTS: Mapping[str, Any] = {"nullptr": None, "NULL": None, "true": True, "f
 
 
 class ExpressionError(ValueError):
-    """An expression cannot be read, or names something that there is not."""
+    """An expression is malformed, or uses an unknown name."""
 
 
 def evaluated(text: str, names: Mapping[str, Any]) -> Any:
-    """The value of an expression: a number, one of `names`, None, or a tuple of them.
+    """Return the value of an expression: a number, one of `names`, None, or a tuple of them.
 
-    There are + - * / // % **, tuples, ``x.shape[0]`` and ``x.numel()`` of a tensor, ceil, floor, min, max,
-    ``cdiv(a, b)``, ``next_power_of_2(n)`` and ``sizeof(float)``. Of integers ``/`` is C++'s division, which drops the
-    rest; within ceil and floor it is exact.
+    The grammar has + - * / // % **, tuples, ``x.shape[0]`` and ``x.numel()`` of a tensor, ceil, floor, min, max,
+    ``cdiv(a, b)``, ``next_power_of_2(n)`` and ``sizeof(float)``. For integers ``/`` is C++'s division, which drops
+    the remainder; within ceil and floor it is exact.
 
     Raises:
-        ExpressionError: the text is no such expression, or names something else.
+        ExpressionError: the text is no such expression, or uses another name.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body

@@ -20,9 +20,9 @@ from fourfold.declaration.inference import MOST_ELEMENTS, like
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.claims import Claims
 
-# What stands for sizes that are found, and the elements of all inputs and weights then.
+# The value of `sizes` that requests `small_sizes`, and the most elements of all inputs and weights then.
 SMALL, SMALL_ELEMENTS = "small", 1 << 16
-# What a solution of KernelBench is held to, unless it claims otherwise. Convolutions by cuDNN are not deterministic.
+# The default claims of a solution of KernelBench. Convolutions by cuDNN are not deterministic.
 # Under autocast torch rounds the weights of a model, too, which are no inputs of the operation.
 OF_KERNELBENCH = Claims(
     dtypes=("float32",),
@@ -41,10 +41,10 @@ class KernelBenchProblem:
 
     Attributes:
         reference: its Model.
-        init: the arguments that models are made of.
+        init: the arguments of the models' classes.
         seed: of the models' random numbers.
         record: the operation.
-        claims: what a solution is held to, unless it claims otherwise.
+        claims: the default claims of a solution.
     """
 
     reference: torch.nn.Module
@@ -57,7 +57,7 @@ class KernelBenchProblem:
     def of(
         cls, file: str | Path, sizes: Mapping[str, Any] | str | None = None, vary: bool = False, seed: int = 0
     ) -> "KernelBenchProblem":
-        """The problem of a file: see `verify_kernelbench`.
+        """Load the problem of a file: see `verify_kernelbench`.
 
         Raises:
             ValueError: its Model draws random numbers, as dropout does.
@@ -80,16 +80,16 @@ class KernelBenchProblem:
         return cls(reference=reference, init=init, seed=seed, record=record, claims=claims)
 
     def solution(self, file: str | Path) -> torch.nn.Module:
-        """The ModelNew of a file, with the weights of the reference."""
+        """Return the ModelNew of a file, with the weights of the reference."""
         model = models.made(attribute_of(_module(file), "ModelNew"), self.init, self.seed)
         return models.with_weights(model, self.reference.state_dict())
 
     def solution_elsewhere(self, file: Path, folder: Path, **limits: Any) -> UntrustedFunction:
-        """The same in a process of its own.
+        """Return the ModelNew of a file, to run in its own process.
 
         Args:
             file: of the solution.
-            folder: where what the model is made of is kept, as long as the solution is called.
+            folder: the folder for the model's state, which must exist as long as the solution is called.
             **limits: of `UntrustedFunction`.
         """
         state = folder / "state.pt"
@@ -99,7 +99,7 @@ class KernelBenchProblem:
 
 
 def _draws_numbers(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
-    """Whether a model gives another result in a second call."""
+    """Return whether a model gives another result in a second call."""
     if any(isinstance(each, torch.Tensor) and each.numel() > MOST_ELEMENTS for each in inputs):
         return False  # refused for that
     with torch.no_grad():
@@ -108,14 +108,14 @@ def _draws_numbers(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
 
 
 def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, Any]:
-    """Values for a problem's global variables, by which its inputs and weights have at most so many elements.
+    """Return values for a problem's global variables that limit the elements of its inputs and weights.
 
-    The largest variable is halved, time and again, as long as the model still takes the inputs. Nothing is computed:
-    shapes are followed on torch's meta device.
+    The largest variable is halved repeatedly, as long as the model still accepts the inputs. Nothing is computed:
+    shapes are propagated on torch's meta device.
 
     Args:
-        problem: has Model, get_inputs and get_init_inputs. It is left as it is.
-        most: elements of all inputs and weights together.
+        problem: a module with Model, get_inputs and get_init_inputs. It is restored afterwards.
+        most: the limit of the elements of all inputs and weights together.
     """
     given = {name: value for name, value in vars(problem).items() if _largest(value) > 1}
     sizes, fixed = dict(given), set[str]()
@@ -139,13 +139,13 @@ def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, An
 
 
 def _largest(value: Any) -> int:
-    """The largest of one or more sizes; 0 of anything else."""
+    """Return the largest of one or more sizes, or 0 for anything else."""
     several = value if isinstance(value, tuple) else (value,)
     return max(several, default=0) if all(type(each) is int for each in several) else 0
 
 
 def _halved(value: Any) -> Any:
-    """One size, or the largest of several, made half as large."""
+    """Halve a size, or the largest of several."""
     if not isinstance(value, tuple):
         return value // 2
     at = value.index(max(value))
@@ -153,7 +153,7 @@ def _halved(value: Any) -> Any:
 
 
 def _elements(problem: ModuleType) -> int | None:
-    """The elements of a problem's inputs and weights; None if the model does not take the inputs."""
+    """Return the number of elements of a problem's inputs and weights, or None if the model rejects the inputs."""
     try:
         with torch.device("meta"), torch.no_grad():
             model = models.made(problem.Model, problem.get_init_inputs(), 0)
@@ -180,7 +180,7 @@ def existing_file(path: str | Path) -> Path:
     """Return the absolute path of a file.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is no file")

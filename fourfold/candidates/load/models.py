@@ -1,4 +1,4 @@
-"""Modules of torch that are made alike, also in two processes: of the same arguments, random numbers and weights."""
+"""Modules of torch made reproducibly, also in two processes: from the same arguments, random numbers and weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,9 +8,9 @@ import torch
 
 
 def made(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
-    """A module without gradients, in training mode unless it chooses another.
+    """Return a module without gradients, in training mode unless it chooses another.
 
-    KernelBench compares models as they are made: its batch normalization takes the mean of the batch.
+    KernelBench compares freshly made models: their batch normalization uses the mean of the batch.
 
     Args:
         kind: its class.
@@ -23,7 +23,7 @@ def made(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
 
 
 def without_running_statistics(model: torch.nn.Module) -> torch.nn.Module:
-    """The module, of which no call changes the mean and variance that its batch normalizations keep for inference."""
+    """Keep calls from changing the running statistics of batch normalizations; return the module."""
     for each in model.modules():
         if each.training and getattr(each, "track_running_stats", False):
             each.track_running_stats = False
@@ -31,17 +31,17 @@ def without_running_statistics(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def with_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """The module, with these weights if its own have the same names."""
+    """Return the module, with the given weights if its own have the same names."""
     if model.state_dict().keys() == weights.keys():
         model.load_state_dict(weights)
     return model
 
 
 def keep(reference: torch.nn.Module, init: Any, seed: int, file: Path) -> None:
-    """Write into a file what `like` needs to make a module like the reference.
+    """Write a file from which `like` makes a module like the reference.
 
     Raises:
-        TypeError: the arguments of the class hold what no other process can have.
+        TypeError: the arguments of the class hold an object that cannot be sent to another process.
     """
     try:
         torch.save({"init": init, "seed": seed, "weights": reference.state_dict()}, file)
@@ -51,6 +51,6 @@ def keep(reference: torch.nn.Module, init: Any, seed: int, file: Path) -> None:
 
 
 def like(kind: type[torch.nn.Module], file: Path) -> torch.nn.Module:
-    """A module of this class like the one that `keep` was given."""
+    """Return a module of this class like the one given to `keep`."""
     kept = torch.load(file, weights_only=True)
     return with_weights(made(kind, kept["init"], kept["seed"]), kept["weights"])

@@ -1,4 +1,4 @@
-"""Modules of files that are in no package, such as candidates. They may import what lies in their folder."""
+"""Modules from files outside of packages, such as candidates. They may import files in their folder."""
 
 import contextlib
 import importlib.util
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-# Of the files that were imported.
+# The folders of the imported files.
 _folders: set[Path] = set()
 
 
 def of_file(file: Path, anew: bool = False) -> ModuleType:
-    """The module of a Python file, which may import the modules of its folder.
+    """Return the module of a Python file, which may import the modules of its folder.
 
     It is registered under its path, so that two candidates of one file share the module, and pickling finds it.
 
@@ -21,7 +21,7 @@ def of_file(file: Path, anew: bool = False) -> ModuleType:
         anew: whether to run the file again if it was imported before.
 
     Raises:
-        ImportError: the file is none of Python's. What the file itself raises goes through.
+        ImportError: the file is no Python file. Exceptions of the file itself propagate.
     """
     name = f"candidate_{file.stem}_{abs(hash(str(file)))}"
     if name in sys.modules and not anew:
@@ -41,9 +41,9 @@ def of_file(file: Path, anew: bool = False) -> ModuleType:
 
 @contextlib.contextmanager
 def _siblings(folder: Path) -> Iterator[None]:
-    """Within it, a file may import the modules of its folder before all others, as a script may.
+    """Let a file import the modules of its folder before all others, as a script may.
 
-    After it, what the file imports later is still found there, unless there is another of that name.
+    Afterwards, later imports of the file still find modules there, unless another module has the name.
     """
     for name in [name for name in sys.modules if "." not in name and _hides(name, folder)]:
         for module in [module for module in sys.modules if module.partition(".")[0] == name]:
@@ -60,7 +60,7 @@ def _siblings(folder: Path) -> Iterator[None]:
 
 
 def _hides(name: str, folder: Path) -> bool:
-    """Whether a module is the sibling of a file elsewhere, and would be taken for one in a folder."""
+    """Return whether a module is the sibling of another file, and would hide one in this folder."""
     file = getattr(sys.modules[name], "__file__", None)
     lies_in = {place for place in Path(file).parents if place in _folders} if file else set()
     return bool(lies_in - {folder}) and ((folder / f"{name}.py").is_file() or (folder / name).is_dir())

@@ -1,1 +1,1 @@
-"""Run a candidate in a process of its own: protocol, client, server and child processes."""
+"""Run a candidate in its own process: protocol, client, server and child processes."""

@@ -1,4 +1,4 @@
-"""Processes: each ends with the one that has started it, and all of a run end when the run is stopped.
+"""Child processes that end with their parent, and all end when the run is stopped.
 
 Ctrl-C, SIGTERM and SIGHUP stop a run. `Stop` answers them in the process that the user has started.
 """
@@ -19,42 +19,42 @@ from typing import Any, NoReturn
 import psutil
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds that a run has to end by itself. What it has started is killed then.
+# Seconds that a run has to end by itself before its descendants are killed.
 GRACE_SECONDS = 1.0
-# Seconds between two looks at processes that were killed, and how many looks: one may wait for a device for ever.
+# Seconds between two checks of killed processes, and the most checks: a process may wait for a device forever.
 SECONDS_BETWEEN_LOOKS, MOST_LOOKS = 0.01, 100
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _START = "import sys; from fourfold.candidates.process.child import start; start(*sys.argv[1:])"
 
 
 def _prctl(option: int, value: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # of a system that is not Linux
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux
         ctypes.CDLL(None).prctl(option, value)
 
 
 def die_with(parent: int) -> None:
-    """Let the system kill this process when its parent ends; leave at once if the parent has ended already."""
+    """Ask the system to kill this process when its parent ends; exit at once if the parent has already ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def become(command: Sequence[str], **variables: str) -> NoReturn:
-    """Let this process run another command: signals reach it, and no process is between it and the user."""
+    """Replace this process by another command: signals reach it, and no process is between it and the user."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], [*command], {**os.environ, **variables})
 
 
 def begin_child(parent: int) -> None:
-    """Begin a process that was just forked: it dies with its parent, and signals do what they do by default."""
+    """Set up a freshly forked process: it dies with its parent, and signals have their default effect."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     die_with(parent)
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """From here on, what descendants of this process leave running becomes its child."""
+    """Make processes that descendants of this one leave running its children from now on."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
@@ -64,7 +64,7 @@ def command_of(module: str, *arguments: object) -> list[str]:
 
 
 def start(parent: str, module: str, *arguments: str) -> None:
-    """Run such a command. The imports of the module take seconds: the process can die before."""
+    """Run the command of `command_of`: tie this process to its parent before the imports, which take seconds."""
     die_with(int(parent))
     del sys.argv[1:3]
     __import__(module)
@@ -72,7 +72,7 @@ def start(parent: str, module: str, *arguments: str) -> None:
 
 
 def children() -> set[int]:
-    """Return the processes that are children of this one; none where the system does not tell."""
+    """Return the process ids of this process's children, or none if the system does not report them."""
     with contextlib.suppress(OSError):
         tasks = Path("/proc/self/task").iterdir()
         return {int(number) for task in tasks for number in (task / "children").read_text().split()}
@@ -80,7 +80,7 @@ def children() -> set[int]:
 
 
 def descendants(process: int) -> list[psutil.Process]:
-    """Return each process that a process has started, and theirs, but for those that have ended."""
+    """Return the descendants of a process, except those that have ended."""
     found = []
     for child in psutil.Process(process).children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -90,7 +90,7 @@ def descendants(process: int) -> list[psutil.Process]:
 
 
 def kill_descendants() -> None:
-    """Kill all that this process has started."""
+    """Kill all descendants of this process."""
     for _ in range(MOST_LOOKS):
         if not (left := descendants(os.getpid())):
             return
@@ -101,13 +101,13 @@ def kill_descendants() -> None:
 
 
 class Stop:
-    """As a context, answer Ctrl-C, SIGTERM and SIGHUP in the main thread of a process that starts others.
+    """A context that answers Ctrl-C, SIGTERM and SIGHUP in the main thread of a process that starts others.
 
-    The first of them asks for an orderly end. What this process has started is killed after `GRACE_SECONDS`, or when
-    this process ends, if that is before. Later signals are passed over: they would interrupt what ends the run.
+    The first signal requests an orderly end. The descendants of this process are killed after `GRACE_SECONDS`, or when
+    this process ends, if that is earlier. Later signals are ignored: they would interrupt the end of the run.
 
     Args:
-        relays: whether the child of `fork` is asked for the end; else this process is, by KeyboardInterrupt.
+        relays: whether to interrupt the child of `fork` instead of raising KeyboardInterrupt in this process.
 
     Attributes:
         signal: the first signal; None before it.
@@ -120,9 +120,9 @@ class Stop:
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> "Stop":
-        if threading.current_thread() is threading.main_thread():  # no other can answer
+        if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
             former = {number: signal.getsignal(number) for number in SIGNALS}
-            # A signal that is ignored, as under `nohup`, stays so.
+            # A signal that is ignored, as under `nohup`, stays ignored.
             self._former = {number: handler for number, handler in former.items() if handler is not signal.SIG_IGN}
         for number in self._former:
             signal.signal(number, self._hear)
@@ -141,7 +141,7 @@ class Stop:
         self.signal = number
         adopt_orphans()
         atexit.register(self._end)
-        # No thread: it could not be started where the signal has interrupted the start of another.
+        # A timer instead of a thread, which could not start if the signal interrupted the start of another thread.
         signal.signal(signal.SIGALRM, lambda *_: kill_descendants())
         signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
         if not self.relays:
@@ -151,16 +151,16 @@ class Stop:
                 os.kill(self._child, signal.SIGINT)
 
     def _end(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # Python takes its handler away when it ends
+        signal.setitimer(signal.ITIMER_REAL, 0)  # Python removes the handler at exit
         kill_descendants()
 
     @property
     def status(self) -> int:
-        """The exit status of a command that the signal has ended, by the convention of shells."""
+        """Return the exit status of a command that the signal ended, by the convention of shells."""
         return 128 + (self.signal or signal.SIGINT)
 
     def fork(self) -> int:
-        """Fork, as `os.fork`. The child dies with this process, and hears signals as this process did before."""
+        """Fork, as `os.fork`. The child dies with this process, and handles signals as this process did before."""
         parent = os.getpid()
         former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -170,14 +170,14 @@ class Stop:
                 die_with(parent)
             else:
                 self._child = process
-                if self.signal is not None:  # which came before the child
+                if self.signal is not None:  # the signal came before the child
                     os.kill(process, signal.SIGKILL)
             return process
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
     def wait(self) -> int:
-        """Return the exit code of the child, once it has ended; the negative number of the signal that killed it."""
+        """Wait for the child; return its exit code, or the negative number of the signal that killed it."""
         assert self._child is not None
         code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
         self._child = None

@@ -1,8 +1,8 @@
-"""The judge's side of a candidate that runs in a process of its own: see `fourfold.candidates.process.server`.
+"""The judge's side of a candidate that runs in its own process: see `fourfold.candidates.process.server`.
 
-`UntrustedFunction` is called as the candidate would be. Exceptions come back with the same name, message and builtin
-base, and with the frames of the candidate's own code, so that a refusal is a refusal here too. What would end a
-process, or what a process dies of, is the failure of one call.
+`UntrustedFunction` is called like the candidate. Exceptions come back with the same name, message and builtin base, and
+with the frames of the candidate's own code, so that a refusal stays a refusal. An exit or a crash of the process is the
+failure of one call.
 
 It is no sandbox: the process has the rights of the user who runs it.
 """
@@ -37,11 +37,11 @@ from fourfold.instruments.redzones import Arena
 from fourfold.instruments.size_comparisons import LARGEST
 from fourfold.operations.claims import claims
 
-# Seconds that a call, or the import, may take.
+# The time limit in seconds of a call, or of the import.
 CALL_SECONDS = 300.0
-# Calls past that limit, or that ended the first process, after which a candidate is not called any more.
+# The number of calls that exceed the limit or end the first process, after which a candidate gets no further calls.
 MOST_COSTLY = 3
-# Bytes of its own that a candidate's process may take.
+# The limit in bytes of the own memory of a candidate's process.
 MOST_BYTES = 8 << 30
 
 
@@ -50,7 +50,7 @@ class CannotBeImported(Exception):
 
 
 class RemoteCall:
-    """One call, whose gradients may be asked for. Where it is gone, the process forgets it."""
+    """A call in the candidate's process that may still need gradients. When it is gone, that process forgets it."""
 
     def __init__(
         self,
@@ -62,18 +62,18 @@ class RemoteCall:
     ) -> None:
         self.session, self.number, self.thread = session, number, threading.get_ident()
         self.tensors, self.outputs, self.differentiable = tensors, tuple(outputs), differentiable
-        # Of an output, what shares its memory and its version: to hold itself would hold the call for ever.
+        # For an output, an alias with its memory and version: to hold the output itself would keep the call forever.
         self.watched = {**tensors, **{str(place): output.detach() for place, output in enumerate(outputs)}}
         self.versions = {name: torch_internals.version(tensor) for name, tensor in self.watched.items()}
         weakref.finalize(self, session.forgotten_calls.append, number).atexit = False
 
     def written(self) -> dict[str, int]:
-        """How often each tensor was written into since the call, as far as autograd knows; outputs have numbers."""
+        """Return how often autograd saw each tensor written since the call; outputs have numbers for names."""
         return {n: torch_internals.version(of) - self.versions[n] for n, of in self.watched.items()}
 
 
 class _Elsewhere(torch.autograd.Function):
-    """Gives autograd the outputs of a call that was made elsewhere."""
+    """An autograd function for the outputs of a call in another process."""
 
     @staticmethod
     def forward(
@@ -81,7 +81,7 @@ class _Elsewhere(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.function, ctx.call = function, call
-        ctx.save_for_backward(torch.empty(0))  # whose release tells a second backward pass from the first
+        ctx.save_for_backward(torch.empty(0))  # its release distinguishes a second backward pass from the first
         outputs = call.outputs
         del call.outputs
         ctx.mark_non_differentiable(*(o for o, has in zip(outputs, call.differentiable) if not has))
@@ -97,21 +97,20 @@ class _Elsewhere(torch.autograd.Function):
 
 
 class UntrustedFunction:
-    """Somebody's function, which runs in a process of its own.
+    """A user's function that runs in its own process.
 
     Args:
         place: the absolute path of a Python file, or the name of a module.
         function: its name there.
         wanted: the operation's arguments.
         operation: its name.
-        seconds: that a call may take.
-        most_bytes: of its own that its process may take.
-        state: a file with what an ``nn.Module`` is made of, see `fourfold.candidates.load.models.keep`; None for a
-            function.
+        seconds: the time limit of a call.
+        most_bytes: the limit of its process's own memory.
+        state: a file that describes an ``nn.Module``, see `fourfold.candidates.load.models.keep`; None for a function.
 
     Raises:
-        CannotBeImported: the import fails, or there is no such function.
-        CannotBeCalled: it does not take the arguments.
+        CannotBeImported: the import fails, or the function does not exist.
+        CannotBeCalled: the function does not take the arguments.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class UntrustedFunction:
         self.most_bytes, self.state = most_bytes, state
         self.__name__ = function.rpartition(".")[2]
         self.__signature__ = wanted
-        self.costly: list[Unanswered] = []  # calls that took long, or ended what another candidate needs
+        self.costly: list[Unanswered] = []  # calls that took too long, or ended the first process
         self.lock = threading.RLock()
         self.session: Session | None = None
         self._watched: dict[str, dict[int, int]] = {}
@@ -140,10 +139,10 @@ class UntrustedFunction:
             raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The candidate's output for these arguments, or a tuple of its outputs.
+        """Return the candidate's output for these arguments, or a tuple of its outputs.
 
         Raises:
-            Unanswered: its process has not answered, or not as it should.
+            Unanswered: its process gave no answer, or a malformed one.
             Exception: the candidate's own, or `Escape` in place of an order to end.
         """
         arguments = dict(zip(self.__signature__.parameters, args)) | kwargs
@@ -151,7 +150,7 @@ class UntrustedFunction:
             session = self._started()
             spelled, tensors, held = _spelled(session, arguments)
             answer, storages = self._ask(session, {"do": "call", "arguments": spelled, **conditions()})
-            del held  # what lives no longer than the question
+            del held  # its tensors had to live only until the request was sent
             with in_turn(session):
                 several, outputs, differentiable = _outputs(answer.get("output"), storages)
             are_tensors = all(isinstance(output, torch.Tensor) for output in outputs)
@@ -163,10 +162,10 @@ class UntrustedFunction:
     def gradients(
         self, call: RemoteCall, wanted: Sequence[str], cotangents: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """The gradients of a call for some of its inputs, from cotangents of its outputs."""
+        """Return the gradients of a call for some of its inputs, given cotangents of its outputs."""
         with self.lock:
             said: list[dict[str, Any] | None] = []
-            held: list[torch.Tensor] = []  # what lives no longer than the question
+            held: list[torch.Tensor] = []  # temporary tensors that must live until the request is sent
             for cotangent in cotangents:
                 if cotangent is None:
                     said.append(None)
@@ -201,17 +200,17 @@ class UntrustedFunction:
         functions: float,
         output: tuple[Sequence[str], int] | None = None,
     ) -> tuple[int, list[list[tuple[torch.Tensor, list[torch.Tensor]]]]]:
-        """Call from several threads at once; gives outputs and gradients, see `fourfold.instruments.concurrent_calls`.
+        """Call from several threads at once; return outputs and gradients: see `fourfold.instruments.concurrent_calls`.
 
         Args:
             calls: the arguments and the cotangent of each thread's calls.
-            wanted: the inputs of each whose gradients are asked for.
-            functions: what the calls of a thread may cost, as in `at_once.FUNCTIONS`.
-            output: the names of the outputs, and the place of the one that is asked for; None where there is one.
+            wanted: the inputs of each thread's calls that need gradients.
+            functions: the budget of a thread's calls, as in `concurrent_calls.FUNCTIONS`.
+            output: the names of the outputs, and the index of the wanted one; None if there is only one.
 
         Raises:
-            NeverReturns: a thread has not come to its end.
-            Unanswered: its process has not answered, or not as it should.
+            NeverReturns: a thread has not ended.
+            Unanswered: its process gave no answer, or a malformed one.
             Exception: the candidate's own.
         """
         with self.lock:
@@ -236,7 +235,7 @@ class UntrustedFunction:
     def compared(
         self, comparisons: Sequence[SizeComparison], arguments: Mapping[str, Any]
     ) -> dict[int, tuple[float, float]]:
-        """Both sides of comparisons in a call, by what its process says.
+        """Return both sides of comparisons in a call, as its process reports them.
 
         See `fourfold.instruments.size_comparisons`.
         """
@@ -245,11 +244,11 @@ class UntrustedFunction:
             spelled, _, held = _spelled(session, arguments)
             said = [list(astuple(each)) for each in comparisons]
             answer, _ = self._ask(session, {"do": "compare", "arguments": spelled, "comparisons": said})
-            del held  # what lives no longer than the question
+            del held  # its tensors had to live only until the request was sent
         return dict(_sides(answer.get("compared"), len(comparisons)))
 
     def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:
-        """From here on its process notes which statements run.
+        """Record the statements that run in its process from now on.
 
         See `fourfold.instruments.line_recorder.LineRecorder.watch`.
         """
@@ -259,9 +258,9 @@ class UntrustedFunction:
             self._ask(self._started(), {"do": "watch", "statements": self._watched})
 
     def lines(self) -> tuple[dict[str, set[int]], bool]:
-        """By file, the first lines of the statements that have run in its process, by what that says.
+        """Return the first lines of the statements that ran in its process, by file, as it reports them.
 
-        Also whether it could not see all of them, as is so if the process has died.
+        Return also whether some lines may be missing, as after the death of the process.
         """
         with self.lock, contextlib.suppress(Unanswered):
             if self.session is not None and not self.session.over:
@@ -273,7 +272,7 @@ class UntrustedFunction:
         return {}, True
 
     def kernel_lines(self) -> list[Line]:
-        """The lines of a `.cu` file, and whether they ran in its process; of a function of Python there are none."""
+        """Return the lines of a `.cu` file, and whether they ran in its process; a Python function has none."""
         return []
 
     def end(self) -> None:
@@ -283,7 +282,7 @@ class UntrustedFunction:
             self.session = None
 
     def _started(self) -> Session:
-        """The process, with the candidate imported."""
+        """Return the running process with the candidate imported."""
         if len(self.costly) >= MOST_COSTLY:
             late = f"{len(self.costly)} calls took longer than {self.seconds:g} s, or ended every candidate"
             raise type(self.costly[-1])(f"{self.costly[-1].kind}: {late}; it is called no more")
@@ -341,12 +340,12 @@ class UntrustedFunction:
 def started(
     place: str, function: str, wanted: inspect.Signature, operation: str, seconds: float, process: int
 ) -> UntrustedFunction:
-    """The function of this process, which is started once; `process` is its number, and tells it from one forked."""
+    """Return the function in its process, cached by the number of this `process`, so that a fork starts its own."""
     return UntrustedFunction(place, function, wanted, operation, seconds)
 
 
 def conditions() -> dict[str, Any]:
-    """What a call depends on besides its arguments."""
+    """Return the conditions of a call other than its arguments."""
     mode = ENTERED[-1] if ENTERED else None
     memory = sys.modules.get("fourfold.backends.triton.interpreter.memory")
     on_cpu = sys.modules.get("fourfold.backends.cuda.emulator")
@@ -367,10 +366,10 @@ def conditions() -> dict[str, Any]:
 def _spelled(
     session: Session, arguments: Mapping[str, Any]
 ) -> tuple[list[list[Any]], dict[str, torch.Tensor], list[torch.Tensor]]:
-    """The arguments of a call as JSON, its tensors by name, and what must live until they are sent.
+    """Return a call's arguments as JSON, its tensors by name, and objects that must live until they are sent.
 
     Raises:
-        NotSent: one cannot be sent.
+        NotSent: an argument cannot be sent.
     """
     found: list[list[Any]] = []
     tensors: dict[str, torch.Tensor] = {}
@@ -398,10 +397,10 @@ def _spelled(
 
 
 def callable_or_said(answer: Mapping[str, Any]) -> None:
-    """Pass over the answer of a process that has loaded a candidate.
+    """Check the answer of a process that has loaded a candidate.
 
     Raises:
-        CannotBeCalled: it says why it cannot call it.
+        CannotBeCalled: the answer says why the candidate cannot be called.
     """
     if answer.get("cannot"):
         raise CannotBeCalled(printable(str(answer["cannot"])))
@@ -410,7 +409,7 @@ def callable_or_said(answer: Mapping[str, Any]) -> None:
 def _results(
     found: Any, gradients: int, storages: Mapping[int, torch.UntypedStorage]
 ) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """What one thread has got: of each call the output, and so many gradients."""
+    """Return the results of one thread: the output and the gradients of each call."""
     if not isinstance(found, list) or not all(isinstance(call, list) and len(call) == 1 + gradients for call in found):
         raise Malformed("no output and gradients of each call")
     parts = [[_result(part, storages)[0] for part in call] for call in found]
@@ -418,7 +417,7 @@ def _results(
 
 
 def _outputs(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[bool, list[Any], list[bool]]:
-    """Whether there are several outputs, the outputs, and which of them have gradients."""
+    """Return whether there are several outputs, the outputs, and which of them have gradients."""
     several = isinstance(said, dict) and "several" in said
     parts = said["several"] if several else [said]
     if not isinstance(parts, list) or len(parts) > protocol.MOST_RESULTS:
@@ -428,7 +427,7 @@ def _outputs(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[b
 
 
 def _result(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:
-    """A result, and whether it requires a gradient. For what is no plain tensor, an object of a class of that name."""
+    """Return a result and whether it requires a gradient; replace a non-tensor by a stub of its class name."""
     if isinstance(said, dict) and isinstance(said.get("other"), str):
         return type(printable(said["other"])[:100].replace("\n", " "), (), {})(), False
     if not isinstance(said, dict) or "tensor" not in said:
@@ -437,7 +436,7 @@ def _result(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[An
 
 
 def _sides(found: Any, count: int) -> Iterator[tuple[int, tuple[float, float]]]:
-    """By the number of a comparison its sides; without what is none."""
+    """Yield each valid comparison's number and sides."""
     for each in found if isinstance(found, list) else ():
         if isinstance(each, list) and len(each) == 3 and all(type(side) in (int, float) for side in each):
             number, left, right = each
@@ -446,12 +445,12 @@ def _sides(found: Any, count: int) -> Iterator[tuple[int, tuple[float, float]]]:
 
 
 def _texts(found: Any) -> list[str]:
-    """A list of texts; without what is none."""
+    """Return the texts in a list, without other entries."""
     return [printable(each)[:1000] for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
 
 def _claims(said: Any) -> dict[str, Any]:
-    """What the candidate claims, as `claims` takes it."""
+    """Return the candidate's claims as arguments of `claims`."""
     if not isinstance(said, dict):
         return {}
     given = {str(name): tuple(value) if isinstance(value, list) else value for name, value in said.items()}

@@ -1,7 +1,7 @@
-"""A `__global__` function that runs in a process of its own, on the CPU: compiled code can write over any memory.
+"""A `__global__` function that runs in its own process, on the CPU: compiled code can write over any memory.
 
-The process of the judge reads the text of the `.cu` file, its launch and the expressions in it. It neither compiles nor
-loads the file. Everything else is as of a function of Python: see `fourfold.candidates.process.client`.
+The judge's process reads the text of the `.cu` file, its launch and the launch's expressions. It neither compiles nor
+loads the file. Everything else works as for a Python function: see `fourfold.candidates.process.client`.
 """
 
 import contextlib
@@ -24,22 +24,22 @@ from fourfold.candidates.process.protocol import printable
 from fourfold.candidates.process.session import Session, Unanswered
 from fourfold.operations.claims import claims
 
-# Variables that say how a kernel is compiled for the CPU and run there.
+# Variables that control how a kernel is compiled for the CPU and run there.
 VARIABLES = ("FOURFOLD_CACHE", "FOURFOLD_CUDA_ON_CPU", "FOURFOLD_CUDA_ON_CPU_SECONDS", "CXX")
-# The most lines that a process may tell of, and the longest name of a function.
+# The most lines that a process may report, and the most characters of a function's name.
 MOST_LINES, LONGEST = 1 << 16, 200
 
 
 class UntrustedKernel(UntrustedFunction):
-    """A kernel of a `.cu` file, which is compiled, loaded and launched in a process of its own.
+    """A kernel of a `.cu` file that is compiled, loaded and launched in its own process.
 
     Args:
-        candidate: what this process knows of it.
-        seconds: that a call, or the compilation, may take.
-        most_bytes: of its own that its process may take.
+        candidate: the kernel as this process knows it.
+        seconds: the time limit of a call, or of the compilation.
+        most_bytes: the limit of its process's own memory.
 
     Raises:
-        CannotBeCalled: it does not compile.
+        CannotBeCalled: the kernel does not compile.
     """
 
     def __init__(self, candidate: CudaCandidate, seconds: float, most_bytes: int = MOST_BYTES) -> None:
@@ -49,10 +49,10 @@ class UntrustedKernel(UntrustedFunction):
         self.file = Path(plan.file)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The kernel's output.
+        """Return the kernel's output.
 
         Raises:
-            Unanswered: its process has not answered, or not as it should.
+            Unanswered: its process gave no answer, or a malformed one.
             Exception: for arguments that the operation refuses, or the process's own, such as an access out of bounds.
         """
         return super().__call__(**self._prepared(*args, **kwargs))
@@ -69,7 +69,7 @@ class UntrustedKernel(UntrustedFunction):
         return super().called_at_once(prepared, wanted, functions, output)
 
     def kernel_lines(self) -> list[Line]:
-        """The lines of its files, and whether they ran in its process, by what that says."""
+        """Return the lines of its files, and whether they ran in its process, as it reports them."""
         with self.lock, contextlib.suppress(Unanswered):
             if self.session is not None and not self.session.over:
                 answer, _ = self._ask(self.session, {"do": "kernel_lines"})
@@ -99,12 +99,12 @@ class UntrustedKernel(UntrustedFunction):
 
 @functools.cache
 def started(candidate: CudaCandidate, seconds: float, process: int) -> UntrustedKernel:
-    """The kernel of this process, which is started once; `process` is its number, and tells it from one forked."""
+    """Return the kernel in its process, cached by the number of this `process`, so that a fork starts its own."""
     return UntrustedKernel(candidate, seconds)
 
 
 def _lines(said: Any, files: Mapping[str, str]) -> Iterator[Line]:
-    """The lines that a process tells of, as far as they are of these files."""
+    """Yield the valid lines that a process reports for these files."""
     kinds = (str, int, str, bool, bool)
     for each in said[:MOST_LINES] if isinstance(said, list) else ():
         if isinstance(each, list) and len(each) == len(kinds) and all(type(a) is b for a, b in zip(each, kinds)):

@@ -1,4 +1,4 @@
-"""Exceptions of a candidate's process, made anew in that of its judge from what is said of them."""
+"""Exceptions of a candidate's process, recreated in the judge's process from their descriptions."""
 
 import traceback
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from fourfold.instruments.tampering import Tampered
 from fourfold.operations.blame import Blame, mark
 from fourfold.operations.refusals import Fault
 
-# The builtin exceptions that are told apart where they are caught. Each can be made of a message alone.
+# The builtin exceptions that callers distinguish. Each can be made from only a message.
 BASES: Mapping[str, type[Exception]] = {
     each.__name__: each
     for each in (
@@ -31,7 +31,7 @@ def _class(name: str, base: type[Exception], fault: bool) -> type[Exception]:
 
 
 def exception(said: Any) -> Exception:
-    """The exception of which this was said: one of the same name, message and builtin base."""
+    """Recreate an exception from its description: with the same name, message and builtin base."""
     causes = said.get("causes") if isinstance(said, dict) else None
     if not isinstance(causes, list) or not causes or not all(isinstance(cause, dict) for cause in causes):
         return AnsweredWrongly("crashed: the candidate's process answered out of turn: an exception without a type")
@@ -51,7 +51,7 @@ def exception(said: Any) -> Exception:
 
 
 def _blame(said: Any) -> Blame:
-    """Whose the exception is, by what its process says. That can accuse nobody but the candidate."""
+    """Return who is to blame, as the process reports it. It can accuse only the candidate."""
     return Blame(said) if said in (Blame.REFUSAL.value, Blame.LACK.value, Blame.HARNESS.value) else Blame.BUG
 
 
@@ -71,7 +71,7 @@ def _frames(said: Any) -> Iterator[traceback.FrameSummary]:
         kinds = (str, int, str, str)
         if isinstance(frame, list) and len(frame) == 4 and all(isinstance(a, b) for a, b in zip(frame, kinds)):
             file, line, name, text = frame
-            # With a text of its own Python does not look into the file, whatever its name is.
+            # Given the line's text, Python does not read the file, whatever its name is.
             yield traceback.FrameSummary(
                 printable(file), line, printable(name), lookup_line=False, line=printable(text) or " "
             )

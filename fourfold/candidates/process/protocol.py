@@ -1,10 +1,10 @@
-"""What the judge and the process of a candidate send each other: JSON, and the bytes of tensors' memory.
+"""The messages between the judge and a candidate's process: JSON, and the bytes of tensors' memory.
 
-Nothing that arrives is unpickled, evaluated or imported. A message that is not as said here raises `Malformed`.
+Received data is never unpickled, evaluated or imported. A message in another format raises `Malformed`.
 
 Both sides hold the same storages, by number. A storage has the same bytes on both sides whenever a message has arrived:
-each side sends those that have changed since. So strides, gaps, redzones and aliases are the same in both, and nothing
-that the other side does later changes memory of this one.
+each side sends those that changed. So strides, gaps, redzones and aliases are the same on both sides, and later writes
+of one side do not change the other's memory.
 """
 
 import ctypes
@@ -24,17 +24,17 @@ from fourfold.compat import torch_internals
 # The longest text of a message, and the most bytes of a storage that is copied.
 MOST_TEXT = 1 << 26
 MOST_BYTES = 1 << 30
-# At most so many storages in a message, descriptors, and outputs of a call.
+# The most storages in a message, descriptors, and outputs of a call.
 MOST_STORAGES, MOST_DESCRIPTORS, MOST_RESULTS = 1 << 12, 64, 64
 _LENGTH = struct.Struct(">Q")
 
 
 class Malformed(Exception):
-    """The other side has sent what no such message is."""
+    """A message of the other side has another format than described here."""
 
 
 class Ended(Exception):
-    """The other side has closed the connection."""
+    """The other side closed the connection."""
 
 
 class Unsendable(TypeError):
@@ -42,7 +42,7 @@ class Unsendable(TypeError):
 
 
 class Connection:
-    """Sends and receives messages.
+    """A connection that sends and receives messages.
 
     Args:
         end: one end of a pair of connected sockets.
@@ -73,12 +73,12 @@ class Connection:
         """Receive a message, the contents of storages and descriptors.
 
         Args:
-            sizes: the bytes of each storage that is known, which must be kept.
+            sizes: the size in bytes of each known storage, which must not change.
 
         Raises:
             Ended: the other side has gone.
             TimeoutError: the deadline has passed.
-            Malformed: it is no such message.
+            Malformed: the message has another format.
         """
         length, files = self._start()
         if length > MOST_TEXT:
@@ -135,10 +135,10 @@ class Connection:
 
 
 def pairs_of_numbers(found: Any) -> list[tuple[int, int]]:
-    """A list of pairs of whole numbers.
+    """Check and return a list of pairs of integers.
 
     Raises:
-        Malformed: it is none.
+        Malformed: it is no such list.
     """
     if not isinstance(found, list) or len(found) > MOST_STORAGES:
         raise Malformed("no list of storages")
@@ -152,7 +152,7 @@ def pairs_of_numbers(found: Any) -> list[tuple[int, int]]:
 
 
 def contents(storage: torch.UntypedStorage) -> bytes:
-    """The bytes of a storage. No operator of torch's is called, which a mode would see."""
+    """Return the bytes of a storage, without calling an operator of torch, which a mode would see."""
     size = storage.nbytes()
     return ctypes.string_at(storage.data_ptr(), size) if size else b""
 
@@ -164,11 +164,11 @@ def put(storage: torch.UntypedStorage, held: bytes) -> None:
 
 
 def changed(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int, bytes]) -> dict[int, bytes]:
-    """The contents of those storages that differ from what the other side holds; notes that it will hold them.
+    """Return the storages that differ from the other side's copies, and update the record of those copies.
 
     Args:
         storages: by number.
-        last: what the other side holds, by number.
+        last: the contents on the other side, by number.
     """
     found = {}
     for number, storage in storages:
@@ -180,26 +180,26 @@ def changed(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int
 
 # ---- values
 
-# What a tensor may be besides a leaf of autograd's graph: made for inference, a view, the result of another operation.
+# The kinds of tensors other than leaves of autograd's graph: made for inference, a view, the result of an operation.
 INFERENCE, VIEW, RESULT = "for inference", "view", "result"
 
 
 class AsResult(torch.autograd.Function):
-    """Makes a tensor the result of an operation, in the memory that it has."""
+    """An autograd function that makes a tensor the result of an operation, in its own memory."""
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
-        """The tensor, which is held in a list, where autograd does not look."""
+        """Return the tensor, passed in a list to hide it from autograd."""
         return held[0]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[None, None]:
-        """Nothing: the gradient is asked for at the tensor."""
+        """Return nothing: the gradient is requested at the tensor itself."""
         return None, None
 
 
 def made_as(tensor: torch.Tensor) -> str:
-    """How a tensor that is an argument of a call was made; "" is a leaf."""
+    """Return how an argument tensor was made; "" for a leaf."""
     if tensor.is_inference():
         return INFERENCE
     if tensor.is_leaf:
@@ -208,7 +208,7 @@ def made_as(tensor: torch.Tensor) -> str:
 
 
 def of_tensor(tensor: torch.Tensor, number: int) -> dict[str, Any]:
-    """What is said of a tensor, given the number of its storage."""
+    """Return the description of a tensor, given the number of its storage."""
     return {
         "storage": number,
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -219,10 +219,10 @@ def of_tensor(tensor: torch.Tensor, number: int) -> dict[str, Any]:
 
 
 def as_tensor(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> torch.Tensor:
-    """The tensor of which this was said.
+    """Return the tensor of a description.
 
     Raises:
-        Malformed: there is no such storage, or it is too short for the shape.
+        Malformed: the storage does not exist, or is too short for the shape.
     """
     if not isinstance(said, dict):
         raise Malformed("no tensor where there should be one")
@@ -250,10 +250,10 @@ def _sizes(found: Any) -> list[int]:
 
 
 def dtype_of(name: Any) -> torch.dtype:
-    """A dtype by its name.
+    """Return the dtype with a name.
 
     Raises:
-        Malformed: there is none.
+        Malformed: there is no such dtype.
     """
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype) or found.is_complex:
@@ -262,7 +262,7 @@ def dtype_of(name: Any) -> torch.dtype:
 
 
 def as_value(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> Any:
-    """The argument of a call that `spelled` spells."""
+    """Return the argument that `spelled` encoded."""
     if not isinstance(said, dict):
         return said
     ((kind, of),) = said.items()
@@ -286,14 +286,14 @@ def as_value(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> Any:
 
 
 def spelled(value: Any, number_of: Any) -> Any:
-    """An argument of a call, as JSON.
+    """Encode an argument of a call as JSON.
 
     Args:
         value: a tensor, an array, a number, a string, None, a dtype, or a list, tuple or dictionary of these.
-        number_of: gives the number of a tensor's storage.
+        number_of: returns the number of a tensor's storage.
 
     Raises:
-        Unsendable: it is something else.
+        Unsendable: the value has another type.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -316,5 +316,5 @@ def spelled(value: Any, number_of: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """A text without what would command a terminal."""
+    """Replace characters that could control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

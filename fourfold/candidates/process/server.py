@@ -1,8 +1,8 @@
-"""The candidate's side of `fourfold.candidates.process.client`: the process in which somebody's kernel runs.
+"""The candidate's side of `fourfold.candidates.process.client`: the process that runs a user's kernel.
 
-Neither pytest nor Hypothesis, oracle, record or check is imported here. A first process imports torch and Triton once,
-and is forked for each candidate, and again when one has died. What a candidate prints goes to a file that only the
-judge reads.
+It imports neither pytest nor Hypothesis, nor any oracle, record or check. A first process imports torch and Triton
+once, and forks a process for each candidate, and another when one has died. A candidate's output goes to a file that
+only the judge reads.
 """
 
 import contextlib
@@ -44,21 +44,21 @@ from fourfold.operations.case import Case
 from fourfold.operations.outputs import outputs_of
 from fourfold.operations.refusals import Fault, chain, is_order
 
-# Of an exception: how many of those that it was raised from, frames and characters are told.
+# The most causes, frames and characters of an exception in its description.
 MOST_CAUSES, MOST_FRAMES, MOST_WORDS = 8, 50, 20_000
 # The largest file that a candidate can write.
 MOST_FILE_BYTES = 1 << 32
 
 
-# ---- the first process, which is forked
+# ---- the first process
 
 
 def main(descriptor: str) -> None:
     """Answer the judge until it closes the connection."""
-    adopt_orphans()  # what a candidate leaves behind becomes a child of this process
+    adopt_orphans()  # processes that a candidate leaves behind become children of this process
     if os.environ.get("TRITON_INTERPRET") == "1":
         importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
-        # A kernel is not to see by the variable that it is interpreted.
+        # Hide from kernels that they are interpreted.
         importlib.import_module("triton").knobs.runtime.interpret = True
         del os.environ["TRITON_INTERPRET"]
     control = Connection(socket.socket(fileno=int(descriptor)))
@@ -82,12 +82,12 @@ def main(descriptor: str) -> None:
 
 
 def end(process: int, seconds: float, running: set[int]) -> int | None:
-    """End a candidate's process and all that it has started; gives its exit code if it has ended by itself.
+    """End a candidate's process and all its children; return its exit code if it ended by itself.
 
     Args:
-        process: its number.
-        seconds: that it has for that.
-        running: those of all candidates.
+        process: its process id.
+        seconds: the time that it has to end by itself.
+        running: the process ids of all candidates.
     """
     code, deadline = None, time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -109,10 +109,10 @@ def end(process: int, seconds: float, running: set[int]) -> int | None:
 
 
 def become_candidate(descriptor: int, folder: Path, most_bytes: int) -> None:
-    """Run a candidate in this process, which has just been forked, until the judge closes the connection."""
+    """Run a candidate in this freshly forked process until the judge closes the connection."""
     os.setsid()
     adopt_orphans(False)
-    with contextlib.suppress(OSError):  # where memory runs out, this process is ended before the judge
+    with contextlib.suppress(OSError):  # if memory runs out, the system kills this process before the judge
         Path("/proc/self/oom_score_adj").write_text("1000")
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
@@ -133,17 +133,17 @@ def become_candidate(descriptor: int, folder: Path, most_bytes: int) -> None:
 
 
 class OpenCall:
-    """A call whose gradients may still be asked for."""
+    """A call whose gradients may still be requested."""
 
     def __init__(
         self, inputs: dict[str, torch.Tensor], outputs: Sequence[torch.Tensor], watch: AbstractContextManager
     ) -> None:
         self.inputs, self.outputs, self.watch = inputs, outputs, watch
         self.watched = {**inputs, **{str(place): output for place, output in enumerate(outputs)}}
-        self.written = dict.fromkeys(self.watched, 0)  # how often the judge has written into each
+        self.written = dict.fromkeys(self.watched, 0)  # the number of the judge's writes into each
 
     def note_writes(self, written: dict[str, int]) -> None:
-        """Let autograd know of what the judge has written in place, as it does where there is one process."""
+        """Tell autograd about in-place writes of the judge, which it would see in a single process."""
         for name, count in written.items():
             tensor = self.watched[name]
             for _ in range(count - self.written[name]):
@@ -152,27 +152,27 @@ class OpenCall:
 
 
 class Unspecified(torch.autograd.Function):
-    """The identity, of whose gradient autograd knows that it is zero, and which has no memory."""
+    """The identity, with a gradient that autograd knows to be zero and that has no memory."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        """The same values."""
+        """Return the same values."""
         return tensor.clone()
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> None:
-        """Nothing."""
+        """Return None."""
 
 
 class Served:
-    """Answers the judge."""
+    """The server that answers the judge."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.function: Callable[..., Any] = lambda: None
         self.origin = Path(os.devnull)
         self.storages: dict[int, torch.UntypedStorage] = {}
-        self.shared: set[int] = set()  # numbers of those whose memory is the judge's own
+        self.shared: set[int] = set()  # numbers of storages in memory shared with the judge
         self.last: dict[int, bytes] = {}
         self.calls: dict[int, OpenCall] = {}
         self.made = 0
@@ -201,7 +201,7 @@ class Served:
             self.connection.send({"number": text["number"], **answer}, protocol.changed(copied, self.last))
 
     def _take(self, text: dict[str, Any], contents: dict[int, bytes], files: Sequence[int]) -> None:
-        """Forget what the judge has forgotten, and hold what it holds."""
+        """Apply the judge's changes: forget calls and storages, and update the others."""
         for number in text["forgotten_calls"]:
             self.calls.pop(number, None)
         for number in text["forgotten"]:
@@ -248,7 +248,7 @@ class Served:
             self.function = as_operation(found, inspect.Signature(parameters), text["operation"])
         except CannotBeCalled as error:
             return {"cannot": str(error)[:MOST_WORDS]}
-        claims = sys.modules.get("fourfold.operations.claims")  # which its decorator is of
+        claims = sys.modules.get("fourfold.operations.claims")  # the module of its decorator
         claimed = claims and {name: listed(value) for name, value in vars(claims.claims_of(self.function)).items()}
         return {"claims": claimed, "file": str(self.origin)}
 
@@ -272,7 +272,7 @@ class Served:
         watch = watching(text)
         with conditions(text, watch):
             output = self.function(**arguments)
-        # Only now are the tensors' numbers looked up: a candidate may return one of its inputs.
+        # The numbers of tensors are looked up only now, because a candidate may return one of its inputs.
         several = isinstance(output, tuple | list) and 0 < len(output) <= protocol.MOST_RESULTS
         outputs = list(output) if several else [output]
         told = [self._result(each) for each in outputs]
@@ -282,7 +282,7 @@ class Served:
         return {"output": {"several": told} if several else told[0], **seen_by(watch)}
 
     def backward(self, text: dict[str, Any]) -> dict[str, Any]:
-        """The gradients of a call."""
+        """Return the gradients of a call."""
         kept = self.calls[text["call"]]
         kept.note_writes(text["written"])
         inputs = [kept.inputs[name] for name in text["inputs"]]
@@ -306,7 +306,7 @@ class Served:
         return {"gradients": [None if g is None else self._result(g) for g in gradients], **seen_by(kept.watch)}
 
     def at_once(self, text: dict[str, Any]) -> dict[str, Any]:
-        """Calls by several threads at once, each on tensors of its own."""
+        """Call from several threads at once, each on its own tensors."""
         try:
             with conditions(text, contextlib.nullcontext()):
                 calls = [functools.partial(self._called, said, text["output"]) for said in text["calls"]]
@@ -317,7 +317,7 @@ class Served:
         return {"wanted": wanted, "results": results}
 
     def compare(self, text: dict[str, Any]) -> dict[str, Any]:
-        """Both sides of comparisons in a call. What the call gives is of no interest."""
+        """Return both sides of comparisons in a call, and ignore its result."""
         arguments = given(text["arguments"], self.storages)
         with (
             Compared([SizeComparison(*each) for each in text["comparisons"]]) as compared,
@@ -327,22 +327,22 @@ class Served:
         return {"compared": [[number, *sides] for number, sides in compared.found.items()]}
 
     def watch(self, text: dict[str, Any]) -> dict[str, Any]:
-        """Note which lines run from here on."""
+        """Record executed lines from now on."""
         of_numbers = {file: {int(n): first for n, first in lines.items()} for file, lines in text["statements"].items()}
         recorder.watch(of_numbers)
         return {}
 
     def lines(self, text: dict[str, Any]) -> dict[str, Any]:
-        """Which lines have run."""
+        """Return the executed lines."""
         return {"lines": {file: sorted(lines) for file, lines in recorder.lines().items()}, "blind": recorder.blind}
 
     def kernel_lines(self, text: dict[str, Any]) -> dict[str, Any]:
-        """Which lines of a `.cu` file have run."""
+        """Return the executed lines of a `.cu` file."""
         on_cpu = importlib.import_module("fourfold.backends.cuda.emulator.launcher")
         return {"lines": [list(line) for line in on_cpu.lines_that_ran()]}
 
     def _called(self, said: dict[str, Any], wanted: Sequence[Any] | None) -> list[Any]:
-        """The output, or the wanted one of several, and the gradients of a call on copies of the tensors."""
+        """Return the output, or the wanted one of several, and the gradients of a call on copies of the tensors."""
         storages = {number: storage.clone() for number, storage in list(self.storages.items())}
         arguments = given(said["arguments"], storages)
         output = self.function(**arguments)
@@ -357,7 +357,7 @@ class Served:
         return [output, *(torch.zeros_like(i) if g is None else g for i, g in zip(inputs, gradients))]
 
     def _result(self, result: Any) -> dict[str, Any]:
-        """What is said of a result."""
+        """Return the description of a result."""
         if (
             type(result) is not torch.Tensor
             or result.layout != torch.strided
@@ -378,7 +378,7 @@ class Served:
         return {"tensor": protocol.of_tensor(result, number), "requires_gradient": requires_gradient}
 
     def _told(self, error: BaseException) -> dict[str, Any]:
-        """What is said of an exception."""
+        """Return the description of an exception."""
         frames = own_frames(error, self.origin)[-MOST_FRAMES:]
         return {
             "causes": [
@@ -400,7 +400,7 @@ class Served:
 
 
 def given(spelled: Sequence[Sequence[Any]], storages: dict[int, torch.UntypedStorage]) -> dict[str, Any]:
-    """The arguments of a call."""
+    """Return the arguments of a call."""
     arguments: dict[str, Any] = {}
     for name, said in spelled:
         same = said.get("same") if isinstance(said, dict) else None
@@ -409,19 +409,19 @@ def given(spelled: Sequence[Sequence[Any]], storages: dict[int, torch.UntypedSto
 
 
 def listed(value: Any) -> Any:
-    """A claim as JSON."""
+    """Return a claim as JSON."""
     return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list | tuple | set) else value
 
 
 def watching(text: dict[str, Any]) -> AbstractContextManager:
-    """What is to be seen of a call: its use of memory, or of torch's operators."""
+    """Return the mode that watches a call: its use of memory, or of torch's operators."""
     if text["poison"] is not None:
         return Arena(text["poison"])
     return Fallbacks() if text["fallbacks"] else contextlib.nullcontext()
 
 
 def seen_by(watch: AbstractContextManager) -> dict[str, Any]:
-    """What was seen."""
+    """Return the observations of a mode."""
     if isinstance(watch, Arena):
         return {"trespasses": list(watch.trespasses())[: protocol.MOST_STORAGES]}
     return {"fallbacks": list(watch.found)} if isinstance(watch, Fallbacks) else {}
@@ -429,7 +429,7 @@ def seen_by(watch: AbstractContextManager) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def conditions(text: dict[str, Any], watch: AbstractContextManager) -> Iterator[None]:
-    """The conditions that a call is made under in the judge's process."""
+    """Reproduce the conditions of the call in the judge's process."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(text["grad"]))
         if text["inference"]:

@@ -1,4 +1,4 @@
-"""The processes that candidates run in, as their judge sees them: how one starts, is asked and ends."""
+"""Processes of candidates from their judge's side: start, requests and end."""
 
 import atexit
 import contextlib
@@ -27,47 +27,47 @@ from fourfold.operations.blame import Blame
 from fourfold.operations.outcomes import CRASHED, TIMED_OUT, Unsupported
 from fourfold.operations.refusals import OutOfTime
 
-# Seconds for the first process, which imports torch, and to answer.
+# Seconds for the first process to import torch, and to answer.
 STARTING_SECONDS = 120.0
-# Seconds for a process that has closed its connection to come to its end.
+# Seconds for a process to end after it closed its connection.
 SECONDS_TO_END = 2.0
-# Of what a process has printed before it died.
+# The number of characters of a dead process's output.
 SHOWN_CHARACTERS = 2000
 
 
 class Unanswered(Exception):
-    """A call that the candidate's process has not answered: a failure, and no refusal."""
+    """The candidate's process did not answer a call: a failure, not a refusal."""
 
     fourfold_blame = Blame.BUG
     kind = CRASHED
 
 
 class Crashed(Unanswered):
-    """The process has died."""
+    """The process died."""
 
 
 class TimedOut(Unanswered, OutOfTime):
-    """The process has not answered in time, and was ended."""
+    """The process did not answer in time, and was ended."""
 
     kind = TIMED_OUT
 
 
 class AnsweredWrongly(Unanswered):
-    """The process has sent what is no answer, and was ended."""
+    """The process sent an invalid answer, and was ended."""
 
 
 def search_path() -> str:
-    """PYTHONPATH of a process that is to find this package, installed or not."""
+    """Return a PYTHONPATH that finds this package, installed or not."""
     package = str(Path(fourfold.__file__).resolve().parents[1])
     return os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
 
 
 class FirstProcess:
-    """The process that imports torch, and is forked for each candidate."""
+    """The process that imports torch, and forks a process for each candidate."""
 
     def __init__(self) -> None:
         own, other = socket.socketpair()
-        # A kernel is not to see by a variable that it is tested.
+        # Hide from kernels that they are being tested.
         unseen = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)}
         self.owner, self.adopted, self.closed = os.getpid(), False, False
         self.words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
@@ -84,10 +84,10 @@ class FirstProcess:
         self.connection = Connection(own)
 
     def ask(self, text: Mapping[str, Any], files: Sequence[int] = ()) -> dict[str, Any]:
-        """Its answer.
+        """Send a request; return the answer.
 
         Raises:
-            Crashed: it has gone.
+            Crashed: the process has gone.
         """
         self.connection.deadline = time.monotonic() + STARTING_SECONDS
         try:
@@ -101,15 +101,15 @@ class FirstProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked, by this process."""
+        """Return whether this process can send requests to it."""
         if self.closed or self.owner != os.getpid():
             return False
         return self.adopted or self.process.poll() is None
 
     def adopt(self) -> None:
-        """From now on it is asked by this process, which has been forked from the one that has started it.
+        """Take it over for this process, which was forked from the one that started it.
 
-        The other is not to ask it before this one has ended, and ends it.
+        The parent must not use it before this process has ended. The parent ends it.
         """
         self.owner, self.adopted = os.getpid(), True
 
@@ -129,30 +129,30 @@ _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
 def first_process() -> FirstProcess:
-    """That of this process."""
+    """Return the first process of this process; start it if necessary."""
     if not _first or not _first[0].alive:
         _first[:] = [FirstProcess()]
     return _first[0]
 
 
 def first_process_of_parent() -> FirstProcess:
-    """That of the process which this one was forked from, or of this one."""
+    """Return the first process of this process, or of the parent that this one was forked from."""
     return _first[0]
 
 
 def first_process_number() -> int | None:
-    """The number of the first process, if there is one."""
+    """Return the process id of the first process, or None if there is none."""
     return _first[0].process.pid if _first else None
 
 
 def end_candidates() -> None:
-    """End every candidate's process, and what it has started. A call starts another."""
+    """End every candidate's process and its children. The next call starts another."""
     for session in list(_sessions):
         session.end()
 
 
 def end_all() -> None:
-    """The same, and end the first process."""
+    """End every candidate's process, its children, and the first process."""
     end_candidates()
     while _first:
         _first.pop().close()
@@ -165,10 +165,10 @@ class Session:
     """A candidate's process, from its start to its end.
 
     Attributes:
-        connection: to it.
-        folder: its working directory, which is removed with it.
-        last: the contents of storages that it holds, by number.
-        forgotten, forgotten_calls: numbers of storages and calls that are gone here, which it has not been told yet.
+        connection: the connection to it.
+        folder: its working directory, which is removed at its end.
+        last: the contents of the storages that it holds, by number.
+        forgotten, forgotten_calls: the numbers of storages and calls that are gone here, not yet reported to it.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -192,7 +192,7 @@ class Session:
     # ---- storages
 
     def number_of(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor's storage."""
+        """Return the number of a tensor's storage."""
         storage = tensor.untyped_storage()
         known, number = self._of.get(id(storage), (None, 0))
         if known is None or known() is not storage:
@@ -202,18 +202,18 @@ class Session:
         return number
 
     def know(self, storage: torch.UntypedStorage, number: int) -> None:
-        """From now on, the process has a storage with the contents of this one."""
+        """Register a storage that the process now holds with the same contents."""
         self._of[id(storage)] = (weakref.ref(storage), number)
         self._by_number[number] = weakref.ref(storage)
         weakref.finalize(storage, self.forgotten.append, number).atexit = False
 
     def living(self) -> dict[int, torch.UntypedStorage]:
-        """The storages by number."""
+        """Return the storages that still exist, by number."""
         found = ((number, known()) for number, known in list(self._by_number.items()))
         return {number: storage for number, storage in found if storage is not None}
 
     def forget(self) -> list[int]:
-        """The numbers of storages that are gone."""
+        """Return the numbers of storages that no longer exist."""
         gone, self.forgotten[:] = list(self.forgotten), []
         for number in gone:
             self._by_number.pop(number, None)
@@ -221,13 +221,13 @@ class Session:
         self._of = {key: pair for key, pair in self._of.items() if pair[1] in self._by_number}
         return gone
 
-    # ---- questions
+    # ---- requests
 
     def ask(self, text: Mapping[str, Any], seconds: float) -> tuple[dict[str, Any], dict[int, torch.UntypedStorage]]:
-        """The process's answer, and the storages by number, with the contents that they have there now.
+        """Return the process's answer, and the storages by number, with their contents there updated here.
 
         Raises:
-            Unanswered: it does not answer, or not as it should; it is ended then.
+            Unanswered: it gives no answer, or a malformed one, and is ended.
         """
         if self.over:
             raise Crashed("the candidate's process that made this call has ended since")
@@ -244,7 +244,7 @@ class Session:
         except protocol.Unsendable as error:
             self.end()
             raise NotSent(str(error)) from None
-        except BaseException:  # such as a test's time limit: the answer would come to the next question
+        except BaseException:  # such as a test's time limit: the next request would get this answer
             self.end()
             raise
 
@@ -284,18 +284,18 @@ class Session:
         return answer, living
 
     def cause(self) -> str:
-        """What the process died of; ends it."""
+        """End the process; return the cause of its death."""
         code = self.end(SECONDS_TO_END)
         died = "closed its connection" if code is None else spelled(code)
         return "\n".join(filter(None, (died, self.printed)))
 
     def end(self, seconds: float = 0.0) -> int | None:
-        """End the process; gives its exit code, if it has ended by itself within these seconds."""
+        """End the process; return its exit code if it ended by itself within these seconds."""
         if self.over:
             return None
         self.over = True
         self.connection.close()
-        if self.owner != os.getpid():  # this one has been forked
+        if self.owner != os.getpid():  # this process is a fork
             return None
         code = None
         if self.first.alive:
@@ -314,10 +314,10 @@ class Session:
 
 @contextlib.contextmanager
 def in_turn(session: Session) -> Iterator[None]:
-    """Within it, what is no answer ends the process.
+    """End the process if its answer is malformed.
 
     Raises:
-        AnsweredWrongly: says what it has sent.
+        AnsweredWrongly: the answer is malformed. The message describes it.
     """
     try:
         yield
@@ -328,6 +328,6 @@ def in_turn(session: Session) -> Iterator[None]:
 
 
 class NotSent(Unsupported):
-    """A case cannot be sent, which is no refusal."""
+    """A case cannot be sent to the process. This is not a refusal."""
 
     fourfold_blame = Blame.HARNESS
