@@ -171,7 +171,7 @@ whole(*MOVES.split())(move)
 
 @whole("_to_copy.default")
 def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Cast a tensor: exact between floating types, whose values are wide; to integers it must not depend on rounding."""
+    """Cast a tensor: exact between floating types, whose values are wide; a cast to integers must not round."""
     (a,) = args
     dtype = kwargs.get("dtype") or a.dtype
     payload = evaluation.given_as_it_is(a)

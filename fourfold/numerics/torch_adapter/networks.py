@@ -381,7 +381,7 @@ def batch_norm_backward(
 
 
 def windows(a: Bounded, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Bounded:
-    """Return the elements under the kernel, ``[batch, channels, *places, *kernel]`` from ``[batch, channels, *size]``."""
+    """Return the elements under the kernel: ``[batch, channels, *places, *kernel]`` of ``[batch, channels, *size]``"""
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
     spatial = tuple(range(2, a.ndim))
     steps = (

@@ -195,7 +195,7 @@ class RunningPlaces(Places):
         return self.index
 
     def spread(self, grad: Bounded, with_ties: bool) -> Bounded:
-        """Add the gradients of the places at their numbers; each rival may or may not receive the gradient of a place."""
+        """Add the gradients of the places at their numbers; a rival receives the gradient of a place, or not."""
         empty = Bounded.exact(np.zeros(self.source.shape, grad.dtype), grad.arithmetic)
         found = scatter_add(empty, self.axis, self.index, grad)
         reach = self.rows(abs(grad.value) + grad.error)

@@ -308,7 +308,7 @@ def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
 
 
 def result_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
-    """Return the floating dtype to which torch promotes tensors; those without axes count only if there are no others."""
+    """Return the floating dtype to which torch promotes tensors; scalars count only if there are no others."""
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     ranked = [tensor.dtype for tensor in floating if tensor.ndim] or [tensor.dtype for tensor in floating]
     return functools.reduce(torch.promote_types, ranked) if ranked else torch.get_default_dtype()

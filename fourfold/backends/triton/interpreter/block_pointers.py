@@ -48,7 +48,7 @@ class BlockPointer:
         self.dtype = self.type = tl.pointer_type(self.block_type)
 
     def advance(self, offsets: Any) -> "BlockPointer":
-        """The block so many elements further along each axis."""
+        """Return the block so many elements further along each axis."""
         moved = [old + more for old, more in zip(self.offsets, _numbers(offsets))]
         return BlockPointer(self.base, self.shape, self.strides, moved, self.block_shape)
 
@@ -68,7 +68,7 @@ class BlockPointer:
         return Handle(addresses.reshape(self.block_shape), self.base.dtype.scalar), Handle(inside, tl.int1)
 
     def load(self, boundary_check: Any = (), padding_option: Any = "") -> tl.tensor:
-        """``tl.load``."""
+        """Return ``tl.load``."""
         pointers, inside = self.lanes(boundary_check)
         kind = numpy_type(self.element)
         padding = getattr(padding_option, "value", padding_option)
@@ -87,7 +87,7 @@ class BlockPointer:
 
 
 def _replaced(shipped: Callable[..., Any], method: str) -> Callable[..., Any]:
-    """`tl.load` or `tl.store` that takes a block pointer too."""
+    """Return `tl.load` or `tl.store` that takes a block pointer too."""
 
     def call(pointer: Any, *args: Any, **options: Any) -> Any:
         if isinstance(pointer, BlockPointer):

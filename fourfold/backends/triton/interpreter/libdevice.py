@@ -20,7 +20,7 @@ from fourfold.operations.blame import Lack
 
 
 def _each(function: Callable[..., float]) -> Callable[..., np.ndarray]:
-    """A function of Python's math for arrays. Where it raises, the result is NaN, or infinite on overflow."""
+    """Return a function of Python's math for arrays. Where it raises, the result is NaN, or infinite on overflow."""
 
     def guarded(*numbers: float) -> float:
         try:
@@ -150,7 +150,7 @@ class Functions(interpreter.InterpreterBuilder):
     def create_extern_elementwise(
         self, libName: str, libPath: str, symbol: str, argList: list[Any], retType: Any, isPure: bool
     ) -> Handle:
-        """A function of a library, element by element."""
+        """Return a function of a library, element by element."""
         made = function_of(symbol)(*(argument.data for argument in argList))
         return Handle(np.asarray(made).astype(numpy_type(retType)), retType.scalar)
 
