@@ -1,4 +1,4 @@
-"""Changes a kernel's source so that ``and``, ``or``, ``not`` and ``if`` mean what they mean to the compiler.
+"""Change a kernel's source so that ``and``, ``or``, ``not`` and ``if`` have the compiler's meaning.
 
 To Python a block is true, so that ``a and b`` of two blocks is the right one. To the compiler it is true in those
 elements where both are.
@@ -39,7 +39,7 @@ class _Logic(ast.NodeTransformer):
         self.names = (f"{PREFIX}operand_{number}" for number in itertools.count())
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        """Return ``a and b`` becomes ``logical_and(t, b) if undecided_and(t := a) else t``."""
+        """Replace ``a and b`` by ``logical_and(t, b) if undecided_and(t := a) else t``."""
         self.generic_visit(node)
         word = "and" if isinstance(node.op, ast.And) else "or"
         left, *others = node.values
@@ -51,12 +51,12 @@ class _Logic(ast.NodeTransformer):
         return ast.copy_location(left, node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        """Return ``not a``."""
+        """Replace ``not a``."""
         self.generic_visit(node)
         return ast.copy_location(_call("logical_not", node.operand), node) if isinstance(node.op, ast.Not) else node
 
     def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> ast.AST:
-        """Return ``if a``."""
+        """Replace the condition of ``if a``."""
         self.generic_visit(node)
         node.test = ast.copy_location(_call("condition", node.test), node.test)
         return node
@@ -64,14 +64,14 @@ class _Logic(ast.NodeTransformer):
     visit_IfExp = visit_While = visit_If
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Return ``range(a)`` becomes ``in_batches(range)(a)``, and so do ``min`` and ``max``."""
+        """Replace ``range(a)`` by ``in_batches(range)(a)``, and likewise ``min`` and ``max``."""
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id in ("range", "min", "max"):
             node.func = ast.copy_location(_call("in_batches", node.func), node.func)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """Return ``a < b < c``."""
+        """Reject ``a < b < c`` if `single_comparisons`."""
         if len(node.ops) > 1 and self.single_comparisons:
             raise NotImplementedError(f"this release of Triton compiles no chain of comparisons: {ast.unparse(node)}")
         return self.generic_visit(node)
@@ -118,7 +118,7 @@ def condition(test: Any) -> Any:
 
 
 def in_batches(function: Any) -> Any:
-    """What takes the place of a function of Python's where programs run at once. A kernel's file may have its own."""
+    """Return the replacement of a Python function where programs run at once; a kernel's file may have its own."""
     return next((ours for pythons, ours in _IN_BATCHES if pythons is function), function)
 
 
