@@ -28,7 +28,7 @@ def load(operation: str, backend: str) -> Callable[..., Any]:
 
 
 def module(operation: str, backend: str) -> ModuleType:
-    """The module that holds an operation's implementation on a backend.
+    """Return the module that holds an operation's implementation on a backend.
 
     Raises:
         ModuleNotFoundError: the operation has no such implementation.
@@ -47,14 +47,14 @@ def other_order(device: str) -> AbstractContextManager:
 
 
 def has_one_order(backend: str, device: str) -> bool:
-    """Whether the backend always runs the programs of a kernel one after another in the same order."""
+    """Return whether the backend always runs the programs of a kernel one after another in the same order."""
     return backend == "triton" and device == "cpu"
 
 
 def unsupported(operation: str, backend: str, dtype: str, device: str) -> str | None:
-    """Say why a backend cannot run an operation for a dtype on a device, or return None if it can.
+    """Return the reason why a backend cannot run an operation for a dtype on a device, or None if it can.
 
-    A reason that holds for every kernel of a backend is given here. An implementation's module gives its own with an
+    Reasons that hold for every kernel of a backend are given here. An implementation's module gives its own with an
     optional function ``unsupported(dtype, device)``.
     """
     if backend == "cuda" and device == "cpu":
@@ -71,7 +71,7 @@ def unsupported(operation: str, backend: str, dtype: str, device: str) -> str | 
 
 
 def depends_on_batch(operation: str, backend: str, dtype: str, device: str) -> str | None:
-    """Say why the bits of a sample's result may depend on the rest of the batch, or return None if they do not.
+    """Return the reason why the bits of a sample's result may depend on the rest of the batch, or None if they do not.
 
     An implementation's module gives the reason with an optional function ``depends_on_batch(dtype, device)``. Without
     that function it claims that the bits do not depend on the batch.
@@ -82,7 +82,7 @@ def depends_on_batch(operation: str, backend: str, dtype: str, device: str) -> s
 
 
 def offsets_in_32_bits(operation: str, backend: str, dtype: str, device: str) -> str | None:
-    """Say why an implementation cannot handle offsets of 2^31 and more, or return None if it can.
+    """Return the reason why an implementation cannot handle offsets of 2^31 and more, or None if it can.
 
     An implementation's module gives the reason with an optional function ``offsets_in_32_bits(dtype, device)``. Without
     that function it claims that it handles them.

@@ -36,10 +36,10 @@ def check_alike(name: str, tensor: Any, other_name: str, other: torch.Tensor) ->
 
 
 def check_same(name: str, tensor: Any, other_name: str, other: torch.Tensor) -> None:
-    """`tensor` must be a tensor with the dtype, the device and the shape of `other`.
+    """Check that `tensor` is a tensor with the dtype, the device and the shape of `other`.
 
     Raises:
-        TypeError: it is no tensor, or has another dtype.
+        TypeError: it is not a tensor, or has another dtype.
         ValueError: it is on another device, or has another shape.
     """
     if not isinstance(tensor, torch.Tensor) or tensor.dtype != other.dtype or tensor.device != other.device:
@@ -50,7 +50,7 @@ def check_same(name: str, tensor: Any, other_name: str, other: torch.Tensor) -> 
 
 
 def check_last_axis(name: str, tensor: torch.Tensor, size: int | None = None) -> None:
-    """`tensor` must have a last axis, and of that size where one is given.
+    """Check that `tensor` has a last axis, of length `size` if given.
 
     Raises:
         ValueError: it has not.
@@ -61,7 +61,7 @@ def check_last_axis(name: str, tensor: torch.Tensor, size: int | None = None) ->
 
 
 def check_axes(name: str, tensor: torch.Tensor, axes: str, count: int, last: int | None = None) -> None:
-    """`tensor` must have so many axes, the last of a size where one is given; `axes` says in the message what they are.
+    """Check that `tensor` has `count` axes, the last of length `last` if given; `axes` describes them in the message.
 
     Raises:
         ValueError: it has not.
@@ -72,10 +72,10 @@ def check_axes(name: str, tensor: torch.Tensor, axes: str, count: int, last: int
 
 
 def check_positive(name: str, number: Any) -> None:
-    """`number` must be above 0 and finite.
+    """Check that `number` is above 0 and finite.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is not above 0, or not finite.
     """
     try:
@@ -87,10 +87,10 @@ def check_positive(name: str, number: Any) -> None:
 
 
 def check_not_negative(name: str, number: Any) -> None:
-    """`number` must be 0 or above, and finite.
+    """Check that `number` is 0 or above, and finite.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is below 0, or not finite.
     """
     try:
@@ -102,10 +102,10 @@ def check_not_negative(name: str, number: Any) -> None:
 
 
 def check_choice(name: str, choice: Any, choices: tuple[str, ...]) -> None:
-    """`choice` must be one of `choices`.
+    """Check that `choice` is one of `choices`.
 
     Raises:
-        TypeError: it is no string.
+        TypeError: it is not a string.
         ValueError: it is another string.
     """
     if choice not in choices:

@@ -1,10 +1,10 @@
-"""Known calls: what a call launched is kept, and a later call like it launches the same at once.
+"""Known calls: record the launches of a call, so that a later call like it repeats them at once.
 
-A small call's time is mostly that of Python on the host: it merges axes, plans, converts arguments, looks up compiled
+A small call spends most of its time in Python on the host: it merges axes, plans, converts arguments, looks up compiled
 kernels. All of this depends only on the tensors' sizes, strides, dtypes, devices and alignment, and on the numbers.
-Calls for which these are the same are of one kind. The second call of a kind is watched: which tensors it makes, and
-which kernels it launches on which tensors. Later calls of this kind allocate the same tensors and launch the same
-kernels. A call that does anything else, as copying a tensor, is never repeated in this way.
+Calls with the same of these are of one kind. The second call of a kind is recorded: the tensors that it allocates, and
+the kernels that it launches on them. Later calls of this kind allocate the same tensors and launch the same kernels. A
+call that does anything else, such as copying a tensor, is never repeated in this way.
 """
 
 import threading
@@ -16,9 +16,9 @@ import torch
 from fourfold.backends import launch_records
 from fourfold.compat import torch_internals
 
-# Kinds of calls that an operator keeps. Then it forgets them all.
+# The number of kinds of calls that an operator keeps before it discards them all.
 MOST_KINDS = 2048
-# Callers of kernels, and Triton, look at addresses modulo this many bytes.
+# Callers of kernels, and Triton, inspect addresses modulo this many bytes.
 ALIGNMENT = 16
 
 # Launches a kernel again, given the addresses of a call's tensors and the stream.
@@ -38,14 +38,14 @@ MAKE = frozenset(
 
 
 class KnownCalls(NamedTuple):
-    """What calls of one kind do.
+    """The actions of calls of one kind.
 
     Attributes:
-        made: sizes, strides and dtype of each tensor that a call makes.
-        provided: functions that give further tensors, such as counters.
-        launches: in order. They are given the addresses of the arguments (0 for what is no tensor), then of what is
-            made, then of what is provided.
-        results: places of the results among what is made; a single number where the result is no tuple.
+        made: sizes, strides and dtype of each tensor that a call allocates.
+        provided: functions that return further tensors, such as counters.
+        launches: in order. They receive the addresses of the arguments (0 for arguments other than tensors), of the
+            allocated tensors, and of the provided tensors, in this order.
+        results: indices of the results among the allocated tensors; a single number if the result is not a tuple.
     """
 
     made: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
@@ -54,7 +54,7 @@ class KnownCalls(NamedTuple):
     results: tuple[int, ...] | int
 
     def repeat(self, arguments: Sequence[Any], tensors: Sequence[int], device: int) -> Any:
-        """Do what such a call does, on the current device."""
+        """Repeat such a call on the current device."""
         addresses = [0] * len(arguments)
         for place in tensors:
             tensor = arguments[place]
@@ -72,7 +72,7 @@ class KnownCalls(NamedTuple):
 
 
 class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
-    """A mode that watches one call. Launches report to it by `launched`."""
+    """A mode that records one call. Launches report to it by `launched`."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         super().__init__()
@@ -93,19 +93,19 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         return result
 
     def launched(self, again: Callable[[Callable[[int], int]], Launch]) -> None:
-        """A kernel was launched. `again` is given a function from an address to its place, and gives a `Launch`."""
+        """Record a launch. `again` takes a function from an address to its index, and returns a `Launch`."""
         self._launches.append(again)
 
     def provide(self, tensor: torch.Tensor, provider: Callable[[], torch.Tensor]) -> None:
-        """The call was given a tensor that a function will give to each later call."""
+        """Record a tensor of the call, and the function that provides it to later calls."""
         self._provided.append((tensor, provider))
 
     def refuse(self) -> None:
-        """The call did what cannot be repeated."""
+        """Mark the call as not repeatable."""
         self._repeatable = False
 
     def known(self, results: Any) -> KnownCalls | None:
-        """What such a call does, given its results; None where it cannot be repeated."""
+        """Return the actions of the call, given its results, or None if it cannot be repeated."""
         given = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 for a in self._arguments]
         addresses = [*given, *(t.data_ptr() for t in self._made), *(t.data_ptr() for t, _ in self._provided)]
         distinct = [address for address in addresses if address]
@@ -133,18 +133,18 @@ def _form(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], 
 
 
 def recorder() -> CallRecorder | None:
-    """The recorder that watches this thread's call, if there is one."""
+    """Return the recorder that watches this thread's call, if there is one."""
     return getattr(_thread, "recorder", None)
 
 
 def known_again(
     implementation: Callable[..., Any], tensors: Sequence[int], usable: Callable[[], bool]
 ) -> Callable[..., Any]:
-    """What to call in place of an operator's implementation.
+    """Return the function to call in place of an operator's implementation.
 
     Args:
-        implementation: launches kernels. What it does may depend only on what the key of a call holds: see above.
-        tensors: the places of the arguments that are tensors or None.
+        implementation: launches kernels. Its actions may depend only on the key of a call: see above.
+        tensors: the indices of the arguments that are tensors or None.
         usable: whether known calls may be repeated now.
     """
     kinds: dict[tuple[Any, ...], KnownCalls | bool] = {}

@@ -4,8 +4,8 @@ import functools
 
 import torch
 
-# What every GPU so far takes at most: blocks of a grid and threads of a block along x, y and z, threads of a block,
-# and bytes of dynamic shared memory.
+# The limits of every GPU so far: blocks of a grid and threads of a block along x, y and z, threads of a block, and
+# bytes of dynamic shared memory.
 MAX_GRID = ((1 << 31) - 1, 65_535, 65_535)
 MAX_BLOCK = (1024, 1024, 64)
 MAX_BLOCK_THREADS = 1024
@@ -13,9 +13,9 @@ MAX_SHARED_BYTES = 232_448
 
 
 class ImpossibleLaunch(ValueError):
-    """A launch that every GPU refuses: its grid, its block or its shared memory is past a limit.
+    """A launch that every GPU refuses: its grid, its block or its shared memory exceeds a limit.
 
-    Triton and the driver say so on a GPU by an error as well. To a candidate it is a refusal, on the CPU as on a GPU.
+    On a GPU, Triton and the driver raise an error, too. A candidate counts it as a refusal, on the CPU as on a GPU.
     """
 
 
@@ -64,18 +64,18 @@ def check_shared_bytes(name: str, shared_bytes: int) -> None:
 
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
-    """Whether it is a GPU of compute capability 9.0, for which alone some kernels are: with wgmma and TMA."""
+    """Return whether a device is a GPU of compute capability 9.0, which kernels with wgmma and TMA require."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def is_hopper_or_emulated(device: torch.device) -> bool:
-    """Whether kernels for Hopper run on a device, the CPU's emulation among them."""
+    """Return whether kernels for Hopper run on a device, either natively or emulated on the CPU."""
     return device.type == "cpu" or is_hopper(device)
 
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """The number of streaming multiprocessors: 3 on the CPU, so that loops over tiles and block reductions run."""
+    """Return the number of streaming multiprocessors: 3 on the CPU, so that loops over tiles and blocks run."""
     if device.type == "cpu":
         return 3
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -83,7 +83,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a block may use beside what a kernel declares itself, which may be 2 KiB."""
+    """Return the bytes of shared memory available to a block beside the kernel's own, which may be 2 KiB."""
     if device.type == "cpu":
         return 225 * 1024
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 2048
@@ -91,28 +91,28 @@ def shared_memory(device: torch.device) -> int:
 
 @functools.cache
 def l2_bytes(device: torch.device) -> int:
-    """The size of a GPU's L2 cache in bytes."""
+    """Return the size of a GPU's L2 cache in bytes."""
     return torch.cuda.get_device_properties(device).L2_cache_size
 
 
 def resident(device: torch.device, per_multiprocessor: int) -> int:
-    """The number of blocks that fill a device, given how many fit on a multiprocessor: 3 on the CPU, as above."""
+    """Return the number of blocks that fill a device, given the number per multiprocessor: 3 on the CPU, as above."""
     return 3 if device.type == "cpu" else per_multiprocessor * multiprocessors(device)
 
 
 # Triton has cdiv and next_power_of_2 too, but each call of them on the host takes some microseconds.
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
 def next_power_of_2(n: int) -> int:
-    """The least power of 2 that is at least n. n must be positive."""
+    """Return the least power of 2 that is at least n. n must be positive."""
     return 1 << (n - 1).bit_length()
 
 
 def first_probe(length: int, probes: int) -> int:
-    """The distance between the first probes of a search through `length` elements.
+    """Return the distance between the first probes of a search through `length` elements.
 
     It is the least power of `probes`, itself a power of 2, with which that many probes span the whole length.
     """

@@ -1,4 +1,6 @@
-"""Records of launches: which compiled code a call launches, how, and on what. Nothing is recorded unless asked for.
+"""Records of launches: the compiled code, configuration and arguments of a call's launches.
+
+Recording is off by default.
 
 with recording(lambda tensor: None) as record:
     call()
@@ -17,7 +19,7 @@ import torch
 from fourfold.backends.cuda.machine_code import allocation, code_sha256
 from fourfold.compat import torch_internals
 
-# Addresses differ from run to run. What they are modulo this many bytes does not: torch's allocator aligns to it.
+# Addresses differ from run to run, but not modulo this many bytes: torch's allocator aligns to it.
 ALIGNMENT = 512
 
 
@@ -26,7 +28,7 @@ class Code:
     """A compiled kernel.
 
     Attributes:
-        name: as a reader knows it.
+        name: its readable name.
         mangled: its name in the compiled file.
         arch: the architecture that it is compiled for, such as "sm_90a".
         cubin: the compiled file that is launched.
@@ -58,8 +60,8 @@ class Launched:
     """One launch.
 
     Attributes:
-        code: what was launched.
-        configuration: grid, block, shared memory and all else that the launch was given, in words.
+        code: the launched kernel.
+        configuration: grid, block, shared memory and all other launch options, in words.
         arguments: the tensors' forms, and the numbers.
     """
 
@@ -69,7 +71,7 @@ class Launched:
 
 
 class LaunchRecord:
-    """What a call does on a GPU, in order.
+    """The launches and operators of a call on a GPU, in order.
 
     Args:
         name_of: the name of a tensor of the caller's, None for one that the call makes.
@@ -92,25 +94,25 @@ class LaunchRecord:
         return [event for event in self.events if isinstance(event, str)]
 
     def launched(self, code: Code, configuration: str, arguments: Sequence[Any]) -> None:
-        """A kernel was launched."""
+        """Record a launch."""
         if not torch_internals.calls_are_watched():
             self.refuse(f"{code.name} was launched where torch's operators are not seen")
         self.events.append(Launched(code, configuration, self.forms(arguments)))
 
     def ran(self, operator: Any, arguments: Sequence[Any]) -> None:
-        """An operator of torch ran that may have launched kernels."""
+        """Record an operator of torch that may have launched kernels."""
         self.events.append(f"{operator}({', '.join(self.forms(arguments))})")
 
     def refuse(self, why: str) -> None:
-        """The call did what no record can tell."""
+        """Mark the record as incomplete, because of an action that it cannot represent."""
         self.unknown = self.unknown or why
 
     def describe(self, argument: Any, text: str) -> None:
-        """Tell what an argument is that its form does not tell. It is kept, so that its id stays its own."""
+        """Add a description to an argument's form. The argument is kept alive, so that its id stays unique."""
         self._described[id(argument)] = argument, text
 
     def forms(self, arguments: Sequence[Any]) -> tuple[str, ...]:
-        """What arguments are, without their addresses: equal where a kernel does the same work on equal numbers."""
+        """Return the arguments' forms, without addresses: equal forms and numbers mean equal work of a kernel."""
         first: dict[int, int] = {}
         return tuple(self._form(argument, place, first) for place, argument in enumerate(arguments))
 
@@ -135,8 +137,8 @@ class LaunchRecord:
         return type(argument).__name__
 
 
-# The record that is being made, if there is one. Autograd's threads write to it as well. Launches read this variable
-# itself: a function that returned it would take longer.
+# The current record, or None. Autograd's threads write to it as well. Launches read the variable directly, because a
+# function that returned it would take longer.
 current: LaunchRecord | None = None
 
 
@@ -145,7 +147,7 @@ def recording(name_of: Callable[[torch.Tensor], str | None]) -> Iterator[LaunchR
     """Context manager: record all launches of this process, which makes one call at a time within it.
 
     Args:
-        name_of: the name of a tensor of the caller's, None for one that the call makes.
+        name_of: returns the name of a caller's tensor, or None for a tensor that the call makes.
     """
     global current
     before, current = current, LaunchRecord(name_of)

@@ -1,4 +1,4 @@
-"""What observers of calls learn from backends: the lines of kernels that ran, and when the interpreter runs."""
+"""Events that backends report to observers of calls: the lines of kernels that ran, and interpreted launches."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ class Marks:
     """The marks in the sources of kernels.
 
     Attributes:
-        ran: the numbers of those that were reached.
+        ran: the numbers of the reached marks.
     """
 
     def __init__(self) -> None:
@@ -20,13 +20,13 @@ class Marks:
         self._adding = threading.Lock()
 
     def add(self, file: str, lines: tuple[int, ...]) -> int:
-        """The number of a new mark, which stands before these lines."""
+        """Add a mark before these lines, and return its number."""
         with self._adding:
             self._places.append((os.path.realpath(file), lines))
             return len(self._places) - 1
 
     def lines(self, file: str) -> set[int]:
-        """The lines of a file that were reached."""
+        """Return the lines of a file that were reached."""
         places = list(enumerate(self._places))
         return {line for number, (of, lines) in places if of == file and number in self.ran for line in lines}
 

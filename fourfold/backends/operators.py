@@ -23,7 +23,7 @@ NAMESPACE = "fourfold"
 # Library.impl costs about half as much per call as custom_op, and a small loss takes mostly call overhead.
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _TENSOR = (torch.Tensor, torch.nn.Parameter)
-# By a schema's types, the types of Python that a launch may be given; the dispatcher converts others, or refuses them.
+# By a schema's types, the Python types that a launch accepts; the dispatcher converts or refuses others.
 _TAKEN: dict[str, tuple[type, ...]] = {
     "Tensor": _TENSOR,
     "Tensor?": (*_TENSOR, type(None)),
@@ -38,12 +38,12 @@ _TAKEN: dict[str, tuple[type, ...]] = {
 
 
 class _Launch(NamedTuple):
-    """What an operator runs.
+    """The implementation of an operator.
 
     Attributes:
         implementation: takes the operator's arguments.
         taken: the types of its arguments, in order, for which it may be called without torch's dispatcher.
-        tensors: the places of those that are tensors, or None.
+        tensors: the indices of the arguments that are tensors, or None.
     """
 
     implementation: Callable[..., Any]
@@ -125,7 +125,7 @@ class Operator:
 
     @cached_property
     def _with_gradient(self) -> Mapping[str, str]:
-        """The arguments that have a gradient, each with the saved tensor of its shape."""
+        """Return the arguments that have a gradient, each with the saved tensor of its shape."""
         tensors = {name: name for name, kind in self._arguments.items() if kind == "Tensor"}
         return tensors if self.gradients is None else self.gradients
 
@@ -165,13 +165,13 @@ class Operator:
 
 
 def _types(declared: str) -> dict[str, str]:
-    """Types by name of ``"(Tensor x, float eps)"``."""
+    """Return the types by name from ``"(Tensor x, float eps)"``."""
     pairs = (part.split() for part in declared.strip("()").split(",") if part.strip())
     return {name: kind for kind, name in pairs}
 
 
 def _gradients(take: Callable[..., Any], places: list[int], arguments: int) -> Callable[..., tuple]:
-    """What autograd calls: a gradient for each of so many arguments, None but at these places."""
+    """Return autograd's function: it returns a gradient for each argument, None except at `places`."""
 
     def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         gradients: list[torch.Tensor | None] = [None] * arguments
@@ -190,7 +190,7 @@ def _gradients(take: Callable[..., Any], places: list[int], arguments: int) -> C
 
 
 def empty_gradients(likes: Iterable[torch.Tensor], needs: Iterable[bool]) -> tuple[torch.Tensor, ...]:
-    """Contiguous and unwritten gradients of tensors; empty where one is not needed."""
+    """Return contiguous and uninitialised gradients of tensors, of size 0 where not needed."""
     return tuple(
         torch.empty(like.shape if needed else (0,), dtype=like.dtype, device=like.device)
         for like, needed in zip(likes, needs)
@@ -227,7 +227,7 @@ def define(
 
 
 def implementation(operator: Any) -> Callable[..., Any] | None:
-    """What an operator that `define` has registered runs; None of another operator."""
+    """Return the implementation of an operator that `define` registered, or None for another operator."""
     launch = _launches.get(operator)
     return None if launch is None else launch.implementation
 
@@ -241,7 +241,7 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
         save: ``(ctx, inputs, output)`` keeps what backward needs.
 
     Returns:
-        What to call in place of the operator: a call that nobody but autograd watches passes by torch's dispatcher,
+        The function to call in place of the operator. A call that only autograd observes bypasses torch's dispatcher,
         which would take about half of a small call's time.
     """
     torch.library.register_autograd(operator, backward, setup_context=save, lib=_library)
@@ -269,9 +269,9 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
 
 
 def _direct_backward(operator: Any) -> Callable[..., Any]:
-    """What autograd calls in place of a backward operator: the kernel's launch, where nobody watches.
+    """Return autograd's replacement for a backward operator: it launches the kernel directly if nothing observes it.
 
-    Autograd itself watches where the gradients are to be differentiated.
+    Autograd itself observes it if the gradients are to be differentiated.
     """
     implementation, taken, tensors = _launches[operator]
 
@@ -290,19 +290,19 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
 
 
 def _watched(arguments: tuple, taken: frozenset[tuple[type, ...]], tensors: tuple[int, ...]) -> bool:
-    """Whether a transform, a mode, a view or an argument's type needs the dispatcher."""
+    """Return whether a transform, a mode, a view or an argument's type needs the dispatcher."""
     if tuple(map(type, arguments)) not in taken:
         return True
     for place in tensors:
         tensor = arguments[place]
-        # One with the negative bit, as the imaginary part of a conjugate is, holds its values' negatives.
+        # A tensor with the negative bit, like the imaginary part of a conjugate, stores the negatives of its values.
         if tensor is not None and tensor.is_neg():
             return True
     return torch_internals.calls_are_watched()
 
 
 def _without_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is known to be zeros and has no memory: autograd makes such cotangents."""
+    """Return whether a tensor is known to be zeros and has no memory: autograd makes such cotangents."""
     return torch_internals.is_without_memory(tensor)
 
 

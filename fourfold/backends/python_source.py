@@ -1,4 +1,4 @@
-"""Python source of implementations: what a file defines and imports, and the comparisons in it."""
+"""Python source of implementations: the definitions and imports of a file, and its comparisons."""
 
 import ast
 import operator
@@ -17,11 +17,11 @@ _FOLDED: dict[type, Callable[[int, int], int]] = {
 
 
 class Module:
-    """A Python file: what it defines, and what it imports from files beside it.
+    """A Python file: its definitions, and its imports from files beside it.
 
     Attributes:
         defined: functions and classes at any depth, and assignments of the module, by name.
-        imported: by the name here, the file and the name there.
+        imported: the file and the name there, by the name here.
     """
 
     def __init__(self, file: Path) -> None:
@@ -53,7 +53,7 @@ class Module:
                     break
 
     def folded(self, node: ast.AST, depth: int = 0) -> int | None:
-        """The whole number that an expression of constants is; None where it is none."""
+        """Return the integer value of a constant expression, or None for any other expression."""
         if isinstance(node, ast.Constant):
             whole = isinstance(node.value, int) and not isinstance(node.value, bool)
             return node.value if whole else None  # type: ignore[return-value]

@@ -7,7 +7,7 @@ import torch
 
 
 def merged_axes(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[list[int]]]:
-    """Merge the axes that every tensor passes with one stride.
+    """Merge the axes that every tensor traverses with one stride.
 
     Args:
         tensors: of one shape, without empty axes. An axis merges with the next if, in every tensor, one step along it
@@ -34,12 +34,12 @@ def merged_axes(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[list[i
 
 
 class Walk(NamedTuple):
-    """How to pass through tensors element by element, in the order in which an output lies in memory.
+    """A traversal of tensors element by element, in the memory order of an output.
 
     Attributes:
         tensors: the inputs, for their addresses.
-        sizes: of three axes, those that are not needed 1.
-        strides: along these, of one tensor after another.
+        sizes: of three axes; unneeded ones have size 1.
+        strides: along these axes, of one tensor after another.
     """
 
     tensors: tuple[torch.Tensor, ...]
@@ -48,7 +48,7 @@ class Walk(NamedTuple):
 
 
 def walk(output: torch.Tensor, *inputs: torch.Tensor) -> Walk:
-    """The way through `inputs` as the memory of `output` goes on.
+    """Return the traversal of `inputs` in the memory order of `output`.
 
     Args:
         output: not empty, without gaps or overlap.
@@ -58,7 +58,7 @@ def walk(output: torch.Tensor, *inputs: torch.Tensor) -> Walk:
     output, *tensors = (tensor.permute(order) for tensor in (output, *inputs))
     sizes, (_, *strides) = merged_axes((output, *tensors))
     if len(sizes) > 3:
-        # Four axes that the inputs pass in orders of their own are rare enough to be copied, into that of the output.
+        # Inputs with four axes in different orders are rare enough to be copied to the order of the output.
         tensors = [tensor.contiguous() for tensor in tensors]
         sizes, (_, *strides) = merged_axes((output, *tensors))
     missing = 3 - len(sizes)

@@ -53,7 +53,7 @@ class Configuration:
     needs: str = ""
 
     def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether the configuration supports a dtype and a device."""
+        """Return whether the configuration supports a dtype and a device."""
         return dtype in self.dtypes and self.runs_on(device)
 
 
@@ -66,12 +66,12 @@ class Forced:
 
 
 class Tuner:
-    """Chooses a configuration of one kernel for each launch.
+    """Chooser of a configuration of one kernel for each launch.
 
     Args:
         name: the kernel's name, for `configurations` and `forced`.
         all_configurations: in the order in which they are measured.
-        source: the file that defines the kernel. A change of it discards what was measured.
+        source: the file that defines the kernel. A change of it discards the measurements.
     """
 
     def __init__(self, name: str, all_configurations: tuple[Configuration, ...], source: pathlib.Path) -> None:
@@ -102,7 +102,7 @@ class Tuner:
         if not _forced and (found := self._chosen.get((device, kind))):
             return found
         if (recorder := known_calls.recorder()) is not None and worthwhile:
-            recorder.refuse()  # what is chosen may differ at the next call
+            recorder.refuse()  # the choice may differ at the next call
         if forced := _forced.get(self.name):
             if not fits(forced.configuration):
                 return default()
@@ -148,13 +148,13 @@ class Tuner:
             return None
         fastest = min(times, key=times.__getitem__)
         file = self._file(device)
-        with locked(file.parent), contextlib.suppress(OSError):  # what cannot be kept is measured again next time
+        with locked(file.parent), contextlib.suppress(OSError):  # an unwritable choice is measured again
             write_atomically(file, json.dumps({**_read(file), repr(kind): fastest.name}).encode())
         return fastest
 
 
 def _read(file: pathlib.Path) -> dict[str, str]:
-    """What a file says is fastest, by kind of launch: nothing where it is not there, or damaged."""
+    """Return the fastest configurations recorded in a file, by kind of launch; none if missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
         known = json.loads(file.read_text())
         if isinstance(known, dict):
@@ -180,17 +180,17 @@ def milliseconds(run: Callable[[], None]) -> float:
 
 
 def nothing_forced() -> bool:
-    """Whether no kernel is forced to use a configuration."""
+    """Return whether no kernel is forced to use a configuration."""
     return not _forced
 
 
 def kernels() -> tuple[str, ...]:
-    """The names of the kernels that have configurations, in the modules imported so far."""
+    """Return the names of the kernels that have configurations, in the modules imported so far."""
     return tuple(_kernels)
 
 
 def configurations(kernel: str) -> tuple[Configuration, ...]:
-    """All configurations of a kernel."""
+    """Return all configurations of a kernel."""
     return _kernels[kernel].configurations
 
 

@@ -1,14 +1,14 @@
-"""Every use of another library's private parts, one module a library: ``torch_internals``, ``xdist_internals``.
+"""Every use of another library's private parts, one module per library: ``torch_internals``, ``xdist_internals``.
 
-A private part is what a release may change without a word: a name with a leading underscore, or an attribute that the
-library's documentation does not name. The functions here have public names and say what they do in this project's
-terms; nothing else in this project touches a private part, which ``tests/harness/test_private_parts.py`` holds.
+A private part is one that a release may change without notice: a name with a leading underscore, or an attribute that
+the library's documentation does not mention. The functions here have public names and describe their actions in this
+project's terms. Nothing else in this project uses a private part; ``tests/harness/test_private_parts.py`` enforces it.
 
 `uses` marks each function with the parts that it relies on. ``tests/harness/test_compat.py`` has a contract test for
-each part, named after it, so that a release which changes one fails there by that name. Where a part is missing, the
-function's public fallback takes its place; where there is none, calling the function raises `MissingPart`.
+each part, named after it, so that a release which changes a part fails there under its name. If a part is missing, the
+function's public fallback replaces it; without a fallback, calling the function raises `MissingPart`.
 
-Nothing here imports anything else of this project.
+This package imports nothing else of this project.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# By part: the functions that use it. It grows with each module here that is imported, at any time; its name is lower
-# case, as constants in capital letters are watched for what a candidate changes.
+# The functions that use each part. It grows whenever a module here is imported. Its name is lower case, because
+# constants in capital letters are watched for changes by a candidate.
 _users: dict[str, list[str]] = {}
-# Libraries that are installed under another name than they are imported by.
+# Libraries whose installed name differs from their import name.
 _DISTRIBUTIONS = {"xdist": "pytest-xdist", "pytest_benchmark": "pytest-benchmark", "cuda.core": "cuda-core"}
 
 
@@ -39,18 +39,18 @@ class MissingPart(RuntimeError):
 
 
 def users_of_parts() -> dict[str, list[str]]:
-    """The names of the functions that use each part, by part, of the modules that are imported."""
+    """Return the names of the functions that use each part, by part, for the imported modules."""
     return _users
 
 
 def library_of(part: str) -> str:
-    """The library that a part belongs to, by the name that it is imported by."""
+    """Return the import name of the library that a part belongs to."""
     named = (library for library in _DISTRIBUTIONS if part.startswith(f"{library}."))
     return next(named, part.partition(".")[0])
 
 
 def release(part: str) -> str:
-    """The library of a part and its version: "torch 2.13.0"."""
+    """Return the library of a part and its version: "torch 2.13.0"."""
     library = library_of(part)
     if library in sys.stdlib_module_names:
         return f"Python {platform.python_version()}"
@@ -62,20 +62,21 @@ def release(part: str) -> str:
 
 
 def find(part: str) -> Any:
-    """The object that a part's name stands for: ``torch.cuda._sleep``.
+    """Return the object that a part's name stands for: ``torch.cuda._sleep``.
 
-    Of what only instances have, ``library.Class().attribute``, it is the class. What follows a space is a remark.
+    For an attribute that only instances have, ``library.Class().attribute``, return the class. Text after a space is a
+    remark.
 
     Raises:
         AttributeError: it is missing.
-        ImportError: the library is.
+        ImportError: the library is missing.
     """
     path, *names = re.split(r"[( ]", part)[0].split(".")
     found: Any = importlib.import_module(path)
     for name in names:
         path = f"{path}.{name}"
         if isinstance(found, ModuleType) and name not in vars(found) and "__path__" in vars(found):
-            with contextlib.suppress(ModuleNotFoundError):  # it may be what the module's __getattr__ gives
+            with contextlib.suppress(ModuleNotFoundError):  # the module's __getattr__ may provide it
                 importlib.import_module(path)
         found = getattr(found, name)
     return found
@@ -84,12 +85,12 @@ def find(part: str) -> Any:
 def uses(*parts: str, otherwise: Callable[..., Any] | None = None) -> Callable[[F], F]:
     """Mark a function with the private parts that it relies on.
 
-    Parts of a library that nobody has imported yet are not looked for before the function is called.
+    Parts of a library that is not imported yet are checked only when the function is called.
 
     Args:
         parts: their full names, as `find` takes them.
-        otherwise: a public way, slower as a rule, that takes the function's place where a part is missing. Without one
-            a call of the function raises `MissingPart` then.
+        otherwise: a public and usually slower function that is used instead if a part is missing. Without one, a call
+            of the function then raises `MissingPart`.
     """
 
     def marked(function: F) -> F:
@@ -106,7 +107,7 @@ def uses(*parts: str, otherwise: Callable[..., Any] | None = None) -> Callable[[
 
 
 def exists(part: str) -> bool:
-    """Whether the installed version of a library has a part; of what only instances have, the class."""
+    """Return whether the installed version of a library has a part, or the class of an instance's part."""
     try:
         find(part)
     except (AttributeError, ImportError):
@@ -123,7 +124,7 @@ def _refusing(function: F, part: str, user: str) -> F:
 
 
 def _guarded(function: F, parts: Mapping[str, str], user: str) -> F:
-    """The function; where an instance lacks one of these attributes it raises `MissingPart`."""
+    """Wrap a function so that it raises `MissingPart` if an instance lacks one of these attributes."""
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:

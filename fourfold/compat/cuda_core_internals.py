@@ -1,4 +1,4 @@
-"""cuda-core's private parts: how a tensor map is laid out in shared memory."""
+"""cuda-core's private parts: the layout of a tensor map in shared memory."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from fourfold.compat import uses
     "cuda.core.TensorMapDescriptorOptions().l2_promotion.L2_256B",
 )
 def swizzled_options(box: tuple[int, ...]) -> Any:
-    """The options of a tensor map whose boxes are swizzled by 128 bytes, and fetched by 256 bytes into the L2 cache.
+    """Return the options of a tensor map with boxes swizzled by 128 bytes and fetched by 256 bytes into the L2 cache.
 
-    The enumerations' classes have no public name: they are had of an option's default.
+    The enumerations' classes have no public name: they are taken from an option's default.
     """
     import cuda.core
 

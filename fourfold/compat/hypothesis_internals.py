@@ -7,9 +7,9 @@ from fourfold.compat import uses
 
 @uses("hypothesis.reproduce_failure in a failure's notes")
 def blob_in(notes: str) -> str | None:
-    """What repeats the case that Hypothesis has found, of the line ``@reproduce_failure('6.170.0', b'AXic...')``.
+    """Return the blob that reproduces a failing case, from the line ``@reproduce_failure('6.170.0', b'AXic...')``.
 
-    With `print_blob` Hypothesis adds it to a failure's notes; no attribute holds it.
+    With `print_blob` Hypothesis adds the line to a failure's notes; no attribute contains it.
     """
     found = re.search(r"@reproduce_failure\('[^']*', b'([^']*)'\)", notes)
     return found[1] if found else None
@@ -17,12 +17,12 @@ def blob_in(notes: str) -> str | None:
 
 @uses("hypothesis.given naming arguments in a failure's notes")
 def argument_in(notes: str, name: str, kind: str) -> str | None:
-    """The representation, of a line, of one argument of a failing test: ``case=Case(...)`` in the failure's notes.
+    """Return the one-line representation of an argument, like ``case=Case(...)``, from a failure's notes.
 
     Args:
         notes: of the failure.
         name: of the argument.
-        kind: of which type it is.
+        kind: the name of its type.
     """
     found = re.search(rf"^\s*{name}=({kind}\(.*\))", notes, re.MULTILINE)
     return found[1] if found else None

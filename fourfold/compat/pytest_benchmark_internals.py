@@ -1,4 +1,4 @@
-"""pytest-benchmark's private parts: its fixture's results, and what it keeps of former runs."""
+"""pytest-benchmark's private parts: its fixture's results, and its records of former runs."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,54 +11,57 @@ from fourfold.compat import uses
 
 @uses("pytest_benchmark.fixture.BenchmarkFixture().stats")
 def median_of(benchmark: Any) -> float:
-    """The median that the fixture has measured, in seconds, as soon as it has. The documentation has only a table."""
+    """Return the fixture's median in seconds, once measured. The documentation shows it only in a table."""
     return benchmark.stats["median"]
 
 
 @uses("pytest_benchmark.fixture.BenchmarkFixture().has_error")
 def discard(benchmark: Any) -> None:
-    """Leave what was measured out of the record of the run, whatever becomes of the test."""
+    """Exclude the measurement from the record of the run, whatever the outcome of the test."""
     benchmark.has_error = True
 
 
 @uses("pytest_benchmark.fixture.BenchmarkFixture().fullname")
 def name_of(benchmark: Any) -> str:
-    """The name of a benchmark in records: that of its test."""
+    """Return the name of a benchmark in records, which is the name of its test."""
     return benchmark.fullname
 
 
 @uses("pytest_benchmark.session.BenchmarkSession().storage.load")
 def recorded_runs(session: Any) -> list[Mapping[str, Any]]:
-    """The records of all former runs, oldest first, of the session that hooks are given."""
+    """Return the records of all former runs, oldest first, from a hook's benchmark session."""
     return [run for _, run in session.storage.load()]
 
 
 @uses("pytest_benchmark.session.BenchmarkSession.prepare_benchmarks giving 'path'")
 def of_this_run(benchmarks: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of what `pytest_benchmark_group_stats` is given: those of this run, without those that it is compared with."""
+    """Return this run's benchmarks among those passed to `pytest_benchmark_group_stats`.
+
+    The others are those of the run that it is compared with.
+    """
     return [one for one in benchmarks if one["path"] is None]
 
 
 def processor(config: pytest.Config) -> Mapping[str, Any]:
-    """What py-cpuinfo says of the processor, as pytest-benchmark records it."""
+    """Return py-cpuinfo's description of the processor, as pytest-benchmark records it."""
     return config.hook.pytest_benchmark_generate_machine_info(config=config).get("cpu", {})
 
 
 @uses("pytest.Config().option.benchmark_json")
 def json_file(config: pytest.Config) -> Path | None:
-    """The file that ``--benchmark-json`` names. Before pytest-benchmark 5.3 the option's value is the file, opened."""
+    """Return the file of ``--benchmark-json``. Before pytest-benchmark 5.3 the option's value is an open file."""
     given = config.getoption("--benchmark-json")
     return Path(given if isinstance(given, str | Path) else given.name) if given else None
 
 
 @uses("pytest_benchmark.storage.file.FileStorage of file://FOLDER")
 def storage_folder(config: pytest.Config) -> Path | None:
-    """The folder that ``--benchmark-storage`` names; None where it names another kind of storage."""
+    """Return the folder of ``--benchmark-storage``, or None if the storage is of another kind."""
     given = config.getoption("--benchmark-storage")
     return Path(given.removeprefix("file://")) if given.startswith("file://") else None
 
 
 @uses("pytest_benchmark.storage.file.FileStorage.save to MACHINE/0001_NAME.json")
 def recorded_files(folder: Path) -> list[Path]:
-    """The records in such a folder, oldest first: ``MACHINE/0001_NAME.json``."""
+    """Return the records in a storage folder, oldest first: ``MACHINE/0001_NAME.json``."""
     return sorted(folder.glob("*/[0-9][0-9][0-9][0-9]_*.json"))

@@ -1,4 +1,4 @@
-"""pytest's private parts: what its reports hold, how it ends a session, where its own code lies."""
+"""pytest's private parts: the contents of its reports, the end of a session, and the location of its own code."""
 
 import functools
 import inspect
@@ -13,16 +13,16 @@ from fourfold.compat import uses
 
 @uses("pytest.Session.Failed")
 def stop(session: pytest.Session, reason: str) -> NoReturn:
-    """Run no further test of a session, from within a hook; it has failed then, as by ``-x``.
+    """Stop a session from within a hook and mark it as failed, like ``-x``.
 
-    ``session.shouldfail`` is looked at after the next test, and ``pytest.exit`` gives another exit code.
+    ``session.shouldfail`` takes effect only after the next test, and ``pytest.exit`` gives another exit code.
     """
     raise session.Failed(reason)
 
 
 @uses("pytest.TestReport().longrepr.reprcrash")
 def message_of(report: Any) -> str:
-    """What a failed report says: the exception's message, or all of the report where there is no exception.
+    """Return the message of a failed report's exception, or the whole report if there is no exception.
 
     `longrepr` is documented, its attributes are not. Without them the traceback comes first.
     """
@@ -32,7 +32,7 @@ def message_of(report: Any) -> str:
 
 @uses("pytest.TestReport().longrepr[2]")
 def skip_reason_of(report: Any) -> str:
-    """Why a test was skipped. The report holds a path, a line and the reason, or text."""
+    """Return the reason why a test was skipped. The report holds a path, a line and the reason, or text."""
     why = report.longrepr[2] if isinstance(report.longrepr, tuple | list) else report.longreprtext
     return str(why).removeprefix("Skipped: ")
 
@@ -43,5 +43,5 @@ def _folders() -> tuple[str, ...]:
 
 
 def is_own_frame(line: str) -> bool:
-    """Whether a line of a traceback names a file of pytest's own code, or of what calls its hooks."""
+    """Return whether a line of a traceback names a file of pytest, or of a package that calls its hooks."""
     return any(f'"{folder}/' in line for folder in _folders())

@@ -7,8 +7,8 @@ from fourfold.compat import uses
 
 @uses("threading._DummyThread")
 def is_foreign(thread: threading.Thread) -> bool:
-    """Whether a thread was started by other means than `threading`, and called Python.
+    """Return whether a thread was not started by `threading`, but called Python.
 
-    Python makes an object for it then, whose class has no public name. It is never seen to end.
+    Python creates an object for such a thread, whose class has no public name and which never ends.
     """
     return isinstance(thread, threading._DummyThread)

@@ -1,6 +1,6 @@
-"""The packages of test runners, by name: those of their private modules, too. Nothing is imported here."""
+"""The packages of test runners by name, including their private modules. Nothing is imported here."""
 
-# What collects, runs and reports tests.
+# The packages that collect, run and report tests.
 RUNNERS = ("pytest", "_pytest", "pluggy", "hypothesis", "xdist", "execnet", "pytest_timeout", "pytest_benchmark")
-# Of these, whose exceptions make a test or a case be passed over.
+# Those whose exceptions skip a test or a case.
 PASSING_OVER = ("pytest", "_pytest", "hypothesis")

@@ -22,7 +22,7 @@ class TritonParameter(NamedTuple):
 
 
 class CompiledCode(NamedTuple):
-    """A compiled kernel: what tells it from others, its mangled name, its machine code, its PTX."""
+    """A compiled kernel: its hash, its mangled name, its machine code and its PTX."""
 
     digest: str
     name: str
@@ -37,15 +37,15 @@ class CompiledCode(NamedTuple):
     "triton.runtime.jit.KernelParam().do_not_specialize",
 )
 def parameters(kernel: Any) -> list[TritonParameter]:
-    """The parameters of a function under `triton.jit`, in order. The documentation does not say what Triton keeps."""
+    """Return the parameters of a function under `triton.jit`, in order. Triton does not document them."""
     return [TritonParameter(p.name, p.is_constexpr, p.do_not_specialize) for p in kernel.params]
 
 
 @uses("triton.compiler.CompiledKernel.__getitem__")
 def launch_compiled(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], stream: int) -> None:
-    """Launch what ``kernel[grid](...)`` returned once more, on three axes and a stream.
+    """Launch the result of ``kernel[grid](...)`` again, on three axes and a stream.
 
-    The public ``kernel[grid](...)`` looks up the compiled kernel at every launch, which takes some 15 us. Where
+    The public ``kernel[grid](...)`` looks up the compiled kernel at every launch, which takes some 15 us. If
     `KNOWS_LAUNCHES` is False it must be used instead.
     """
     kernel[grid](*arguments, stream=stream)
@@ -53,15 +53,15 @@ def launch_compiled(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any]
 
 @uses("triton.compiler.CompiledKernel.__getitem__")
 def relauncher(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-    """A function ``(*arguments, stream=stream)`` that launches what ``kernel[grid](...)`` returned, on three axes.
+    """Return a function ``(*arguments, stream=stream)`` that launches the result of ``kernel[grid](...)`` again.
 
-    In place of a tensor it takes an address.
+    The grid has three axes. The function takes addresses in place of tensors.
     """
     return kernel[grid]
 
 
 def _example(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
-    """Nothing: a function under `triton.jit`."""
+    """Do nothing, as an example of a function under `triton.jit`."""
 
 
 def _knows_launches() -> bool:
@@ -73,23 +73,23 @@ def _knows_launches() -> bool:
     try:
         find("triton.compiler.CompiledKernel.__getitem__")
         return parameters(triton.JITFunction(_example, do_not_specialize=["n"])) == expected
-    except Exception:  # in whatever way a release has changed it
+    except Exception:  # any change of a release
         return False
 
 
-# Whether Triton says for what it compiles, and launches what it has compiled.
+# Whether Triton exposes what it compiles for, and can launch compiled kernels again.
 KNOWS_LAUNCHES = _knows_launches()
 
 
 @uses("triton.runtime.JITFunction.run")
 @contextlib.contextmanager
 def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
-    """Within it, a launch of any kernel calls `run` in its place.
+    """Context manager: call `run` in place of every launch of a kernel.
 
     Args:
         run: takes Triton's own function, the kernel, the launch's arguments, and by name `grid`, `warmup` and the
-            options. Triton's takes all but itself, compiles without launching where `warmup` is True, and returns
-            what it has compiled. There is no public hook that could keep a launch from happening.
+            options. Triton's function takes the same except itself, compiles without launching if `warmup` is True, and
+            returns the compiled kernel. No public hook can prevent a launch.
     """
     shipped = triton.JITFunction.run
 
@@ -104,19 +104,19 @@ def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
 
 
 class NotKept(BaseException):
-    """Triton's cache on disk does not hold what is wanted: it would have to be compiled."""
+    """Triton's cache on disk lacks the wanted kernel, which would have to be compiled."""
 
 
 class Compilation(NamedTuple):
-    """What Triton is about to compile, or to load from its cache on disk.
+    """A kernel that Triton is about to compile, or to load from its cache on disk.
 
     Attributes:
         kernel: its name.
-        digest: of the kernel's source and of what it calls.
+        digest: of the kernel's source and of the functions that it calls.
         sizes: the integers among its constants, by name.
         num_warps: of a program.
-        load: loads it from the cache, and raises `NotKept` if it is not there.
-        run: compiles it if it is not there, and loads it.
+        load: loads it from the cache, and raises `NotKept` if it is missing.
+        run: compiles it if it is missing, and loads it.
     """
 
     kernel: str
@@ -132,7 +132,7 @@ _loading = threading.local()
 
 @contextlib.contextmanager
 def _unchanged(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
-    """Within it, Triton compiles as ever."""
+    """Context manager: leave Triton's compilation unchanged."""
     yield
 
 
@@ -144,10 +144,10 @@ def _unchanged(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
 )
 @contextlib.contextmanager
 def compilations_replaced(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
-    """Within it, `compilation` takes the place of compiling and loading a kernel that this process has not yet.
+    """Context manager: call `compilation` to compile or load each kernel that is new in this process.
 
-    Triton's public hooks cannot tell whether the cache holds a kernel. It asks its backend for the stages of a
-    compilation if the cache does not.
+    Triton's public hooks cannot tell whether the cache holds a kernel. Triton asks its backend for the stages of a
+    compilation only if the cache does not.
     """
     shipped, backend = triton.JITFunction._do_compile, find("triton.backends.nvidia.compiler.CUDABackend")
     stages = backend.add_stages
@@ -184,34 +184,34 @@ def compilations_replaced(compilation: Callable[[Compilation], Any]) -> Iterator
 
 @uses("triton.backends.compiler.GPUTarget")
 class AbsentDriver:
-    """What Triton asks its driver as it compiles, answered for a GPU that is not there.
+    """The driver of an absent GPU, with the answers that Triton needs to compile for it.
 
     Args:
-        capability: the GPU's compute capability, 90 say.
+        capability: the GPU's compute capability, for example 90.
     """
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)
 
     def get_current_target(self) -> GPUTarget:
-        """What is compiled for."""
+        """Return the target of compilation."""
         return self.target
 
     def get_current_device(self) -> int:
-        """Triton keeps compiled kernels by device: each architecture is one."""
+        """Return the architecture as the device: Triton stores compiled kernels by device."""
         return self.target.arch
 
     def get_current_stream(self, device: int) -> int:
-        """The default one."""
+        """Return the default stream."""
         return 0
 
 
 @uses("triton.runtime.driver._active", "triton.runtime.driver.set_active")
 @contextlib.contextmanager
 def driver_replaced(replacement: Any) -> Iterator[None]:
-    """Within it, Triton asks another driver than that of the GPU.
+    """Context manager: make Triton use another driver than that of the GPU.
 
-    The public ``driver.active`` looks for a GPU and raises where there is none: it cannot say what to restore.
+    The public ``driver.active`` searches for a GPU and raises if there is none: it cannot return the driver to restore.
     """
     before = driver._active
     driver.set_active(replacement)
@@ -227,18 +227,18 @@ def driver_replaced(replacement: Any) -> Iterator[None]:
     "triton.compiler.CompiledKernel().asm",
 )
 def code_of(compiled: Any) -> CompiledCode:
-    """What a launch has compiled, or a call of Triton's function under `launches_replaced`."""
+    """Return the code that a launch compiled, or a call of Triton's function under `launches_replaced`."""
     return CompiledCode(compiled.hash, compiled.metadata.name, compiled.asm["cubin"], compiled.asm["ptx"])
 
 
 class Shape(NamedTuple):
-    """How a compiled kernel is launched, whatever the grid.
+    """The launch parameters of a compiled kernel, apart from the grid.
 
     Attributes:
         threads: of a program.
         shared_bytes: of dynamic shared memory.
         blocks_per_program: those of a cluster.
-        options: of the driver, that the kernel was compiled with.
+        options: the driver options that the kernel was compiled with.
         arch: the architecture, such as "sm_90".
     """
 
@@ -251,7 +251,7 @@ class Shape(NamedTuple):
 
 @uses("triton.compiler.CompiledKernel().metadata")
 def shape_of(compiled: Any) -> Shape:
-    """How what a launch has compiled is launched."""
+    """Return the launch parameters of a compiled kernel."""
     told = compiled.metadata
     options = [name for name in ("launch_cooperative_grid", "launch_pdl") if getattr(told, name, False)]
     threads = told.num_warps * told.target.warp_size
@@ -260,5 +260,5 @@ def shape_of(compiled: Any) -> Shape:
 
 @uses("triton._C.libtriton.nvidia.cublas.CublasLt")
 def replace_cublas(replacement: type) -> None:
-    """Let a class take the place of Triton's own calls of cuBLAS for good: they need the library, and a GPU."""
+    """Replace Triton's own calls of cuBLAS permanently by a class: they need the library, and a GPU."""
     find("triton._C.libtriton").nvidia.cublas.CublasLt = replacement

@@ -1,4 +1,4 @@
-"""pytest-xdist's private parts: which process this is, and what a controller tells its workers."""
+"""pytest-xdist's private parts: the role of this process, and the data that a controller sends its workers."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from fourfold.compat import uses
 
 @uses("pytest.Config().workerinput")
 def is_worker(config: pytest.Config) -> bool:
-    """Whether this process is a worker of pytest-xdist.
+    """Return whether this process is a worker of pytest-xdist.
 
     The public ``xdist.is_xdist_worker`` asks for a session, and looks at no more than its configuration; hooks run
     before there is a session. PYTEST_XDIST_WORKER is also in the environment of a pytest that a test starts.
@@ -21,15 +21,15 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def is_asked_for(config: pytest.Config) -> bool:
-    """Whether the command line says how many workers there are to be; ``-n 0`` does too."""
+    """Return whether the command line sets the number of workers, even to 0 by ``-n 0``."""
     return config.getoption("--numprocesses", None) is not None or bool(config.getoption("--tx", None))
 
 
 @uses("pytest.Config().option.tx")
 def is_controller(config: pytest.Config) -> bool:
-    """Whether this process leaves its tests to workers: to be asked from `pytest_configure` on.
+    """Return whether this process leaves its tests to workers. Call it from `pytest_configure` or later.
 
-    pytest-xdist has filled in ``--tx`` for ``-n`` by then. The public ``xdist.is_xdist_controller`` asks for a session,
+    pytest-xdist has filled in ``--tx`` for ``-n`` by then. The public ``xdist.is_xdist_controller`` needs a session,
     and does not see that ``--dist load`` alone makes no worker.
     """
     distributed = config.getoption("--dist", "no") != "no" and bool(config.getoption("--tx", None))
@@ -38,9 +38,9 @@ def is_controller(config: pytest.Config) -> bool:
 
 @uses("pytest.Config().option.maxworkerrestart")
 def replace_all_workers(config: pytest.Config) -> None:
-    """Let every worker that dies be replaced, unless the command line says how many.
+    """Replace every worker that dies, unless the command line limits the number.
 
-    The option ``--max-worker-restart`` is the user's; its default, four for each worker, cannot be set by a plugin.
+    The option ``--max-worker-restart`` is the user's; its default, four per worker, cannot be set by a plugin.
     """
     if config.getoption("--max-worker-restart", None) is None:
         config.option.maxworkerrestart = sys.maxsize
@@ -59,7 +59,7 @@ def hand_out_one_by_one(config: pytest.Config) -> None:
 
 @uses("xdist.workermanage.WorkerController().gateway.id")
 def name_of(node: Any) -> str:
-    """The name of a worker, "gw0", of the object that stands for it in the controller's hooks."""
+    """Return the name of a worker, "gw0", of the object that stands for it in the controller's hooks."""
     return node.gateway.id
 
 
@@ -89,7 +89,7 @@ def inputs(config: pytest.Config) -> dict[str, Any]:
 
 @uses("xdist.workermanage.WorkerController().gateway.id")
 def worker_number() -> int | None:
-    """The number at the end of this worker's name: 3 of "gw3", 0 where `--tx` has given it a name without one.
+    """Return the number at the end of this worker's name: 3 of "gw3", 0 where `--tx` has given it a name without one.
 
     The environment says so, which is documented, to what a worker's tests start too. None elsewhere.
     """

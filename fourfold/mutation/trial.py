@@ -626,7 +626,7 @@ def _lines_that_run(places: Mapping[str, str]) -> Iterator[dict[str, set[int]]]:
 
 
 def _claimed(subject: Subject, cases: Mapping[str, Case]) -> dict[str, Case]:
-    """The cases that an implementation claims to take, in the layouts that it claims."""
+    """Return the cases that an implementation claims to take, in the layouts that it claims."""
     claims, operation, dtype = subject.claims, subject.operation, subject.dtype
     within = {name: case for name, case in cases.items() if claims.outside(operation, case, dtype) is None}
     return {name: claims.adapted(case) for name, case in within.items()}

@@ -1,14 +1,15 @@
-"""Running error analysis: arrays that carry a bound on the error of whoever computes them in a given arithmetic.
+"""Running error analysis: arrays that carry a bound on the rounding error of a computation in a given arithmetic.
 
-An oracle evaluated on `Bounded` arrays in place of NumPy arrays gives its value and, beside it, how far a correct
+An oracle evaluated on `Bounded` arrays in place of NumPy arrays returns its value and a bound: how far a correct
 computation of the same formula in the tested arithmetic may be away. So no operation has a tolerance: a sum over many
-terms, a difference of nearly equal areas or a quotient by a tiny one widens the bound by as much as it must, and
-nowhere else. What one step may cost is derived from what hardware and libraries document. Two numbers are choices:
-`REORDERING`, how many roundings may take the place of one, and `SEQUENTIAL_TERMS`, how long a sum may go on one after
-another. Where they stand, it says why, and what was measured.
+terms, a difference of nearly equal areas or a quotient by a tiny divisor widens the bound by as much as it must, and
+nowhere else. The cost of a step is derived from what hardware and libraries document. Two numbers are choices:
+`REORDERING`, the number of roundings allowed in place of one, and `SEQUENTIAL_TERMS`, the longest sum that may be
+computed sequentially. The comments at their definitions give the reasons and the measurements.
 
-This module has the arrays, and how NumPy's functions find their rules. Those of elementwise functions are in
-`running_error_rules`, those of functions along axes and of what moves elements in `running_error_arrays`.
+This module defines the arrays and dispatches NumPy's functions to their rules. The rules of elementwise functions are
+in `fourfold.numerics.steps.elementwise`; those of functions along axes and of functions that move elements are in
+`fourfold.numerics.steps.along_axes`.
 
 Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.3 (running error
 analysis), section 2.2 (the standard model), section 4.2 (blocked summation).
@@ -31,31 +32,31 @@ class Arithmetic:
     roundoff: float
     largest: float
     smallest_normal: float
-    # That of the type in which results are kept, where it is narrower than the type they are computed in.
+    # The arithmetic of the type in which results are stored, if it is narrower than the type of the computation.
     storage: "Arithmetic | None" = None
-    # Whether a derivative at a tie is held to the choice that the oracle documents, or free between the one-sided ones.
+    # Whether a derivative at a tie must be the one that the oracle documents, or may lie between the one-sided ones.
     documented_ties: bool = True
-    # Whether each intermediate is rounded to the type in which results are kept, as torch does in places.
+    # Whether each intermediate result is rounded to the storage type, as torch does in places.
     rounds_each_step: bool = False
 
 
 class NoRule(TypeError):
-    """NumPy was asked for something of which no rule says how the error goes through it."""
+    """NumPy called a function that has no running-error rule."""
 
 
 class HangsOnRounding(ValueError):
-    """A definition chooses by what rounding may change, as by the order of numbers: no bound covers what follows."""
+    """A definition depends on something that rounding may change, such as an order: no bound covers the result."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How the error goes through a NumPy function, and which of the function's arguments that covers.
+    """The running-error rule of a NumPy function, and the arguments that the rule covers.
 
     Attributes:
-        compute: takes what the NumPy function takes, in the same order, and gives the result with its bound.
-        operand: `lift` or `truth`, which every operand of a ufunc goes through before.
-        required: how many arguments there must be.
-        positional: how many may be given by position.
+        compute: takes the arguments of the NumPy function, in the same order, and returns the result with its bound.
+        operand: `lift` or `truth`, which is applied to every operand of a ufunc first.
+        required: the number of required arguments.
+        positional: the number of arguments that may be given by position.
         keywords: the arguments that may be given by name.
     """
 
@@ -64,30 +65,30 @@ class Rule:
     required: int
     positional: int
     keywords: frozenset[str]
-    # Whether its results are among the numbers that it is given, so that none needs to be rounded again.
+    # Whether every result is one of the operands' elements, so that it needs no further rounding.
     selects: bool = False
 
     @classmethod
     def of(cls, compute: Callable[..., Any], operand: Callable[[Any, Arithmetic], Any]) -> Self:
-        """Of a function whose signature has those arguments of the NumPy function that it covers."""
+        """Return the rule of a function whose signature has the arguments of the NumPy function that it covers."""
         parameters = inspect.signature(compute).parameters.values()
         by_position = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         required = sum(p.default is p.empty for p in by_position)
         return cls(compute, operand, required, len(by_position), frozenset(p.name for p in parameters))
 
     def covers(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether the rule says anything of a call with these arguments."""
+        """Return whether the rule covers a call with these arguments."""
         return (
             self.required <= len(args) + len(kwargs) and len(args) <= self.positional and kwargs.keys() <= self.keywords
         )
 
 
-# By NumPy function or ufunc; of other methods of a ufunc by the ufunc and the method's name.
+# Keyed by NumPy function or ufunc; methods of a ufunc are keyed by the pair of the ufunc and the method's name.
 RULES: dict[Any, Rule] = {}
 
 
 def rule_for(*functions: Any, operand: Callable[[Any, Arithmetic], Any] | None = None) -> Callable:
-    """Make the decorated function the rule of NumPy functions, of ufuncs, or of pairs as ``(np.add, "reduce")``."""
+    """Register the decorated function as a rule of NumPy functions, ufuncs, or pairs like ``(np.add, "reduce")``."""
 
     def register(compute: Callable[..., Any]) -> Callable[..., Any]:
         for function in functions:
@@ -98,7 +99,7 @@ def rule_for(*functions: Any, operand: Callable[[Any, Arithmetic], Any] | None =
 
 
 def numpy_name(function: Any) -> str:
-    """The name under which a NumPy function is known, as ``linalg.norm``; of a pair, as ``add.reduce``."""
+    """Return the name of a NumPy function, like ``linalg.norm``, or of a pair, like ``add.reduce``."""
     if isinstance(function, tuple):
         return f"{function[0].__name__}.{function[1]}"
     module = getattr(function, "__module__", None) or "numpy"
@@ -106,7 +107,7 @@ def numpy_name(function: Any) -> str:
 
 
 def no_rule(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> NoRule:
-    """The error for a call that no rule covers: what is missing, where to add it, and what there is."""
+    """Return the error for an uncovered call: the missing rule, where to add it, and the existing rules."""
     missing = f"numpy.{numpy_name(function)} has no running-error rule"
     if rule := RULES.get(function):
         unknown = sorted(kwargs.keys() - rule.keywords)
@@ -118,7 +119,7 @@ def no_rule(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> NoRul
 
 
 def as_method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that does what the NumPy function does."""
+    """Return a method that calls the NumPy function."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
@@ -128,7 +129,7 @@ def as_method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
-    """Sends NumPy's functions and Python's operators to the rules, and refuses what would drop the error."""
+    """Base class that dispatches NumPy's functions and Python's operators to the rules and never drops the error."""
 
     __slots__ = ()
 
@@ -166,7 +167,7 @@ class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
         raise AttributeError(missing)
 
     def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> Any:
-        """The elements elsewhere, each with its error, as `by` moves those of a plain array."""
+        """Return the array with its elements, and their errors, rearranged by `by` like those of a plain array."""
         raise NotImplementedError
 
     @property
@@ -229,7 +230,7 @@ class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
 class Comparison(FollowsNumPy):
     """A comparison of bounded arrays: its outcome, and where the computed outcome may differ from it.
 
-    In a calculation it counts as 1 where it is true and as 0 where it is not.
+    In arithmetic it counts as 1 where it is true and as 0 where it is false.
     """
 
     outcome: np.ndarray
@@ -247,11 +248,11 @@ class Comparison(FollowsNumPy):
         return np.dtype(bool)
 
     def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> "Comparison":
-        """The elements elsewhere, as `by` moves those of a plain array."""
+        """Return the comparison with its elements rearranged by `by` like those of a plain array."""
         return Comparison(by(self.outcome), by(self.uncertain), self.arithmetic)
 
     def astype(self, dtype: Any) -> Any:
-        """As ones and zeros with their errors; of integers, which have none, where it is certain."""
+        """Convert to floats as ones and zeros with their errors, or to integers if it is certain."""
         kind = np.dtype(dtype).kind
         if kind == "b":
             return self
@@ -260,11 +261,11 @@ class Comparison(FollowsNumPy):
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """The sums and products of given numbers that make a value: `unit` divides each, `reach` is their total.
+    """The sums and products of given numbers that make up a value: `unit` divides each term, `reach` is their total.
 
     Where `reach` is at most 1 / roundoff units, every partial sum of the terms, in any order and with products fused
-    into it or not, is a multiple of the unit that the arithmetic has: all correct kernels compute the value exactly.
-    The unit of what was rounded on the way is 0.
+    into it or not, is a multiple of the unit that the arithmetic can represent: all correct kernels compute the value
+    exactly. A value that an earlier step rounded has the unit 0.
     """
 
     unit: np.ndarray
@@ -272,7 +273,7 @@ class Terms:
 
     @classmethod
     def of(cls, value: np.ndarray, exact: np.ndarray) -> Self:
-        """Of a number that stands for itself, where it is exact."""
+        """Return the terms of a number that consists of itself alone, where it is exact."""
         double = np.asarray(value, dtype=np.float64)
         fraction, exponent = np.frexp(double)
         digits = np.where(np.isfinite(fraction), np.ldexp(fraction, 53), 0).astype(np.int64)
@@ -282,7 +283,7 @@ class Terms:
 
     @classmethod
     def unknown(cls, value: np.ndarray) -> Self:
-        """Of a value of which nobody knows how it came to be."""
+        """Return the terms of a value of unknown origin."""
         return cls(np.zeros_like(value), abs(value))
 
     def __add__(self, other: "Terms") -> "Terms":
@@ -292,7 +293,7 @@ class Terms:
         return Terms(self.unit * other.unit, self.reach * other.reach)
 
     def exact(self, arithmetic: Arithmetic) -> np.ndarray:
-        """Where no order of the steps rounds, overflows or underflows."""
+        """Return where no order of the steps rounds, overflows or underflows."""
         within = (self.reach * arithmetic.roundoff <= self.unit) & (self.reach <= arithmetic.largest)
         return within & (self.unit >= arithmetic.smallest_normal)
 
@@ -300,15 +301,15 @@ class Terms:
 class Bounded(FollowsNumPy):
     """An array of exact values, with a bound on the absolute error of each.
 
-    A value that is NaN or infinite has error 0: its class is certain. An error of infinity says that nothing is known
+    A value that is NaN or infinite has error 0: its class is certain. An error of infinity marks an unknown value
     (a divisor that may be 0, a step that overflows the arithmetic though its exact value is finite).
 
-    `least` is below whatever may be computed: ``value - error``, or the tighter `limit` that a step has set which
-    knows its result's sign or a lower bound of it. A root and a division make use of it.
+    `least` bounds every computed value from below: ``value - error``, or the tighter `limit` of a step that knows its
+    result's sign or a lower bound of it. Square roots and divisions use it.
 
-    `terms` tell where a comparison cannot hang on rounding: see `Terms`. The error of a value that every correct kernel
-    computes exactly is left as it is, for what follows from it may be computed by other steps. Where nothing follows,
-    as the value is a result, `settled` has the smaller bound.
+    `terms` tells where a comparison cannot depend on rounding: see `Terms`. The error of a value that every correct
+    kernel computes exactly is kept, because other steps may compute what depends on it. Where the value is a result of
+    the call, nothing depends on it, and `settled` is the smaller bound.
     """
 
     __slots__ = ("_settled", "_terms", "arithmetic", "error", "limit", "value")
@@ -326,7 +327,7 @@ class Bounded(FollowsNumPy):
         self._settled = settled
 
     def between(self, low: "Bounded", high: "Bounded") -> "Bounded":
-        """This value, where each one from `low` to `high` is as right: see `oracles.ties`."""
+        """Return this value with a bound that admits every value from `low` to `high`: see `oracles.ties`."""
         if self.arithmetic.documented_ties:
             return self
         with np.errstate(invalid="ignore"):
@@ -336,17 +337,17 @@ class Bounded(FollowsNumPy):
 
     @property
     def least(self) -> np.ndarray:
-        """What no computed value lies below; NaN where nothing is known of an infinity."""
+        """A lower bound of every computed value; NaN where nothing is known of an infinity."""
         return self.value - self.error if self.limit is None else self.limit
 
     @property
     def terms(self) -> Terms:
-        """What the value is made of: itself, where it is free of error, unless a step has said more."""
+        """The terms of the value: the value itself, where it is free of error, unless a step provided others."""
         return Terms.of(self.value, self.error == 0) if self._terms is None else self._terms()
 
     @property
     def settled(self) -> np.ndarray:
-        """The error where the value is a result of the call, to which no other steps lead than to its last one.
+        """The error of the value as a result of the call, computed by the steps of its definition.
 
         It is smaller than `error` for one sum, difference or product of inputs, which is rounded once, and for a sum
         that is exact in any order.
@@ -354,7 +355,7 @@ class Bounded(FollowsNumPy):
         return self.error if self._settled is None else np.minimum(self.error, self._settled())
 
     def nearest(self, actual: np.ndarray) -> np.ndarray:
-        """Of the values that are right, those that `actual` comes nearest to, of this shape: here there is one."""
+        """Return the right values nearest to `actual`, in its shape: here the only one."""
         return self.value
 
     @property
@@ -363,16 +364,16 @@ class Bounded(FollowsNumPy):
         return False
 
     def beside(self, actual: np.ndarray) -> "Bounded":
-        """What is expected where `actual` was returned: this, unless its length is decided by what was chosen."""
+        """Return the expectation for a returned `actual`: this array, unless the length of the result is a choice."""
         return self
 
     def within(self, error: np.ndarray) -> "Bounded":
-        """The same result with another bound."""
+        """Return the same result with another bound."""
         return Bounded(self.value, error, self.arithmetic)
 
     @classmethod
     def exact(cls, value: np.ndarray, arithmetic: Arithmetic) -> Self:
-        """An input: given, hence free of error."""
+        """Return an input of the call, which is free of error."""
         return cls(value, np.zeros_like(value), arithmetic)
 
     @property
@@ -382,11 +383,11 @@ class Bounded(FollowsNumPy):
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of the value: that in which the oracle computes, which is wider than the arithmetic."""
+        """Type of the value, in which the oracle computes; it is wider than the arithmetic."""
         return self.value.dtype
 
     def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> "Bounded":
-        """The elements elsewhere, each with its error, as `by` moves those of a plain array."""
+        """Return the array with its elements, and their errors, rearranged by `by` like those of a plain array."""
         limit = None if self.limit is None else by(self.limit)
         settled = self._settled
         return Bounded(
@@ -404,7 +405,7 @@ class Bounded(FollowsNumPy):
         if self.limit is not None:
             with np.errstate(invalid="ignore"):
                 self.limit[key] = item.least
-        # What was made of the former values may not have looked at their terms yet.
+        # Arrays computed from the former values evaluate their terms lazily, so these must not change.
         self._terms = functools.partial(Terms.unknown, self.value)
 
     def copy(self) -> "Bounded":
@@ -412,10 +413,12 @@ class Bounded(FollowsNumPy):
         return self.moved(np.copy)
 
     def astype(self, dtype: Any) -> "Bounded":
-        """A copy, if the type holds every number of the arithmetic: rounding to a narrower one is no matter of types.
+        """Return a copy, if the type holds every number of the arithmetic.
+
+        Rounding to a narrower type is a step with an error of its own, not a conversion of types.
 
         Raises:
-            NoRule: for types of integers, and for narrower ones.
+            NoRule: for types of integers, and for narrower types.
         """
         kind = np.dtype(dtype)
         if kind.kind != "f" or np.finfo(kind).eps / 2 > self.arithmetic.roundoff:
@@ -438,14 +441,14 @@ class Bounded(FollowsNumPy):
 
 
 class OneOf(Bounded):
-    """A result that is chosen, as the largest numbers or their places are: nothing is rounded, several may be right.
+    """A chosen result, such as the largest numbers or their places: not rounded, and not necessarily unique.
 
     Args:
-        value: one of the results that are right, which messages name.
-        nearest: of what was returned, of the same shape, the result that is right and comes nearest to it. Unless
-            given, `value` alone is right.
-        any_length: whether results that are right may differ in their length, as where it is chosen how many boxes are
-            kept. `nearest` then takes what was returned in any shape, and gives a result of its own length.
+        value: one of the right results, named in messages.
+        nearest: maps a returned array to the nearest right result of the same shape. Without it, `value` alone is
+            right.
+        any_length: whether right results may differ in length, for example where the number of kept boxes is a choice.
+            `nearest` then takes a returned array of any shape, and returns a result of its own length.
     """
 
     __slots__ = ("_any_length", "_nearest")
@@ -461,7 +464,7 @@ class OneOf(Bounded):
         self._nearest, self._any_length = nearest, any_length
 
     def nearest(self, actual: np.ndarray) -> np.ndarray:
-        """The result that is right and comes nearest to `actual`."""
+        """Return the right result nearest to `actual`."""
         return self.value if self._nearest is None else self._nearest(actual)
 
     @property
@@ -470,20 +473,20 @@ class OneOf(Bounded):
         return self._any_length
 
     def beside(self, actual: np.ndarray) -> Bounded:
-        """Where results differ in their length, the one that comes nearest to `actual`, which has one length."""
+        """Return the right result nearest to `actual`, where results differ in length; else this."""
         return OneOf(self.nearest(actual), self.arithmetic) if self._any_length else self
 
     def within(self, error: np.ndarray) -> "OneOf":
-        """The same results with a bound."""
+        """Return the same results with a bound."""
         other = OneOf(self.value, self.arithmetic, self._nearest, self._any_length)
         other.error = error
         return other
 
 
 def stored(a: Any) -> Any:
-    """`a` rounded to the type in which results are kept, as a step costs that passes through memory or a tensor core.
+    """Round `a` to the storage type, at the cost of a step that passes through memory or a tensor core.
 
-    Plain arrays, and arithmetics whose results are kept as they are computed, pass unchanged.
+    Plain arrays, and arithmetics that store results in the type of the computation, pass unchanged.
     """
     if not isinstance(a, Bounded) or a.arithmetic.storage is None:
         return a
@@ -503,15 +506,15 @@ IN_GRADIENTS = 6
 
 
 def as_others_scale(a: Any, roundings: int = 2) -> Any:
-    """`a` with the error of kernels that scale before they subtract, as in ``a * scale - mean * scale``; torch's do.
+    """Return `a` with the error of kernels that scale before they subtract, like torch's: ``a * scale - mean * scale``.
 
-    A deviation from the mean then has the rounding error of its numbers, even where it is 0, as of one number alone.
+    A deviation from the mean then has the rounding error of its operands even where it is 0, as for a single number.
     This project's own kernels subtract first: for them `a` passes unchanged, as plain arrays do.
 
     Args:
         a: the numbers.
-        roundings: how often a number of their size is rounded: twice forward. The gradient that torch computes as
-            ``x * p + g * q + r``, where r has a product of the mean and p, takes `IN_GRADIENTS`.
+        roundings: the number of roundings of a number of their size: two in the forward pass. The gradient, which torch
+            computes as ``x * p + g * q + r``, where r contains a product of the mean and p, takes `IN_GRADIENTS`.
     """
     if not isinstance(a, Bounded) or a.arithmetic.documented_ties:
         return a
@@ -520,33 +523,37 @@ def as_others_scale(a: Any, roundings: int = 2) -> Any:
 
 
 def unspecified_where(a: Bounded, where: np.ndarray) -> Bounded:
-    """`a`, of which anything is right in some places."""
+    """Return `a`, unbounded where the mask is set."""
     return Bounded(a.value, np.where(where, np.inf, a.error), a.arithmetic)
 
 
 def rounded_step(rule: Rule, result: Any) -> Any:
-    """The result of a step, rounded where the arithmetic rounds each step."""
+    """Return the result of a step, rounded where the arithmetic rounds each step."""
     if rule.selects or not isinstance(result, Bounded) or not result.arithmetic.rounds_each_step:
         return result
     return stored(result)
 
 
 def certain(compared: Comparison) -> np.ndarray:
-    """The outcome of a comparison that decides which elements are looked at; it must not hang on rounding."""
+    """Return the outcome of a comparison that selects elements.
+
+    Raises:
+        HangsOnRounding: the outcome depends on rounding.
+    """
     if compared.uncertain.any():
         raise HangsOnRounding("a comparison depends on rounding errors: only numpy.where can admit both outcomes")
     return compared.outcome
 
 
 def selecting(key: Any) -> Any:
-    """An index into plain arrays: the outcome of each comparison in it."""
+    """Return an index into plain arrays: each comparison in it is replaced by its outcome."""
     if isinstance(key, tuple):
         return tuple(map(selecting, key))
     return certain(key) if isinstance(key, Comparison) else key
 
 
 def lift(x: Any, arithmetic: Arithmetic) -> Bounded:
-    """Any operand as a `Bounded`: a constant that the arithmetic lacks is rounded once when a kernel reads it."""
+    """Convert an operand to `Bounded`; a constant that the arithmetic cannot represent is rounded once."""
     if isinstance(x, Bounded):
         return x
     if isinstance(x, Comparison):
@@ -558,16 +565,16 @@ def lift(x: Any, arithmetic: Arithmetic) -> Bounded:
 
 @functools.lru_cache(maxsize=1024)
 def _constant(x: float, sign: float, arithmetic: Arithmetic) -> Bounded:
-    """A number, once made; of two zeros that are equal the sign tells which."""
+    """Return a cached constant; `sign` distinguishes the two equal zeros."""
     lifted = _plain(x, arithmetic)
-    if arithmetic.rounds_each_step:  # torch rounds a number of Python's to the tensor's dtype, on the CPU
+    if arithmetic.rounds_each_step:  # torch rounds a Python number to the tensor's dtype, on the CPU
         lifted = stored(lifted)
     lifted.value.flags.writeable = lifted.error.flags.writeable = False
     return lifted
 
 
 def _plain(x: Any, arithmetic: Arithmetic) -> Bounded:
-    # Twice the digits of the arithmetic, or as many as there are.
+    # Twice the digits of the arithmetic, or the most available.
     wide = np.float64 if np.finfo(np.float64).eps <= arithmetic.roundoff**2 else np.longdouble
     value = np.asarray(x, dtype=np.promote_types(x.dtype, wide) if isinstance(x, np.ndarray) else wide)
     digits = np.frexp(value)[0] / arithmetic.roundoff
@@ -576,7 +583,7 @@ def _plain(x: Any, arithmetic: Arithmetic) -> Bounded:
 
 
 def truth(x: Any, arithmetic: Arithmetic) -> Comparison:
-    """Any operand of a logical function as a `Comparison`: a plain array is certain, and a number true if not 0."""
+    """Convert an operand of a logical function to `Comparison`: plain arrays are certain, numbers true if not 0."""
     if isinstance(x, Bounded):
         return x != 0.0
     if isinstance(x, Comparison):

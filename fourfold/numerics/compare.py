@@ -30,9 +30,9 @@ class Agreement:
 
 
 def expectation(reference: Bounded, dtype: DType) -> Bounded:
-    """Add the rounding of the result to the output dtype to the bound of a reference, which is a result of the call.
+    """Add the rounding to the output dtype to the bound of a reference that is a result of the call.
 
-    What is chosen among given numbers is not rounded.
+    A result chosen among given numbers is not rounded.
     """
     if isinstance(reference, OneOf):
         return reference
@@ -49,8 +49,8 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
 
     Where NaN is expected only NaN passes, and where an infinity is expected only the same infinity. A finite value
     must lie within the bound. If the bound reaches numbers that round to infinity in the dtype, the infinity of that
-    sign passes too. Where the bound is infinite the element is unspecified, and any value passes. Of several results
-    that are right, see `OneOf`, the one counts that is nearest, which may decide the length too.
+    sign passes too. Where the bound is infinite the element is unspecified, and any value passes. If several results
+    are right, see `OneOf`, the nearest one is compared; it may also determine the length.
 
     Args:
         actual: values of the tested dtype, held in its wide type.
@@ -96,7 +96,7 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
 
 
 def _first_difference(actual: np.ndarray, expected: np.ndarray) -> str:
-    """Where two rows of different lengths begin to differ, in words; nothing of other arrays."""
+    """Describe where two rows of different lengths begin to differ; return "" for other arrays."""
     if actual.ndim != 1 or expected.ndim != 1:
         return ""
     both = min(len(actual), len(expected))

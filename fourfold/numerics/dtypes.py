@@ -20,7 +20,7 @@ class DType:
     name: str
     numpy: np.dtype
     torch: torch.dtype
-    wide: type  # the oracle's: at least twice the digits of the arithmetic, or the widest there is
+    wide: type  # the oracle's: at least twice the digits of the arithmetic, or the widest type
     roundoff: float
     largest: float
     smallest_normal: float
@@ -32,17 +32,17 @@ class DType:
 
     @cached_property
     def with_free_ties(self) -> Self:
-        """The same dtype, for which every derivative between the one-sided ones is right at a tie."""
+        """The same dtype, with every derivative between the one-sided ones accepted at a tie."""
         return replace(self, arithmetic=replace(self.arithmetic, documented_ties=False))
 
     @cached_property
     def with_documented_ties(self) -> Self:
-        """The same dtype, for which only the documented derivative is right at a tie."""
+        """The same dtype, with only the documented derivative accepted at a tie."""
         return replace(self, arithmetic=replace(self.arithmetic, documented_ties=True))
 
     @cached_property
     def with_rounded_steps(self) -> Self:
-        """The same dtype, of an arithmetic that rounds each intermediate to it; itself where it always does."""
+        """The same dtype with an arithmetic that rounds each intermediate to it, or this one if it always does."""
         if self.arithmetic.storage is None:
             return self
         return replace(self, arithmetic=replace(self.arithmetic, rounds_each_step=True))
@@ -75,21 +75,21 @@ class DType:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
     def spacing_roundoff(self, magnitude: np.ndarray) -> np.ndarray:
-        """The largest error of rounding numbers of these magnitudes to the dtype."""
+        """Return the largest error of rounding numbers of these magnitudes to the dtype."""
         return np.maximum(magnitude * self.roundoff, self.smallest_subnormal / 2)
 
 
-# A result dtype in place of a name: that in which kernels compute.
+# A result dtype in place of a name: the dtype in which kernels compute.
 COMPUTE = "compute"
 
 
 def returned(dtype: DType, declared: str | None) -> DType:
-    """The dtype of a result where `dtype` is tested.
+    """Return the dtype of a result where `dtype` is tested.
 
     Args:
         dtype: the tested dtype.
-        declared: the name of a dtype, floating-point, "int32" or "int64"; "compute" for float64 of float64 and float32
-            of all others; None for `dtype`.
+        declared: the name of a dtype, floating-point, "int32" or "int64"; "compute" for float64 if float64 is tested,
+            and float32 otherwise; None for `dtype`.
     """
     if declared is None:
         return dtype
@@ -105,7 +105,7 @@ _OF_NUMPY = frozenset((torch.float16, torch.float32, torch.float64))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bit patterns as integers: a NaN equals itself, and -0 differs from 0."""
+    """Return a tensor's bit patterns as integers: a NaN equals itself, and -0 differs from 0."""
     integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     return tensor.contiguous().view(integer)
 
@@ -123,7 +123,7 @@ def on_host(*tensors: torch.Tensor) -> list[torch.Tensor]:
 def differing(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
     """Count the elements of each pair that differ in any bit (all if the shapes differ).
 
-    Of pairs on one device a GPU is waited for once. Pairs may lie on several devices.
+    Pairs on one device cost one synchronization with the GPU. Pairs may lie on several devices.
     """
     counts = [
         torch.count_nonzero(bits(one) != bits(other))
@@ -170,7 +170,7 @@ DTYPES = {
 
 
 # The dtypes of inputs that hold quantised numbers, whatever dtype is tested: no operation is tested for them.
-# float8_e4m3fn has no infinity: its largest number is 448, and what is rounded to more becomes NaN.
+# float8_e4m3fn has no infinity: its largest number is 448, and larger results become NaN.
 QUANTISED = {
     dtype.name: dtype
     for dtype in (
@@ -181,18 +181,18 @@ QUANTISED = {
 
 
 def dtype_of(dtype: np.dtype) -> DType:
-    """The dtype of an array of floating-point numbers, which need not be the one that is tested."""
+    """Return the dtype of an array of floating-point numbers, which may differ from the tested one."""
     name = dtype.name
     return DTYPES[name] if name in DTYPES else QUANTISED[name]
 
 
 def _integers(name: str) -> DType:
-    """Integers as results: they are compared to the last digit, in a type that holds those below 2^53 exactly."""
+    """Return an integer dtype of results. They are compared exactly, in a type that holds those below 2^53 exactly."""
     numpy = np.dtype(name)
     largest = float(np.iinfo(numpy).max)
     arithmetic = DTYPES["float64"].arithmetic
     return DType(name, numpy, getattr(torch, name), np.float64, 0.0, largest, 0.0, 0.0, arithmetic)
 
 
-# The dtypes of results that are no floating-point numbers: no operation is tested for them.
+# The integer dtypes of results: no operation is tested for them.
 INTEGERS = {name: _integers(name) for name in ("int32", "int64")}

@@ -61,7 +61,7 @@ class Errors:
 
     @classmethod
     def of(cls, ulps: np.ndarray, case: str) -> "Errors":
-        """Of the errors of one case."""
+        """Return the statistics of one case's errors."""
         if not ulps.size:
             return cls()
         return cls(ulps.size, float(ulps.max()), float(ulps.sum()), float(np.log2(1 + ulps).sum()), case)
@@ -99,7 +99,7 @@ class AccuracyResult:
     errors: dict[str, dict[str, Errors]] = field(default_factory=dict)
 
     def of(self, contender: str, cases: Iterable[str] | None = None) -> Errors:
-        """The errors of a contender in these cases; in all that it answered, if None."""
+        """Return the errors of a contender in these cases; in all that it answered, if None."""
         found = self.errors[contender]
         return sum((found[case] for case in (found if cases is None else cases)), Errors())
 
@@ -126,11 +126,11 @@ class Row:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it is less exact than torch, by what a line of the table shows."""
+        """Whether the kernel is less exact than torch, at the precision of the table."""
         return self.behind is not None and round(self.behind, 1) > 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which has no infinity: None takes its place."""
+        """Return the row for JSON, with None in place of infinity."""
         errors = {
             name: {
                 "largest": _finite(each.largest),
@@ -151,12 +151,12 @@ def _finite(number: float) -> float | None:
 
 @dataclass
 class Accuracy:
-    """What was measured.
+    """The measured accuracy of a run.
 
     Attributes:
         results: of each output and gradient.
-        missing: why a contender has no results, or not of all cases, and of how many.
-        ended: why nothing more could be measured: a kernel has left the GPU unusable.
+        missing: the reasons why a contender lacks results of some or all cases, and the number of these.
+        ended: the reason why the measurement stopped early: a kernel has left the GPU unusable.
     """
 
     results: list[AccuracyResult] = field(default_factory=list)
@@ -164,7 +164,7 @@ class Accuracy:
     ended: str = ""
 
     def rows(self) -> list[Row]:
-        """A row for each kernel and result, those first that are farthest behind torch."""
+        """Return a row for each kernel and result, those first that are farthest behind torch."""
         rows = [self._row(result, kernel) for result in self.results for kernel in OWN if result.errors.get(kernel)]
         return sorted(rows, key=lambda row: -math.inf if row.behind is None else -row.behind)
 
@@ -178,7 +178,7 @@ class Accuracy:
 
 
 def ulp(value: np.ndarray, dtype: DType) -> np.ndarray:
-    """The spacing of a dtype's numbers at exact values: from a power of 2 to the next one it is the same.
+    """Return the spacing of a dtype's numbers at exact values: from a power of 2 to the next one it is the same.
 
     Around 0 it is the smallest subnormal number.
     """
@@ -187,7 +187,7 @@ def ulp(value: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def errors_in_ulp(actual: np.ndarray, expected: Bounded, dtype: DType) -> np.ndarray:
-    """The errors of the elements whose exact value is known, as a flat array.
+    """Return the errors of the elements whose exact value is known, as a flat array.
 
     Args:
         actual: a result, held in the wide type.
@@ -233,7 +233,7 @@ def measure(
         device: "cpu" or "cuda".
         examples: generated cases of each operation and dtype, beside the named ones.
         seed: of the generated cases.
-        say: is told of each operation and dtype when it begins.
+        say: prints each operation and dtype when it begins.
     """
     accuracy = Accuracy()
     for name, dtype in dict.fromkeys((cell.operation, cell.dtype) for cell in selection.cells):
@@ -302,7 +302,7 @@ def _measure(subjects: Mapping[str, Subject], name: str, examples: int, seed: in
 
 
 def _errors(subject: Subject, case: Case, name: str, expected: Mapping[str, Bounded]) -> dict[str, Errors]:
-    """The errors of one call, by the name of the result.
+    """Return the errors of one call, by the name of the result.
 
     Raises:
         ValueError: a result has another shape.

@@ -1,4 +1,4 @@
-"""How fast each kernel is beside the fastest peer of the same run, the slowest first."""
+"""The speed of each kernel relative to the fastest peer of the same run, the slowest first."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

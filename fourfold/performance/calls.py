@@ -20,7 +20,7 @@ DIRECTIONS = ("forward", "backward", "both")
 
 
 def directions_of(operation: Operation) -> tuple[str, ...]:
-    """Those of `DIRECTIONS` that an operation has: forward alone where nothing has a gradient."""
+    """Return the `DIRECTIONS` of an operation: forward alone if nothing has a gradient."""
     return DIRECTIONS if operation.differentiable else DIRECTIONS[:1]
 
 
@@ -41,7 +41,7 @@ class Checkable(Runnable, Protocol):
 
     @property
     def one(self) -> "Call":
-        """A call that may be made outside of what is timed."""
+        """A call that may be made outside of the timed ones."""
 
 
 class Call:
@@ -223,7 +223,7 @@ def garbage_kept() -> Iterator[None]:
 
 
 def cost_of(operation: Operation, workload: Workload, direction: str) -> Cost:
-    """The fewest bytes and flops that a call in this direction needs."""
+    """Return the fewest bytes and flops that a call in this direction needs."""
     forward, backward = operation.cost(workload.case)
     if direction == "both":
         return Cost(forward.bytes + backward.bytes, forward.flops + backward.flops)

@@ -81,7 +81,7 @@ def record_of(
 
 
 def on_gpu(call: Call) -> LaunchRecord:
-    """`record_of` a call on a GPU, with the launches that Triton itself makes."""
+    """Return `record_of` a call on a GPU, with the launches that Triton itself makes."""
     # Triton reads TRITON_INTERPRET when it is imported.
     from fourfold.backends.triton.launch import triton_recorded
 
@@ -136,7 +136,7 @@ def _first(lines: Sequence[str], most: int) -> list[str]:
 
 
 def _settings() -> tuple[Any, ...]:
-    """What torch's choice of kernels depends on beside its version."""
+    """Return the settings that, beside the version, determine torch's choice of kernels."""
     return torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
 
 

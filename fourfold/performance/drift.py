@@ -42,7 +42,7 @@ class Drift:
         runs: the number of runs, up to today's.
         ratio: today's time over that of the first of these runs, by Sen's slope.
         low, high: its 95% interval.
-        p: the probability of so many rises, or more, without a trend.
+        p: the probability of at least this many rises without a trend.
     """
 
     name: str
@@ -64,11 +64,11 @@ def drifts(
     least: Mapping[str, float],
     unchanged: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Drift]:
-    """The benchmarks that drift, by Holm's procedure at `LEVEL`, the strongest first.
+    """Return the benchmarks that drift, by Holm's procedure at `LEVEL`, the strongest first.
 
     Args:
         runs: median seconds by benchmark of each run, oldest first; today's is the last.
-        least: the smallest log ratio that is told, by the benchmark that is looked at.
+        least: the smallest log ratio that is reported, by benchmark.
         unchanged: for a benchmark, how many of its last runs are known to have had the same compiled code. A drift is
             told only of more runs than these.
     """
@@ -102,7 +102,7 @@ def unchanged_runs(keys: Sequence[str | None]) -> int:
 
 
 def trend(name: str, medians: Sequence[float]) -> Drift:
-    """The rise of a benchmark's medians, in order of their runs."""
+    """Return the rise of a benchmark's medians, in order of their runs."""
     logs = np.log(medians)
     count = len(logs)
     first, second = np.triu_indices(count, 1)
@@ -126,7 +126,7 @@ def rise_probability(count: int, rises: int) -> float:
 
 @functools.cache
 def _orders_with_rises(count: int) -> tuple[int, ...]:
-    """The number of orders of `count` numbers that have 0, 1, 2, ... rising pairs: Mahonian numbers."""
+    """Return the number of orders of `count` numbers that have 0, 1, 2, ... rising pairs: Mahonian numbers."""
     orders = [1]
     for length in range(2, count + 1):
         # The last number of an order rises over 0 to length - 1 of the others.
@@ -135,7 +135,7 @@ def _orders_with_rises(count: int) -> tuple[int, ...]:
 
 
 def _is_step(logs: np.ndarray) -> bool:
-    """Whether two levels fit the medians better than one level with a slope after it, from any run on."""
+    """Return whether two levels fit the medians better than one level with a slope after it, from any run on."""
     at, count = np.arange(len(logs)), len(logs)
     steps = [
         np.abs(logs[:place] - np.median(logs[:place])).sum() + np.abs(logs[place:] - np.median(logs[place:])).sum()

@@ -115,7 +115,7 @@ def of_same_code(by_the_clock: Change) -> Change:
 
 
 def clock_differs(change: Change) -> bool:
-    """Whether the medians of a benchmark differ by what is worth finding, and by more than runs do by themselves."""
+    """Return whether a benchmark's medians differ by a ratio worth finding, and by more than runs normally do."""
     return abs(math.log(change.ratio)) >= WORTH_FINDING and (change.low > 1 or change.high < 1)
 
 

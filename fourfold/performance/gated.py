@@ -53,11 +53,11 @@ class BaselineHistory:
         return _keys(self.baseline)
 
     def runs(self, today: Mapping[str, float]) -> list[Mapping[str, float]]:
-        """The medians of all runs, oldest first; today's, which may be kept already, are the last."""
+        """Return the medians of all runs, oldest first; today's, which may be kept already, are the last."""
         return [*(self.former[place] for place in self._before(today)), today]
 
     def unchanged(self, today: Mapping[str, float], keys: Mapping[str, str | None]) -> dict[str, int]:
-        """How many of the last runs had the code of today's, by benchmark, given the medians and keys of today's."""
+        """Return how many of the last runs had today's code, by benchmark, given today's medians and keys."""
         before = self._before(today)
         return {
             name: unchanged_runs([*(self._former_keys[i].get(name) for i in before if name in self.former[i]), known])
@@ -65,7 +65,7 @@ class BaselineHistory:
         }
 
     def _before(self, today: Mapping[str, float]) -> list[int]:
-        """The places of the runs in the history that are not today's."""
+        """Return the places of the runs in the history that are not today's."""
         runs = enumerate(self.former)
         return [place for place, run in runs if any(run.get(name) != median for name, median in today.items())]
 
@@ -115,7 +115,7 @@ class Gated:
         missing: the benchmarks that only the baseline has.
         new: the benchmarks that only today's run has.
         beside: the number of common benchmarks that the gate ignores: peers and rungs of ladders.
-        static: the resources of which kernels need more than before.
+        static: the resources that kernels need more of than before.
         changed: the properties of the machine that changed, above all versions: now and then.
         confirmed: whether suspects were measured again.
         drifts: what becomes slower little by little.
@@ -272,7 +272,7 @@ def confirmed(
 
 
 def _baseline(directories: Sequence[Path], recorded: Mapping[str, Any]) -> tuple[Baseline | None, str]:
-    """The sources of a record, from the first of some directories that has them; or why none has."""
+    """Return the sources of a record, from the first of some directories that has them; or why none has."""
     why = ["the record does not say of which sources it is"]
     if recorded:
         why = []

@@ -57,7 +57,7 @@ def machine(device: str, cpu: Mapping[str, Any]) -> dict[str, str]:
 
 
 def run(root: Path) -> dict[str, str]:
-    """When a run was made, and of which commit of the repository around a folder: "-dirty" if files have changed.
+    """Return the date of a run, and the commit of the repository around a folder: "-dirty" if files have changed.
 
     Without git, or outside of a repository, there is no commit.
     """
@@ -71,7 +71,7 @@ def run(root: Path) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """The versions that results depend on."""
+    """Return the versions that results depend on."""
     packages = ("torch", "triton", "numpy", "hypothesis")
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
 

@@ -119,7 +119,7 @@ def measurements(selection: Selection, device: str, dtypes: Sequence[str], with_
 
 
 class Bench:
-    """What the benchmarks of a run share: workloads, the oracle's results and the ceilings."""
+    """The shared state of a run's benchmarks: workloads, the oracle's results and the ceilings."""
 
     def __init__(self, selection: Selection, device: str) -> None:
         self.selection, self.device = selection, device

@@ -114,7 +114,7 @@ LIBRARIES: Mapping[str, Function] = {
 
 
 def _as_rows(kernel: Function) -> Function:
-    """A kernel of matrices, on the rows of a tensor with any number of axes."""
+    """Return a kernel of matrices, on the rows of a tensor with any number of axes."""
 
     def on_rows(x: torch.Tensor, *others: torch.Tensor, **parameters: Any) -> torch.Tensor:
         return kernel(x.reshape(-1, x.shape[-1]), *others, **parameters).reshape(x.shape)
@@ -269,7 +269,7 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
 
 
 def _installed(operation: str) -> dict[str, Callable[[], Function]]:
-    """The kernels of installed libraries for an operation, by the library's name."""
+    """Return the kernels of installed libraries for an operation, by the library's name."""
     found: dict[str, Callable[[], Function]] = {}
     for name, (package, kernels) in INSTALLED.items():
         if operation in kernels and importlib.util.find_spec(package.partition(".")[0]):

@@ -162,7 +162,7 @@ class Performance:
             sources.save(directory / "sources", self.run.sources)
 
     def record_directories(self) -> list[Path]:
-        """Where pytest-benchmark's options say that times are kept."""
+        """Return the folders of recorded times, from pytest-benchmark's options."""
         compared = self.config.getoption("--benchmark-compare")
         found = [pytest_benchmark_internals.storage_folder(self.config)]
         if written := pytest_benchmark_internals.json_file(self.config):

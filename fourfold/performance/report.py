@@ -31,12 +31,12 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def cause_of(failure: Mapping[str, Any]) -> str:
-    """What a failure came from: the line that raised an exception, the result that is wrong, or else the message.
+    """Return the cause of a failure: the line that raised an exception, the wrong result, or else the message.
 
-    A result that is wrong in one check is wrong in others, which say so of other cases. Numbers make no difference.
+    A result that is wrong in one check is wrong in others, which report it for other cases. Numbers make no difference.
 
     Args:
-        failure: as `fourfold.pytest_plugin.failures` tells it; empty where it told nothing.
+        failure: the record of `fourfold.pytest_plugin.failures`; empty if there is none.
     """
     if failure.get("cause"):
         return str(failure["cause"])
@@ -44,13 +44,13 @@ def cause_of(failure: Mapping[str, Any]) -> str:
     kind = failure.get("kind", "")
     if wrong := RESULT.search(first):
         return f"{kind}: {wrong[1]} is not as expected"
-    # The message begins with the cell, whose dtype is no cause.
+    # The message begins with the cell, whose dtype is not a cause.
     said = first.partition(": ")[2] if " · " in first.partition(": ")[0] else first
     return f"{kind}: {NUMBERS.sub('N', said)}" if said else ""
 
 
 class Tallied(Protocol):
-    """What has the tallies of a run by cell, as the table that closes a run."""
+    """An object with the tallies of a run by cell, like the table at the end of a run."""
 
     @property
     def tallies(self) -> Mapping[Any, Any]:
@@ -124,7 +124,7 @@ def write(directory: Path, part: str, content: Mapping[str, Any]) -> Path:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """What a former run has left; None where it has left nothing, or not all of it."""
+    """Return the record of a former run, or None if it is missing or incomplete."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
@@ -183,11 +183,11 @@ def _matrix(verified: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]
 
 
 def _causes(failures: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The failures by operation, backend and cause, in the order in which each came first."""
+    """Return the failures by operation, backend and cause, in the order in which each came first."""
     found: dict[Any, dict[str, Any]] = {}
     for failure in failures:
         cell = failure["cell"]
-        # A failure of which nothing is known is alike to no other.
+        # A failure without a known cause is unlike any other.
         key = (cell["operation"], cell["backend"], failure["cause"]) if cell and failure["cause"] else failure["name"]
         one = found.setdefault(key, {"number": len(found) + 1, "cause": failure["cause"], "cells": [], "failures": []})
         one["failures"].append(failure)
@@ -197,7 +197,7 @@ def _causes(failures: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _causes_of(causes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[int]]:
-    """The numbers of the causes by which each cell has failed."""
+    """Return the numbers of the causes by which each cell has failed."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for cause in causes:
         for cell in cause["cells"]:

@@ -43,7 +43,7 @@ class NoBase(Exception):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the options."""
     made = argparse.ArgumentParser(prog="fourfold resources", description=DESCRIPTION)
     made.add_argument("--op", action="append", default=[], metavar="NAME", help="only this operation; repeatable")
     made.add_argument("--backend", action="append", default=[], choices=BACKENDS, help="only this one; repeatable")
@@ -64,11 +64,11 @@ def parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class CellResources:
-    """What the kernels of some cells need.
+    """The resources of some cells' kernels.
 
     Attributes:
         kernels: by the name of the cell.
-        errors: why a cell's kernels do not compile, by the name of the cell.
+        errors: the reason why a cell's kernels do not compile, by the name of the cell.
         compilers: versions that differ from today's, by name.
     """
 
@@ -128,15 +128,15 @@ def command(arguments: Sequence[str]) -> int:
 
 
 def compilers() -> dict[str, str]:
-    """The versions of the compilers, by name."""
+    """Return the versions of the compilers, by name."""
     return {name: importlib.metadata.version(name) for name in ("triton", "nvidia-cuda-nvrtc")}
 
 
 def saved(path: Path, arch: str) -> CellResources:
-    """What --json has written.
+    """Return the resources in a file written by --json.
 
     Raises:
-        NoBase: the file cannot be read, or holds something else, or kernels for another architecture.
+        NoBase: the file cannot be read, or has other content, or kernels for another architecture.
     """
     try:
         content = json.loads(path.read_text())
@@ -153,7 +153,7 @@ def saved(path: Path, arch: str) -> CellResources:
 
 
 def implementations() -> Path:
-    """The folder of this library's kernels. Those of other packages are not compared with another revision."""
+    """Return the folder of this library's kernels. Those of other packages are not compared with another revision."""
     own = (name for name in registry.folders_of_implementations() if name.partition(".")[0] == fourfold.__name__)
     (folder,) = importlib.import_module(next(own)).__path__
     return Path(folder)
@@ -176,7 +176,7 @@ def unpack(revision: str, kernels: Path, folder: Path) -> None:
 
 
 def changed(now: Path, then: Path, names: Iterable[str]) -> list[str]:
-    """The operations of which a file differs between two folders of kernels, their own or one that they may use.
+    """Return the operations whose kernels, or files that these may use, differ between two folders of kernels.
 
     Args:
         now: the folder of today's kernels.
@@ -205,11 +205,11 @@ def _used(kernels: Path, operation: str) -> dict[str, bytes]:
     return found
 
 
-# ---- what is told
+# ---- reports
 
 
 def lines(compared: Sequence[tuple[str, Pair]], now: CellResources, then: CellResources) -> Iterator[str]:
-    """What differs, cell by cell, then what became worse, and how many kernels are the same."""
+    """Yield the differences by cell, then the kernels that became worse, and the number of equal kernels."""
     yield from (f"{name} is {compilers()[name]}, was {version}" for name, version in then.compilers.items())
     for cell in dict.fromkeys(cell for cell, _ in compared):
         pairs = [pair for name, pair in compared if name == cell]
@@ -225,7 +225,7 @@ def lines(compared: Sequence[tuple[str, Pair]], now: CellResources, then: CellRe
 
 
 def needs(compiled: CellResources) -> Iterator[str]:
-    """What each kernel needs."""
+    """Yield the resources of each kernel."""
     for cell, kernels in compiled.kernels.items():
         yield cell
         for kernel in kernels:

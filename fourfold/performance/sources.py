@@ -66,7 +66,7 @@ def save(directory: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def _held(archive: Path) -> dict[str, bytes]:
-    """The files that an archive holds.
+    """Return the files that an archive holds.
 
     Raises:
         SourceError: there is no such archive, or it is damaged.

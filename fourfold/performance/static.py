@@ -154,7 +154,7 @@ MEASURES = {
 
 
 def _changed(now: Kernel, then: Kernel) -> str:
-    """What of two different codes differs, and how many instructions of each kind were added and taken away."""
+    """Describe the differences of two codes, and the numbers of added and removed instructions of each kind."""
     parts = [f"{now[key]} {what}, was {then[key]}" for key, what in MEASURES.items() if now[key] != then[key]]
     one: Counter[str] = Counter(now["instruction_counts"])
     other: Counter[str] = Counter(then["instruction_counts"])

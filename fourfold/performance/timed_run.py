@@ -43,7 +43,7 @@ class TimedRun:
 
     @property
     def launched(self) -> dict[str, Mapping[str, Any]]:
-        """What each benchmark launched, as `code_identity.described` tells it, by the benchmarks that were recorded."""
+        """The launches of each recorded benchmark, as `code_identity.described` returns them."""
         return {one["fullname"]: found for one in self.benchmarks if (found := one["extra_info"].get("launched"))}
 
     @cached_property

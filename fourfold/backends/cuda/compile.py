@@ -35,19 +35,19 @@ class CompilationError(CudaError):
     """The compiler rejects a CUDA C++ file. The message contains its output."""
 
 
-# Room that a cache's folder must have: more than what is written for one kernel, or for a baseline.
+# The free space that a cache's folder must have: more than one kernel, or a baseline, takes.
 _ROOM_BYTES = 64 << 20
 
 
 def cache_directory() -> pathlib.Path:
-    """The folder of compiled kernels: $FOURFOLD_CACHE, else $XDG_CACHE_HOME/fourfold, else ~/.cache/fourfold.
+    """Return the folder of compiled kernels: $FOURFOLD_CACHE, else $XDG_CACHE_HOME/fourfold, else ~/.cache/fourfold.
 
     If it is not writable, a folder in the system's temporary one is used instead.
     """
     base = os.environ.get("FOURFOLD_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fourfold"
     )
-    # The user's number in the name: another user's directory of this name is not to be trusted.
+    # The user's number in the name: a directory that another user made must not be trusted.
     fallback = pathlib.Path(tempfile.gettempdir(), f"fourfold-{os.getuid()}")
     if _usable(path := pathlib.Path(base)):
         return path
@@ -57,7 +57,7 @@ def cache_directory() -> pathlib.Path:
 
 
 def cache_folder(*names: str) -> pathlib.Path:
-    """A folder of the cache, which is there; where another user owns it, one that this process alone uses."""
+    """Return an existing folder of the cache, or one private to this process if another user owns the folder."""
     folder = cache_directory().joinpath(*names)
     if not _usable(folder):
         folder = _cache_of_this_process().joinpath(*names)
@@ -66,7 +66,7 @@ def cache_folder(*names: str) -> pathlib.Path:
 
 
 def _usable(folder: pathlib.Path, mode: int = 0o777) -> bool:
-    """Whether a folder is there, or can be made, and takes new files."""
+    """Return whether a folder exists or can be created, and accepts new files."""
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -89,9 +89,9 @@ def _cache_of_this_process() -> pathlib.Path:
 
 @contextlib.contextmanager
 def locked(directory: pathlib.Path) -> Iterator[None]:
-    """Holds a directory's lock, so that of processes that need the same kernel one compiles and the rest wait.
+    """Context manager: hold a directory's lock, so that one of several processes compiles a kernel and the others wait.
 
-    Where there can be no lock, each of them compiles: what they write replaces the others' as a whole.
+    If locking is impossible, each process compiles: each replaces the others' files as a whole.
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
@@ -109,13 +109,13 @@ def write_atomically(path: pathlib.Path, content: bytes) -> None:
 
 
 def checksum(path: pathlib.Path) -> str:
-    """Of a file's content."""
+    """Return the SHA-256 of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_entry(path: pathlib.Path, about: Mapping[str, Any]) -> None:
-    """Makes a file that is in a cache's folder an entry: beside it are then its checksum and what is known of it."""
+    """Make a file in a cache's folder an entry: write its checksum and a description beside it."""
     content = json.dumps({**about, "sha256": checksum(path)})
     write_atomically(path.with_suffix(".json"), content.encode())
 
@@ -123,16 +123,16 @@ def write_entry(path: pathlib.Path, about: Mapping[str, Any]) -> None:
 def find_entry(
     directory: pathlib.Path, suffix: str, key: str, name: str
 ) -> tuple[pathlib.Path, Mapping[str, Any]] | None:
-    """An entry of a cache's folder, and what is known of it; None where there is none, or a damaged one.
+    """Return an entry of a cache's folder and its description, or None if it is missing or damaged.
 
     Args:
         directory: the folder.
         suffix: of the entries' files.
-        key: what is known of an entry by which it is found.
-        name: that it must hold.
+        key: the key of the description that is searched.
+        name: the name that its value must contain.
     """
     for manifest in sorted(directory.glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # whatever a cut off file leads to
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the errors of a truncated file
             about = json.loads(manifest.read_text())
             path = manifest.with_suffix(suffix)
             if name in about[key] and about["sha256"] == checksum(path):
@@ -141,12 +141,12 @@ def find_entry(
 
 
 def digest(*parts: object) -> str:
-    """A short hash of the values' representations."""
+    """Return a short hash of the values' representations."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
 def own_include_directories(source: pathlib.Path) -> list[pathlib.Path]:
-    """Where a `.cu` file's own headers are searched for: beside it, and in the folder of all operations."""
+    """Return the search path of a `.cu` file's own headers: its folder, and the folder of all operations."""
     return [source.parent, source.parent.parent]
 
 
@@ -182,7 +182,7 @@ def check_headers(texts: Mapping[str, str]) -> None:
 
 @functools.cache
 def cuda_include_directories() -> tuple[pathlib.Path, ...]:
-    """The folders of NVIDIA's headers, from pip's wheels, conda or a toolkit.
+    """Return the folders of NVIDIA's headers, from pip's wheels, conda or a toolkit.
 
     If the wheels lack the headers of nvidia-cuda-crt, a toolkit's folder comes last and supplies them.
 
@@ -246,7 +246,7 @@ class KernelResources:
 
 
 def nvrtc_options(source: pathlib.Path, arch: str) -> list[str]:
-    """NVRTC's options for every `.cu` file. Arithmetic is exact, except for contraction to fma as nvcc does by default.
+    """Return NVRTC's options for every `.cu` file. Arithmetic is exact, except for contraction to fma, nvcc's default.
 
     Args:
         source: the `.cu` file.
@@ -309,7 +309,7 @@ def shared_bytes_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch:
 
 
 def _said(compiled: CompiledKernels, name: str) -> str:
-    """The part of the compiler's log about one kernel."""
+    """Return the part of the compiler's log about one kernel."""
     after = compiled.log.partition(f"Compiling entry function '{compiled.lowered_names[name]}'")[2]
     return after.partition("Compiling entry")[0]
 
@@ -362,7 +362,7 @@ def _number(pattern: str, text: str, default: int | None = None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Dumped:
-    """What cuobjdump reports of one kernel."""
+    """The report of cuobjdump on one kernel."""
 
     usage: Mapping[str, int]  # REG, STACK, SHARED, CONSTANT[0] and so on
     code_sha256: str
@@ -373,7 +373,7 @@ class _Dumped:
 
 @functools.lru_cache(maxsize=256)
 def _dumped(cubin: pathlib.Path) -> dict[str, _Dumped]:
-    """What cuobjdump reports of a cubin's kernels, by mangled name."""
+    """Return cuobjdump's report on a cubin's kernels, by mangled name."""
     from cuda.pathfinder import find_nvidia_binary_utility
 
     cuobjdump = find_nvidia_binary_utility("cuobjdump")
@@ -403,13 +403,13 @@ def _dumped(cubin: pathlib.Path) -> dict[str, _Dumped]:
 
 
 def _local_bytes(opcode: str, opcodes: Sequence[tuple[str, str]]) -> int:
-    """Bytes that a thread moves to or from local memory, with each instruction counted once."""
+    """Return the bytes that a thread moves to or from local memory, with each instruction counted once."""
     widths = (re.search(r"\.(\d+)", modifiers) for code, modifiers in opcodes if code == opcode)
     return sum(int(width[1]) // 8 if width else 4 for width in widths)
 
 
 def resources_of_cubin(cubin: pathlib.Path, name: str, arch: str) -> KernelResources:
-    """The resources of a kernel, from its compiled code alone. All of its local memory traffic counts as spills.
+    """Return the resources of a kernel from its compiled code; all local memory traffic counts as spills.
 
     Args:
         cubin: the compiled code.
@@ -447,7 +447,7 @@ def _nvrtc() -> Any:
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
-    """The values that an NVRTC function returns, without the leading status."""
+    """Return the results of an NVRTC function, without the leading status."""
     if result[0].value:
         raise CudaError(f"NVRTC: {result[0].name}")
     return result[1] if len(result) == 2 else result[1:]

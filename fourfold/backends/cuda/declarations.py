@@ -1,4 +1,4 @@
-"""What a `.cu` file declares: its `__global__` functions, the names and types of their parameters, their templates.
+"""The declarations of a `.cu` file: its `__global__` functions, their templates, and their parameters' names and types.
 
 A compiled kernel knows the types of its parameters, but not their names. These are read from the text.
 """
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-# Of files of CUDA C++.
+# The suffixes of CUDA C++ files.
 SUFFIXES = (".cu", ".cuh")
 _OPENING, _CLOSING = "([{<", ")]}>"
-# Between `__global__` and a kernel's name, these take arguments of their own.
+# Attributes between `__global__` and a kernel's name that take arguments of their own.
 _ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__block_size__", "__attribute__", "alignas"}
 _QUALIFIERS = re.compile(r"\b(?:__restrict__|__restrict|restrict|__grid_constant__|volatile|struct)\b")
-# The dtype of the elements that a pointer points to, by their C++ type.
+# The dtype of a pointer's elements, by their C++ type.
 ELEMENTS = {
     **dict.fromkeys(("float", "float1", "float2", "float3", "float4"), torch.float32),
     **dict.fromkeys(("double", "double1", "double2", "double3", "double4"), torch.float64),
@@ -67,8 +67,8 @@ class DeclaredKernel:
     Attributes:
         name: without template arguments and namespace.
         parameters: in order.
-        template: the names of its template parameters that are types, in order; None if it is no template.
-        values: the names of its template parameters that are values and have no default.
+        template: the names of its type template parameters, in order; None for a plain function.
+        values: the names of its value template parameters without a default.
     """
 
     name: str
@@ -77,18 +77,18 @@ class DeclaredKernel:
     values: tuple[str, ...] = ()
 
     def position(self, position: int) -> str:
-        """A parameter as an error names it: "argument 2 (cols)"."""
+        """Return a parameter as an error names it: "argument 2 (cols)"."""
         named = self.parameters[position].name if position < len(self.parameters) else ""
         return f"argument {position}" + (f" ({named})" if named else "")
 
 
 def base_name(expression: str) -> str:
-    """A kernel's name without namespace and template arguments: "copy" of "mine::copy<float, 4>"."""
+    """Return a kernel's name without namespace and template arguments: "copy" of "mine::copy<float, 4>"."""
     return expression.partition("<")[0].rpartition("::")[2].strip()
 
 
 def declared(source: pathlib.Path, expression: str) -> DeclaredKernel | None:
-    """The declaration of the kernel that a name expression names, or None if the file does not show it."""
+    """Return the declaration of the kernel with this name expression, or None if the file does not show it."""
     try:
         text = source.read_text(errors="replace")
     except OSError:
@@ -97,11 +97,11 @@ def declared(source: pathlib.Path, expression: str) -> DeclaredKernel | None:
 
 
 def kernel_of(source: pathlib.Path, expression: str) -> DeclaredKernel:
-    """The declaration of the kernel that a name expression names.
+    """Return the declaration of the kernel with this name expression.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        NoSuchKernel: the file has no such kernel; the message lists those that it has.
+        FileNotFoundError: the file does not exist.
+        NoSuchKernel: the file has no such kernel; the message lists its kernels.
     """
     if not source.is_file():
         raise FileNotFoundError(f"there is no file {source}")
@@ -115,7 +115,7 @@ def kernel_of(source: pathlib.Path, expression: str) -> DeclaredKernel:
 
 @functools.lru_cache(maxsize=64)
 def kernels(text: str) -> tuple[DeclaredKernel, ...]:
-    """The `__global__` functions of a `.cu` file's text, in order; of several with one name the first."""
+    """Return the `__global__` functions of a `.cu` file's text, in order; only the first of those with one name."""
     code = without_comments(text)
     aliases = _aliases(code)
     found: dict[str, DeclaredKernel] = {}
@@ -126,13 +126,13 @@ def kernels(text: str) -> tuple[DeclaredKernel, ...]:
 
 
 def without_comments(text: str) -> str:
-    """The text with comments, and what is in quotes, replaced by blanks; every other character keeps its place."""
+    """Return the text with comments and quotations replaced by blanks; every other character keeps its place."""
     pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\''
     return re.sub(pattern, lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL)
 
 
 def closing(code: str, start: int) -> int:
-    """The place of the bracket that closes the one at `start`, or the end of the code."""
+    """Return the position of the bracket that closes the one at `start`, or the end of the code."""
     opening = code[start]
     closes = _CLOSING[_OPENING.index(opening)]
     depth = 0
@@ -144,7 +144,7 @@ def closing(code: str, start: int) -> int:
 
 
 def _kernel(code: str, start: int, after: int, aliases: dict[str, str]) -> DeclaredKernel | None:
-    """The kernel whose `__global__` lies at `start`."""
+    """Return the kernel whose `__global__` lies at `start`."""
     at = after
     while match := re.compile(r"\s*(?:\b([A-Za-z_]\w*)\b|[*&:])").match(code, at):
         at = match.end()
@@ -163,7 +163,7 @@ def _kernel(code: str, start: int, after: int, aliases: dict[str, str]) -> Decla
 
 
 def split(text: str) -> list[str]:
-    """The parts of a list at its outermost commas."""
+    """Return the parts of a list at its outermost commas."""
     parts, depth, begin = [], 0, 0
     for at, character in enumerate(text):
         depth += (character in _OPENING) - (character in _CLOSING)
@@ -188,7 +188,7 @@ def _parameter(text: str, aliases: dict[str, str]) -> DeclaredParameter:
 
 
 def _template(code: str, start: int) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """The template parameters of the function whose `__global__` lies at `start`: types, and values to be given."""
+    """Return the template parameters, types and required values, of the function whose `__global__` is at `start`."""
     for match in re.finditer(r"\btemplate\s*<", code[:start]):
         end = closing(code, match.end() - 1)
         if end >= start or re.search(r"[;{}]", code[end:start]):
@@ -206,7 +206,7 @@ def _template(code: str, start: int) -> tuple[tuple[str, ...] | None, tuple[str,
 
 
 def _aliases(code: str) -> dict[str, str]:
-    """Names that stand for one type alone: by typedef, using or #define."""
+    """Return the names that stand for one type: by typedef, using or #define."""
     patterns = (
         r"\btypedef\s+(?P<type>[\w:]+)\s+(?P<name>\w+)\s*;",
         r"\busing\s+(?P<name>\w+)\s*=\s*(?P<type>[\w:]+)\s*;",

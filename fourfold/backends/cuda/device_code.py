@@ -1,7 +1,7 @@
-"""Of a `.cu` file the part that runs on a device, and the headers that NVRTC lacks.
+"""The device code of a `.cu` file, and the headers that NVRTC lacks.
 
-Kernels often stand in one file with their launcher, a reference on the CPU and `main`. Neither NVRTC nor the host's
-C++ compiler can compile a launch `kernel<<<grid, block>>>(...)`. So functions of the host are left out.
+Kernels often share a file with their launcher, a reference on the CPU and `main`. Neither NVRTC nor the host's C++
+compiler can compile a launch `kernel<<<grid, block>>>(...)`. So functions of the host are removed.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _LIMITS = {
 _FLOATS = _of_libcudacxx("cfloat") + "".join(
     f"#ifndef {name}\n#define {name} {value}\n#endif\n" for name, value in _LIMITS.items()
 )
-# NVRTC refuses the header of all of CUB, which has parts for the host.
+# NVRTC rejects the header of all of CUB, which has parts for the host.
 _OF_CUB = ("block/block_reduce", "block/block_scan", "block/block_load", "block/block_store", "warp/warp_reduce")
-# NVRTC has the functions of the C library without a header, and no header at all.
+# NVRTC provides the functions of the C library without headers, and lacks the headers.
 _HEADERS: Mapping[str, str] = {
     **dict.fromkeys(("float.h", "cfloat"), _FLOATS),
     **dict.fromkeys(("limits.h", "climits"), _of_libcudacxx("climits")),
@@ -61,7 +61,7 @@ _HEADERS: Mapping[str, str] = {
     **{name: _of_libcudacxx(name) for name in ("limits", "type_traits", "utility", "algorithm", "cstddef")},
     **dict.fromkeys(("assert.h", "cassert", "stdio.h", "cstdio", "stddef.h", "string.h", "cstring"), "#pragma once\n"),
     "cub/cub.cuh": "#pragma once\n" + "".join(f"#include <cub/{name}.cuh>\n" for name in _OF_CUB),
-    # Of these a kernel can use nothing: they are for the functions of the host beside it.
+    # Headers for the functions of the host beside a kernel, which itself can use nothing of them.
     **dict.fromkeys(
         (
             *(
@@ -96,21 +96,21 @@ _HEADERS: Mapping[str, str] = {
 
 
 def included(text: str) -> list[str]:
-    """The names of the headers that a text includes, in angle brackets or quotes."""
+    """Return the names of the headers that a text includes, in angle brackets or quotes."""
     return _INCLUDE.findall(text)
 
 
 def needs_torch(text: str) -> str | None:
-    """The first of torch's or Python's own headers that a text includes, or None."""
+    """Return the first of torch's or Python's own headers that a text includes, or None."""
     return next((name for name in included(text) if _OF_TORCH.match(name)), None)
 
 
 def for_nvrtc(source: str, texts: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """What NVRTC compiles of a `.cu` file, and by name the text of those headers that it does not have.
+    """Return the code that NVRTC compiles for a `.cu` file, and the text of the headers that it lacks, by name.
 
     Args:
         source: the file's path.
-        texts: by path the text of the file and of its own headers.
+        texts: the text of the file and of its own headers, by path.
     """
     text = device_code(texts[source])
     names = [name for part in texts.values() for name in included(part) if name in _HEADERS]
@@ -122,14 +122,14 @@ def for_nvrtc(source: str, texts: Mapping[str, str]) -> tuple[str, dict[str, str
 
 
 def own_headers(source: str, texts: Mapping[str, str]) -> dict[str, str]:
-    """The text of a file's own headers without functions of the host, by the path from the file's folder.
+    """Return the text of a file's own headers without functions of the host, by the path from the file's folder.
 
     Args:
         source: the file's path.
-        texts: by path the text of the file and of its own headers.
+        texts: the text of the file and of its own headers, by path.
 
     Returns:
-        All that lie in the folder, or nothing where no header has such functions.
+        All headers in the folder, or nothing if no header has such functions.
     """
     if all(device_code(text) == text for path, text in texts.items() if path != source):
         return {}
@@ -140,9 +140,9 @@ def own_headers(source: str, texts: Mapping[str, str]) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=64)
 def device_code(text: str) -> str:
-    """A `.cu` file's text without the functions of the host; the lines keep their numbers.
+    """Return a `.cu` file's text without the functions of the host; the lines keep their numbers.
 
-    Left out are functions that are neither `__global__` nor `__device__` nor constexpr, which no kernel can call.
+    A function that is neither `__global__` nor `__device__` nor constexpr is removed: no kernel can call it.
     """
     code = without_comments(text)
     code = _DIRECTIVE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), code)
@@ -152,7 +152,7 @@ def device_code(text: str) -> str:
 
 
 def _host_functions(code: str) -> Iterator[tuple[int, int]]:
-    """Where functions that no kernel can call begin and end, outside of classes."""
+    """Yield the start and end of each function that no kernel can call, outside of classes."""
     at = 0
     while match := re.compile(r"\s*").match(code, at):
         start = match.end()

@@ -26,12 +26,12 @@ class KernelInstances:
     Args:
         source: the `.cu` file.
         name: a name expression: "softmax_kernel", "copy_kernel<float, 4>", or "copy_kernel<{T}, 4>", where {T} stands
-            for the type of an element. A template that has types alone for parameters needs no arguments.
+            for the element type. A template with type parameters only needs no arguments.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         NoSuchKernel: the file has no such kernel.
-        ValueError: the template has parameters that the name does not give.
+        ValueError: the name lacks arguments for the template's parameters.
     """
 
     def __init__(self, source: pathlib.Path, name: str) -> None:
@@ -52,7 +52,7 @@ class KernelInstances:
         }
 
     def unsupported(self, dtype: torch.dtype) -> str | None:
-        """Say why there is no instance for tensors of a floating-point dtype, or return None if there is one."""
+        """Return the reason why there is no instance for tensors of a floating-point dtype, or None if there is one."""
         if "{T}" in self.name:
             return self._refused.get(dtype)
         taken = {self.element(parameter) for parameter in self.declared.parameters} - {None}
@@ -63,7 +63,7 @@ class KernelInstances:
         return f"{self.name} of {self.source.name} takes {pointers}: {only} only"
 
     def element(self, parameter: declarations.DeclaredParameter) -> torch.dtype | None:
-        """The floating-point dtype of the tensors that a parameter takes; None where it may be any."""
+        """Return the floating-point dtype of the tensors that a parameter takes, or None if it takes any."""
         if not parameter.is_pointer:
             return None
         types = self.declared.template or ()
@@ -74,7 +74,7 @@ class KernelInstances:
         return declarations.ELEMENTS.get(parameter.element)
 
     def compile_for(self, device: str) -> None:
-        """Compile all instances for "cpu" or "cuda"; there is none for a dtype for which the template does not compile.
+        """Compile all instances for "cpu" or "cuda"; dtypes for which the template does not compile are refused.
 
         Raises:
             CompilationError: none compiles.
@@ -91,20 +91,20 @@ class KernelInstances:
             self.refuse(dtype, str(refusal).splitlines()[0])
 
     def refuse(self, dtype: torch.dtype, why: str) -> None:
-        """Note that there is no instance for a dtype."""
+        """Record why a dtype has no instance."""
         self._of_dtype.pop(dtype, None)
         self._refused[dtype] = why
 
     @property
     def refused(self) -> Mapping[torch.dtype, str]:
-        """The dtypes for which the template does not compile, and why."""
+        """The dtypes for which the template does not compile, with the reasons."""
         return self._refused
 
     def of(self, dtype: torch.dtype) -> CudaKernel:
-        """The instance for tensors of a dtype.
+        """Return the instance for tensors of a dtype.
 
         Raises:
-            TypeError: there is none.
+            TypeError: there is no such instance.
         """
         kernel = self._of_dtype.get(dtype)
         if kernel is None:
@@ -113,10 +113,10 @@ class KernelInstances:
         return kernel
 
     def check(self, dtype: torch.dtype, arguments: tuple[Any, ...]) -> None:
-        """Check that tensors have the dtypes that the pointers are declared to point to.
+        """Check that tensors have the element types of the pointers' declarations.
 
         Raises:
-            TypeError: one has not.
+            TypeError: a tensor has another dtype.
         """
         for position, (parameter, argument) in enumerate(zip(self.declared.parameters, arguments)):
             if isinstance(argument, torch.Tensor):
@@ -141,7 +141,7 @@ def cuda_kernel(
     shared_bytes: int | Callable[..., int] = 0,
     contiguous: bool = True,
 ) -> Callable[..., Any]:
-    """A Python function that launches a `__global__` function of a `.cu` file on tensors.
+    """Return a Python function that launches a `__global__` function of a `.cu` file on tensors.
 
     softmax = fourfold.cuda_kernel(
         "softmax.cu", "softmax_kernel", grid=lambda x: len(x), block=256, arguments=lambda x, out: (x, out, *x.shape)
@@ -213,7 +213,7 @@ def _beside(caller: str | None, source: pathlib.Path) -> pathlib.Path:
 
 
 def plain(value: Any) -> Any:
-    """A value; a tensor as kernels mostly expect it: contiguous, and aligned as an allocation is."""
+    """Return a value; a tensor as kernels mostly expect it: contiguous, and aligned as an allocation is."""
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach().contiguous()
@@ -221,7 +221,7 @@ def plain(value: Any) -> Any:
 
 
 def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """The result of a function for those of some values that its parameters name."""
+    """Return the result of a function for those of some values that its parameters name."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return function(**given)

@@ -42,7 +42,7 @@ CPP_TYPES = {
     torch.float32: "float",
     torch.float64: "double",
 }
-# The types of arguments with which a launch may be repeated: a tensor's address is put in anew.
+# The argument types of a repeatable launch; a tensor's address is replaced each time.
 _REPEATABLE = (torch.Tensor, int, float, type(None))
 _ON_CPU = -1  # Tensor.get_device() of a CPU tensor
 
@@ -57,12 +57,12 @@ _streams: dict[tuple[int, int], Any] = {}
 
 
 def known_kernels(source: pathlib.Path) -> set[str]:
-    """The names of a file's `CudaKernel` objects that are alive."""
+    """Return the names of a file's `CudaKernel` objects that are alive."""
     return {kernel.name for kernel in _kernels_of.get(source, ())}
 
 
 def launched_on_cpu() -> list[CudaKernel]:
-    """The live `CudaKernel` objects that have been launched on the CPU."""
+    """Return the live `CudaKernel` objects that have been launched on the CPU."""
     return [kernel for kernels in _kernels_of.values() for kernel in kernels if kernel._on_cpu]
 
 
@@ -81,7 +81,7 @@ def compiling_only(names: Collection[str]) -> Iterator[None]:
 
 
 def _compiled_along(source: pathlib.Path) -> set[str]:
-    """The names of the kernels to compile when one of the file's kernels has to be compiled."""
+    """Return the names of the kernels to compile when one of the file's kernels has to be compiled."""
     known = known_kernels(source)
     return known if _companions is None else known & _companions
 
@@ -111,13 +111,13 @@ class CudaKernel:
     def for_each_dtype(
         cls, source: pathlib.Path, name: str, options: Mapping[Any, str]
     ) -> dict[tuple[torch.dtype, Any], CudaKernel]:
-        """The instances of a template, by dtype and option.
+        """Return the instances of a template, by dtype and option.
 
         Args:
             source: the `.cu` file.
-            name: a name expression: "copy_kernel<{T}, {}>", where {} stands for an option, {T} for the type of an
-                element and {W}, of an option too, for how many elements are 16 bytes.
-            options: by what they are known, what to put in place of {}.
+            name: a name expression: "copy_kernel<{T}, {}>", where {} stands for an option, {T} for the element type and
+                {W}, also in an option, for the number of elements in 16 bytes.
+            options: the text for {}, by the key of the option.
         """
         return {
             (dtype, key): cls(source, name.format(option, T="{T}").format(T=T, W=16 // dtype.itemsize))
@@ -269,7 +269,7 @@ class CudaKernel:
 def _again(
     device: int, config: LaunchConfig, handle: Any, values: list[Any], tensors: tuple[int, ...]
 ) -> Callable[[Callable[[int], int]], known_calls.Launch]:
-    """A launch for `known_calls`, of a kernel to which `values` were passed."""
+    """Return a launch for `known_calls`, of a kernel to which `values` were passed."""
     core = _core()
 
     def again(place_of: Callable[[int], int]) -> known_calls.Launch:
@@ -313,7 +313,7 @@ class _GpuKernel:
 
     @functools.cached_property
     def code(self) -> launch_records.Code:
-        """What is launched."""
+        """The compiled code that is launched."""
         return launch_records.Code(self.name, self._mangled, self._arch, self._cubin.read_bytes())
 
     def check(self, args: tuple[Argument, ...]) -> tuple[int, ...]:
@@ -333,7 +333,7 @@ class _GpuKernel:
         )
 
     def converted(self, position: int, argument: Argument) -> Any:
-        """A number as cuda-core takes it."""
+        """Return a number as cuda-core takes it."""
         try:
             return self.parameters[position].for_gpu(argument)
         except OverflowError:
@@ -353,7 +353,7 @@ class _GpuKernel:
 
 
 def architecture(major: int, minor: int) -> str:
-    """The name of a compute capability. 9.0 and 10.0 get the suffix "a" for their own instructions, such as wgmma."""
+    """Return the name of a compute capability; 9.0 and 10.0 get the suffix "a" for wgmma and the like."""
     return f"sm_{major}{minor}" + ("a" if (major, minor) in ((9, 0), (10, 0)) else "")
 
 
@@ -372,7 +372,7 @@ def _object_code(cubin: pathlib.Path) -> Any:
 
 
 def _stream(device: int, handle: int) -> Any:
-    """A stream of the current device, for a launch of this thread."""
+    """Return a stream of the current device, for a launch of this thread."""
     ready = _ready_devices()
     if device not in ready:
         # Autograd's threads start without a CUDA context. torch creates one when needed, cuda-core does not.
@@ -419,7 +419,7 @@ def _geometry(name: str, grid: Size, block: Size) -> tuple[Index, Index]:
 
 @functools.lru_cache(maxsize=4096)
 def _config(name: str, grid: Size, block: Size, shared_bytes: int, cluster: Size | None) -> LaunchConfig | None:
-    """cuda-core's launch configuration, or None for an empty grid."""
+    """Return cuda-core's launch configuration, or None for an empty grid."""
     blocks, threads = _geometry(name, grid, block)
     if 0 in blocks:
         return None
@@ -436,7 +436,7 @@ def _config(name: str, grid: Size, block: Size, shared_bytes: int, cluster: Size
 def _parameters(
     lowered_name: str, sizes: list[int], declared: declarations.DeclaredKernel | None = None
 ) -> list[KernelParameter]:
-    """A kernel's parameters, read from its mangled name; if it is extern "C", from the file, or else the sizes."""
+    """Return a kernel's parameters, read from its mangled name; for extern "C", from the file, or else the sizes."""
     types = _parameter_types(lowered_name)
     if types is None and declared is not None and declared.template is None:
         types = [parameter.type for parameter in declared.parameters]

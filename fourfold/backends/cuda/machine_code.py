@@ -1,4 +1,4 @@
-"""The hash of a compiled kernel: of every section of a cubin that decides what the kernel does, and of no other."""
+"""The hash of a compiled kernel, over exactly those sections of a cubin that determine what the kernel does."""
 
 import hashlib
 import struct
@@ -8,7 +8,7 @@ from typing import NamedTuple
 _RELA, _NOBITS = 4, 8
 _FUNCTION = 2
 _ENTRY = 0x10  # in a symbol's st_other: it is a kernel, not a device function
-# Entries of `.nv.info`: their form, of which the last has a length, and what two of them tell.
+# Entries of `.nv.info`: the form with a length, and the kinds that are read here.
 _WITH_LENGTH = 4
 _REGISTERS, _CLUSTER = 0x2F, 0x3D
 _DATA = (".nv.constant", ".nv.global", ".rodata", ".nv.shared")
@@ -34,10 +34,10 @@ class _Symbol(NamedTuple):
 def code_sha256(cubin: bytes, kernel: str) -> str:
     """Return the hash of a kernel's machine code, the device functions beside it, constants, data and relocations.
 
-    Two kernels with the same hash run the same instructions on the same data. It does not cover how many registers a
-    thread has, or the size of a cluster: `allocation` tells these. Left out are names, paths and debug information, so
-    the hash is the same wherever the file was compiled. Data that several kernels of a file share belong to the hash of
-    each.
+    Two kernels with the same hash run the same instructions on the same data. The hash does not cover the number of
+    registers of a thread or the size of a cluster: `allocation` returns these. It omits names, paths and debug
+    information, so it is the same wherever the file was compiled. Data that several kernels of a file share belong to
+    the hash of each.
 
     Args:
         cubin: the compiled file, in ELF.
@@ -61,7 +61,7 @@ def code_sha256(cubin: bytes, kernel: str) -> str:
         found.append(each.digest())
 
     def role(section: _Section) -> str | None:
-        """What a section is to the kernel, without the name of a function; None if it does not concern the kernel."""
+        """Return a section's role for the kernel, without function names, or None if it does not concern the kernel."""
         if not section.name.startswith((".text.", *_DATA)) or section.name.endswith(others):
             return None
         own = "kernel" if section.name.endswith(f".{kernel}") else "file"
@@ -78,16 +78,16 @@ def code_sha256(cubin: bytes, kernel: str) -> str:
         elif (own := role(section)) is not None:
             is_text = section.name.startswith(".text.")
             add("text" if is_text else own, section.name == f".text.{kernel}", section.size, section.content)
-    # A compiler that works in several threads writes sections in the order in which it has finished them.
+    # A compiler with several threads writes sections in the order in which it finishes them.
     return hashlib.sha256(b"".join(sorted(found))).hexdigest()
 
 
 class Allocation(NamedTuple):
-    """What the code of a kernel asks for beside its instructions.
+    """The resources that a kernel's code requests beside its instructions.
 
     Attributes:
         registers: per thread.
-        cluster: blocks per cluster along x, y and z, where `__cluster_dims__` fixes them; else empty.
+        cluster: blocks per cluster along x, y and z, if `__cluster_dims__` fixes them; else empty.
     """
 
     registers: int
@@ -95,14 +95,14 @@ class Allocation(NamedTuple):
 
 
 def allocation(cubin: bytes, kernel: str) -> Allocation:
-    """Return how many registers a thread of a kernel has, and the cluster that its source fixes.
+    """Return the number of registers of a kernel's thread, and the cluster that its source fixes.
 
     Args:
         cubin: the compiled file, in ELF.
         kernel: the kernel's mangled name.
 
     Raises:
-        ValueError: the file is no 64-bit ELF file, or does not tell.
+        ValueError: the file is no 64-bit ELF file, or lacks this information.
     """
     sections, symbols = _read(cubin)
     of_file, own = (
@@ -123,7 +123,7 @@ def allocation(cubin: bytes, kernel: str) -> Allocation:
 
 
 def _entries(info: bytes) -> Iterator[tuple[int, bytes]]:
-    """The entries of a section `.nv.info`: the kind of each, and what it holds."""
+    """Yield the kind and the content of each entry of a section `.nv.info`."""
     at = 0
     while at + 4 <= len(info):
         form, kind, value = struct.unpack_from("<BBH", info, at)
@@ -133,7 +133,7 @@ def _entries(info: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _target(symbol: _Symbol, sections: list[_Section]) -> tuple[object, ...]:
-    """What a relocation points to: a place in a section, by its content; or a function of the driver, by its name."""
+    """Return a relocation's target: a place in a section, by its content, or a function of the driver, by its name."""
     if not 0 < symbol.section < len(sections):
         return (symbol.name,)
     section = sections[symbol.section]

@@ -1,4 +1,4 @@
-"""The parameters of compiled kernels, and how arguments of Python become values of the declared C++ types."""
+"""The parameters of compiled kernels, and the conversion of Python arguments to the declared C++ types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KINDS = {
     "TensorMap": "m",
 }
 _HALF_TYPES = {"h": np.dtype(np.float16), "e": np.dtype(ml_dtypes.bfloat16)}
-# The types of arguments that are passed on as they are, by kind and size.
+# The types of arguments that are passed unchanged, by kind and size.
 _AS_THEY_ARE = {("i", 8): int, ("f", 8): float, ("b", 1): bool}
 
 
@@ -53,7 +53,7 @@ class KernelParameter:
 
     @classmethod
     def of_type(cls, spelling: str, size: int) -> KernelParameter:
-        """The parameter whose type has this C++ name and `size` bytes."""
+        """Return the parameter whose type has this C++ name and `size` bytes."""
         if spelling.endswith("*"):
             return cls("p" if re.search(r"\bconst\b", spelling) else "P", size, spelling)
         plain = spelling.removeprefix("const ").removeprefix("std::").strip()
@@ -69,7 +69,7 @@ class KernelParameter:
 
     @property
     def python_type(self) -> type | None:
-        """The type of the arguments that are passed on as they are, or None if there is none."""
+        """The type of the arguments that are passed unchanged, or None if there is none."""
         return _AS_THEY_ARE.get((self.kind, self.size))
 
     @property
@@ -78,7 +78,7 @@ class KernelParameter:
         return {"u": "Q", "f": "d" if self.size == 8 else "f4x"}.get(self.kind, "q")
 
     def takes(self, argument: Argument) -> bool:
-        """Whether an argument has the right type. Neither a tensor's dtype nor the range of a number is checked."""
+        """Return whether an argument has the right type. A tensor's dtype and a number's range are not checked."""
         if self.kind == "?":
             return argument is None or type(argument) in (int, float) or isinstance(argument, torch.Tensor)
         if self.is_pointer:
@@ -92,7 +92,7 @@ class KernelParameter:
         return self.kind in "fhe" and isinstance(argument, numbers.Real)
 
     def converted(self, argument: Any) -> int | float | bool:
-        """A number as the C++ type: an integer or a float that it can hold; of a half type the bits.
+        """Convert a number to the C++ type: an integer or a float that it can hold, or the bits of a half type.
 
         Raises:
             OverflowError: the type cannot hold the number.
@@ -116,7 +116,7 @@ class KernelParameter:
         return argument
 
     def for_gpu(self, argument: Any) -> Any:
-        """A number in the form from which cuda-core takes as many bytes as the C++ type has."""
+        """Convert a number so that cuda-core passes as many bytes as the C++ type has."""
         number = self.converted(argument)
         if self.kind == "f" and self.size == 4:
             return np.float32(number)
@@ -136,7 +136,7 @@ def check_count(name: str, parameters: int, given: int) -> None:
 
 
 def mismatch(name: str, place: str, parameter: KernelParameter, argument: Argument) -> TypeError:
-    """The error for an argument that does not fit its parameter; `place` names it: "argument 2 (cols)"."""
+    """Return the error for an argument that does not fit its parameter; `place` names it: "argument 2 (cols)"."""
     given = type(argument).__name__
     if isinstance(argument, torch.Tensor):
         given = f"a tensor of {short(argument.dtype)}"
@@ -145,10 +145,10 @@ def mismatch(name: str, place: str, parameter: KernelParameter, argument: Argume
 
 
 def too_large(name: str, place: str, parameter: KernelParameter, argument: Any) -> OverflowError:
-    """The error for a number that its parameter's type cannot hold."""
+    """Return the error for a number that its parameter's type cannot hold."""
     return OverflowError(f"{name}: {place} is {parameter.spelling} in C++, which cannot hold {argument}")
 
 
 def short(dtype: torch.dtype) -> str:
-    """A dtype's name without the module's."""
+    """Return a dtype's name without its module."""
     return str(dtype).removeprefix("torch.")

@@ -11,7 +11,7 @@ from fourfold.compat import cuda_core_internals
 
 
 class _Described:
-    """A tensor of 16-bit elements, given by its address. It does not keep the tensor alive, so a map can be cached."""
+    """A tensor of 16-bit elements, described by its address but not kept alive, so that a map can be cached."""
 
     def __init__(self, address: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
         # TMA moves bits, so float16 and bfloat16 need no distinction.
@@ -40,16 +40,16 @@ def _encoded(device: int, address: int, sizes: tuple[int, ...], strides: tuple[i
 def swizzled_map(tensor: torch.Tensor, box: tuple[int, ...]) -> Any:
     """Return the tensor map for copying boxes of a tensor into shared memory, with a swizzle of 128 bytes.
 
-    A copy fills whatever lies outside the tensor with zeros. Pass the map to
+    A copy fills the elements outside the tensor with zeros. Pass the map to
     `fourfold.backends.cuda.launch.CudaKernel.launch` for a parameter `const __grid_constant__ TensorMap`, a struct of
     128 bytes aligned to 64. It stays valid for any tensor of the same layout at the same address.
 
     Args:
         tensor: ``[rows, columns]`` or ``[planes, rows, columns]`` of a half type, not empty. Its address and the
-            strides of its rows and planes are multiples of 16 bytes, and the elements of a row are contiguous. Of
-            planes, the stride is a multiple of the rows', and no shorter than all rows. Of a tensor on the CPU the map
-            is for the emulation.
-        box: the sizes of one copy, as many as the tensor has: at most 256 for all but the last, which is 64.
+            strides of its rows and planes are multiples of 16 bytes, and the elements of a row are contiguous. The
+            stride of planes is a multiple of the rows', and no shorter than all rows. The map of a tensor on the CPU is
+            for the emulation.
+        box: the sizes of one copy, one per axis of the tensor: at most 256 for all but the last, which is 64.
     """
     sizes, strides = tuple(tensor.shape), tensor.stride()[:-1]
     if tensor.is_cpu:

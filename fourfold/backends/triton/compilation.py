@@ -1,6 +1,6 @@
-"""A limit of the work of Triton's compiler: of a row in one block its last stage may take minutes, or hours.
+"""A time limit for Triton's compiler: for a row in one block its last stage may take minutes, or hours.
 
-What the cache does not hold is compiled in a child of the process, which has the limit, and leaves it in the cache. The
+A kernel that is not in the cache is compiled in a child process, which has the limit, and leaves it in the cache. A
 compiler within this process could not be interrupted.
 """
 
@@ -26,10 +26,10 @@ from fourfold.operations.refusals import chain
 if TYPE_CHECKING:
     from fourfold.compat.triton_internals import Compilation
 
-# Seconds of a processor that the compiler may take for a kernel, unless told.
+# The default limit of the compiler's processor time for a kernel, in seconds.
 SECONDS = 5.0
 
-# By the clock, a child that takes so many times its limit does nothing but wait.
+# A child that takes this many times its limit by the clock does nothing but wait.
 CLOCK = 30
 _TOO_LONG, _FAILED = 3, 4
 # One compilation at a time, so that no thread holds one of the compiler's locks while another one forks.
@@ -38,13 +38,13 @@ _turn = threading.RLock()
 
 @contextlib.contextmanager
 def compilation_limited(device: str, seconds: float) -> Iterator[None]:
-    """Within it, on a GPU, a launch whose kernel takes the compiler longer than this raises `NotReached`.
+    """Context manager: on a GPU, raise `NotReached` for a launch whose kernel takes the compiler longer than this.
 
-    So does a launch of the same kernel with constants that are as large. The cache keeps what has taken too long.
+    A launch of the same kernel with constants at least as large raises it, too. The cache records exceeded limits.
 
     Args:
         device: "cpu", where Triton compiles nothing, or "cuda".
-        seconds: of a processor, that the compiler itself may take for a kernel, and the assembler as many.
+        seconds: the limit of processor time for a kernel; it applies to the compiler and to the assembler separately.
     """
     if device == "cpu":
         yield
@@ -57,7 +57,7 @@ def compilation_limited(device: str, seconds: float) -> Iterator[None]:
 
 
 def _compiled(seconds: int, not_kept: type[BaseException], wanted: "Compilation") -> Any:
-    """What is wanted, from the cache or compiled within so many seconds.
+    """Return the wanted kernel, from the cache or compiled within the limit.
 
     Raises:
         NotReached: it takes longer.
@@ -78,20 +78,20 @@ def _compiled(seconds: int, not_kept: type[BaseException], wanted: "Compilation"
 
 
 class Abandoned:
-    """What has taken the compiler too long of a kernel, in this process or in another one."""
+    """The record of a kernel's abandoned compilations, in this process and in others."""
 
     def __init__(self, wanted: "Compilation") -> None:
         self.wanted = wanted
         self._file = cache_folder("abandoned") / hashlib.sha256(wanted.digest.encode()).hexdigest()
 
     def add(self, seconds: int) -> None:
-        """Remember that the compilation that is wanted now takes longer than this."""
+        """Record that the wanted compilation takes longer than this."""
         line = {"seconds": seconds, "sizes": self.wanted.sizes, "num_warps": self.wanted.num_warps}
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def covers(self, seconds: int) -> dict[str, Any] | None:
-        """An abandoned compilation that had as many seconds, and no larger sizes for each warp than what is wanted."""
+        """Return an abandoned compilation with at least this limit and no larger sizes per warp than the wanted one."""
         lines = self._file.read_text().splitlines() if self._file.exists() else []
         return next((line for line in map(json.loads, lines) if self._is_as_large_as(line, seconds)), None)
 
@@ -106,11 +106,11 @@ class Abandoned:
 
 
 def ends_within(work: Callable[[], Any], seconds: int) -> bool:
-    """Run some work in a child; gives whether it has come to an end, by an exception even, within its limit.
+    """Run some work in a child; return whether it ended within its limit, even by an exception.
 
     Args:
-        work: changes files alone, as nothing else of a child is kept.
-        seconds: of a processor, that the child may take, and each process that it starts as many.
+        work: affects only files, as the child's other state is lost.
+        seconds: the limit of processor time for the child and for each process that it starts.
     """
     sys.stdout.flush()
     with warnings.catch_warnings():
@@ -120,7 +120,7 @@ def ends_within(work: Callable[[], Any], seconds: int) -> bool:
         _work_and_end(work, seconds)
     try:
         _, status = os.waitpid(child, 0)
-    except ChildProcessError:  # somebody has waited for all children
+    except ChildProcessError:  # another thread has waited for all children
         return True
     except BaseException:  # such as a test's time limit
         os.kill(child, signal.SIGKILL)
@@ -128,7 +128,7 @@ def ends_within(work: Callable[[], Any], seconds: int) -> bool:
         raise
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)  # what it has started
+            os.killpg(child, signal.SIGKILL)  # the child's own children
     if os.WIFSIGNALED(status):
         return os.WTERMSIG(status) not in (signal.SIGXCPU, signal.SIGALRM)
     return os.WEXITSTATUS(status) != _TOO_LONG

@@ -1,7 +1,7 @@
-"""Holds the key of a launch to Triton's own: what Triton compiles a kernel anew for, the key must tell apart.
+"""Compare the key of a launch with Triton's own: the key must distinguish all launches that Triton compiles separately.
 
-Triton's rules are asked of Triton itself, for arguments of every kind. Where a version has a rule that the key does not
-know, what was compiled for one launch must not serve another.
+Triton's rules are queried from Triton itself, for arguments of every kind. If a version has a rule that the key does
+not cover, the code compiled for one launch must not serve another.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-# A key: of a kernel, a device, tensors, scalars and options; None for a launch that is left to Triton.
+# A key of a kernel, a device, tensors, scalars and options; None for a launch that is left to Triton.
 Key = Callable[[Any, int, tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]], Hashable]
 
 _POWERS = (3, 4, 5, 6, 7, 8, 10, 15, 16, 20, 24, 30, 31, 32, 33, 53, 62, 63)
@@ -21,7 +21,7 @@ INTEGERS = (
     (1 << 64) - 1,
 )
 REALS = (0.0, 1.0, 0.5, 16.0, -1.0, 1e30, 1e300, 2.0**31, float("inf"), float("nan"))
-# What stands where a number does, whatever the kernel makes of it.
+# The values of scalar arguments, regardless of their use in a kernel.
 NUMBERS = (*INTEGERS, *REALS, True, False, None)
 CONSTANTS = (*range(4), 16, 32, -1, True, False, 1.0, 0.5, None, "ieee", tl.float32, tl.float64, tl.int32, (1, 2))
 OPTIONS = {"num_warps": (1, 2, 4, 8), "num_stages": (1, 2, 3), "maxnreg": (64, 128, None)}
@@ -29,7 +29,7 @@ DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "bool"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
-# Bytes past a multiple of 256 at which a tensor begins.
+# The starts of tensors, in bytes past a multiple of 256.
 STARTS = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 128)
 
 
@@ -37,11 +37,11 @@ STARTS = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 128)
 def probe_kernel(  # type: ignore[no-untyped-def]
     pointer, other_pointer, real, number, plain, unaligned, double: tl.float64, wide: tl.int64, CONSTANT: tl.constexpr
 ):
-    """Never compiled: Triton is asked what it would compile it for."""
+    """Never run or compiled: Triton is only asked for its key."""
 
 
 def told_together(key: Key, device: int) -> list[str]:
-    """Pairs of launches that share a key though Triton compiles for each, in words; none where all is well.
+    """Describe pairs of launches that share a key although Triton compiles for each; return none if the key is right.
 
     Args:
         key: of a launch.
@@ -69,7 +69,7 @@ def told_together(key: Key, device: int) -> list[str]:
 
 
 def _launches() -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], dict[str, Any]]]:
-    """Launches of the probe: words, tensors, scalars and options; one argument is of each kind in turn."""
+    """Yield launches of the probe: description, tensors, scalars and options; one argument takes each kind in turn."""
     usual = _tensor(torch.float32, 0)
     scalars = {"real": 0.5, "number": 2, "plain": 2, "unaligned": 2, "double": 0.5, "wide": 2}
     for what, tensor in _tensors():
@@ -89,14 +89,14 @@ def _launches() -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], dict[st
 
 
 def _tensor(dtype: torch.dtype, start: int) -> torch.Tensor:
-    """A tensor that begins so many bytes past a multiple of 256."""
+    """Return a tensor that begins `start` bytes past a multiple of 256."""
     room = torch.zeros(1024, dtype=torch.uint8)
     first = -room.data_ptr() % 256 + start
     return room[first : first + 64].view(dtype)
 
 
 def _tensors() -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Tensors of every kind, in words."""
+    """Yield tensors of every kind with a description."""
     for name in DTYPES:
         dtype = getattr(torch, name)
         for start in STARTS:

@@ -15,7 +15,7 @@ from fourfold.backends.launch import multiprocessors as multiprocessors
 from fourfold.backends.triton import contract as triton_contract
 from fourfold.compat import torch_internals, triton_internals
 
-# The type in which a kernel computes, by the dtype of its tensors. Partial sums between programs have this type too.
+# The type in which a kernel computes, by the dtype of its tensors; also the type of partial sums between programs.
 COMPUTE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _LEFT_TO_TRITON = INTERPRETED or not triton_internals.KNOWS_LAUNCHES
@@ -24,7 +24,7 @@ _Scalars = tuple[int | float | bool, ...]
 _SCALAR_TYPES = frozenset((int, float, bool))
 # By what a launch is known again: what Triton made of the kernel, and the kernel's constants.
 _compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
-# By a kernel's id: the kernel, that its id may stay its own, and which of its scalars Triton compiles for.
+# By a kernel's id: the kernel, kept alive so that its id stays unique, and the scalars that Triton compiles for.
 _kernels: dict[int, tuple[Any, tuple[int, ...]]] = {}
 
 
@@ -33,9 +33,9 @@ def launch(
 ) -> None:
     """Run ``kernel[grid](*tensors, *scalars, **options)`` on the tensors' device with less host overhead.
 
-    Triton looks up what it has compiled in some 15 us a launch, more than a small loss takes on the device. Here a
-    launch is known again by what Triton compiles for: see `launch_key`. Where Triton compiles for something else too,
-    as a version to come may, nothing is known again, and every launch is Triton's own.
+    Triton looks up a compiled kernel in some 15 us per launch, more than a small loss takes on the device. Here a
+    launch is recognized by the properties that Triton compiles for: see `launch_key`. If Triton compiles for other
+    properties, too, as a future version may, no launch is recognized, and Triton performs every launch.
 
     Args:
         kernel: a `triton.jit` function.
@@ -114,7 +114,7 @@ def triton_recorded(record: launch_records.LaunchRecord) -> Iterator[None]:
 def _again(
     compiled: Any, grid: tuple[int, ...], tensors: tuple[torch.Tensor, ...], rest: tuple[Any, ...]
 ) -> Callable[[Callable[[int], int]], known_calls.Launch]:
-    """A launch for `known_calls`."""
+    """Return a launch for `known_calls`."""
 
     def again(place_of: Callable[[int], int]) -> known_calls.Launch:
         places = [place_of(tensor.data_ptr()) for tensor in tensors]
@@ -131,10 +131,11 @@ def _again(
 def launch_key(
     kernel: Any, device: int, tensors: tuple[Any, ...], scalars: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Hashable:
-    """What a launch is known again by; None for one that is left to Triton.
+    """Return the key by which a launch is recognized, or None for a launch that is left to Triton.
 
-    It is what Triton compiles for: the tensors' dtypes and alignment, the scalars' types, which integers are 1 or
-    multiples of 16, and the options. Left to Triton are integers of more than 32 bits, and what is no tensor or number.
+    It contains the properties that Triton compiles for: the tensors' dtypes and alignment, the scalars' types, which
+    integers are 1 or multiples of 16, and the options. Launches with integers of more than 32 bits, or with arguments
+    other than tensors and numbers, are left to Triton.
     """
     types = tuple(map(type, scalars))
     if not _SCALAR_TYPES.issuperset(types):
@@ -165,7 +166,7 @@ def launch_key(
 
 @functools.cache
 def untold(device: int) -> tuple[str, ...]:
-    """What Triton compiles for on a GPU that `launch_key` does not tell apart, in words: nothing, as far as we know."""
+    """Describe properties that Triton compiles for on a GPU and `launch_key` does not distinguish: none are known."""
     return tuple(triton_contract.told_together(launch_key, device))
 
 
@@ -177,7 +178,7 @@ def on(device: torch.device) -> AbstractContextManager:
 
 
 def index_type(rows: int) -> tl.dtype:
-    """The integer type that holds row numbers up to `rows`. Offsets in elements always take 64 bits."""
+    """Return the integer type that holds row numbers up to `rows`. Offsets in elements always take 64 bits."""
     return tl.int32 if rows < 2**31 else tl.int64
 
 

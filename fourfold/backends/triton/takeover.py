@@ -1,7 +1,7 @@
-"""Interprets Triton kernels that were made for a GPU: those of modules imported before anybody asked for the CPU.
+"""Interpret Triton kernels that were made for a GPU, in modules imported before the CPU was requested.
 
-Triton decides when it decorates a function whether it is compiled or interpreted. Its own functions, such as tl.sum,
-are decorated when it is imported.
+Triton decides when it decorates a function whether to compile or to interpret it. Its own functions, like tl.sum, are
+decorated when it is imported.
 """
 
 import gc
@@ -15,14 +15,14 @@ _VARIABLE = "TRITON_INTERPRET"
 
 
 def is_interpreting() -> bool:
-    """Whether Triton is to interpret the kernels of this process."""
+    """Return whether Triton interprets the kernels of this process."""
     return os.environ.get(_VARIABLE, "0").lower() in ("1", "true", "on", "yes", "y")
 
 
 def interpret_kernels() -> None:
-    """Let all Triton kernels of this process run in the interpreter, with its corrections.
+    """Run all Triton kernels of this process in the interpreter, with its corrections.
 
-    Kernels that exist already are replaced wherever a module, a closure, an object or a list refers to them.
+    Existing kernels are replaced wherever a module, a closure, an object or a list refers to them.
 
     Raises:
         RuntimeError: this release of Triton has changed a private part that is used here.
@@ -45,7 +45,7 @@ def _replace_compiled() -> None:
     interpreted = {}
     for compiled in [found for found in gc.get_objects() if type(found) is JITFunction]:
         interpreted[compiled] = InterpretedFunction(compiled.fn)
-        # What others read of a kernel: libraries that generate code copy its source.
+        # Attributes that other code reads: libraries that generate code copy a kernel's source.
         read = {"__doc__": compiled.fn.__doc__, "__globals__": compiled.fn.__globals__, "src": compiled.src}
         interpreted[compiled].__dict__.update(read)
     # The compiler binds a function of the language to the block that it is called on, as in x.sum(). Python binds a

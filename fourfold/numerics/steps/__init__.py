@@ -1,1 +1,1 @@
-"""The steps of running error analysis: how errors go through each of NumPy's functions."""
+"""The steps of running error analysis: the rules by which errors propagate through NumPy's functions."""

@@ -42,22 +42,22 @@ from fourfold.numerics.steps.elementwise import (
     summed_exactly,
 )
 
-# A tensor core cuts off where others round to nearest: that is off by up to an ulp, two roundings.
+# A tensor core truncates instead of rounding to nearest: an error of up to one ulp, two roundings.
 CUT_OFF = 2.0
-# Sums of up to this many terms may be taken one after another; longer ones must be blocked or pairwise. It is
-# 1 / sqrt(roundoff) of float32. There the worst case, a roundoff for each term, has taken half of the digits, and is as
-# large as one of n equal terms: a bound that went on to grow would not see one that is left out. In float64, where it
-# could be larger, nobody needs it to be.
+# Sums of up to this many terms may be computed sequentially; longer ones must be blocked or pairwise. The limit is
+# 1 / sqrt(roundoff) of float32. There the worst case, one roundoff per term, costs half of the digits, and is as large
+# as one of n equal terms: a bound that grew further would not detect a term left out. The limit could be larger in
+# float64, where nobody needs it.
 #
-# The worst case is far off, but for terms that are all alike, which are all rounded to the same side. One after another
-# they have errors of 0.23 n roundoffs of their sum: 935 of the bound's 4099 at 4096 terms, 3560 of 4356 at 16384, and
-# 16299 of 4612 at 65536, which is rejected. Terms at random have 60 at 16384, and 134 at 65536. Half as many here would
-# reject the sum of 16384 like terms, too, twice as many would accept nothing else of these.
+# The worst case is rare, except for equal terms, which are all rounded to the same side. Summed sequentially, they have
+# errors of 0.23 n roundoffs of their sum: 935 of the bound's 4099 at 4096 terms, 3560 of 4356 at 16384, and 16299 of
+# 4612 at 65536, which is rejected. Random terms have 60 at 16384, and 134 at 65536. With half the limit, the sum of
+# 16384 equal terms would be rejected, too; with twice the limit, none of the others here would be accepted.
 SEQUENTIAL_TERMS = 4096
 
 
 def summation_growth(terms: int) -> float:
-    """Growth of the error of a sum, in roundoffs of the sum of magnitudes.
+    """Return the growth of the error of a sum, in roundoffs of the sum of magnitudes.
 
     Any order of up to `SEQUENTIAL_TERMS` terms is admitted (``terms - 1``); beyond that, blocked summation with blocks
     of about sqrt(terms), whose bound is ``2 sqrt(terms)``.
@@ -67,12 +67,12 @@ def summation_growth(terms: int) -> float:
     return SEQUENTIAL_TERMS + 2.0 * float(np.sqrt(terms))
 
 
-# Sums and what is made of them.
+# Sums, means and variances.
 
 
 @rule_for(np.sum)
 def total(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
-    """numpy.sum in any order that `summation_growth` admits; of a comparison, how many are true."""
+    """Return numpy.sum in any order that `summation_growth` admits; for a comparison, the number of true elements."""
     if isinstance(a, Comparison):
         return np.sum(certain(a), axis=axis, keepdims=keepdims)
     value = np.sum(a.value, axis=axis, keepdims=keepdims)
@@ -102,12 +102,12 @@ def total(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
 
 @rule_for((np.add, "reduce"))
 def add_reduce(a: Any, axis: Any = 0, *, keepdims: bool = False) -> Any:
-    """The sum along the first axis, where no other is given."""
+    """Return the sum along an axis, by default the first."""
     return total(a, axis, keepdims=keepdims)
 
 
 def counted(a: Bounded, axis: Any) -> int:
-    """How many elements each sum along the axes has."""
+    """Return the number of elements in each sum along the axes."""
     if axis is None:
         return a.size
     axes = axis if isinstance(axis, tuple) else (axis,)
@@ -116,17 +116,17 @@ def counted(a: Bounded, axis: Any) -> int:
 
 @rule_for(np.mean)
 def mean(a: Any, axis: Any = None, *, keepdims: bool = False) -> Bounded:
-    """The sum divided by the number of its terms."""
+    """Return the sum divided by the number of its terms."""
     a = lift(a, a.arithmetic)
     return divide(total(a, axis, keepdims=keepdims), lift(counted(a, axis), a.arithmetic))
 
 
 @rule_for(np.var)
 def var(a: Bounded, axis: Any = None, *, ddof: float = 0, correction: float = 0, keepdims: bool = False) -> Bounded:
-    """The mean of the squared deviations from the mean, which is never below 0.
+    """Return the mean of the squared deviations from the mean, which is never below 0.
 
     The error of the mean enters to first order, which admits Welford's and pairwise updates (Chan, Golub and LeVeque,
-    1983). The mean of the squares less the square of the mean is farther off, and not admitted.
+    1983). The mean of the squares minus the square of the mean is less accurate, and not admitted.
     """
     squares = total(square(subtract(a, mean(a, axis, keepdims=True))), axis, keepdims=keepdims)
     return divide(squares, lift(max(counted(a, axis) - (ddof or correction), 0), a.arithmetic))
@@ -134,12 +134,12 @@ def var(a: Bounded, axis: Any = None, *, ddof: float = 0, correction: float = 0,
 
 @rule_for(np.std)
 def std(a: Bounded, axis: Any = None, *, ddof: float = 0, correction: float = 0, keepdims: bool = False) -> Bounded:
-    """The square root of the variance."""
+    """Return the square root of the variance."""
     return sqrt(var(a, axis, ddof=ddof, correction=correction, keepdims=keepdims))
 
 
 def _against_infinity(a: Bounded, value: np.ndarray, growth: Any, summed: Callable[..., np.ndarray]) -> np.ndarray:
-    """Where a sum is infinite, and its finite terms of the other sign may overflow first, which makes it NaN."""
+    """Return where a sum is infinite but its finite terms of the other sign may overflow first, which makes it NaN."""
     infinite = np.isinf(value)
     if not infinite.any():
         return infinite
@@ -150,7 +150,7 @@ def _against_infinity(a: Bounded, value: np.ndarray, growth: Any, summed: Callab
 
 @rule_for(np.cumsum)
 def cumsum(a: Bounded, axis: int | None = None) -> Bounded:
-    """Each partial sum in any order that `summation_growth` admits for its number of terms."""
+    """Return each partial sum in any order that `summation_growth` admits for its number of terms."""
     if axis is None:
         return cumsum(a.reshape(-1), 0)
     value, inherited = np.cumsum(a.value, axis), np.cumsum(a.error, axis)
@@ -166,16 +166,16 @@ def cumsum(a: Bounded, axis: int | None = None) -> Bounded:
 
 @rule_for((np.add, "accumulate"))
 def add_accumulate(a: Bounded, axis: int = 0) -> Bounded:
-    """Partial sums along the first axis, where no other is given."""
+    """Return the partial sums along an axis, by default the first."""
     return cumsum(a, axis)
 
 
 @rule_for(np.prod)
 def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
-    """The product in any order: ``terms - 1`` roundings, and the relative errors of all factors.
+    """Return the product in any order: ``terms - 1`` roundings, and the relative errors of all factors.
 
-    Some order passes through the product of all factors above 1, which must not overflow. Where that of all factors
-    below 1 underflows, what is lost there is multiplied with the former.
+    Some order passes through the product of all factors above 1, which must not overflow. Where the product of all
+    factors below 1 underflows, the lost part is multiplied by the product of the others.
     """
     along: dict[str, Any] = {"axis": axis, "keepdims": keepdims}
     arithmetic, size, terms = a.arithmetic, abs(a.value), counted(a, axis)
@@ -189,7 +189,7 @@ def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
     infinite = np.any(np.isinf(size), **along)
     unknown = ~(farthest * (1 + terms * REORDERING * arithmetic.roundoff) <= arithmetic.largest)
     unknown |= np.any(np.isinf(a.error), **along) | (infinite & underflows)
-    # A factor that is 0 for certain leaves 0, or NaN beside an infinity.
+    # A factor that is certainly 0 makes the product 0, or NaN if another is infinite.
     certain_zero = np.any((size == 0) & (a.error == 0), **along)
     lost, unknown = np.where(certain_zero, 0.0, lost), unknown & ~(certain_zero & infinite)
     return rounded(value, inherited + lost, (Bounded(value, inherited, arithmetic),), max(terms - 1, 0), unknown)
@@ -199,7 +199,7 @@ def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
 
 
 def extreme(choose: Callable[..., np.ndarray]) -> Callable[..., Bounded]:
-    """numpy.max or numpy.min: no rounding; the error is at most the largest of all."""
+    """Return the rule of numpy.max or numpy.min: no rounding; the error is at most the largest of all."""
 
     def rule(a: Bounded, axis: Any = None, *, keepdims: bool = False, initial: float | None = None) -> Bounded:
         start: dict[str, Any] = {} if initial is None else {"initial": initial}
@@ -218,18 +218,21 @@ rule_for(np.min, np.amin)(smallest)
 
 @rule_for((np.maximum, "reduce"))
 def maximum_reduce(a: Bounded, axis: Any = 0, *, keepdims: bool = False, initial: float | None = None) -> Bounded:
-    """The largest along the first axis, where no other is given."""
+    """Return the maximum along an axis, by default the first."""
     return largest(a, axis, keepdims=keepdims, initial=initial)
 
 
 @rule_for((np.minimum, "reduce"))
 def minimum_reduce(a: Bounded, axis: Any = 0, *, keepdims: bool = False, initial: float | None = None) -> Bounded:
-    """The smallest along the first axis, where no other is given."""
+    """Return the minimum along an axis, by default the first."""
     return smallest(a, axis, keepdims=keepdims, initial=initial)
 
 
 def position(find: Callable[..., Any]) -> Callable[..., Any]:
-    """numpy.argmax or numpy.argmin: the first of equal ones; it must not hang on rounding."""
+    """Return the rule of numpy.argmax or numpy.argmin, which return the first of equal elements.
+
+    The rule raises `HangsOnRounding` if the position depends on rounding.
+    """
 
     def rule(a: Bounded, axis: int | None = None, *, keepdims: bool = False) -> Any:
         rows = a.reshape(-1) if axis is None else a
@@ -250,7 +253,7 @@ rule_for(np.argmin)(position(np.argmin))
 
 @rule_for(np.any)
 def any_of(a: Any, axis: Any = None, *, keepdims: bool = False) -> Comparison:
-    """Whether any is true: certain where one is for certain, or where none is uncertain."""
+    """Return whether any element is true: certain where one is certainly true, or where none is uncertain."""
     a = truth(a, a.arithmetic)
     sure = np.any(a.outcome & ~a.uncertain, axis=axis, keepdims=keepdims)
     uncertain = ~sure & np.any(a.uncertain, axis=axis, keepdims=keepdims)
@@ -259,13 +262,13 @@ def any_of(a: Any, axis: Any = None, *, keepdims: bool = False) -> Comparison:
 
 @rule_for(np.all)
 def all_of(a: Any, axis: Any = None, *, keepdims: bool = False) -> Comparison:
-    """Whether none is false."""
+    """Return whether every element is true."""
     return ~any_of(~truth(a, a.arithmetic), axis, keepdims=keepdims)
 
 
 @rule_for(np.count_nonzero)
 def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
-    """How many are true, or not 0; it must not hang on rounding."""
+    """Return the number of elements that are true, or not 0. It must not depend on rounding."""
     return np.count_nonzero(certain(truth(a, a.arithmetic)), axis=axis, keepdims=keepdims)
 
 
@@ -273,10 +276,10 @@ def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
 
 
 def exponent_field(size: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
-    """Magnitudes for which tensor cores take those of half types: a subnormal number has the smallest normal exponent.
+    """Return the magnitudes that tensor cores use for half types: a subnormal number has the smallest normal exponent.
 
-    Seen on compute capability 9.0: the sum of 2^-14 and 2^-28 loses the latter beside 2^15 times the smallest subnormal
-    float16, 2^-24, and not beside 2^15 times 0, or 2^-9 from normal factors.
+    Observed on compute capability 9.0: the sum of 2^-14 and 2^-28 loses the latter beside 2^15 times the smallest
+    subnormal float16, 2^-24, and not beside 2^15 times 0, or 2^-9 from normal factors.
     """
     if arithmetic.storage is None:
         return size
@@ -286,10 +289,10 @@ def exponent_field(size: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
 
 @rule_for(np.matmul)
 def matrix_product(a: Bounded, b: Bounded) -> Bounded:
-    """a @ b, the products and sums in any order that `summation_growth` admits.
+    """Return a @ b, with products and sums in any order that `summation_growth` admits.
 
-    Tensor cores align the products of a step to the largest and cut off what lies below its last digits, which costs up
-    to twice as much as rounding to nearest; where a factor is subnormal, as much as if it were not.
+    Tensor cores align the products of a step to the largest and truncate below its last digits, which costs up to twice
+    as much as rounding to nearest. A subnormal factor costs as much as a normal one.
 
     Source: Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Computer Science 2021.
     """
@@ -311,7 +314,7 @@ def matrix_product(a: Bounded, b: Bounded) -> Bounded:
     unknown = ~(magnitude + grown <= arithmetic.largest)
     if rough:
         unknown |= np.isinf(a.error).any(axis=-1)[..., :, None] | np.isinf(b.error).any(axis=-2)[..., None, :]
-        # An infinite element times one of which it is not known whether it is 0.
+        # An infinite element times one that may be 0.
         unknown |= (np.isinf(a.value).astype(int) @ may_vanish(b).astype(int)) > 0
         unknown |= (may_vanish(a).astype(int) @ np.isinf(b.value).astype(int)) > 0
     error = inherited + grown
@@ -326,7 +329,7 @@ def matrix_product(a: Bounded, b: Bounded) -> Bounded:
 
 @rule_for(np.dot)
 def dot(a: Any, b: Any) -> Bounded:
-    """numpy.dot where it is a product with a number, or that of `matrix_product`."""
+    """Return numpy.dot: the product with a number, or `matrix_product`."""
     arithmetic = arithmetic_of(a, b)
     a, b = lift(a, arithmetic), lift(b, arithmetic)
     if 0 in (a.ndim, b.ndim):
@@ -336,11 +339,11 @@ def dot(a: Any, b: Any) -> Bounded:
     return matrix_product(a, b)
 
 
-# What moves elements, or makes arrays: no rounding.
+# Functions that move elements or create arrays: no rounding.
 
 
 def joined(join: Callable[..., np.ndarray]) -> Callable[..., Any]:
-    """numpy.stack or numpy.concatenate, of bounded and plain arrays or of comparisons."""
+    """Return the rule of numpy.stack or numpy.concatenate, for bounded and plain arrays or for comparisons."""
 
     def rule(arrays: Sequence[Any], axis: int | None = 0) -> Any:
         arithmetic = arithmetic_of(*arrays)
@@ -359,7 +362,7 @@ rule_for(np.concatenate)(joined(np.concatenate))
 
 
 def moving(function: Callable[..., Any]) -> Rule:
-    """The rule of a function that puts elements elsewhere, or leaves out or repeats some: each keeps its error."""
+    """Return the rule of a function that moves, omits or repeats elements: each keeps its error."""
 
     def compute(a: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(a, Bounded | Comparison):
@@ -399,7 +402,10 @@ for _function in (
 
 @rule_for(np.full_like)
 def full_like(a: Any, fill_value: Any, *, shape: Any = None) -> Bounded:
-    """An array of one value, or of several that are broadcast; constants that the arithmetic lacks have an error."""
+    """Return an array filled with a value, or with broadcast values.
+
+    Constants that the arithmetic cannot represent have an error.
+    """
     fill = lift(fill_value, a.arithmetic)
     shape = a.shape if shape is None else shape
     return fill.moved(lambda part: np.array(np.broadcast_to(part, shape)))
@@ -407,41 +413,41 @@ def full_like(a: Any, fill_value: Any, *, shape: Any = None) -> Bounded:
 
 @rule_for(np.zeros_like)
 def zeros_like(a: Any, *, shape: Any = None) -> Bounded:
-    """Exact zeros."""
+    """Return exact zeros."""
     return Bounded.exact(np.zeros_like(lift(a, a.arithmetic).value, shape=shape), a.arithmetic)
 
 
 @rule_for(np.ones_like)
 def ones_like(a: Any, *, shape: Any = None) -> Bounded:
-    """Exact ones."""
+    """Return exact ones."""
     return Bounded.exact(np.ones_like(lift(a, a.arithmetic).value, shape=shape), a.arithmetic)
 
 
 @rule_for(np.empty_like)
 def empty_like(a: Any, *, shape: Any = None) -> Bounded:
-    """NaN of which nothing is known: whoever reads an element that was not written is told so."""
+    """Return NaN with an infinite error: a result that reads an unwritten element is unknown."""
     return full_like(a, Bounded(np.array(np.nan), np.array(np.inf), a.arithmetic), shape=shape)
 
 
 @rule_for(np.shape)
 def shape_of(a: Any) -> tuple[int, ...]:
-    """The shape, which no error touches."""
+    """Return the shape, which carries no error."""
     return a.shape
 
 
 @rule_for(np.ndim)
 def ndim_of(a: Any) -> int:
-    """The number of axes."""
+    """Return the number of axes."""
     return a.ndim
 
 
 @rule_for(np.size)
 def size_of(a: Any, axis: int | None = None) -> int:
-    """The number of elements, or of those along an axis."""
+    """Return the number of elements, or of those along an axis."""
     return counted(a, axis)
 
 
-# Of these each result is one of the given numbers, or its negative.
+# Functions whose results are elements of their operands, or the negatives of these.
 _SELECTING: tuple[Any, ...] = (
     *(np.absolute, np.negative, np.positive, np.sign, np.maximum, np.minimum, np.where, np.clip),
     *(np.max, np.min, (np.maximum, "reduce"), (np.minimum, "reduce"), np.stack, np.concatenate),

@@ -1,12 +1,12 @@
-"""The rules of running error analysis: how the error of the operands goes through each of NumPy's functions.
+"""The rules of running error analysis for NumPy's elementwise functions.
 
-Each rule gives the exact value of its step, the error that it inherits, and the roundings that the step adds. A rule
-for another function is a function here under ``@rule_for``; `rounded` makes its result. Rules of sums, products of
-matrices and of what moves elements are in `running_error_arrays`.
+Each rule returns the exact value of its step with a bound: the error inherited from the operands, and the roundings
+that the step adds. To cover another function, decorate a function here with ``@rule_for``; `rounded` makes its result.
+The rules of sums, products of matrices and moved elements are in `fourfold.numerics.steps.along_axes`.
 
 Sources: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, sections 2.2 (the standard model)
 and 3.3 (running error analysis). CUDA Programming Guide 13, Mathematical Functions: the errors of the functions that
-CUDA C++ calls, and Triton through libdevice, where nobody asks for fast ones.
+CUDA C++ calls, and Triton through libdevice, unless fast ones are requested.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,31 +18,31 @@ from fourfold.numerics.bounded import Arithmetic, Bounded, Comparison, Terms, li
 
 
 def units(ulps: float) -> float:
-    """Units of roundoff of a function that is documented to be within `ulps` of the correctly rounded result."""
+    """Return the units of roundoff of a function documented to be within `ulps` of the correctly rounded result."""
     return 2.0 * ulps + 1.0
 
 
 # Errors of the elementary steps in units of roundoff. Additions and products are rounded once. Division is the least
-# exact that a GPU language emits unasked (PTX div.full.f32: 2 ulp, that is 4 units).
+# exact that a GPU language emits by default (PTX div.full.f32: 2 ulp, that is 4 units).
 ROUNDED_ONCE = 1.0
 DIVISION = 4.0
-# An exponential of 2 ulp, and the two roundings of its argument where it is taken as a power of 2 of x log2(e): that of
-# the constant and that of the product, each of them about |x| units in the result. CUDA documents 2 + 1.173 |x| ulp
+# An exponential of 2 ulp, and the two roundings of its argument if it is computed as 2^(x log2(e)): those of the
+# constant and of the product, each of them about |x| units in the result. CUDA documents 2 + 1.173 |x| ulp
 # for its __expf, and an ulp is two units.
 # The maximum of a softmax must be subtracted before that product: afterwards the error grows with the inputs' offset.
 EXPONENTIAL = 4.0
 EXPONENT = 2.35
-# Those of CUDA's logf, log2f, log1pf and expm1f; of exp2f, sinf, cosf, tanhf and atanf; and of powf, in single
+# The errors of CUDA's logf, log2f, log1pf and expm1f; of exp2f, sinf, cosf, tanhf and atanf; and of powf, in single
 # precision. In double precision they are no larger.
 WITHIN_1_ULP, WITHIN_2_ULP, POWER = units(1), units(2), units(4)
 # In units of roundoff: above 1 an ulp is two of them.
 TWO_ULP_OF_1 = 4.0
 LOG_2 = float(np.log(2))
-# How many roundings a correct kernel may spend where the oracle has one: it may order its steps in another way (a
-# reciprocal taken once, a fused multiply-add, a factor moved out of a sum). 1 would be the standard model of just the
-# oracle's steps. 4 is a choice, not a derivation, and safe on both sides. In float32, over generated cases, the worst
-# errors of right formulas (eager, by reciprocals, regrouped, with Chan's updates, by exp2, by log-sum-exp), forward
-# and backward, in units of the bound:
+# The number of roundings a correct kernel may spend in place of one of the oracle's: it may order its steps
+# differently (a reciprocal computed once, a fused multiply-add, a factor moved out of a sum). 1 would be the standard
+# model of the oracle's own steps. 4 is a choice, not a derivation, and safe on both sides. In float32, over generated
+# cases, the worst errors of right formulas (eager, by reciprocals, regrouped, with Chan's updates, by exp2, by
+# log-sum-exp), forward and backward, in units of the bound:
 #
 #                   1     2     4     8
 #     giou         0.45  0.25  0.13  0.07
@@ -50,14 +50,14 @@ LOG_2 = float(np.log(2))
 #     softmax      0.33  0.23  0.14  0.08
 #     matmul       0.26  0.23  0.20  0.15   where no sign hangs on rounding
 #
-# With half of it, none of these would be accused, nor any of the right kernels that the known-wrong ones are held
-# against. With twice, and with 256, the 132 known-wrong kernels in torch whose values are wrong are all rejected still;
-# with 65536 three pass.
+# With half of it, none of these would be rejected, nor any of the right kernels to which the known-wrong ones are
+# compared. With twice, and with 256, the 132 known-wrong kernels in torch whose values are wrong are all still
+# rejected; with 65536 three pass.
 REORDERING = 4.0
 
 
 def may_vanish(a: Bounded) -> np.ndarray:
-    """Where the computed value may be 0, or of the other sign, though the exact one is not, or the other way round."""
+    """Return where the computed value may be 0, or of the other sign, though the exact one is not, or the reverse."""
     within = abs(a.value) <= a.error
     return within & (a.error > 0) & ~(a.least > 0) if within.any() else within
 
@@ -71,11 +71,10 @@ def rounded(
     terms: Callable[[], Terms] | None = None,
     settled: Callable[[], np.ndarray] | None = None,
 ) -> Bounded:
-    """The result of one elementary step: `error` inherited from its operands, and `steps` roundings of its own.
+    """Return the result of one elementary step: `error` inherited from its operands, and `steps` roundings of its own.
 
-    Where nothing is known of an operand, `error` is infinite or NaN, or `value` is not finite; of no result is anything
-    known then. A 0 that no error reaches, as the difference of equal inputs, is 0 in every arithmetic: clamps at 0 hang
-    on it.
+    An unknown operand has an infinite or NaN `error`, or makes `value` not finite; the result is then unknown. A 0
+    without any error, such as the difference of equal inputs, is 0 in every arithmetic: clamps at 0 depend on it.
     """
     arithmetic = operands[0].arithmetic
     size = abs(value)
@@ -83,7 +82,7 @@ def rounded(
     error = error + (REORDERING * steps * arithmetic.roundoff * reach + arithmetic.smallest_normal)
     known = size + error <= arithmetic.largest
     if not known.all():
-        # The class of what is not finite is certain, unless nothing is known of an operand.
+        # The class of a value that is not finite is certain, unless an operand is unknown.
         certain = ~np.isfinite(value)
         for operand in operands:
             certain = certain & ~np.isinf(operand.error)
@@ -95,14 +94,14 @@ def rounded(
     return Bounded(value, error, arithmetic, terms=terms, settled=settled)
 
 
-# What the digits of the reference may lack of a sum of inputs, in units of roundoff.
+# The largest error of the reference itself for a sum of inputs, in units of roundoff.
 DIGITS_LACKING = 1 / 64
 
 
 def once(value: np.ndarray, a: Bounded, b: Bounded) -> Callable[[], np.ndarray]:
-    """The error of one step of two inputs, beside the rounding of the result, which is all that it may cost.
+    """Return the error of one step of two inputs, beyond the rounding of the result, which is all that it may cost.
 
-    Of half types the step is rounded to the arithmetic before: that changes no result, as the arithmetic has more than
+    For half types the step is rounded to the arithmetic first. That changes no result, as the arithmetic has more than
     twice their digits (Figueroa, When is double rounding innocuous?, SIGNUM Newsletter 30, 1995).
     """
 
@@ -115,28 +114,29 @@ def once(value: np.ndarray, a: Bounded, b: Bounded) -> Callable[[], np.ndarray]:
 
 
 def summed_exactly(terms: Terms, arithmetic: Arithmetic) -> np.ndarray:
-    """The error of a sum that is exact in any order: a few roundings of it, whose number does not grow with the terms.
+    """Return the error of a sum that is exact in any order: a few roundings, independent of the number of terms.
 
-    They allow for a formula of the same value that is rounded at its end, as the square of a norm.
+    They allow for a formula of the same value that is rounded at its end, like the square of a norm.
     """
     return np.where(terms.exact(arithmetic), REORDERING * arithmetic.roundoff * terms.reach, np.inf)
 
 
 def limited(result: Bounded, least: np.ndarray | float) -> Bounded:
-    """The result of a step that never comes out below `least`, where that says more than the error does."""
+    """Set a lower bound of the step's computed results, where it is tighter than the error, and return the result."""
     result.limit = np.fmax(result.least, least)
     return result
 
 
 def saturated(result: Bounded, inherited: np.ndarray) -> Bounded:
-    """The result of erf or tanh, whose step costs 2 ulp and no more where it is ±1 but for a quarter of a unit.
+    """Return the result of erf or tanh, with a step of 2 ulp and no reordering where it is within a quarter unit of ±1.
 
-    Nothing is left to be reordered there: what such formulas take from 1, as ``q(x) e^(-x^2)`` or ``2 / (1 + e^2x)``,
-    is less than half a unit even if it is twice too large, so that the difference is rounded to ±1. What remains are
-    clamped approximations and the quotient ``(e^2x - 1) / (e^2x + 1)`` of equal numbers, which end within 2 ulp of 1.
+    Nothing can be reordered there: the amount that such formulas subtract from 1, ``q(x) e^(-x^2)`` or ``2 / (1 +
+    e^2x)``, is less than half a unit even if it is twice too large, so that the difference is rounded to ±1. There
+    remain clamped approximations and the quotient ``(e^2x - 1) / (e^2x + 1)`` of equal numbers, which end within 2 ulp
+    of 1.
 
     Args:
-        result: with the bound of any other place, which is 5 times as wide.
+        result: with the bound that applies elsewhere, which is 5 times as wide.
         inherited: the part of the bound that comes from the argument's error.
     """
     near = 1 - abs(result.value) <= result.arithmetic.roundoff / 4
@@ -147,7 +147,7 @@ def saturated(result: Bounded, inherited: np.ndarray) -> Bounded:
 
 
 def read_as_zero(a: Bounded) -> np.ndarray:
-    """The error of `a` where a subnormal number is taken for 0, as Triton's roots, logarithms and powers do (.ftz)."""
+    """Return the error of `a` if subnormal numbers are read as 0, as in Triton's roots, logs and powers (.ftz)."""
     size = abs(a.value)
     subnormal = (size > 0) & (size < a.arithmetic.smallest_normal)
     return np.where(subnormal, np.maximum(a.error, size), a.error)
@@ -158,7 +158,7 @@ def read_as_zero(a: Bounded) -> np.ndarray:
 
 @rule_for(np.add)
 def add(a: Bounded, b: Bounded) -> Bounded:
-    """a + b, rounded once; a lower limit of the operands is one of the sum, but for the roundings."""
+    """Return a + b, rounded once. The operands' lower limits add up to one of the sum, except for the roundings."""
     value = a.value + b.value
     result = rounded(
         value, a.error + b.error, (a, b), ROUNDED_ONCE, terms=lambda: a.terms + b.terms, settled=once(value, a, b)
@@ -171,7 +171,7 @@ def add(a: Bounded, b: Bounded) -> Bounded:
 
 @rule_for(np.subtract)
 def subtract(a: Bounded, b: Bounded) -> Bounded:
-    """a - b, rounded once."""
+    """Return a - b, rounded once."""
     value = a.value - b.value
     return rounded(
         value, a.error + b.error, (a, b), ROUNDED_ONCE, terms=lambda: a.terms + b.terms, settled=once(value, a, b)
@@ -180,7 +180,7 @@ def subtract(a: Bounded, b: Bounded) -> Bounded:
 
 @rule_for(np.multiply)
 def multiply(a: Bounded, b: Bounded) -> Bounded:
-    """a b, rounded once; the errors of both enter, and their product."""
+    """Return a b, rounded once; the error includes both operands' errors and their product."""
     error = abs(a.value) * b.error + abs(b.value) * a.error + a.error * b.error
     value, unknown = a.value * b.value, None
     if not np.isfinite(value).all():
@@ -190,24 +190,24 @@ def multiply(a: Bounded, b: Bounded) -> Bounded:
 
 @rule_for(np.square)
 def square(a: Bounded) -> Bounded:
-    """a a, which is never below 0."""
+    """Return a a, which is never below 0."""
     return limited(multiply(a, a), 0.0)
 
 
 @rule_for(np.divide)
 def divide(a: Bounded, b: Bounded) -> Bounded:
-    """a / b; nothing is known where the computed divisor may be 0 though the exact one is not, or the reverse."""
+    """Return a / b; it is unknown where the computed divisor may be 0 though the exact one is not, or the reverse."""
     value = a.value / b.value
     inherited = a.error + abs(value) * b.error
     error = inherited / (abs(b.value) - b.error)
     if b.limit is not None:
-        # The lower end of a divisor that is known to be above 0 may be nearer than its error.
+        # The lower limit of a divisor that is known to be above 0 may be tighter than its error.
         below = (a.error + abs(value) * (b.value - b.limit)) / b.limit
         nearer = np.maximum(below, inherited / (b.value + b.error))
         error = np.where(b.limit > b.value - b.error, nearer, error)
     steps: float | np.ndarray = DIVISION
     if not b.error.all():
-        # By a power of 2 it is exact, be it as a product with the reciprocal.
+        # Division by a power of 2 is exact, even as a product with the reciprocal.
         steps = np.where((b.error == 0) & (abs(np.frexp(b.value)[0]) == 0.5), 0.0, DIVISION)
     unknown = may_vanish(b)
     if not b.value.all():
@@ -218,19 +218,19 @@ def divide(a: Bounded, b: Bounded) -> Bounded:
 
 @rule_for(np.reciprocal)
 def reciprocal(a: Bounded) -> Bounded:
-    """1 / a."""
+    """Return 1 / a."""
     return divide(Bounded.exact(np.ones((), a.dtype), a.arithmetic), a)
 
 
 @rule_for(np.negative)
 def negative(a: Bounded) -> Bounded:
-    """-a, exactly."""
+    """Return -a, exactly."""
     return Bounded(-a.value, a.error.copy(), a.arithmetic)
 
 
 @rule_for(np.positive)
 def positive(a: Bounded) -> Bounded:
-    """The number itself."""
+    """Return a copy."""
     return a.copy()
 
 
@@ -239,17 +239,17 @@ def positive(a: Bounded) -> Bounded:
 
 @rule_for(np.exp)
 def exp(a: Bounded) -> Bounded:
-    """e^a; an error of a is a relative one of the result."""
+    """Return e^a; an absolute error of a becomes a relative error of the result."""
     value = np.exp(a.value)
     inherited = np.where(a.error < 1, value * np.expm1(a.error), np.exp(a.value + a.error) - value)
-    # An argument of -inf has no error, and its 0 none to be multiplied with.
+    # An argument of -inf has no error, and its result 0 no relative error.
     exponent = np.where(value > 0, EXPONENT * a.arithmetic.roundoff * abs(a.value) * value, 0)
     return rounded(value, inherited + exponent, (a,), EXPONENTIAL)
 
 
 @rule_for(np.exp2)
 def exp2(a: Bounded) -> Bounded:
-    """2^a, within 2 ulp: ``2^(x + e) - 2^x = 2^x expm1(e log 2)``."""
+    """Return 2^a, within 2 ulp: ``2^(x + e) - 2^x = 2^x expm1(e log 2)``."""
     value = np.exp2(a.value)
     grown = a.error * LOG_2
     inherited = np.where(grown < 1, value * np.expm1(grown), np.exp2(a.value + a.error) - value)
@@ -258,16 +258,17 @@ def exp2(a: Bounded) -> Bounded:
 
 @rule_for(np.expm1)
 def expm1(a: Bounded) -> Bounded:
-    """e^a - 1, within 1 ulp of that difference: ``e^(x + e) - e^x = e^x expm1(e)``."""
+    """Return e^a - 1, within 1 ulp of that difference: ``e^(x + e) - e^x = e^x expm1(e)``."""
     power = np.exp(a.value)
     inherited = np.where(a.error < 1, power * np.expm1(a.error), np.exp(a.value + a.error) - power)
     return rounded(np.expm1(a.value), inherited, (a,), WITHIN_1_ULP)
 
 
 def logarithm(function: np.ufunc, unit: float, shift: float) -> Callable[[Bounded], Bounded]:
-    """A logarithm of ``a + shift``, within 1 ulp: ``log(x) - log(x - e) = -log1p(-e / x)``, the larger of both sides.
+    """Return the rule of a logarithm of ``a + shift``, within 1 ulp.
 
-    Nothing is known where a computed argument may be negative, or 0, or subnormal and so taken for 0.
+    The error is ``log(x) - log(x - e) = -log1p(-e / x)``, the larger of both sides. The result is unknown where a
+    computed argument may be negative, 0, or subnormal and therefore read as 0.
     """
 
     def rule(a: Bounded) -> Bounded:
@@ -289,16 +290,16 @@ rule_for(np.log1p)(logarithm(np.log1p, unit=1.0, shift=1.0))
 
 @rule_for(np.sqrt)
 def sqrt(a: Bounded) -> Bounded:
-    """The square root: ``sqrt(x) - sqrt(y) = (x - y) / (sqrt(x) + sqrt(y))``; nothing is known where NaN may result.
+    """Return the square root: ``sqrt(x) - sqrt(y) = (x - y) / (sqrt(x) + sqrt(y))``; it is unknown where it may be NaN.
 
-    That of a subnormal number may be taken of 0.
+    A subnormal argument may be read as 0.
     """
     value, nearest = np.sqrt(a.value), np.sqrt(a.least)
     inherited = np.maximum((a.value - a.least) / (value + nearest), a.error / (value + np.sqrt(a.value + a.error)))
     inherited = np.where(a.error == 0, 0.0, inherited)
     subnormal = a.least < a.arithmetic.smallest_normal
     inherited = np.where(subnormal, np.fmax(inherited, value), inherited)
-    # A number that may have overflowed, though it is known to be above 0.
+    # The argument may have overflowed, though it is known to be above 0.
     inherited = np.where(np.isinf(a.error), np.inf, inherited)
     result = rounded(
         value, inherited, (a,), ROUNDED_ONCE, (read_as_zero(a) > 0) & (a.least < 0) & (a.value + a.error >= 0)
@@ -309,9 +310,10 @@ def sqrt(a: Bounded) -> Bounded:
 
 @rule_for(np.tanh)
 def tanh(a: Bounded) -> Bounded:
-    """The hyperbolic tangent, within 2 ulp.
+    """Return the hyperbolic tangent, within 2 ulp.
 
-    ``tanh(x) - tanh(x - e) = tanh(e) (1 - tanh(x) tanh(x - e))``, most on the side of 0, where it is steepest.
+    ``tanh(x) - tanh(x - e) = tanh(e) (1 - tanh(x) tanh(x - e))``, largest on the side of 0, where the slope is
+    steepest.
     """
     value, nearest = np.tanh(a.value), np.tanh(abs(a.value) - a.error)
     inherited = np.tanh(a.error) * (1 - abs(value) * nearest)
@@ -320,9 +322,9 @@ def tanh(a: Bounded) -> Bounded:
 
 @rule_for(np.arctan)
 def arctan(a: Bounded) -> Bounded:
-    """The angle of a slope, within 2 ulp.
+    """Return the arc tangent, within 2 ulp.
 
-    ``atan(x) - atan(x - e) = atan2(e, 1 + x (x - e))``, most on the side of 0, where it is steepest.
+    ``atan(x) - atan(x - e) = atan2(e, 1 + x (x - e))``, largest on the side of 0, where the slope is steepest.
     """
     size = abs(a.value)
     inherited = np.where(a.error == 0, 0.0, np.arctan2(a.error, 1 + size * (size - a.error)))
@@ -330,7 +332,7 @@ def arctan(a: Bounded) -> Bounded:
 
 
 def wave(function: np.ufunc, slope: np.ufunc) -> Callable[[Bounded], Bounded]:
-    """Sine or cosine, within 2 ulp.
+    """Return the rule of sine or cosine, within 2 ulp.
 
     ``sin(x + e) - sin(x) = 2 sin(e / 2) cos(x + e / 2)``, and ``|cos(x + d)| <= |cos(x)| + |sin(x)| sin(d)``.
     """
@@ -349,10 +351,10 @@ rule_for(np.cos)(wave(np.cos, np.sin))
 
 @rule_for(np.power)
 def power(a: Bounded, b: Bounded) -> Bounded:
-    """a^b, within 4 ulp or by repeated products: ``(x + e)^p - x^p = x^p expm1(p log1p(e / x))``.
+    """Return a^b, within 4 ulp or by repeated products: ``(x + e)^p - x^p = x^p expm1(p log1p(e / x))``.
 
-    The error of an exponent enters as ``x^d - 1 = expm1(d log x)``. Nothing is known where a base that may be 0 is
-    raised to a negative exponent, or where a base that may be negative, and so the root of one, may be NaN.
+    The error of an exponent enters as ``x^d - 1 = expm1(d log x)``. The result is unknown where a base that may be 0
+    has a negative exponent, or where a base that may be negative has a fractional one, as a root may be NaN.
     """
     if b.ndim == 0 and b.error == 0 and b.value in (1, 2):
         return positive(a) if b.value == 1 else square(a)
@@ -362,7 +364,7 @@ def power(a: Bounded, b: Bounded) -> Bounded:
     ends = (value * np.expm1(exponent * np.log1p(end / size)) for end in (error, -error))
     inherited = np.where(size == 0, np.power(error, exponent), np.fmax(*map(abs, ends)))
     inherited = np.where(error == 0, 0.0, inherited)
-    # An odd or even power of what may be of either sign changes most at the far end; a root of it may be NaN.
+    # A whole power of a base of uncertain sign changes most at the far end; a root of the base may be NaN.
     astray = ~whole & (nearest <= 0) & ((a.value < 0) | (nearest < 0))
     unknown = (error > 0) & np.where(exponent < 0, nearest <= 0, astray)
     if b.error.any():
@@ -378,21 +380,24 @@ def power(a: Bounded, b: Bounded) -> Bounded:
 
 @rule_for(np.absolute, np.fabs)
 def absolute(a: Bounded) -> Bounded:
-    """Without its sign, exactly: magnitudes are no farther apart than the numbers are."""
+    """Return the magnitude, exactly: magnitudes are no farther apart than the numbers are."""
     result = Bounded(abs(a.value), a.error.copy(), a.arithmetic, terms=lambda: standing(abs(a.value), a))
     return limited(result, 0.0)
 
 
 @rule_for(np.sign)
 def sign(a: Bounded) -> Bounded:
-    """-1, 0 or 1; either one where the comparison with 0 is uncertain, and nothing is known where `a` is unknown."""
+    """Return -1, 0 or 1, with an error that admits either where the comparison with 0 is uncertain.
+
+    The result is unknown where `a` is.
+    """
     value = np.sign(a.value)
     error = np.where((a != 0.0).uncertain, 1 + abs(value), 0.0)
     return Bounded(value, np.where(np.isinf(a.error), np.inf, error), a.arithmetic)
 
 
 def standing(value: np.ndarray, *operands: Bounded) -> Terms:
-    """The terms of a value that is one of its operands: no step is moved past the choice, it stands for itself."""
+    """Return the terms of a value chosen among its operands: the value itself, as no step moves past the choice."""
     exact = operands[0].terms.exact(operands[0].arithmetic)
     for operand in operands[1:]:
         exact = exact & operand.terms.exact(operand.arithmetic)
@@ -400,7 +405,10 @@ def standing(value: np.ndarray, *operands: Bounded) -> Terms:
 
 
 def extremum(choose: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Bounded, Bounded], Bounded]:
-    """Maximum or minimum: no rounding; the error is that of the operand which wins for certain, else the larger."""
+    """Return the rule of maximum or minimum: no rounding.
+
+    The error is that of the operand that certainly wins, else the larger one.
+    """
 
     def rule(a: Bounded, b: Bounded) -> Bounded:
         value = choose(a.value, b.value)
@@ -426,13 +434,13 @@ rule_for(np.minimum)(minimum)
 
 
 def arithmetic_of(*operands: Any) -> Any:
-    """The arithmetic of the first operand that has one."""
+    """Return the arithmetic of the first bounded operand."""
     return next(x.arithmetic for x in operands if isinstance(x, Bounded | Comparison))
 
 
 @rule_for(np.clip)
 def clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Bounded:
-    """The minimum with the upper limit of the maximum with the lower one."""
+    """Return the minimum of the upper limit and the maximum of `a` and the lower limit."""
     low, high = (a_min if min is None else min), (a_max if max is None else max)
     arithmetic = arithmetic_of(a, low, high)
     result = lift(a, arithmetic)
@@ -443,7 +451,7 @@ def clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: 
 
 @rule_for(np.where)
 def where(condition: Any, x: Any, y: Any) -> Bounded:
-    """numpy.where; where the condition is uncertain, either choice is admitted."""
+    """Return numpy.where; both choices are admitted where the condition is uncertain."""
     arithmetic = arithmetic_of(condition, x, y)
     condition, a, b = truth(condition, arithmetic), lift(x, arithmetic), lift(y, arithmetic)
     value = np.where(condition.outcome, a.value, b.value)
@@ -458,17 +466,20 @@ def where(condition: Any, x: Any, y: Any) -> Bounded:
     return Bounded(value, error, arithmetic, settled=settled)
 
 
-# Comparisons, and what is made of them.
+# Comparisons and logical functions.
 
 
 def comparison(compare: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Bounded, Bounded], Comparison]:
-    """A comparison; uncertain where the operands are no farther apart than their errors, unless both are exact."""
+    """Return the rule of a comparison.
+
+    It is uncertain where the operands are no farther apart than their errors, unless both are exact.
+    """
 
     def rule(a: Bounded, b: Bounded) -> Comparison:
         margin = a.error + b.error
         uncertain = (margin > 0) & ~(abs(a.value - b.value) > margin)
         if uncertain.any():
-            # Nothing compares with a NaN, whatever the other operand's error.
+            # A comparison with NaN has a certain outcome, whatever the other operand's error.
             decided = (np.isnan(a.value) & (a.error == 0)) | (np.isnan(b.value) & (b.error == 0))
             uncertain &= ~(decided | (a.terms.exact(a.arithmetic) & b.terms.exact(a.arithmetic)))
         return Comparison(compare(a.value, b.value), uncertain, a.arithmetic)
@@ -481,7 +492,7 @@ for _compare in (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.
 
 
 def of_class(test: np.ufunc) -> Callable[[Bounded], Comparison]:
-    """Whether a number is NaN, infinite or finite: certain, unless nothing is known of it."""
+    """Return the rule that tells whether a number is NaN, infinite or finite: certain, unless the number is unknown."""
     return lambda a: Comparison(test(a.value), np.isinf(a.error), a.arithmetic)
 
 
@@ -491,25 +502,25 @@ for _test in (np.isnan, np.isinf, np.isfinite):
 
 @rule_for(np.logical_and, np.bitwise_and, operand=truth)
 def both(a: Comparison, b: Comparison) -> Comparison:
-    """a and b: certain where both are, or where one is false for certain."""
+    """Return a and b: certain where both operands are, or where one is certainly false."""
     possible = (a.outcome | a.uncertain) & (b.outcome | b.uncertain)
     return Comparison(a.outcome & b.outcome, possible & (a.uncertain | b.uncertain), a.arithmetic)
 
 
 @rule_for(np.logical_or, np.bitwise_or, operand=truth)
 def either(a: Comparison, b: Comparison) -> Comparison:
-    """a or b: certain where both are, or where one is true for certain."""
+    """Return a or b: certain where both operands are, or where one is certainly true."""
     settled = (a.outcome & ~a.uncertain) | (b.outcome & ~b.uncertain)
     return Comparison(a.outcome | b.outcome, ~settled & (a.uncertain | b.uncertain), a.arithmetic)
 
 
 @rule_for(np.logical_xor, np.bitwise_xor, operand=truth)
 def one_of(a: Comparison, b: Comparison) -> Comparison:
-    """a or b and not both: certain where both are."""
+    """Return a xor b: certain where both operands are."""
     return Comparison(a.outcome ^ b.outcome, a.uncertain | b.uncertain, a.arithmetic)
 
 
 @rule_for(np.logical_not, np.invert, operand=truth)
 def opposite(a: Comparison) -> Comparison:
-    """Not a: as certain as a."""
+    """Return not a: as certain as a."""
     return Comparison(~a.outcome, a.uncertain, a.arithmetic)

@@ -1,4 +1,4 @@
-"""The rules of torch's operators along axes: sums, extremes, products of matrices, what moves or makes elements."""
+"""The rules of torch's operators along axes: sums, extremes, products of matrices and distances."""
 
 import math
 from collections.abc import Callable
@@ -28,11 +28,14 @@ from fourfold.numerics.torch_adapter.tensors import (
 
 Array = np.ndarray
 
-# Sums and what is made of them.
+# Sums, variances and norms.
 
 
 def count_of_ties(a: Comparison, along: Any, keepdim: bool) -> Any:
-    """How many are true. In a backward pass, where extremes share a gradient, as few as one of them may count."""
+    """Return the number of true elements.
+
+    In a backward pass, where extremes share a gradient, the effective count may be as low as one.
+    """
     count = np.sum(a.outcome, axis=along, keepdims=keepdim)
     error = np.sum(a.uncertain, axis=along, keepdims=keepdim).astype(np.float64)
     evaluation = current()
@@ -47,7 +50,7 @@ def count_of_ties(a: Comparison, along: Any, keepdim: bool) -> Any:
 
 @aten("sum.default", "sum.dim_IntList")
 def sum_along(a: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """The sum in any order that `summation_growth` admits."""
+    """Return the sum in any order that `summation_growth` admits."""
     if isinstance(a, Comparison) or (isinstance(a, np.ndarray) and a.dtype == bool):
         truth = a if isinstance(a, Comparison) else Comparison(a, np.zeros_like(a), arithmetic())
         return count_of_ties(truth, axes(dim), keepdim)
@@ -56,19 +59,19 @@ def sum_along(a: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 @aten("mean.default", "mean.dim")
 def mean_along(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
-    """The sum divided by the number of its terms."""
+    """Return the sum divided by the number of its terms."""
     return mean(lifted(a), axes(dim), keepdims=keepdim)
 
 
 @aten("var.correction")
 def variance(a: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Bounded:
-    """The mean of the squared deviations, with ``n - correction`` for n."""
+    """Return the mean of the squared deviations, with ``n - correction`` for n."""
     return var(lifted(a), axes(dim), correction=1 if correction is None else correction, keepdims=keepdim)
 
 
 @aten("var.default", "var.dim")
 def unbiased_variance(a: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Bounded:
-    """The variance with n - 1, or n."""
+    """Return the variance with n - 1, or n."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     return variance(a, dim, correction=int(unbiased), keepdim=keepdim)
@@ -76,25 +79,25 @@ def unbiased_variance(a: Any, dim: Any = None, unbiased: bool = True, keepdim: b
 
 @aten("std.correction")
 def deviation(a: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Bounded:
-    """The square root of the variance."""
+    """Return the square root of the variance."""
     return sqrt(variance(a, dim, correction=correction, keepdim=keepdim))
 
 
 @aten("var_mean.correction")
 def variance_and_mean(a: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> tuple:
-    """Both."""
+    """Return the variance and the mean."""
     return variance(a, dim, correction=correction, keepdim=keepdim), mean_along(a, dim, keepdim)
 
 
 @aten("cumsum.default")
 def partial_sums(a: Any, dim: int) -> Bounded:
-    """Each partial sum in any order."""
+    """Return each partial sum in any order."""
     a = lifted(a)
     return cumsum(a, dim) if a.ndim else a
 
 
 def by_prefix(function: Callable[[Bounded], Bounded], a: Bounded, dim: int) -> Bounded:
-    """What a function of the first axis makes of all elements up to each one."""
+    """Apply a function of the first axis to all elements up to each one."""
     if not a.size or not a.ndim:
         return a
     rows = a.moved(lambda part: np.moveaxis(part, dim, 0))
@@ -103,37 +106,39 @@ def by_prefix(function: Callable[[Bounded], Bounded], a: Bounded, dim: int) -> B
 
 @aten("cumprod.default")
 def partial_products(a: Any, dim: int) -> Bounded:
-    """The product of all elements up to each one."""
+    """Return the product of all elements up to each one."""
     return by_prefix(lambda prefix: product(prefix, 0), lifted(a), dim)
 
 
 @aten("dist.default")
 def distance(a: Any, b: Any, p: Any = 2) -> Bounded:
-    """The norm of the difference."""
+    """Return the norm of the difference."""
     return norm(subtract(lifted(a), lifted(b)), p)
 
 
 def apart(a: Any, b: Any) -> Bounded:
-    """The differences of each row of `a` and each row of `b`."""
+    """Return the differences of each row of `a` and each row of `b`."""
     a, b = lifted(a), lifted(b)
     return subtract(a[..., :, None, :], b[..., None, :, :])
 
 
 @aten("_cdist_forward.default")
 def distances(a: Any, b: Any, p: float, mode: Any = None) -> Bounded:
-    """The norm of the difference of each row of `a` and each row of `b`."""
+    """Return the norm of the difference of each row of `a` and each row of `b`."""
     return norm(apart(a, b), p, -1)
 
 
 @aten("_pdist_forward.default")
 def distances_within(a: Any, p: float = 2) -> Bounded:
-    """The distance of each row and each later one."""
+    """Return the distance of each row and each later one."""
     first, second = np.triu_indices(len(a), 1)
     return norm(subtract(lifted(a)[first], lifted(a)[second]), p, -1)
 
 
 def slope_of_norm(difference: Bounded, length: Bounded, grad: Bounded, p: float) -> Bounded:
-    """The gradient of a norm along the last axis: for p = 2 that of a vector of 0 has any direction and length <= 1.
+    """Return the gradient of a norm along the last axis.
+
+    For p = 2 the gradient at a vector of 0 has any direction and length <= 1.
 
     Raises:
         NoRule: p is neither 1 nor 2.
@@ -153,13 +158,13 @@ def slope_of_norm(difference: Bounded, length: Bounded, grad: Bounded, p: float)
 
 @aten("_cdist_backward.default")
 def distances_backward(grad: Any, a: Any, b: Any, p: float, found: Any) -> Bounded:
-    """The gradient of the rows of `a`: that of each distance, summed over the rows of `b`."""
+    """Return the gradient of the rows of `a`: that of each distance, summed over the rows of `b`."""
     return total(slope_of_norm(apart(a, b), lifted(found), lifted(grad), p), -2)
 
 
 @aten("_pdist_backward.default")
 def distances_within_backward(grad: Any, a: Any, p: float, found: Any) -> Bounded:
-    """The gradient of each row: that of its distances, with either sign."""
+    """Return the gradient of each row: that of its distances, with either sign."""
     a = lifted(a)
     first, second = np.triu_indices(len(a), 1)
     slope = slope_of_norm(subtract(a[first], a[second]), lifted(found), lifted(grad), p)
@@ -170,13 +175,13 @@ def distances_within_backward(grad: Any, a: Any, p: float, found: Any) -> Bounde
 
 @aten("logcumsumexp.default")
 def partial_logsumexp(a: Any, dim: int) -> Bounded:
-    """The logarithm of the sum of the exponentials of all elements up to each one."""
+    """Return the logarithm of the sum of the exponentials of all elements up to each one."""
     return by_prefix(lambda prefix: logsumexp(prefix, 0), lifted(a), dim)
 
 
 @aten("linalg_vector_norm.default")
 def norm(a: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Bounded:
-    """(sum |a|^p)^(1 / p), with the largest and the smallest |a| for infinite p."""
+    """Return (sum |a|^p)^(1 / p), with the largest and the smallest |a| for infinite p."""
     size = abs(lifted(a))
     if math.isinf(ord):
         return (amax if ord > 0 else amin)(size, dim, keepdim)
@@ -188,15 +193,15 @@ def norm(a: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype:
 
 @aten("prod.default", "prod.dim_int")
 def product(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
-    """The product in any order."""
+    """Return the product in any order."""
     return NUMPY_RULES[np.prod].compute(lifted(a), axes(dim), keepdims=keepdim)
 
 
 @aten("logsumexp.default")
 def logsumexp(a: Any, dim: Any, keepdim: bool = False) -> Bounded:
-    """m + log(sum(e^(a - m))) with the maximum m, which is left out where it is infinite.
+    """Return m + log(sum(e^(a - m))) with the maximum m, or without m where it is infinite.
 
-    Any number near the maximum serves as m: its error is left out, for it does not change the result.
+    Any number near the maximum serves as m. Its error does not change the result, and is omitted.
     """
     a, along = lifted(a), axes(dim)
     top = largest(a, along, keepdims=True)
@@ -209,18 +214,18 @@ def logsumexp(a: Any, dim: Any, keepdim: bool = False) -> Bounded:
 
 @aten("any.default", "any.dim", "any.dims")
 def any_along(a: Any, dim: Any = None, keepdim: bool = False) -> Comparison:
-    """Whether any is true."""
+    """Return whether any is true."""
     return NUMPY_RULES[np.any].compute(lifted_truth(a), axes(dim), keepdims=keepdim)
 
 
 @aten("all.default", "all.dim", "all.dims")
 def all_along(a: Any, dim: Any = None, keepdim: bool = False) -> Comparison:
-    """Whether all are true."""
+    """Return whether all are true."""
     return NUMPY_RULES[np.all].compute(lifted_truth(a), axes(dim), keepdims=keepdim)
 
 
 def lifted_truth(a: Any) -> Payload:
-    """A comparison as it is, and numbers lifted."""
+    """Return a comparison unchanged, and numbers lifted."""
     return a if isinstance(a, Comparison) else lifted(a)
 
 
@@ -229,12 +234,12 @@ def lifted_truth(a: Any) -> Payload:
 
 @aten("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
 def matmul(a: Any, b: Any) -> Bounded:
-    """a @ b."""
+    """Return a @ b."""
     return matrix_product(lifted(a), lifted(b))
 
 
 @aten("addmm.default", "baddbmm.default", "addmv.default")
 def addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Bounded:
-    """beta bias + alpha a @ b."""
+    """Return beta bias + alpha a @ b."""
     product = scaled(matmul(a, b), alpha)
     return product if beta == 0 else add(scaled(bias, beta), product)

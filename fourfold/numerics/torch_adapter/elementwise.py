@@ -1,7 +1,7 @@
 """The rules of torch's elementwise operators: mostly those of NumPy's functions, under other names.
 
-Rules of sums, products of matrices and moves are in `torch_running_error_arrays`, those of normalizations, losses and
-convolutions in `torch_running_error_networks`.
+The rules of sums and products of matrices are in `along_axes`, those of moves in `moves`, and those of normalizations,
+losses and convolutions in `networks`.
 """
 
 import math
@@ -48,28 +48,28 @@ from fourfold.numerics.torch_adapter.tensors import (
 )
 
 Array = np.ndarray
-# Numbers of double precision that torch computes within a few units of their last digit.
+# The unit of double precision; torch computes special functions within a few units of the last digit.
 DOUBLE = float(np.finfo(np.float64).eps)
 
 
 def aten(*names: str) -> Callable:
-    """`rule` for operators of torch's own library."""
+    """Register a rule of operators of torch's own library: see `rule`."""
     return rule(*(f"aten.{name}" for name in names))
 
 
 def lifted(x: Any) -> Bounded:
-    """Any operand as a `Bounded` of the arithmetic under test."""
+    """Convert an operand to a `Bounded` of the tested arithmetic."""
     return lift(x, arithmetic())
 
 
 def axes(dim: Any) -> Any:
-    """torch's axes as NumPy's: none, or an empty list, are all."""
+    """Convert torch's axes to NumPy's: None, or an empty list, means all."""
     if dim is None or isinstance(dim, int):
         return dim
     return tuple(dim) or None
 
 
-# Those of which NumPy's rule says all, by the names of aten's operators. Operands are lifted.
+# Names of aten operators that NumPy's rule covers completely. Operands are lifted.
 ELEMENTWISE = {
     np.absolute: "abs.default",
     np.negative: "neg.default",
@@ -107,31 +107,31 @@ for _function, _name in ELEMENTWISE.items():
 
 
 def scaled(x: Any, factor: Any) -> Bounded:
-    """A number times a factor that is mostly 1."""
+    """Return a number times a factor that is mostly 1."""
     return lifted(x) if factor == 1 else multiply(lifted(x), lifted(factor))
 
 
 @aten("add.Tensor", "add.Scalar")
 def add_scaled(a: Any, b: Any, alpha: Any = 1) -> Bounded:
-    """a + alpha b."""
+    """Return a + alpha b."""
     return add(lifted(a), scaled(b, alpha))
 
 
 @aten("sub.Tensor", "sub.Scalar")
 def subtract_scaled(a: Any, b: Any, alpha: Any = 1) -> Bounded:
-    """a - alpha b."""
+    """Return a - alpha b."""
     return subtract(lifted(a), scaled(b, alpha))
 
 
 @aten("rsub.Tensor", "rsub.Scalar")
 def subtract_from(a: Any, b: Any, alpha: Any = 1) -> Bounded:
-    """b - alpha a."""
+    """Return b - alpha a."""
     return subtract(lifted(b), scaled(a, alpha))
 
 
 @aten("mul.Tensor", "mul.Scalar")
 def times(a: Any, b: Any) -> Bounded:
-    """a b; a factor that is a comparison chooses between the other one and 0."""
+    """Return a b; a factor that is a comparison selects the other factor or 0."""
     if a is b:
         return square(lifted(a))
     for choice, other in ((a, b), (b, a)):
@@ -142,24 +142,24 @@ def times(a: Any, b: Any) -> Bounded:
 
 @aten("div.Tensor", "div.Scalar")
 def quotient(a: Any, b: Any) -> Bounded:
-    """a / b."""
+    """Return a / b."""
     return divide(lifted(a), lifted(b))
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode")
 def quotient_rounded(a: Any, b: Any, *, rounding_mode: str | None = None) -> Bounded:
-    """a / b, to the whole number below it or towards 0; it must not hang on rounding."""
+    """Return a / b, rounded down or towards 0; it must not depend on rounding."""
     result = divide(lifted(a), lifted(b))
     return result if rounding_mode is None else steps_of(np.floor if rounding_mode == "floor" else np.trunc)(result)
 
 
 def steps_of(function: np.ufunc) -> Callable[[Any], Bounded]:
-    """A function that is constant between its steps: exact where its argument lies between two of them."""
+    """Return the rule of a step function: exact where its argument lies between two steps."""
 
     def compute(a: Any) -> Bounded:
         a = lifted(a)
         value = function(a.value)
-        # A computed number that is known to be exact lies on a step for certain.
+        # A computed number that is known to be exact certainly lies on its side of a step.
         apart = np.where(a.terms.exact(a.arithmetic), 0.0, a.error)
         low, high = function(a.value - apart), function(a.value + apart)
         error = np.where(apart > 0, np.maximum(abs(high - value), abs(value - low)), 0.0)
@@ -174,7 +174,7 @@ for _name, _steps in {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "ro
 
 @aten("lerp.Scalar", "lerp.Tensor")
 def lerp(a: Any, b: Any, weight: Any) -> Bounded:
-    """a + weight (b - a)."""
+    """Return a + weight (b - a)."""
     a, b = lifted(a), lifted(b)
     return add(a, multiply(lifted(weight), subtract(b, a)))
 
@@ -184,13 +184,13 @@ def lerp(a: Any, b: Any, weight: Any) -> Bounded:
 
 @aten("rsqrt.default")
 def rsqrt(a: Any) -> Bounded:
-    """1 / sqrt(a)."""
+    """Return 1 / sqrt(a)."""
     return reciprocal(sqrt(lifted(a)))
 
 
 @aten("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
 def to_the_power(a: Any, b: Any) -> Bounded:
-    """a^b; torch takes some powers as roots and products, and so does this."""
+    """Return a^b; some powers are computed as roots and products, as in torch."""
     known = {0.5: sqrt, -0.5: rsqrt, -1: reciprocal, 2: square, -2: lambda x: reciprocal(square(x))}
     if isinstance(b, int | float):
         if b in known:
@@ -202,16 +202,16 @@ def to_the_power(a: Any, b: Any) -> Bounded:
 
 @aten("log10.default")
 def log10(a: Any) -> Bounded:
-    """log(a) / log(10)."""
+    """Return log(a) / log(10)."""
     result = divide(NUMPY_RULES[np.log].compute(lifted(a)), lifted(math.log(10)))
     return Bounded(np.log10(lifted(a).value), result.error, result.arithmetic)
 
 
 @aten("sigmoid.default")
 def sigmoid(a: Any) -> Bounded:
-    """s = 1 / (1 + e^-a), with the slope s (1 - s), whose logarithm changes no faster than a.
+    """Return s = 1 / (1 + e^-a), with the slope s (1 - s), whose logarithm changes no faster than a.
 
-    The exponential may overflow, which leaves a right 0.
+    The exponential may overflow, which leaves the correct 0.
     """
     a = lifted(a)
     small = np.exp(-abs(a.value))
@@ -231,20 +231,20 @@ def special(
     peak: float = np.nan,
     saturates: bool = False,
 ) -> Callable[[Any], Bounded]:
-    """The rule, within 2 ulp, of a function that torch computes in double precision.
+    """Return the rule, within 2 ulp, of a function that torch computes in double precision.
 
     Args:
-        function: what torch computes.
-        slope: its derivative, whose magnitude grows or falls all the way, but for one number where it turns.
-        peak: the number at which the slope is steepest, if there is one.
-        saturates: whether it ends in ±1: see `saturated`.
+        function: torch's function.
+        slope: its derivative, whose magnitude is monotonic on either side of at most one turning point.
+        peak: the argument of the steepest slope, if there is one.
+        saturates: whether the function ends in ±1: see `saturated`.
     """
 
     def compute(a: Any) -> Bounded:
         a = lifted(a)
         double = np.asarray(a.value, dtype=np.float64)
         value = function(torch.from_numpy(double)).numpy()
-        # What a long double has beyond a double enters to first order.
+        # The digits of a long double beyond a double enter to first order.
         beyond = np.where(np.isfinite(a.value), a.value - double, 0)
         value = value + np.where(beyond == 0, 0, beyond * slope(a.value))
         ends = a.value - a.error, a.value + a.error
@@ -260,12 +260,12 @@ def special(
 
 
 def bell(x: Array) -> Array:
-    """The derivative of erf: 2 / sqrt(pi) e^(-x^2)."""
+    """Return the derivative of erf: 2 / sqrt(pi) e^(-x^2)."""
     return 2 / np.sqrt(np.pi) * np.exp(-np.square(x))
 
 
 def arc(x: Array) -> Array:
-    """The derivative of the arc sine."""
+    """Return the derivative of the arc sine."""
     return 1 / np.sqrt(1 - np.square(x))
 
 
@@ -283,13 +283,16 @@ aten("cosh.default")(special(torch.cosh, np.sinh))
 
 @aten("tan.default")
 def tan(a: Any) -> Bounded:
-    """sin(a) / cos(a)."""
+    """Return sin(a) / cos(a)."""
     return divide(np.sin(lifted(a)), np.cos(lifted(a)))
 
 
 @aten("atan2.default")
 def atan2(a: Any, b: Any) -> Bounded:
-    """The angle of a point: it turns by at most its error over the distance, unless it may cross the negative axis."""
+    """Return the angle of a point.
+
+    It turns by at most the point's error over its distance, unless it may cross the negative axis.
+    """
     a, b = lifted(a), lifted(b)
     value = np.arctan2(a.value, b.value)
     nearest = np.hypot(np.maximum(abs(a.value) - a.error, 0), np.maximum(abs(b.value) - b.error, 0))
@@ -301,12 +304,12 @@ def atan2(a: Any, b: Any) -> Bounded:
 
 @aten("hypot.default")
 def hypot(a: Any, b: Any) -> Bounded:
-    """sqrt(a^2 + b^2)."""
+    """Return sqrt(a^2 + b^2)."""
     return sqrt(add(square(lifted(a)), square(lifted(b))))
 
 
 def remainder(whole_part: np.ufunc) -> Callable[[Any, Any], Bounded]:
-    """a - n b with the whole part n of a / b; nothing is known where n hangs on rounding."""
+    """Return the rule of a - n b with the whole part n of a / b; the result is unknown where n depends on rounding."""
 
     def compute(a: Any, b: Any) -> Bounded:
         a, b = lifted(a), lifted(b)
@@ -329,7 +332,7 @@ aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")(remainde
 
 
 def mark_kinks(choice: Comparison, a: Bounded, b: Bounded) -> None:
-    """Write down at which ties of a comparison the two numbers that it chooses between have the same value."""
+    """Mark the ties of a comparison where the two alternatives have the same value."""
     if not isinstance(choice, Tied):
         return
     shape = np.broadcast_shapes(choice.shape, a.shape, b.shape)
@@ -345,7 +348,7 @@ def broadcast(part: Array, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def either(condition: Comparison, a: Bounded, b: Bounded) -> Bounded:
-    """a where the condition is true, else b; where it is uncertain, either is admitted."""
+    """Return a where the condition is true, else b; both are admitted where it is uncertain."""
     value = np.where(condition.outcome, a.value, b.value)
     error = np.where(condition.outcome, a.error, b.error)
     if condition.uncertain.any():
@@ -361,7 +364,7 @@ def either(condition: Comparison, a: Bounded, b: Bounded) -> Bounded:
 
 @aten("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
 def where(condition: Any, a: Any, b: Any) -> Any:
-    """torch.where; where the condition is uncertain, either choice is admitted."""
+    """Return torch.where; both choices are admitted where the condition is uncertain."""
     condition = as_comparison(condition)
     if all(isinstance(x, int | np.ndarray) for x in (a, b)) and not condition.uncertain.any():
         return np.where(condition.outcome, a, b)
@@ -372,30 +375,30 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 @aten("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(a: Any, mask: Any, fill: Any) -> Bounded:
-    """The number `fill` where the mask is true."""
+    """Return the number `fill` where the mask is true."""
     return where(mask, fill, a)
 
 
 @aten("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_min.Tensor")
 def clamp(a: Any, min: Any = None, max: Any = None) -> Bounded:
-    """The minimum with the upper limit of the maximum with the lower one."""
+    """Return the minimum of the upper limit and the maximum of `a` and the lower limit."""
     return NUMPY_RULES[np.clip].compute(lifted(a), min, max)
 
 
 @aten("clamp_max.default", "clamp_max.Tensor")
 def clamp_max(a: Any, max: Any) -> Bounded:
-    """The minimum with an upper limit."""
+    """Return the minimum of `a` and an upper limit."""
     return clamp(a, None, max)
 
 
 @aten("hardtanh.default")
 def hardtanh(a: Any, low: Any = -1.0, high: Any = 1.0) -> Bounded:
-    """Between two limits."""
+    """Return `a` clamped between two limits."""
     return clamp(a, low, high)
 
 
 def of_not_nan(choose: Callable[[Bounded, Bounded], Bounded]) -> Callable[[Any, Any], Bounded]:
-    """The larger or the smaller of two numbers, or the one that is not NaN."""
+    """Return the rule of the larger or smaller of two numbers that ignores NaN."""
 
     def compute(a: Any, b: Any) -> Bounded:
         a, b = lifted(a), lifted(b)
@@ -410,7 +413,10 @@ aten("fmin.default")(of_not_nan(minimum))
 
 @aten("sign.default", "sgn.default")
 def sign(a: Any) -> Bounded:
-    """-1, 0 or 1; as the derivative of a magnitude, anything between at 0. Of NaN, torch makes 0 on a CPU."""
+    """Return -1, 0 or 1; as the derivative of a magnitude, any number between at 0.
+
+    NaN is unspecified, because torch's sign of NaN is 0 on a CPU.
+    """
     a = lifted(a)
     result = NUMPY_RULES[np.sign].compute(a)
     result.error = np.where(np.isnan(a.value), np.inf, result.error)
@@ -420,14 +426,14 @@ def sign(a: Any) -> Bounded:
     return result
 
 
-# Comparisons, and what is made of them.
+# Comparisons and logical functions.
 
 
 def compared(function: np.ufunc, equality: bool, scalar: bool) -> Callable[[Any, Any], Comparison]:
-    """A comparison, which keeps its ties where they are free.
+    """Return the rule of a comparison that records its ties where they are free.
 
-    In a backward pass it stands in the derivative of a continuous function, and goes either way at a tie, and at NaN.
-    Autograd asks whether a number equals a constant for other reasons: to spare itself a division by 0.
+    In a backward pass the comparison is part of the derivative of a continuous function, and uncertain at a tie and at
+    NaN. Autograd tests equality with a constant for other reasons: to avoid a division by 0.
     """
     numpy_rule = NUMPY_RULES[function].compute
 
@@ -459,7 +465,7 @@ for _function, _name in {
 
 
 def joined_truth(function: np.ufunc) -> Callable[..., Comparison]:
-    """A logical function; it has the ties of its operands."""
+    """Return the rule of a logical function, which inherits the ties of its operands."""
     numpy_rule = NUMPY_RULES[function].compute
 
     def compute(*operands: Any) -> Comparison:
@@ -486,7 +492,7 @@ for _function, _names in {
 
 @aten("item.default", "_local_scalar_dense.default")
 def number(a: Any) -> Any:
-    """A number that Python may look at: it must not hang on rounding."""
+    """Return a tensor as a Python number, which must not depend on rounding."""
     if isinstance(a, Comparison):
         return bool(certain(a).reshape(()))
     if isinstance(a, Bounded):
@@ -501,7 +507,10 @@ def number(a: Any) -> Any:
 
 @whole("relu.default")
 def relu(evaluation: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The maximum with 0. Autograd keeps the result alone, in which a 0 does not tell that it was one before."""
+    """Return the maximum with 0.
+
+    Autograd keeps only the result, where a 0 does not show whether the argument was 0: a note keeps the argument.
+    """
     result = evaluation.call(torch.ops.aten.clamp_min.default, (args[0], 0.0), {})
     result.memory.note = lifted(evaluation.given(args[0]))
     return result
@@ -509,7 +518,7 @@ def relu(evaluation: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any
 
 @whole("threshold_backward.default")
 def threshold_backward(evaluation: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The gradient where the number lies above the threshold, else 0; at the threshold either."""
+    """Return the gradient where the number is above the threshold, else 0; both are right at the threshold."""
     grad, a, threshold = args
     note = a.memory.note if isinstance(a, BoundedTensor) else None
     before = note if note is not None and note.shape == tuple(a.shape) else lifted(evaluation.given(a))
@@ -519,54 +528,54 @@ def threshold_backward(evaluation: Any, func: Any, args: tuple, kwargs: dict[str
 
 @aten("leaky_relu.default")
 def leaky_relu(a: Any, slope: Any = 0.01) -> Bounded:
-    """a above 0, else slope times a."""
+    """Return a above 0, else slope times a."""
     return either(lifted(a) > 0.0, lifted(a), multiply(lifted(a), lifted(slope)))
 
 
 @aten("silu.default")
 def silu(a: Any) -> Bounded:
-    """a / (1 + e^-a)."""
+    """Return a / (1 + e^-a)."""
     return multiply(lifted(a), sigmoid(a))
 
 
 @aten("silu_backward.default")
 def silu_backward(grad: Any, a: Any) -> Bounded:
-    """grad s (1 + a (1 - s)), with the sigmoid s."""
+    """Return grad s (1 + a (1 - s)), with the sigmoid s."""
     s = sigmoid(a)
     return multiply(multiply(lifted(grad), s), add(lifted(1.0), multiply(lifted(a), subtract(lifted(1.0), s))))
 
 
 @aten("sigmoid_backward.default")
 def sigmoid_backward(grad: Any, output: Any) -> Bounded:
-    """grad s (1 - s)."""
+    """Return grad s (1 - s)."""
     return multiply(lifted(grad), multiply(subtract(lifted(1.0), lifted(output)), lifted(output)))
 
 
 @aten("tanh_backward.default")
 def tanh_backward(grad: Any, output: Any) -> Bounded:
-    """grad (1 - t^2)."""
+    """Return grad (1 - t^2)."""
     return multiply(lifted(grad), subtract(lifted(1.0), square(lifted(output))))
 
 
 def inner(a: Bounded) -> Bounded:
-    """The argument of the tanh that stands for erf in GELU: sqrt(2 / pi) (a + 0.044715 a^3)."""
+    """Return the argument of the tanh that approximates erf in GELU: sqrt(2 / pi) (a + 0.044715 a^3)."""
     cube = multiply(multiply(a, a), a)
     return multiply(lifted(math.sqrt(2 / math.pi)), add(a, multiply(lifted(0.044715), cube)))
 
 
 def half_of_one_and(x: Any) -> Bounded:
-    """(1 + x) / 2 of a function from -1 to 1."""
+    """Return (1 + x) / 2, for x between -1 and 1."""
     return limited(multiply(lifted(0.5), add(lifted(1.0), x)), 0.0)
 
 
 @aten("gelu.default")
 def gelu(a: Any, *, approximate: str = "none") -> Bounded:
-    """a (1 + erf(a / sqrt(2))) / 2, or with a tanh in place of erf.
+    """Return a (1 + erf(a / sqrt(2))) / 2, or the same with a tanh that approximates erf.
 
-    The sum cancels where a is far below 0: what erf or tanh costs near -1 stays, and the bound is |a| times some units
-    of roundoff while the value vanishes. It cannot be a relative one, as of erfc: torch's own kernel on a CPU takes the
-    sum, and reaches 0.55 of the bound between -4 and -2 in float32. Beyond -6, where erf is -1, `saturated` makes the
-    bound a fifth: from 10 |a| units of roundoff to 2.
+    The sum cancels where a is far below 0: the error of erf or tanh near -1 remains, and the bound is |a| times some
+    units of roundoff while the value vanishes. A relative bound, like that of erfc, is impossible: torch's own kernel
+    on a CPU computes the sum, and reaches 0.55 of the bound between -4 and -2 in float32. Beyond -6, where erf is -1,
+    `saturated` reduces the bound to a fifth: from 10 |a| units of roundoff to 2.
     """
     a = lifted(a)
     if approximate == "tanh":
@@ -576,7 +585,7 @@ def gelu(a: Any, *, approximate: str = "none") -> Bounded:
 
 @aten("gelu_backward.default")
 def gelu_backward(grad: Any, a: Any, *, approximate: str = "none") -> Bounded:
-    """The derivative of each of the formulas of `gelu`."""
+    """Return the derivative of each of the formulas of `gelu`."""
     a, grad = lifted(a), lifted(grad)
     if approximate == "tanh":
         t = np.tanh(inner(a))
@@ -589,20 +598,23 @@ def gelu_backward(grad: Any, a: Any, *, approximate: str = "none") -> Bounded:
 
 
 def passes(grad: Bounded, a: Bounded, threshold: Any, otherwise: Bounded) -> Bounded:
-    """The other gradient where a is at most the threshold, else the gradient, at NaN too; at the threshold either."""
+    """Return `otherwise` where a is at most the threshold, else the gradient, also at NaN.
+
+    Both are right at the threshold.
+    """
     return either(compared(np.less_equal, False, True)(a, threshold), otherwise, grad)
 
 
 @aten("leaky_relu_backward.default")
 def leaky_relu_backward(grad: Any, a: Any, slope: Any, self_is_result: bool) -> Bounded:
-    """grad above 0, else slope times it."""
+    """Return the gradient where `a` is above 0, else the slope times the gradient."""
     above = compared(np.greater, False, True)(lifted(a), 0.0)
     return either(above, lifted(grad), multiply(lifted(grad), lifted(slope)))
 
 
 @aten("elu.default")
 def elu(a: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> Bounded:
-    """scale a above 0, else scale alpha (e^(input_scale a) - 1)."""
+    """Return scale a above 0, else scale alpha (e^(input_scale a) - 1)."""
     a = lifted(a)
     below = multiply(np.expm1(scaled(a, input_scale)), lifted(alpha * scale))
     return either(a > 0.0, scaled(a, scale), below)
@@ -610,6 +622,6 @@ def elu(a: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> B
 
 @aten("softshrink_backward.default", "hardshrink_backward.default")
 def shrink_backward(grad: Any, a: Any, limit: Any) -> Bounded:
-    """The gradient where a is farther from 0 than the limit, else 0."""
+    """Return the gradient where |a| exceeds the limit, else 0."""
     beyond = compared(np.greater, False, True)(absolute(lifted(a)), limit)
     return either(beyond, lifted(grad), lifted(0.0))

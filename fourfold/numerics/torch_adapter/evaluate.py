@@ -1,9 +1,9 @@
 """A plain torch function, evaluated with a running error bound, forward and backward.
 
-The function is called with tensors that carry `Bounded` arrays. torch hands each of its operators to a rule, which says
-how the error goes through it: mostly that of a NumPy function, in `running_error_rules` or `running_error_arrays`. What
-has no rule is taken apart by torch's own decompositions. Autograd works above the operators, so that the gradients are
-bounded by the same rules.
+The function is called with tensors that carry `Bounded` arrays. torch dispatches each of its operators to a rule, which
+propagates the error through it: mostly the rule of a NumPy function, in `fourfold.numerics.steps`. An operator without
+a rule is replaced by torch's own decomposition. Autograd works above the operators, so that the same rules bound the
+gradients.
 
 The tensors report the tested dtype, so that ``x.float()`` or ``torch.finfo(x.dtype)`` do what they do in production. A
 cast between floating types changes no value: values are wide throughout.
@@ -30,13 +30,13 @@ __all__ = ["NoTorchRule", "backward_of", "forward_of", "rule"]
 
 
 def _alike(one: Arithmetic, other: Arithmetic) -> bool:
-    """Whether two arithmetics have the same numbers."""
+    """Return whether two arithmetics represent the same numbers."""
     ways = {"documented_ties": True, "rounds_each_step": False}
     return replace(one, **ways) == replace(other, **ways)  # type: ignore[arg-type]
 
 
 def dtype_of(bounded: Bounded) -> DType:
-    """The tested dtype of an array: that whose kernels, or whose results, have the array's arithmetic."""
+    """Return the tested dtype of an array: the one whose kernels, or whose results, have the array's arithmetic."""
     mine = bounded.arithmetic
     for dtype in DTYPES.values():
         theirs = (dtype.arithmetic, dtype.arithmetic.storage)
@@ -46,14 +46,14 @@ def dtype_of(bounded: Bounded) -> DType:
 
 
 def evaluation_of(arguments: Sequence[Any]) -> Evaluation:
-    """An evaluation in the arithmetic of the arguments; float32 where none of them has one."""
+    """Return an evaluation in the arithmetic of the arguments, or in float32 if none has one."""
     bounded = (argument for argument in arguments if isinstance(argument, Bounded))
     first = next(bounded, None)
     return Evaluation(DTYPES["float32"] if first is None else dtype_of(first))
 
 
 def tensor_of(argument: Any, evaluation: Evaluation) -> Any:
-    """An input as a tensor; a parameter as it is."""
+    """Return an input as a tensor, and a parameter unchanged."""
     if isinstance(argument, Bounded):
         return evaluation.made(argument, evaluation.dtype.torch)
     return torch.from_numpy(np.array(argument)) if isinstance(argument, np.ndarray) else argument
@@ -61,7 +61,7 @@ def tensor_of(argument: Any, evaluation: Evaluation) -> Any:
 
 @contextlib.contextmanager
 def by_simple_operators() -> Iterator[None]:
-    """Let torch compute attention by simple operators, where it has fused ones too."""
+    """Make torch compute attention by simple operators instead of fused ones."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -72,7 +72,7 @@ def by_simple_operators() -> Iterator[None]:
 
 
 def result_of(definition: Callable[..., Any], tensors: dict[str, Any], evaluation: Evaluation) -> Any:
-    """What a definition gives."""
+    """Return the result of a definition."""
     with by_simple_operators():
         try:
             return definition(**tensors)
@@ -83,7 +83,7 @@ def result_of(definition: Callable[..., Any], tensors: dict[str, Any], evaluatio
 
 
 def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], evaluation: Evaluation) -> torch.Tensor:
-    """What a definition gives; it must be one tensor."""
+    """Return the output of a definition, which must be one tensor."""
     output = result_of(definition, tensors, evaluation)
     if not isinstance(output, torch.Tensor):
         raise TypeError(f"the definition must return a tensor, and returned {type(output).__name__}")
@@ -91,19 +91,22 @@ def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], 
 
 
 def bounded_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
-    """The values of a tensor with their errors."""
+    """Return the values of a tensor with their errors."""
     return lift(evaluation.given(tensor), evaluation.dtype.arithmetic)
 
 
 def gradient_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
-    """A gradient with its error. Where autograd has NaN, as for 0 times infinity, another formula may have a number."""
+    """Return a gradient with its error.
+
+    Where autograd computes NaN, for example from 0 times infinity, another formula may give a number.
+    """
     grad = bounded_of(tensor, evaluation)
     unknown = np.isnan(grad.value) & evaluation.free_ties
     return Bounded(grad.value, np.where(unknown, np.inf, grad.error), grad.arithmetic)
 
 
 def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded]:
-    """An `Operation.forward` that evaluates a definition in torch with a running error bound.
+    """Return an `Operation.forward` that evaluates a definition in torch with a running error bound.
 
     Args:
         definition: takes the tensors and parameters of the operation by name, and returns one tensor.
@@ -130,17 +133,17 @@ def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded
 def backward_of(
     definition: Callable[..., Any], differentiable: Sequence[str], places: Sequence[int] = ()
 ) -> Callable[..., tuple[Bounded, ...]]:
-    """An `Operation.backward` that differentiates a definition by autograd, with a running error bound.
+    """Return an `Operation.backward` that differentiates a definition by autograd, with a running error bound.
 
     Args:
         definition: as in `forward_of`.
         differentiable: the names of the inputs that have a gradient.
-        places: of a definition that returns several outputs, the place of the one that has the cotangent, and then
-            those of the others that have gradients. Their cotangents are zeros.
+        places: for a definition that returns several outputs, the position of the output with the cotangent, followed
+            by those of the other outputs that have gradients. Their cotangents are zeros.
 
     Returns:
         A function of the cotangent, a `Bounded` of the output's shape, and of the arguments of `forward_of` by name. It
-        gives the gradients in the order of `differentiable`: zeros for inputs that the output does not depend on.
+        returns the gradients in the order of `differentiable`: zeros for inputs that the output does not depend on.
 
     Raises:
         NoTorchRule: when called, if the definition or its derivative runs an operator that has no rule.
@@ -157,7 +160,7 @@ def backward_of(
                 returned = result_of(definition, tensors, evaluation)
                 outputs = [returned[place] for place in places]
             found: Sequence[Any] = [None] * len(wanted)
-            # Zeros for the others: a kernel may multiply them with an infinity, and autograd says where.
+            # Zeros for the others: a kernel may multiply them with an infinity, and autograd tells where.
             zeros = (Bounded.exact(np.zeros(each.shape), evaluation.dtype.arithmetic) for each in outputs[1:])
             given = [
                 (output, evaluation.made(cotangent, output.dtype))

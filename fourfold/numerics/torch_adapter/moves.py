@@ -1,4 +1,4 @@
-"""The rules of torch's operators that move elements, make tensors, change their type, or add at given places."""
+"""The rules of torch's operators that move elements, create tensors, cast them, or add at given places."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ from fourfold.numerics.torch_adapter.tensors import (
 
 Array = np.ndarray
 
-# What moves elements, or leaves out or repeats some. torch does it with each part of a tensor.
+# Operators that move, omit or repeat elements. torch applies them to each part of a tensor.
 
 VIEWS = (
     "alias.default as_strided.default detach.default diagonal.default expand.default permute.default select.int"
@@ -42,7 +42,7 @@ MOVES = (
     " _unsafe_index.Tensor diag_embed.default select_scatter.default slice_scatter.default"
     " diagonal_scatter.default index_copy.default copy.default masked_scatter.default"
 )
-# The places of the arguments whose elements are moved, where it is not the first one alone.
+# The positions of the arguments whose elements are moved, unless it is the first one alone.
 MOVED = {
     "select_scatter.default": (0, 1),
     "slice_scatter.default": (0, 1),
@@ -55,7 +55,10 @@ MOVED = {
 
 
 def parts_of(evaluation: Evaluation, tensors: Sequence[torch.Tensor]) -> tuple[list[list[Array]], Callable]:
-    """The arrays of each kind that make several tensors, and what makes a payload of one array of each kind."""
+    """Return the arrays of each kind that several tensors consist of, and a function that makes a payload from them.
+
+    The function takes one array of each kind.
+    """
     payloads = [evaluation.given_as_it_is(tensor) for tensor in tensors]
     if all(isinstance(payload, Comparison) for payload in payloads):
         parts = [[p.outcome for p in payloads], [p.uncertain for p in payloads]]
@@ -70,7 +73,7 @@ def parts_of(evaluation: Evaluation, tensors: Sequence[torch.Tensor]) -> tuple[l
 
 
 def moved_parts(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict, places: Sequence[int]) -> Any:
-    """What an operator makes of each part of its arguments at `places`: lists of tensors, and what joins them."""
+    """Apply an operator to each part of its arguments at `places`; return lists of tensors and the joining function."""
     movable = [argument for place in places for argument in flat(args[place])]
     kinds, join = parts_of(evaluation, movable)
     results = []
@@ -89,22 +92,22 @@ def moved_parts(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict, pl
 
 
 def flat(argument: Any) -> Sequence[torch.Tensor]:
-    """The tensors of an argument that is one, or a list of them."""
+    """Return the tensors of an argument that is a tensor or a list of tensors."""
     return argument if isinstance(argument, list | tuple) else [argument]
 
 
 def unchanged(func: Any, args: tuple, kwargs: dict, places: Sequence[int]) -> Any:
-    """The result where nothing among what is moved has an error: torch's own."""
+    """Return torch's own result, where no moved element has an error."""
     return func(*map(plain, args), **kwargs)
 
 
 def has_error(args: tuple, places: Sequence[int]) -> bool:
-    """Whether anything that is moved is more than a plain tensor."""
+    """Return whether a moved argument is more than a plain tensor."""
     return any(isinstance(tensor, BoundedTensor) for tensor in tensors_in([args[place] for place in places]))
 
 
 def view(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """A view: it shares its base's memory."""
+    """Return a view, which shares its base's memory."""
     if not has_error(args, (0,)):
         return unchanged(func, args, kwargs, (0,))
     if places := places_in(args[0]):
@@ -126,19 +129,19 @@ def view(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
 
 
 def joined_parts(evaluation: Evaluation, parts: Sequence[torch.Tensor], join: Callable) -> Payload:
-    """A payload of the parts that torch has moved."""
+    """Join parts moved by torch to a payload."""
     return join(*(as_numpy(part, np.dtype(evaluation.dtype.wide)) for part in parts))
 
 
 def move(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Elements elsewhere, in a memory of their own."""
+    """Move elements into a new memory."""
     places = MOVED.get(str(func).removeprefix("aten."), (0,))
     if not has_error(args, places):
         result = unchanged(func, args, kwargs, places)
         if str(func) != "aten.lift_fresh.default" or not result.is_floating_point():
             return result
         args = (result,)
-    # Arrays with an error are contiguous in any case.
+    # Arrays with an error are always contiguous.
     kwargs = {name: value for name, value in kwargs.items() if name != "memory_format"}
     results, join, movable = moved_parts(evaluation, func, args, kwargs, places)
     dtype = movable[0].dtype if len(places) > 1 else dtype_of_all(movable)
@@ -153,7 +156,7 @@ def move(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
 
 
 def dtype_of_all(tensors: Sequence[torch.Tensor]) -> torch.dtype:
-    """The dtype to which torch promotes the tensors that it joins."""
+    """Return the dtype to which torch promotes the tensors that it joins."""
     dtype = tensors[0].dtype
     for tensor in tensors[1:]:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -164,7 +167,7 @@ whole(*VIEWS.split())(view)
 whole(*MOVES.split())(move)
 
 
-# What makes tensors, or changes their type.
+# Operators that create tensors, or change their type.
 
 
 @whole("_to_copy.default")
@@ -207,7 +210,11 @@ def quantised(a: Bounded, dtype: torch.dtype) -> Bounded:
 
 
 def whole_numbers(payload: Payload) -> Array:
-    """What a cast to integers makes of numbers: it must not hang on rounding."""
+    """Cast numbers to integers.
+
+    Raises:
+        HangsOnRounding: the cast depends on rounding.
+    """
     if isinstance(payload, Comparison):
         return certain(payload).astype(np.int64)
     low, high = np.trunc(payload.value - payload.error), np.trunc(payload.value + payload.error)
@@ -216,7 +223,7 @@ def whole_numbers(payload: Payload) -> Array:
     return np.trunc(payload.value).astype(np.int64)
 
 
-# The number with which an operator fills a tensor; None where it is an argument.
+# The number with which an operator fills a tensor; None if it is an argument.
 NUMBERS = {"full": None, "fill": None, "scalar_tensor": None, "zeros": 0, "zero": 0, "ones": 1, "empty": np.nan}
 FILLS = (
     "full.default zeros.default ones.default empty.memory_format empty_strided.default scalar_tensor.default"
@@ -227,7 +234,7 @@ FILLS = (
 
 @whole(*FILLS.split())
 def fill(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """A tensor of one number; of what is empty, nothing is known."""
+    """Return a tensor filled with one number; the elements of an empty tensor are unknown."""
     name = str(func).split(".")[1]
     like = args[0] if isinstance(args[0], torch.Tensor) else None
     shape = () if name == "scalar_tensor" else args[1] if name.startswith("new_") else args[0]
@@ -241,7 +248,7 @@ def fill(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
         number = number.reshape(()).item() if isinstance(number, np.ndarray) else number
         return torch.full(shape, 0 if kind == "empty" else number, dtype=dtype)
     if name == "scalar_tensor" and evaluation.backward and number == torch.finfo(dtype).min:
-        # The gradient of logcumsumexp takes the lowest number for the logarithm of 0: the step after it may overflow.
+        # The gradient of logcumsumexp uses the lowest number as the logarithm of 0: the step after it may overflow.
         number = -np.inf
     item = lifted(number)
     if kind == "empty":
@@ -250,7 +257,7 @@ def fill(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
 
 
 def dtype_of_number(number: Any, kind: str) -> torch.dtype:
-    """The dtype that torch gives to a tensor of a Python number; only those of `full` may be of integers."""
+    """Return the dtype of a tensor that torch makes from a Python number; only `full` makes tensors of integers."""
     if kind != "full" or isinstance(number, float):
         return torch.get_default_dtype()
     return torch.bool if isinstance(number, bool) else torch.int64
@@ -258,7 +265,7 @@ def dtype_of_number(number: Any, kind: str) -> torch.dtype:
 
 @whole("arange.default", "arange.start", "arange.start_step", "linspace.default", "eye.default", "eye.m")
 def sequence(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Numbers that torch makes in double precision; those that the arithmetic lacks are rounded once."""
+    """Return numbers that torch computes in double precision, rounded once if the arithmetic cannot represent them."""
     made = func(*args, **kwargs)
     if not made.is_floating_point():
         return made
@@ -266,11 +273,11 @@ def sequence(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
     return evaluation.made(lifted(exact.numpy()), made.dtype)
 
 
-# Sums at places that are given.
+# Sums at given places.
 
 
 def added_at(a: Bounded, places: Array, items: Bounded) -> Bounded:
-    """a with each item added at its place, in any order: the terms of each place make a sum."""
+    """Return `a` with each item added at its place, in any order: the terms of each place form a sum."""
     shape = a.shape
     places = places.reshape(-1)
     value, error, magnitude = a.value.reshape(-1).copy(), a.error.reshape(-1).copy(), abs(a.value).reshape(-1)
@@ -292,12 +299,12 @@ def added_at(a: Bounded, places: Array, items: Bounded) -> Bounded:
 
 
 def against_infinity_at(value: Array, places: Array, parts: tuple[Bounded, Bounded], growth: Array) -> Array:
-    """Where a sum is infinite, and its finite terms of the other sign may overflow first, which makes it NaN.
+    """Return where a sum is infinite but its finite terms of the other sign may overflow first, which makes it NaN.
 
     Args:
         value: the sums.
         places: the places of the items.
-        parts: what was there before, and the items.
+        parts: the former elements, and the items.
         growth: the roundings of each sum.
     """
     infinite = np.isinf(value)
@@ -318,27 +325,30 @@ def against_infinity_at(value: Array, places: Array, parts: tuple[Bounded, Bound
 
 
 def numbered(shape: Sequence[int]) -> torch.Tensor:
-    """The places of a tensor's elements, counted along the flattened tensor."""
+    """Return the places of a tensor's elements, counted along the flattened tensor."""
     size = int(np.prod(shape, dtype=int))
     return torch.arange(size).reshape(tuple(shape))
 
 
 def along(a: Bounded, dim: int, index: Array) -> Array:
-    """The places of the elements of `a` at the indices along an axis, counted along the flattened `a`."""
+    """Return the places of the elements of `a` at the indices along an axis, counted along the flattened `a`."""
     axis = dim % max(a.ndim, 1)
     rows = numbered(a.shape)[tuple(slice(None if i == axis else size) for i, size in enumerate(index.shape))]
     return torch.gather(rows, dim, torch.from_numpy(np.array(index))).numpy()
 
 
 def scatter_add(a: Any, dim: int, index: Array, items: Any) -> Bounded:
-    """Each item added at the index that it has along an axis."""
+    """Add each item at its index along an axis."""
     a, items = lifted(a), lifted(items)
     return added_at(a, along(a, dim, index), items[tuple(map(slice, index.shape))] if a.ndim else items)
 
 
 @aten("scatter_reduce.two")
 def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, include_self: bool = True) -> Bounded:
-    """The sum, mean or extreme of the items that have an index along an axis, with or without the number there."""
+    """Return the sum, mean or extreme of the items at each index along an axis.
+
+    The number that is already there is included unless `include_self` is False.
+    """
     a, items = lifted(a), lifted(items)
     places, items = along(a, dim, index), items[tuple(map(slice, index.shape))]
     count = np.bincount(places.reshape(-1), minlength=a.size).reshape(a.shape)
@@ -362,14 +372,14 @@ def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, i
 
 @aten("index_add.default")
 def index_add(a: Any, dim: int, index: Array, items: Any, *, alpha: Any = 1) -> Bounded:
-    """Each slice of the items added at its index along an axis."""
+    """Add each slice of the items at its index along an axis."""
     a, items = lifted(a), scaled(lifted(items), alpha)
     return added_at(a, numbered(a.shape).index_select(dim, torch.from_numpy(np.array(index))).numpy(), items)
 
 
 @whole("scatter.value")
 def scatter_number(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """One number in place of the elements at the indices."""
+    """Put one number at the indices."""
     a, dim, index, number = args
     items = fill(evaluation, torch.ops.aten.full.default, (index.shape, number), {"dtype": a.dtype})
     return evaluation.call(torch.ops.aten.scatter.src, (a, dim, index, items), {})
@@ -377,7 +387,7 @@ def scatter_number(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[
 
 @aten("constant_pad_nd.default")
 def pad(a: Any, widths: Sequence[int], number: Any = 0) -> Bounded:
-    """A number around the elements, as many as `widths` says, from the last axis on; below 0 they are cut off."""
+    """Pad with a number, by `widths` from the last axis on; negative widths cut elements off."""
     a = lifted(a)
     pairs = [tuple(widths[i : i + 2]) for i in range(0, len(widths), 2)][::-1]
     pairs = [(0, 0)] * (a.ndim - len(pairs)) + pairs
@@ -391,13 +401,13 @@ def pad(a: Any, widths: Sequence[int], number: Any = 0) -> Bounded:
 
 @aten("embedding.default")
 def embedding(weight: Any, index: Array, *_: Any) -> Bounded:
-    """The rows of a table."""
+    """Return the rows of a table."""
     return lifted(weight)[index]
 
 
 @aten("embedding_dense_backward.default")
 def embedding_backward(grad: Any, index: Array, rows: int, padding: int, by_frequency: bool) -> Bounded:
-    """Each row's gradients added up; none for the row that is padding."""
+    """Return the sum of each row's gradients; the padding row has none."""
     grad, places = lifted(grad), np.array(index).reshape(-1)
     grad = grad.reshape(places.size, -1)
     if by_frequency:
@@ -409,14 +419,14 @@ def embedding_backward(grad: Any, index: Array, rows: int, padding: int, by_freq
 
 @aten("put.default")
 def put(a: Any, index: Array, items: Any, accumulate: bool = False) -> Bounded:
-    """The items at places that are counted along the flattened tensor."""
+    """Put or add the items at places counted along the flattened tensor."""
     a = lifted(a)
     return index_put(a.reshape(-1), [index], items, accumulate).reshape(a.shape)
 
 
 @aten("index_put.default", "_unsafe_index_put.default")
 def index_put(a: Any, indices: Sequence[Any], items: Any, accumulate: bool = False) -> Bounded:
-    """The items in place of the elements at the indices, or added to them."""
+    """Put the items at the indices, or add them there."""
     a, items = lifted(a), lifted(items)
     taken = [
         None if i is None else torch.from_numpy(np.array(certain(i) if isinstance(i, Comparison) else i))

@@ -33,38 +33,41 @@ from fourfold.numerics.torch_adapter.tensors import BoundedTensor, Evaluation, P
 
 
 def from_the_largest(a: Bounded, dim: int) -> Bounded:
-    """a less the largest along an axis. What follows is the same for any number near it: its error is left out."""
+    """Return a minus the largest element along an axis.
+
+    Any number near the maximum leads to the same result, so its error is omitted.
+    """
     top = np.max(a.value, axis=dim, keepdims=True, initial=-np.inf)
     return subtract(a, Bounded.exact(top, a.arithmetic))
 
 
 def within(a: Bounded, most: float) -> Any:
-    """The error of what is computed between 0 and `most`, roundings apart."""
+    """Return the error of a number that is computed between 0 and `most`, except for roundings."""
     slack = most * SLACK * a.arithmetic.roundoff + a.arithmetic.smallest_normal
     farthest = np.maximum(a.value, most - a.value) + slack
     return np.where(np.isnan(a.value), a.error, np.fmin(a.error, farthest))
 
 
-# Roundings of an exponential and of a quotient.
+# The roundings of an exponential and of a quotient.
 SLACK = REORDERING * (EXPONENTIAL + DIVISION)
 
 
 def powers_of(centred: Bounded) -> Bounded:
-    """The exponentials of numbers of which the largest is computed as 0: they are computed between 0 and 1."""
+    """Return the exponentials of numbers whose computed maximum is 0: they are computed between 0 and 1."""
     powers = exp(centred)
     error = np.where(np.isfinite(centred.error), within(powers, 1.0), powers.error)
     return limited(Bounded(powers.value, error, powers.arithmetic), 0.0)
 
 
 def sum_of(powers: Bounded, dim: int) -> Bounded:
-    """Their sum: one of them is 1."""
+    """Return the sum of powers, one of which is 1."""
     result = total(powers, dim, keepdims=True)
     return limited(result, np.where(result.value >= 1, 1 - SLACK * result.arithmetic.roundoff, -np.inf))
 
 
 @aten("_safe_softmax.default")
 def safe_softmax(a: Any, dim: int, *, dtype: Any = None) -> Bounded:
-    """Softmax with zeros for what holds nothing but -inf, as attention masks leave it."""
+    """Return the softmax, with zeros for rows of -inf only, which attention masks produce."""
     a = lifted(a)
     masked = np.all(np.isneginf(a.value) & (a.error == 0), axis=dim, keepdims=True)
     result = softmax(a, dim)
@@ -73,21 +76,21 @@ def safe_softmax(a: Any, dim: int, *, dtype: Any = None) -> Bounded:
 
 @aten("_softmax.default")
 def softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
-    """exp(a - m) / sum(exp(a - m)) with the maximum m."""
+    """Return exp(a - m) / sum(exp(a - m)) with the maximum m."""
     a = lifted(a)
     if not a.ndim:
         return softmax(a.reshape(1), 0).reshape(())
     powers = powers_of(from_the_largest(a, dim))
     result = divide(powers, sum_of(powers, dim))
-    # Whatever the errors of its exponents are, it lies between 0 and 1; unless one of them may have overflowed, which
-    # makes the whole row NaN.
+    # The result lies between 0 and 1 whatever the errors of the exponents, unless one may have overflowed, which makes
+    # the whole row NaN.
     unknown = np.isinf(powers.error).any(axis=dim, keepdims=True)
     return Bounded(result.value, np.where(unknown, np.inf, within(result, 1.0)), a.arithmetic)
 
 
 @aten("_softmax_backward_data.default")
 def softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = None) -> Bounded:
-    """y (g - sum(g y))."""
+    """Return y (g - sum(g y))."""
     grad, output = lifted(grad), lifted(output)
     if not output.ndim:
         return multiply(grad, lifted(0.0))
@@ -96,7 +99,7 @@ def softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = None) 
 
 @aten("_log_softmax.default")
 def log_softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
-    """(a - m) - log(sum(exp(a - m))) with the maximum m."""
+    """Return (a - m) - log(sum(exp(a - m))) with the maximum m."""
     a = lifted(a)
     if not a.ndim:
         return log_softmax(a.reshape(1), 0).reshape(())
@@ -106,7 +109,7 @@ def log_softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
 
 @aten("_log_softmax_backward_data.default")
 def log_softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = None) -> Bounded:
-    """g - exp(y) sum(g)."""
+    """Return g - exp(y) sum(g)."""
     grad, output = lifted(grad), lifted(output)
     if not output.ndim:
         return multiply(grad, lifted(0.0))
@@ -117,22 +120,22 @@ def log_softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = No
 
 
 def average(a: Bounded, along: tuple[int, ...]) -> Bounded:
-    """The mean along axes, which are kept; of no elements it is 0."""
+    """Return the mean along axes, which are kept; 0 for no elements."""
     count = math.prod(a.shape[i] for i in along)
     return divide(total(a, along, keepdims=True), lifted(max(count, 1)))
 
 
 def normalized(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded, Bounded, Bounded]:
-    """(a - mean) / deviation, the mean, and 1 / deviation, along axes that are kept.
+    """Return (a - mean) / deviation, the mean, and 1 / deviation, along axes that are kept.
 
-    The deviation is sqrt(variance + eps), with the variance the mean of the squared deviations from the mean.
+    The deviation is sqrt(variance + eps), where the variance is the mean of the squared deviations from the mean.
     """
     a = as_others_scale(a)
     mean = average(a, along)
     centred = subtract(a, mean)
     deviation = sqrt(maximum(add(average(multiply(centred, centred), along), lifted(eps)), lifted(eps)))
     normal = divide(centred, deviation)
-    if not a.arithmetic.documented_ties:  # what is scaled first may overflow
+    if not a.arithmetic.documented_ties:  # kernels that scale first may overflow
         with np.errstate(all="ignore"):
             overflow = np.isfinite(a.value) & (abs(a.value / deviation.value) >= a.arithmetic.largest)
         normal = unspecified_where(normal, overflow)
@@ -140,20 +143,20 @@ def normalized(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded,
 
 
 def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
-    """a weight + bias, each of which may be missing."""
+    """Return a weight + bias, where either may be missing."""
     a = a if weight is None else multiply(a, lifted(weight))
     return a if bias is None else add(a, lifted(bias))
 
 
 def of_channels(normal: Bounded, furthest: np.ndarray, weight: Any, bias: Any) -> Bounded:
-    """What `scaled_and_shifted` returns where each channel has a weight and a bias.
+    """Return `scaled_and_shifted` for weights and biases of channels.
 
-    Others compute a (weight inverse) + (bias - mean weight inverse). In theirs what is too small for a number may be
-    lost on the way, and it is unspecified where a step may overflow.
+    Other kernels compute a (weight inverse) + (bias - mean weight inverse). Their intermediate results may underflow,
+    and their result is unspecified where a step may overflow.
 
     Args:
-        normal: what was normalized.
-        furthest: that of `_furthest`, for each element of `normal`.
+        normal: the normalized numbers.
+        furthest: the bound of `_furthest`, for each element of `normal`.
         weight: one for each channel, or None.
         bias: one for each channel, or None.
     """
@@ -167,14 +170,15 @@ def of_channels(normal: Bounded, furthest: np.ndarray, weight: Any, bias: Any) -
 
 
 def of_weight(grad: Bounded, normal: Bounded, furthest: np.ndarray, along: tuple[int, ...]) -> Bounded:
-    """The gradient of the weight: sum(g n).
+    """Return the gradient of the weight: sum(g n).
 
-    Others compute (sum(g a) - mean sum(g)) inverse. Theirs is unspecified where one of these steps may overflow.
+    Other kernels compute (sum(g a) - mean sum(g)) inverse. Their result is unspecified where one of these steps may
+    overflow.
 
     Args:
-        grad: that of the result.
-        normal: what was normalized.
-        furthest: that of `_furthest`, for each element of `normal`.
+        grad: the gradient of the result.
+        normal: the normalized numbers.
+        furthest: the bound of `_furthest`, for each element of `normal`.
         along: the axes of the sum.
     """
     result = total(multiply(grad, normal), along)
@@ -186,7 +190,7 @@ def of_weight(grad: Bounded, normal: Bounded, furthest: np.ndarray, along: tuple
 
 
 def _furthest(a: Bounded, mean: Any, inverse: Any) -> np.ndarray:
-    """A number that no product of a, of the mean and of 1 / deviation exceeds, nor one of these alone."""
+    """Return a bound of each product of a, the mean and 1 / deviation, and of each of them alone."""
     with np.errstate(all="ignore"):
         return np.maximum(abs(a.value) + abs(lifted(mean).value), 1) * np.maximum(lifted(inverse).value, 1)
 
@@ -199,16 +203,16 @@ def of_normalized(
     inverse: Bounded,
     along: tuple[int, ...],
 ) -> Bounded:
-    """The gradient of what was normalized: (g - mean(g) - n mean(g n)) / deviation, where g is the gradient by weight.
+    """Return the gradient of the normalized input: (g - mean(g) - n mean(g n)) / deviation, with g = grad weight.
 
-    Others multiply in other orders, any of which is right. Theirs may lose what is too small for a number on the way,
-    and is unspecified where a step may overflow: then the order decides between a number, an infinity and NaN.
+    Kernels may multiply in any order. Their intermediate results may underflow, and their result is unspecified where a
+    step may overflow: there the order decides between a number, an infinity and NaN.
 
     Args:
-        grad: that of the result.
-        weight: what the normalized numbers were multiplied by; None stands for 1.
+        grad: the gradient of the result.
+        weight: the factor of the normalized numbers; None stands for 1.
         normal: the normalized numbers.
-        furthest: that of `_furthest`, for each of them.
+        furthest: the bound of `_furthest`, for each of them.
         inverse: 1 / deviation.
         along: the axes of the means.
     """
@@ -220,8 +224,8 @@ def of_normalized(
         return result
     with np.errstate(all="ignore"):
         size = np.ones(1) if weight is None else abs(weight.value)
-        # Steps may have numbers that are larger than these by some 2^6 times, or, divided by their number at last, by
-        # that number: the weight too.
+        # Intermediate results may exceed these by a factor of about 2^6, or of their number, if the division by it
+        # comes last. The same holds for the weight.
         count = math.prod(grad.shape[axis] for axis in along)
         factor = max(64, count) * np.maximum(inverse.value, 1) ** 3
         terms = np.sum(abs(grad.value) * np.maximum(size, 1), axis=along, keepdims=True)
@@ -237,18 +241,18 @@ def of_normalized(
 
 
 def _lost(arithmetic: Arithmetic) -> float:
-    """The most that a product below the smallest normal number is off by."""
+    """Return the largest error of a product below the smallest normal number."""
     return 2 * arithmetic.roundoff * arithmetic.smallest_normal
 
 
 def last(a: Bounded, count: int) -> tuple[int, ...]:
-    """The last `count` axes."""
+    """Return the last `count` axes."""
     return tuple(range(a.ndim - count, a.ndim))
 
 
 @aten("native_layer_norm.default")
 def layer_norm(a: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> tuple[Bounded, ...]:
-    """The last axes normalized, then weight and bias."""
+    """Normalize the last axes, then apply weight and bias; return the result, the mean and 1 / deviation."""
     a = lifted(a)
     normal, mean, inverse = normalized(a, last(a, len(shape)), eps)
     return scaled_and_shifted(normal, weight, bias), mean, inverse
@@ -258,7 +262,7 @@ def layer_norm(a: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float)
 def layer_norm_backward(
     grad: Any, a: Any, shape: Sequence[int], mean: Any, inverse: Any, weight: Any, bias: Any, mask: Sequence[bool]
 ) -> tuple[Any, ...]:
-    """The gradients of the input, weight and bias."""
+    """Return the gradients of the input, weight and bias."""
     grad, a = lifted(grad), lifted(a)
     along, rows = last(a, len(shape)), tuple(range(a.ndim - len(shape)))
     normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), lifted(mean)), lifted(inverse))
@@ -271,7 +275,7 @@ def layer_norm_backward(
 
 
 def as_channels(a: Any, like: Bounded) -> Any:
-    """A number for each channel, the second axis of `like`; None as it is."""
+    """Reshape one number per channel to the second axis of `like`; return None for None."""
     return None if a is None else lifted(a).reshape(1, -1, *[1] * (like.ndim - 2))
 
 
@@ -279,7 +283,7 @@ def as_channels(a: Any, like: Bounded) -> Any:
 def group_norm(
     a: Any, weight: Any, bias: Any, batch: int, channels: int, size: int, groups: int, eps: float
 ) -> tuple[Bounded, ...]:
-    """Each sample's groups of channels normalized, then weight and bias of each channel."""
+    """Normalize each sample's groups of channels, then apply each channel's weight and bias."""
     a = lifted(a)
     normal, mean, inverse = normalized(a.reshape(batch, groups, -1), (2,), eps)
     furthest = _furthest(a.reshape(batch, groups, -1), mean, inverse).reshape(a.shape)
@@ -300,7 +304,7 @@ def group_norm_backward(
     groups: int,
     mask: Any,
 ) -> tuple[Any, ...]:
-    """The gradients of the input, weight and bias."""
+    """Return the gradients of the input, weight and bias."""
     grad, a = lifted(grad), lifted(a)
     mean, inverse = (lifted(x).reshape(batch, groups, 1) for x in (mean, inverse))
     grouped = a.reshape(batch, groups, -1)
@@ -318,14 +322,14 @@ def group_norm_backward(
 
 
 def by_running(a: Bounded, mean: Any, variance: Any, eps: float) -> tuple[Bounded, Bounded]:
-    """(a - mean) / deviation for each channel's given mean and variance, and 1 / deviation."""
+    """Return (a - mean) / deviation for each channel's given mean and variance, and 1 / deviation."""
     deviation = sqrt(add(as_channels(variance, a), lifted(eps)))
     return divide(subtract(as_others_scale(a), as_channels(mean, a)), deviation), reciprocal(deviation)
 
 
 @aten("native_batch_norm.default", "_native_batch_norm_legit_no_training.default", "_native_batch_norm_legit.no_stats")
 def batch_norm(a: Any, weight: Any, bias: Any, *given: Any) -> tuple[Bounded, ...]:
-    """Each channel normalized by its own mean and variance, or by given ones; then weight and bias."""
+    """Normalize each channel by its own mean and variance, or by given ones; then apply weight and bias."""
     a = lifted(a)
     *running, _, eps = given
     train = bool(running.pop()) if running and isinstance(running[-1], bool) else not running
@@ -352,7 +356,7 @@ def batch_norm_backward(
     eps: float,
     mask: Sequence[bool],
 ) -> tuple[Any, ...]:
-    """The gradients of the input, weight and bias."""
+    """Return the gradients of the input, weight and bias."""
     grad, a = lifted(grad), lifted(a)
     along = (0, *range(2, a.ndim))
     if train:
@@ -373,11 +377,11 @@ def batch_norm_backward(
     )
 
 
-# Convolutions, as products of matrices: for each place of the output a row of the elements that the kernel covers.
+# Convolutions as products of matrices: each place of the output has a row of the elements under the kernel.
 
 
 def windows(a: Bounded, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Bounded:
-    """``[batch, channels, *places, *kernel]`` of ``[batch, channels, *size]``: the elements under the kernel."""
+    """Return the elements under the kernel: ``[batch, channels, *places, *kernel]`` of ``[batch, channels, *size]``"""
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
     spatial = tuple(range(2, a.ndim))
     steps = (
@@ -390,12 +394,12 @@ def windows(a: Bounded, kernel: Sequence[int], stride: Sequence[int], dilation: 
 
 
 def padded(a: Bounded, widths: Sequence[tuple[int, int]]) -> Bounded:
-    """Zeros around the elements of the spatial axes; below 0, elements are cut off."""
+    """Pad the spatial axes with zeros; negative widths cut elements off."""
     return pad(a, [width for pair in reversed(widths) for width in pair])
 
 
 def dilated(a: Bounded, stride: Sequence[int]) -> Bounded:
-    """Zeros between the elements of the spatial axes, so that they lie `stride` apart."""
+    """Insert zeros between the elements of the spatial axes, so that they lie `stride` apart."""
     shape = (*a.shape[:2], *(max((size - 1) * step + 1, 0) for size, step in zip(a.shape[2:], stride)))
     result = Bounded.exact(np.zeros(shape, a.dtype), a.arithmetic)
     result[(..., *(slice(None, None, step) for step in stride))] = a
@@ -403,16 +407,16 @@ def dilated(a: Bounded, stride: Sequence[int]) -> Bounded:
 
 
 def grouped(a: Bounded, groups: int) -> Bounded:
-    """``[groups, batch * places, channels / groups * kernel]`` of what `windows` gives."""
+    """Reshape the result of `windows` to ``[groups, batch * places, channels / groups * kernel]``."""
     spatial = (a.ndim - 2) // 2
     a = a.reshape(a.shape[0], groups, a.shape[1] // groups, *a.shape[2:])
     a = a.transpose(1, 0, *range(3, 3 + spatial), 2, *range(3 + spatial, 3 + 2 * spatial))
-    # Each length is given: of no elements, as of an empty batch, NumPy infers none.
+    # NumPy cannot infer a length of an array without elements, for example of an empty batch.
     return a.reshape(groups, math.prod(a.shape[1 : 2 + spatial]), math.prod(a.shape[2 + spatial :]))
 
 
 def correlated(a: Bounded, weight: Bounded, stride: Sequence[int], dilation: Sequence[int], groups: int) -> Bounded:
-    """The sums of products of the elements under the kernel and its weights, ``[out, in / groups, *kernel]``."""
+    """Return the sums of products of the elements under the kernel and its weights, ``[out, in / groups, *kernel]``."""
     under = windows(a, weight.shape[2:], stride, dilation)
     places = under.shape[2 : a.ndim]
     weights = weight.reshape(groups, weight.shape[0] // groups, math.prod(weight.shape[1:])).transpose(0, 2, 1)
@@ -422,12 +426,12 @@ def correlated(a: Bounded, weight: Bounded, stride: Sequence[int], dilation: Seq
 
 
 def unpadded(a: Bounded) -> Bounded:
-    """Products of which NaN tells nothing: kernels leave out the zeros around the elements, and between them."""
+    """Return products that are unknown where they are NaN: kernels skip the zeros of padding and dilation."""
     return Bounded(a.value, np.where(np.isnan(a.value), np.inf, a.error), a.arithmetic)
 
 
 def turned(weight: Bounded, groups: int) -> Bounded:
-    """The kernel that takes gradients back: its places in reverse, and inputs and outputs exchanged in each group."""
+    """Return the kernel that propagates gradients back: reversed, with inputs and outputs exchanged in each group."""
     spatial = tuple(range(2, weight.ndim))
     split = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:]).swapaxes(1, 2)
     joined = split.reshape(groups * split.shape[1], *split.shape[2:])
@@ -443,7 +447,7 @@ def taken_back(
     groups: int,
     size: Sequence[int],
 ) -> Bounded:
-    """What each element of an input of `size` receives from the outputs that it went into."""
+    """Return the sum of contributions to each element of an input of `size` from the outputs that it affected."""
     spread = dilated(grad, stride)
     reach = [d * (k - 1) for k, d in zip(weight.shape[2:], dilation)]
     widths = [(r - p, n + p - length) for r, p, n, length in zip(reach, padding, size, spread.shape[2:])]
@@ -462,7 +466,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Bounded:
-    """torch's convolution, or the transposed one, of any number of spatial axes."""
+    """Return torch's convolution, or the transposed one, of any number of spatial axes."""
     a, weight = lifted(a), lifted(weight)
     if transposed:
         kernel = zip(a.shape[2:], stride, padding, dilation, weight.shape[2:], output_padding)
@@ -487,7 +491,7 @@ def convolution_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Any, ...]:
-    """The gradients of the input, weight and bias."""
+    """Return the gradients of the input, weight and bias."""
     grad, a, weight = lifted(grad), lifted(a), lifted(weight)
     around = [(p, p) for p in padding]
     if transposed:
@@ -498,7 +502,7 @@ def convolution_backward(
         outer, inner = a, grad
     grad_weight = None
     if mask[1]:
-        # Of each pair of an outer channel and an inner one, at each place of the kernel.
+        # One gradient for each pair of an outer and an inner channel, at each place of the kernel.
         under = windows(padded(outer, around), weight.shape[2:], stride, dilation)
         under = under[(slice(None), slice(None), *(slice(n) for n in inner.shape[2:]))]
         inner = grouped(columns(inner), groups).transpose(0, 2, 1)
@@ -508,15 +512,15 @@ def convolution_backward(
 
 
 def columns(a: Bounded) -> Bounded:
-    """Windows of one element each."""
+    """Return windows of one element each."""
     return a.reshape(*a.shape, *[1] * (a.ndim - 2))
 
 
-# Averages of windows: convolutions of each channel by itself, with ones.
+# Averages of windows: convolutions of each single channel with ones.
 
 
 class PoolingWindows:
-    """The windows of a pooling, and how many elements each of them averages."""
+    """The windows of a pooling, and the number of elements that each of them averages."""
 
     def __init__(self, a: Bounded, kernel: Any, stride: Any, padding: Any, ceil: bool, pads_count: bool, divisor: Any):
         if ceil:
@@ -542,7 +546,7 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Bounded:
-    """The sum of the elements of each window, divided by their number."""
+    """Return the sum of the elements of each window, divided by their number."""
     a = lifted(a)
     pool = PoolingWindows(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
     around = padded(a.reshape(pool.shape), [(p, p) for p in pool.padding])
@@ -562,7 +566,7 @@ def average_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Bounded:
-    """To each element of a window its share of the gradient."""
+    """Return the gradient of the input: each element of a window receives its share."""
     grad, a = lifted(grad), lifted(a)
     pool = PoolingWindows(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
     shares = divide(grad.reshape(-1, *grad.shape[-pool.axes - 1 :]), lifted(pool.count))
@@ -577,7 +581,7 @@ def average_pool_backward(
 def pooled_windows(
     a: Bounded, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, fill: float
 ) -> Bounded:
-    """``[..., *places, elements]``: the elements of each window of the last axes, with a number around them."""
+    """Return the elements of each window of the last axes, padded with a number: ``[..., *places, elements]``."""
     if ceil:
         raise NoRule("max pooling with ceil_mode has no running-error rule")
     axes = len(kernel)
@@ -590,10 +594,10 @@ def pooled_windows(
 
 @dataclass(frozen=True, eq=False)
 class WindowPlaces(Places):
-    """Where in its window each number was found. The elements of a window lie along the last axis of `source`."""
+    """The place of each number in its window. The elements of a window lie along the last axis of `source`."""
 
     def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """A view of the places: the same ones without an axis of one element, as pooling along one axis asks for."""
+        """Return a view of the places: the same ones without an axis of length 1, as used by pooling along one axis."""
         if str(func).split(".")[1] != "squeeze":
             return super().viewed(func, args, kwargs)
         index = func(torch.from_numpy(self.index), *args[1:], **kwargs)
@@ -604,7 +608,7 @@ class WindowPlaces(Places):
 
 @whole("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The largest of each window, and where it was found, counted within the window."""
+    """Return the largest number of each window and its place, counted within the window."""
     a, kernel, *given = args
     defaults: list[Any] = [[], [0], [1], False]
     stride, padding, dilation, ceil = given + defaults[len(given) :]
@@ -616,7 +620,7 @@ def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
 
 @whole("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")
 def max_pool_backward(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The gradient of each window put at its largest element, and at any of equal ones."""
+    """Return the gradient of the input: each window's gradient at its largest element, or at any of equal ones."""
     grad, a, kernel, stride, padding, dilation, ceil, index = args
     spread = index.payload.spread(lifted(evaluation.given(grad)), evaluation.free_ties)
     numbers = Bounded.exact(np.arange(a.numel(), dtype=np.float64).reshape(a.shape), evaluation.dtype.arithmetic)

@@ -1,9 +1,9 @@
-"""The rules of torch's operators that put numbers in order: extremes, sorts, and the indices that they give.
+"""The rules of torch's operators that order numbers: extremes, sorts, and the indices that they return.
 
-Each of a row's numbers in order changes by no more than the numbers do, and grows with each of them: so it lies between
-what the lower ends and what the upper ends have at its place. Their indices may hang on rounding, or be a choice among
-equal numbers. Autograd puts gradients at these indices: each of the numbers that may stand at a place may have its
-gradient.
+Each ordered number is a monotonic function of all numbers of its row, and moves no farther than they do: it lies
+between the numbers at its place in the ordered lower ends and in the ordered upper ends. The indices may depend on
+rounding, or be a choice among equal numbers. Autograd puts gradients at these indices, so every number that may stand
+at a place may receive its gradient.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ Array = np.ndarray
 
 
 def in_order(order: Callable[[Array], Array], a: Bounded) -> Bounded:
-    """What `order` picks of numbers: a function that grows with each of them."""
+    """Return the result of `order`, a function that picks numbers and is monotonic in each of them."""
     value, unknown = order(a.value), np.isinf(a.error)
     high = order(np.where(unknown, np.inf, a.value + a.error))
     low = order(np.where(unknown, -np.inf, a.value - a.error))
@@ -42,13 +42,13 @@ def in_order(order: Callable[[Array], Array], a: Bounded) -> Bounded:
 
 @dataclass(frozen=True)
 class Extreme:
-    """What the memory of an extreme remembers: the memory of the numbers of which it is the largest or smallest."""
+    """Link between a maximum or minimum and the memory of its source tensor."""
 
     of: ViewedStorage
 
 
 def extreme(choose: Callable[..., Array]) -> Callable[..., Bounded]:
-    """The rule of torch.amax or torch.amin."""
+    """Return the rule of torch.amax or torch.amin."""
 
     def compute(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
         a = lifted(a)
@@ -58,7 +58,7 @@ def extreme(choose: Callable[..., Array]) -> Callable[..., Bounded]:
 
 
 def middle(part: Array, **_: Any) -> Array:
-    """The median of all numbers, the lower one of two; NaN if one is NaN."""
+    """Return the median of all numbers, the lower of the two middle ones; NaN if any number is NaN."""
     flat = np.sort(part, axis=None)
     return flat[-1 if flat.size and np.isnan(flat[-1]) else (flat.size - 1) // 2]
 
@@ -68,7 +68,7 @@ amax, amin, median = extreme(np.max), extreme(np.min), extreme(middle)
 
 @whole("amax.default", "max.default", "amin.default", "min.default", "median.default")
 def reduced(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The largest or smallest along axes, whose memory remembers those of which it is."""
+    """Return the largest or smallest number along axes, and link its memory to the source's."""
     a = args[0]
     if not isinstance(a, BoundedTensor) and not a.is_floating_point():
         return func(*args, **kwargs)
@@ -81,7 +81,7 @@ def reduced(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
 
 @whole("eq.Tensor")
 def equal(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """a == b. Autograd asks so for the numbers that are the extreme of a row; they share its gradient."""
+    """Return a == b. Autograd compares numbers with the extreme of their row, to share its gradient among them."""
     a, b = args
     for top, row in ((a, b), (b, a)):
         if is_extreme_of(top, row) and evaluation.backward:
@@ -89,13 +89,13 @@ def equal(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]
             return BoundedTensor.of(ViewedStorage(found), found, torch.bool)
     if not any(isinstance(x, BoundedTensor) or x.is_floating_point() for x in args):
         return func(a, b)
-    if a is b and places_in(a) is None:  # asks for NaN, as torch does for what is finite: no tie
+    if a is b and places_in(a) is None:  # a test for NaN, as torch's for finite numbers: no tie
         return evaluation.made(~np.isnan(lifted(evaluation.given(a))), torch.bool)
     return evaluation.made(compared(np.equal, True, False)(*map(evaluation.given, args)), torch.bool)
 
 
 def is_extreme_of(top: torch.Tensor, row: torch.Tensor) -> bool:
-    """Whether a tensor has the largest or smallest number of another."""
+    """Return whether a tensor has the largest or smallest number of another."""
     if not isinstance(top, BoundedTensor) or not isinstance(row, BoundedTensor):
         return False
     note = top.memory.note
@@ -103,7 +103,7 @@ def is_extreme_of(top: torch.Tensor, row: torch.Tensor) -> bool:
 
 
 def rivals(row: Bounded, top: Bounded) -> Comparison:
-    """Which numbers are the extreme of their row: certain where no other one comes as near as rounding."""
+    """Return which numbers are the extreme of their row: certain where no other number is within rounding."""
     near = abs(row.value - top.value) <= row.error + top.error
     along = tuple(i for i in range(row.ndim) if not top.ndim or top.shape[i] != row.shape[i])
     alone = np.sum(near, axis=along, keepdims=True) == 1
@@ -113,7 +113,7 @@ def rivals(row: Bounded, top: Bounded) -> Comparison:
 
 
 def found_along(evaluation: Evaluation, a: torch.Tensor, index: Array, values: Bounded, axis: int) -> torch.Tensor:
-    """Indices as a tensor: a plain one unless some may hang on rounding, or a gradient on a choice among equals."""
+    """Return indices as a tensor: a plain one unless they depend on rounding, or gradients on a choice among equals."""
     source = lifted(evaluation.given(a))
     if not source.ndim or not (source.error.any() or evaluation.free_ties):
         return torch.from_numpy(np.array(index))
@@ -123,7 +123,7 @@ def found_along(evaluation: Evaluation, a: torch.Tensor, index: Array, values: B
 
 @whole("max.dim", "min.dim", "argmax.default", "argmin.default")
 def extreme_along(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The extreme along an axis and its index, or the index alone."""
+    """Return the extreme along an axis and its index, or the index alone."""
     a = args[0]
     if not isinstance(a, BoundedTensor):
         return func(*args, **kwargs)
@@ -146,7 +146,7 @@ def extreme_along(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[s
 
 @whole("sort.default", "sort.stable", "topk.default", "kthvalue.default", "median.dim")
 def ordered(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Numbers in order and their indices, as torch finds those of the exact numbers."""
+    """Return the numbers in order and their indices, as torch finds them for the exact numbers."""
     a, *rest = args
     if not isinstance(a, BoundedTensor):
         return func(*args, **kwargs)
@@ -167,10 +167,10 @@ def ordered(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
 
 @dataclass(frozen=True, eq=False)
 class RunningPlaces(Places):
-    """The indices at which the largest or smallest number so far was found: several places may have one number."""
+    """The indices of the running maximum or minimum: several places may have the same number."""
 
     def rivals(self, with_ties: bool) -> Iterator[Array]:
-        """Of each row, which numbers may be the extreme at each place: none where it is certain.
+        """Yield for each row the numbers that may be the extreme at each place: none where it is certain.
 
         Equal numbers without an error are rivals only `with_ties`.
         """
@@ -185,13 +185,17 @@ class RunningPlaces(Places):
             yield near & ~settled[:, None]
 
     def certain(self) -> Array:
-        """The indices; they must not hang on rounding."""
+        """Return the indices.
+
+        Raises:
+            HangsOnRounding: an index depends on rounding.
+        """
         if any(near.any() for near in self.rivals(with_ties=False)):
             raise HangsOnRounding("the order of numbers depends on rounding errors, and so do their indices")
         return self.index
 
     def spread(self, grad: Bounded, with_ties: bool) -> Bounded:
-        """The gradients of the places added at the numbers; each rival may have the gradient of a place, or not."""
+        """Add the gradients of the places at their numbers; a rival receives the gradient of a place, or not."""
         empty = Bounded.exact(np.zeros(self.source.shape, grad.dtype), grad.arithmetic)
         found = scatter_add(empty, self.axis, self.index, grad)
         reach = self.rows(abs(grad.value) + grad.error)
@@ -203,7 +207,7 @@ class RunningPlaces(Places):
 
 @whole("cummax.default", "cummin.default")
 def extreme_so_far(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The largest or smallest number up to each place, and its index: of equal ones the last."""
+    """Return the running maximum or minimum and its index: the last of equal ones."""
     a, dim = args[0], args[1] if len(args) > 1 else kwargs["dim"]
     if not isinstance(a, BoundedTensor):
         return func(*args, **kwargs)
@@ -222,13 +226,13 @@ def extreme_so_far(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[
 
 
 def ranked(part: Array) -> Array:
-    """The rank of each number among all, equal ones alike: whole numbers, which torch can order."""
+    """Return the rank of each number among all, the same for equal ones: integers, which torch can order."""
     return np.searchsorted(np.sort(part.reshape(-1)), part)
 
 
 @whole("scatter.src", "scatter_add.default")
 def scatter(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Numbers put at indices, or added there: in a derivative, at those at which others were found."""
+    """Put or add numbers at indices; in a derivative, at indices where numbers were found."""
     a, dim, index, items = args
     places = places_in(index)
     if places is None or not evaluation.backward:
@@ -242,7 +246,7 @@ def scatter(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
 
 @whole("gather.default")
 def gather(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Numbers at indices: of those in which the indices were found, they are known."""
+    """Return the numbers at indices: the known values, if the indices were found in the same tensor."""
     a, dim, index = args[:3]
     places = places_in(index)
     if places is not None and isinstance(a, BoundedTensor) and a.payload is places.source:

@@ -1,7 +1,7 @@
-"""Tensors that carry a bound on their error, and what hands each of torch's operators to its rule.
+"""Tensors that carry a bound on their error, and the dispatch of torch's operators to their rules.
 
-A rule says how the error goes through an operator: see `rule`. Those of torch's own operators are in
-`torch_running_error_rules`, `torch_running_error_arrays` and `torch_running_error_networks`.
+A rule propagates the error through an operator: see `rule`. The rules of torch's own operators are in the other modules
+of `fourfold.numerics.torch_adapter`.
 """
 
 import functools
@@ -21,35 +21,35 @@ Array = np.ndarray
 
 
 class NoTorchRule(NoRule):
-    """torch ran an operator of which no rule says how the error goes through it."""
+    """torch ran an operator that has no running-error rule."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tied(Comparison):
-    """A comparison in a forward pass that knows where its operands are equal.
+    """A comparison in a forward pass that records where its operands are equal.
 
-    `kinks` is written into: it marks the ties at which two choices that hung on the comparison have the same value. The
-    function is continuous there, and every derivative between the one-sided ones is right. Where the values differ, the
-    function jumps, and the derivative is that of the choice.
+    `kinks` is modified in place: it marks the ties where two alternatives selected by the comparison have the same
+    value. The function is continuous there, and every derivative between the one-sided ones is right. Where the values
+    differ, the function jumps, and the derivative is that of the selected alternative.
     """
 
     ties: Array
     kinks: Array
 
     def moved(self, by: Callable[[Array], Array]) -> "Tied":
-        """The elements elsewhere, as `by` moves those of a plain array."""
+        """Return the comparison with its elements rearranged by `by` like those of a plain array."""
         return Tied(by(self.outcome), by(self.uncertain), self.arithmetic, by(self.ties), by(self.kinks))
 
     def free(self) -> Comparison:
-        """The comparison as a backward pass may see it: at a kink it goes either way."""
+        """Return the comparison for a backward pass: uncertain at a kink."""
         return Comparison(self.outcome, self.uncertain | self.kinks, self.arithmetic)
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The indices along an axis at which numbers of `source` were found, and these numbers.
+    """The indices along an axis where numbers of `source` were found, and these numbers, `values`.
 
-    Where two numbers of a row are as near as rounding, or equal, each may have been found at either one's place.
+    Where two numbers of a row are equal, or differ by less than their errors, each may have been found at either place.
     """
 
     index: Array
@@ -63,15 +63,15 @@ class Places:
         return self.index
 
     def rows(self, part: Array) -> Array:
-        """Rows of the axis, of an array that may lack it."""
+        """Return an array as rows along the axis, which the array may lack."""
         part = part if part.ndim == self.source.ndim else np.expand_dims(part, self.axis)
         part = np.moveaxis(part, self.axis, -1)
         return part.reshape(-1, part.shape[-1])
 
     def groups(self, with_ties: bool) -> tuple[Array, int]:
-        """For each number of each row its group, within which the order hangs on rounding, and how many there are.
+        """Return the group of each number of each row, and the number of groups.
 
-        Equal numbers without an error make a group only `with_ties`.
+        The order within a group depends on rounding. Equal numbers without an error form a group only `with_ties`.
         """
         value, error = self.rows(self.source.value), self.rows(self.source.error)
         order = np.argsort(value, axis=1, kind="stable")
@@ -85,7 +85,11 @@ class Places:
         return group, int(first.sum())
 
     def certain(self) -> Array:
-        """The indices; they must not hang on rounding. Of equal numbers that are exact, torch chooses."""
+        """Return the indices. Among equal exact numbers, torch's choice is kept.
+
+        Raises:
+            HangsOnRounding: an index depends on rounding.
+        """
         group, count = self.groups(with_ties=False)
         picked = np.take_along_axis(group, self.rows(self.index), 1)
         if (np.bincount(group.reshape(-1), minlength=count)[picked] > 1).any():
@@ -93,9 +97,9 @@ class Places:
         return self.index
 
     def spread(self, grad: Bounded, with_ties: bool) -> Bounded:
-        """The gradients of the places put at the numbers.
+        """Put the gradients of the places at the numbers.
 
-        Each number of a group may have the gradient of any of the group's places, or none where these are too few.
+        Each number of a group may receive the gradient of any of the group's places, or none if these are fewer.
         """
         group, count = self.groups(with_ties)
         rows, index = np.arange(len(group))[:, None], self.rows(self.index)
@@ -116,7 +120,7 @@ class Places:
         return Bounded(value, error, grad.arithmetic)
 
     def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """A view of the indices: the same places, where it only lacks an axis of one element or has it again."""
+        """Return a view of the indices: the same places if it only drops or restores the axis, else plain indices."""
         index = func(torch.from_numpy(self.index), *args[1:], **kwargs)
         if isinstance(index, torch.Tensor) and index.numel() == self.index.size:
             shape = self.source.shape
@@ -135,16 +139,16 @@ Payload = Bounded | Comparison
 
 @dataclass(eq=False)
 class ViewedStorage:
-    """What tensors that are views of each other share. Its arrays are never written into, but replaced."""
+    """The memory shared by tensors that are views of each other. Its arrays are replaced, never modified."""
 
     payload: Any
     written: int = 0
-    # What a rule wants to be reminded of when autograd hands its result to another one.
+    # A note of the rule that made the tensor, for the rule to which autograd passes it.
     note: Any = None
 
 
 class BoundedTensor(torch.Tensor):
-    """A tensor whose elements are those of a `Bounded` array, or of a `Comparison` that is not certain."""
+    """A tensor whose elements are those of a `Bounded` array, or of an uncertain `Comparison`."""
 
     memory: ViewedStorage
     part: Any
@@ -152,7 +156,7 @@ class BoundedTensor(torch.Tensor):
 
     @staticmethod
     def of(memory: ViewedStorage, part: Any, dtype: torch.dtype, offset: int = 0) -> "BoundedTensor":
-        """A tensor that is `part` of a memory, which begins `offset` elements after the memory's first."""
+        """Return a tensor that is `part` of a memory and begins `offset` elements after the memory's first."""
         value = part.value if isinstance(part, Bounded) else part.outcome
         strides = tuple(stride // value.itemsize for stride in value.strides)
         self = wrapper_tensor(BoundedTensor, value.shape, strides, offset, dtype)
@@ -161,7 +165,7 @@ class BoundedTensor(torch.Tensor):
 
     @property
     def payload(self) -> Any:
-        """The elements, as they are after everything that was written into the memory."""
+        """The elements, including everything written into the memory so far."""
         if self.seen != self.memory.written:
             place = (tuple(self.shape), self.stride(), int(self.storage_offset()))
             self.part, self.seen = self.memory.payload.moved(lambda part: strided(part, *place)), self.memory.written
@@ -177,23 +181,23 @@ class BoundedTensor(torch.Tensor):
 
 
 def places_in(index: Any) -> Places | None:
-    """The places that a tensor of indices stands for."""
+    """Return the `Places` of a tensor of indices, or None."""
     return index.payload if isinstance(index, BoundedTensor) and isinstance(index.payload, Places) else None
 
 
 def strided(part: Array, shape: Sequence[int], strides: Sequence[int], offset: int) -> Array:
-    """A view of a contiguous array, as torch.as_strided makes it: strides and offset count elements."""
+    """Return a view of a contiguous array, as torch.as_strided makes it: strides and offset count elements."""
     places = [stride * part.itemsize for stride in strides]
     return np.lib.stride_tricks.as_strided(part.reshape(-1)[offset:], shape, places)
 
 
 def as_torch(part: Array) -> torch.Tensor:
-    """A tensor that shares an array's memory; torch moves long doubles as complex numbers of the same size."""
+    """Return a tensor that shares an array's memory; long doubles become complex numbers of the same size."""
     return torch.from_numpy(part.view(np.complex128) if part.dtype == np.longdouble else part)
 
 
 def as_numpy(tensor: torch.Tensor, like: np.dtype) -> Array:
-    """The array of a tensor that `as_torch` has made, or of what torch has moved."""
+    """Return the array of a tensor from `as_torch`, or of a tensor that torch computed from one by moving elements."""
     array = tensor.numpy()
     return array.view(like) if array.dtype != like and array.dtype == np.complex128 else array
 
@@ -203,14 +207,14 @@ RULES: dict[str, Callable[..., Any]] = {}
 
 
 def rule(*overloads: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make the decorated function the rule of operators: it says how the error goes through them.
+    """Register the decorated function as the rule of operators, which propagates errors through them.
 
     The function is called as the operator is, with a `Bounded` for each floating tensor, a `Comparison` or an array of
     bool for each tensor of bool, and an array for each tensor of integers. It returns a `Bounded`, a `Comparison`, an
     array, or a tuple of them. `rounded` in `fourfold.numerics.steps.elementwise` makes the result of a step.
 
     Args:
-        overloads: operators with their overloads, as ``torch.ops.aten.erfinv.default``, or their names, as
+        overloads: operators with their overloads, like ``torch.ops.aten.erfinv.default``, or their names, like
             ``"aten.erfinv.default"``.
 
     Raises:
@@ -227,12 +231,12 @@ def rule(*overloads: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-# Rules that are given the evaluation, the operator and its arguments as they are, tensors included.
+# Rules that receive the evaluation, the operator and its unconverted arguments, tensors included.
 WHOLE: dict[str, Callable[["Evaluation", Any, tuple, dict[str, Any]], Any]] = {}
 
 
 def whole(*names: str) -> Callable:
-    """Make the decorated function the rule of aten's operators that are about tensors rather than their values."""
+    """Register the decorated function as the rule of aten operators that concern tensors rather than their values."""
 
     def register(compute: Callable) -> Callable:
         WHOLE.update({f"aten.{name}": compute for name in names})
@@ -241,7 +245,7 @@ def whole(*names: str) -> Callable:
     return register
 
 
-# Operators whose results are among the numbers that they are given, or zero.
+# Operators whose results are elements of their operands, or zero.
 SELECTING = {
     *("abs", "neg", "relu", "sign", "sgn", "where", "masked_fill", "clamp", "clamp_min", "clamp_max", "hardtanh"),
     *("maximum", "minimum", "fmax", "fmin", "amax", "amin", "max", "min", "sort", "topk", "kthvalue", "median", "mode"),
@@ -257,7 +261,7 @@ SELECTING = {
         "roll",
     ),
 }
-# Operators of several steps, which are taken apart where each step is rounded.
+# Operators of several steps, which are decomposed if each step is rounded.
 FUSED = {
     *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "logsumexp", "var_mean"),
     *("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
@@ -268,12 +272,12 @@ LOGICAL: set[str] = set()
 
 
 def has_error(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has an error, or the ties of a comparison, or is of a floating type, and so may have one."""
+    """Return whether a tensor carries an error or the ties of a comparison, or may, being of a floating type."""
     return isinstance(tensor, BoundedTensor) or tensor.is_floating_point()
 
 
 def may_differ(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is more than integers or truths that are certain."""
+    """Return whether a tensor is more than certain integers or truth values."""
     certainly = isinstance(tensor, BoundedTensor) and tensor.dtype == torch.bool and not tensor.payload.uncertain.any()
     return has_error(tensor) and not certainly
 
@@ -282,7 +286,7 @@ _running = threading.local()
 
 
 def current() -> "Evaluation":
-    """The evaluation that runs in this thread."""
+    """Return the evaluation that runs in this thread."""
     running = getattr(_running, "evaluation", None)
     if running is None:
         raise NoRule("a tensor with an error bound was used outside of the evaluation that made it")
@@ -290,12 +294,12 @@ def current() -> "Evaluation":
 
 
 def arithmetic() -> Arithmetic:
-    """The arithmetic of the evaluation that runs in this thread."""
+    """Return the arithmetic of the evaluation that runs in this thread."""
     return current().dtype.arithmetic
 
 
 def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
-    """Every tensor among the arguments of an operator."""
+    """Yield every tensor among the arguments of an operator."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             yield argument
@@ -304,19 +308,19 @@ def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
 
 
 def result_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
-    """The floating dtype to which torch promotes tensors: those without axes count only where there are no others."""
+    """Return the floating dtype to which torch promotes tensors; scalars count only if there are no others."""
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     ranked = [tensor.dtype for tensor in floating if tensor.ndim] or [tensor.dtype for tensor in floating]
     return functools.reduce(torch.promote_types, ranked) if ranked else torch.get_default_dtype()
 
 
 class Evaluation(dispatch_mode()):  # type: ignore[misc]
-    """A mode that hands every operator of torch to its rule.
+    """A dispatch mode that passes every operator of torch to its rule.
 
     Attributes:
         dtype: the tested dtype, whose arithmetic the rules use.
-        backward: whether autograd computes gradients at the moment.
-        missing: the error for an operator without a rule. Python's operators make another TypeError of it.
+        backward: whether autograd is computing gradients.
+        missing: the error for an operator without a rule, which Python's operators replace by another TypeError.
     """
 
     def __init__(self, dtype: DType):
@@ -343,7 +347,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         return self.call(func, args, kwargs or {})
 
     def call(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The result of an operator: by its rule, in place, by torch itself where there is no error, or taken apart."""
+        """Run an operator: by its rule, in place, by torch itself if there is no error, or by its decomposition."""
         name = str(func)
         if special := WHOLE.get(name):
             return special(self, func, args, kwargs)
@@ -352,7 +356,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             packet = getattr(getattr(torch.ops, library), operator[:-1], None)
             functional = getattr(packet, overload, None)
             if packet is not None and functional is None and torch.Tag.inplace_view in func.tags:
-                # Those that change a shape have overloads of other names.
+                # In-place operators that change a shape have overloads with other names.
                 functional = getattr(packet, packet.overloads()[0])
             return self.write(func, functional, args, kwargs)
         tensors = list(tensors_in((*args, *kwargs.values())))
@@ -371,7 +375,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         return self.taken_apart(func, name, args, kwargs)
 
     def rounded(self, name: str, result: Any) -> Any:
-        """The result of a step, rounded where the arithmetic rounds each step, and the step does not select numbers."""
+        """Round the result of a step if the arithmetic rounds each step, unless the step only selects numbers."""
         operator = name.split(".")[1]
         if not self.dtype.arithmetic.rounds_each_step or operator in SELECTING:
             return result
@@ -380,7 +384,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         return stored(result)
 
     def taken_apart(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The result of an operator without a rule, by torch's decomposition of it."""
+        """Run an operator without a rule by torch's decomposition of it."""
         tensors = list(tensors_in((*args, *kwargs.values())))
         if tensors and not any(tensor.is_floating_point() for tensor in tensors):
             return func(*map(plain, args), **kwargs)
@@ -389,7 +393,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
                 decomposition = decompositions().get(name, func.decompose)
                 result = decomposition(*args, **kwargs)
         except NoTorchRule as missing:
-            # Below aten there are operators of which users do not hear.
+            # The operators below aten are unknown to users: name the one that they called.
             if "prims." not in str(missing):
                 raise
             result = NotImplemented
@@ -403,13 +407,13 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         return result
 
     def given_as_it_is(self, tensor: torch.Tensor) -> Any:
-        """What a tensor holds, with the ties of a comparison."""
+        """Return a tensor's payload, including the ties of a comparison."""
         if isinstance(tensor, BoundedTensor) and not isinstance(tensor.payload, Places):
             return tensor.payload
         return self.given(tensor)
 
     def given(self, argument: Any) -> Any:
-        """An argument as rules take it."""
+        """Convert an argument to the form that rules take."""
         if isinstance(argument, BoundedTensor):
             payload = argument.payload
             if isinstance(payload, Places):
@@ -424,7 +428,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         return argument
 
     def made(self, result: Any, dtype: torch.dtype) -> Any:
-        """The result of a rule as tensors."""
+        """Convert the result of a rule to tensors."""
         if isinstance(result, Bounded):
             payload: Payload = self.tidy(result)
             return BoundedTensor.of(ViewedStorage(payload), payload, dtype)
@@ -437,7 +441,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         return result
 
     def compared(self, result: Comparison, dtype: torch.dtype) -> torch.Tensor:
-        """A comparison as a tensor of bool, or of ones and zeros: a plain one where it is certain.
+        """Return a comparison as a tensor of bool, or of ones and zeros: a plain one where it is certain.
 
         The backward pass of a clamp writes one comparison into another, and either may be uncertain.
         """
@@ -448,7 +452,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         return BoundedTensor.of(ViewedStorage(part), part, dtype)
 
     def tidy(self, result: Bounded) -> Bounded:
-        """The same array, contiguous, of the wide type, and of one shape throughout."""
+        """Return an array with contiguous parts of the wide type and of a common shape."""
 
         def settled(part: Any) -> Array:
             part = np.asarray(part, dtype=self.dtype.wide)
@@ -463,7 +467,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         return Bounded(value, error, result.arithmetic, limit)
 
     def write(self, func: Any, functional: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The result of an operator that writes into its first argument: what was there before is kept for others."""
+        """Run an operator that writes into its first argument; the former elements are kept for other tensors."""
         target, *_ = args
         if not isinstance(target, BoundedTensor):
             tensors = list(tensors_in((*args, *kwargs.values())))
@@ -499,12 +503,12 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         memory.payload, memory.written, memory.note = copy, memory.written + 1, None
 
 
-# Arguments that say nothing of the values.
+# Arguments that do not affect the values.
 UNUSED = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "requires_grad", "dtype"}
 
 
 def as_comparison(given: Any) -> Comparison:
-    """A tensor of bool as a `Comparison`."""
+    """Return a tensor of bool as a `Comparison`."""
     if isinstance(given, Comparison):
         return given
     outcome = np.asarray(given, dtype=bool)
@@ -512,7 +516,11 @@ def as_comparison(given: Any) -> Comparison:
 
 
 def plain(argument: Any) -> Any:
-    """Tensors of bool or indices, which decide what is looked at, as plain ones: they must not hang on rounding."""
+    """Return tensors of bool or indices, which select elements, as plain tensors.
+
+    Raises:
+        HangsOnRounding: a selection depends on rounding.
+    """
     if isinstance(argument, BoundedTensor) and not isinstance(argument.payload, Bounded):
         payload = argument.payload
         return torch.from_numpy(np.array(certain(payload) if isinstance(payload, Comparison) else payload.certain()))

@@ -4,15 +4,14 @@ The host's C++ compiler compiles the file against `device.h`. Each CUDA thread o
 warp exchanges and atomics are exact. A checked build (the default) checks every access. It raises a `KernelFault`
 with the line, block and thread of an access that is out of bounds, racing, divergent or uninitialised. With
 FOURFOLD_CUDA_ON_CPU=fast, kernels run unchecked and several times faster, and a faulty one can crash the process.
-
 A launch that takes more than FOURFOLD_CUDA_ON_CPU_SECONDS (default 120) of processor time raises a `Deadlock`.
 
-Of cooperative groups there are a block and tiles of up to 32 threads, of CUB the reductions over a block and a warp, of
-inline PTX what mbarriers, the copy engine (TMA) and wgmma need, if a file holds nothing else. Unsupported: other inline
-PTX, clusters, textures, blocks that wait for one another, and in checked builds recursive `__device__` functions. Not
-detected: an access that hits another tensor of the launch by mistake, races on `__device__` variables, overruns of
-local arrays by a pointer that moves, and reads of uninitialised global memory. Possible false alarm: a write that
-fences and atomics order after reads of its place by several blocks.
+Supported are, of cooperative groups, a block and tiles of up to 32 threads; of CUB, the reductions over a block and a
+warp; and the inline PTX for mbarriers, the copy engine (TMA) and wgmma, if a file contains no other. Unsupported: other
+inline PTX, clusters, textures, blocks that wait for one another, and in checked builds recursive `__device__`
+functions. Not detected: an access that hits another tensor of the launch by mistake, races on `__device__` variables,
+overruns of local arrays by a pointer that moves, and reads of uninitialised global memory. Possible false alarm: a
+write that fences and atomics order after reads of its place by several blocks.
 """
 
 from fourfold.backends.cuda.emulator.build import unavailable_reason

@@ -50,27 +50,27 @@ _CHECKED = [
     "-DFOURFOLD_CHECKED",
     "-O1",
     "-finline-small-functions",
-    "-g1",  # the lines of inlined calls are all that a report needs
+    "-g1",  # a report needs only the lines of inlined calls
     "-fno-omit-frame-pointer",
     # With a tail call, the caller of a check's hook would be missing from the report.
     "-fno-optimize-sibling-calls",
     # An uninitialised float is -1.7e38 in every run.
     "-ftrivial-auto-var-init=pattern",
-    # Strict: the last member of a struct is no array of flexible length.
+    # Strict: the last member of a struct is not a flexible array.
     "-fsanitize=thread,bounds-strict,object-size,alignment,shift-exponent,integer-divide-by-zero,signed-integer-overflow"
     ",float-cast-overflow",
     "-fno-sanitize-recover=all",
     "--param=tsan-instrument-func-entry-exit=0",
 ]
-# So that it is known which lines ran: see `reached`.
+# Records which lines ran: see `reached`.
 _TRACED = [*_CHECKED, "-fsanitize-coverage=trace-pc"]
-# Bytes after each shared array that belong to none, so that running past its end does not reach the next array.
+# The gap in bytes after each shared array, so that an overrun does not reach the next array.
 _REDZONE_BYTES = 64
-# In the compiler's output: from the head of a section of variables to that of the next section.
+# A section of variables in the compiler's output, up to the head of the next section.
 _THREAD_LOCAL_VARIABLES = re.compile(
     r"^\t\.section\t\.tbss.*\n(?:(?!\t\.(?:section|text|data|bss)\b).*\n)*", re.MULTILINE
 )
-# What the runtime's compiled files were like when they were written.
+# The checksums of the runtime's compiled files.
 _CHECKSUMS = "checksums.json"
 
 
@@ -92,7 +92,7 @@ class Built:
         kernels: their names, in the order of their indices.
         shared: the shared arrays.
         source_files: the `.cu` file and its own headers.
-        ptx: the files and lines where inline PTX stands.
+        ptx: the files and lines of inline PTX.
     """
 
     path: pathlib.Path
@@ -104,7 +104,7 @@ class Built:
 
 @functools.cache
 def unavailable_reason() -> str | None:
-    """Say why this machine cannot run CUDA C++ on its CPU, or return None if it can."""
+    """Return the reason why this machine cannot run CUDA C++ on its CPU, or None if it can."""
     compiler = _compiler()
     for tool in (compiler, "readelf", "objcopy", "addr2line", "c++filt"):
         if shutil.which(tool) is None:
@@ -132,7 +132,7 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool,
         name: the kernel, a C++ name expression.
         also: other kernels of the file, to compile together with it if it has to be compiled.
         checked: whether the build checks every access.
-        traced: whether such a build also tells which of its instructions ran.
+        traced: whether a checked build also records which of its instructions ran.
 
     Raises:
         CudaError: the compiler is missing. CompilationError: the compiler rejects the file.
@@ -238,7 +238,7 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
             try:
                 compiled, places = _with_ptx(source, code, [*command, *options])
             except ptx.UnknownInstruction as error:
-                # It may stand where no kernel for the CPU goes.
+                # No kernel for the CPU may reach it.
                 compiled, places, unknown = code, [], f"inline PTX that is not emulated on the CPU: {error}\n"
             _run(*command, *options, "-S", str(compiled), "-o", str(assembly), refused=CompilationError)
             if options is not _FAST:
@@ -281,7 +281,7 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
 def _with_ptx(
     source: pathlib.Path, unit: pathlib.Path, command: list[str]
 ) -> tuple[pathlib.Path, list[tuple[str, int]]]:
-    """A unit with its inline PTX translated, and where that stood. One without any is left as it is.
+    """Return a unit with its inline PTX translated, and the places of the PTX; a unit without any is unchanged.
 
     Raises:
         UnknownInstruction: it has an instruction that is not emulated.
@@ -302,9 +302,10 @@ def _with_ptx(
 
 
 def _start(source: pathlib.Path, has_ptx: bool) -> str:
-    """What precedes the dynamic shared array. A GPU aligns an array that asks for nothing to 16 bytes alone.
+    """Return the assembly before the dynamic shared array, which sets its alignment.
 
-    Copies and wgmma need more, so there it matters; elsewhere it starts at a multiple of 1024.
+    A GPU guarantees only 16 bytes to an array without an alignment of its own. Copies and wgmma need more, so there the
+    emulation offers no more; elsewhere the array starts at a multiple of 1024.
     """
     aligned = re.compile(r"\bextern\b[^;]*\b(?:__align__|alignas|aligned)\b")
     texts = source_closure(source).values()
@@ -312,7 +313,7 @@ def _start(source: pathlib.Path, has_ptx: bool) -> str:
 
 
 def _with_redzones(assembly: str) -> str:
-    """The compiler's output with a gap after each thread-local variable, as which shared arrays are compiled."""
+    """Return the compiler's output with a gap after each thread-local variable: shared arrays are compiled as such."""
     return _THREAD_LOCAL_VARIABLES.sub(
         lambda section: re.sub(r"^\t\.zero\t.*", rf"\g<0>\n\t.zero\t{_REDZONE_BYTES}", section[0], flags=re.MULTILINE),
         assembly,
@@ -320,7 +321,7 @@ def _with_redzones(assembly: str) -> str:
 
 
 def _unit(source: pathlib.Path) -> str:
-    """What is compiled: the file, or what there is in it and in its headers for a device."""
+    """Return the compiled unit: the file, or the device code of the file and its headers."""
     texts = source_closure(source)
     text, device = texts[str(source)], device_code(texts[str(source)])
     as_it_is = device == text and not own_headers(str(source), texts)
@@ -329,9 +330,9 @@ def _unit(source: pathlib.Path) -> str:
 
 
 def _explained(source: pathlib.Path, output: str, unit: pathlib.Path) -> str:
-    """What the compiler says of a file, the first error in the file itself at the head."""
-    lines = output.splitlines()[1:]  # the first is the command
-    errors = [line for line in lines if re.search(" [eE]rror: ", line)]  # the assembler's begin with a capital
+    """Return the compiler's output on a file, starting with the first error in the file itself."""
+    lines = output.splitlines()[1:]  # the first line is the command
+    errors = [line for line in lines if re.search(" [eE]rror: ", line)]  # the assembler's errors begin with a capital
     first = next((line for line in errors if line.startswith(f"{source}:")), errors[0] if errors else "")
     if "no matches converting function" in first or str(unit) in first:
         why = first.partition(" error: ")[2]
@@ -355,13 +356,13 @@ def _runtime_objects(key: str) -> list[str]:
 
 
 def _whole(directory: pathlib.Path, objects: Sequence[pathlib.Path]) -> bool:
-    """Whether compiled files are as they were when they were written."""
+    """Return whether compiled files are unchanged since they were written."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads((directory / _CHECKSUMS).read_text()) == {o.name: checksum(o) for o in objects}
     return False
 
 
 def _thread_local_symbols(file: pathlib.Path) -> list[tuple[str, str, int, int]]:
-    """The (mangled name, section, offset, size) of each thread-local symbol."""
+    """Return the (mangled name, section, offset, size) of each thread-local symbol."""
     rows = (line.split() for line in _run("readelf", "-sW", str(file)).splitlines())
     return sorted({(r[7], r[6], int(r[1], 16), int(r[2], 0)) for r in rows if len(r) == 8 and r[3] == "TLS"})

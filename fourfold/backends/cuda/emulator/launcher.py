@@ -54,13 +54,13 @@ def schedule(order: str | int) -> Iterator[None]:
 
 
 def order() -> str | int:
-    """The order that `schedule` has set, as it takes it."""
+    """Return the order set by `schedule`, in the form of its argument."""
     kind, seed = _order.get()
     return seed if kind == 2 else ("forward", "reverse")[kind]
 
 
 def mode() -> str:
-    """How kernels run on the CPU: $FOURFOLD_CUDA_ON_CPU, which is "checked" (the default) or "fast".
+    """Return how kernels run on the CPU: $FOURFOLD_CUDA_ON_CPU, which is "checked" (the default) or "fast".
 
     Raises:
         ValueError: it has any other value.
@@ -100,23 +100,23 @@ class _Library:
 
 
 _library = functools.lru_cache(maxsize=None)(_Library)
-# Whether checked kernels are compiled so that it is known which lines ran, and the libraries that were.
+# Whether checked kernels are compiled to record which lines ran, and the libraries compiled in this way.
 _tracing = [False]
 _traced: list[_Library] = []
 
 
 def trace_lines() -> None:
-    """From here on, compile checked kernels so that it is known which of their lines ran."""
+    """Compile checked kernels from now on so that they record which of their lines ran."""
     _tracing[0] = True
 
 
 def traces_lines() -> bool:
-    """Whether kernels are compiled so."""
+    """Return whether checked kernels are compiled to record which of their lines ran."""
     return _tracing[0]
 
 
 def lines_that_ran() -> Iterator[reached.Line]:
-    """Each line of the kernels that were compiled since, and whether it ran."""
+    """Yield each line of the kernels compiled since `trace_lines`, and whether it ran."""
     for library in _traced:
         yield from reached.lines(library.built, library.handle.fourfold_reached)
 
@@ -196,7 +196,7 @@ class CpuKernel:
         return self._declared.position(position) if self._declared else f"argument {position}"
 
     def _number(self, position: int, argument: Argument) -> int | float:
-        """An argument that is no tensor as a value of the declared type."""
+        """Convert an argument other than a tensor to the declared type."""
         parameter = self.parameters[position]
         if isinstance(argument, torch.Tensor) or argument is None or not parameter.takes(argument):
             raise mismatch(self.name, self._place(position), parameter, argument)
@@ -226,6 +226,9 @@ class CpuKernel:
 
 
 def _parameter(kind: str, size: int, spelling: str) -> KernelParameter:
-    """From a line of the kernel's signature. Its compiler knows better than the spelling what points to const."""
+    """Return the parameter from a line of the kernel's signature, with the compiler's own kind for pointers.
+
+    The compiler knows better than the spelling which pointers point to const.
+    """
     parameter = KernelParameter.of_type(spelling, size)
     return KernelParameter(kind, size, spelling) if kind in "pP" else parameter

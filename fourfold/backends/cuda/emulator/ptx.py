@@ -1,4 +1,4 @@
-"""Inline PTX for the CPU: each asm statement whose instructions are known becomes calls of what ptx.h declares."""
+"""Inline PTX for the CPU: each asm statement of known instructions is replaced by calls of functions in ptx.h."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import bisect
 import re
 from collections.abc import Callable, Collection, Iterator
 
-# Defined for a file all of whose inline PTX is known, so that its kernels for Hopper are compiled.
+# Defined for a file with known inline PTX only, so that its kernels for Hopper are compiled.
 HOPPER = "__CUDA_ARCH_FEAT_SM90_ALL"
 
-# What the threads of a warp do together, and at once: it needs no account of what is under way.
+# Operations that the threads of a warp perform together and at once; they leave no pending work to track.
 _OF_A_WARP = frozenset(("mma", "load_matrices", "load_shared", "store_shared"))
 _SITE = "::fourfold::Site{__builtin_FILE(), unsigned(__builtin_LINE())}"
 _STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\s*(?:volatile|__volatile__|inline)?\s*\(")
@@ -20,18 +20,18 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 class UnknownInstruction(Exception):
-    """Inline PTX holds an instruction that is not emulated."""
+    """Inline PTX contains an instruction that is not emulated."""
 
 
 def has_inline_ptx(texts: Collection[str]) -> bool:
-    """Whether there may be inline PTX in these files."""
+    """Return whether these files may contain inline PTX."""
     return any(_STATEMENT.search(text) for text in texts)
 
 
 def translated(preprocessed: str, files: Collection[str]) -> tuple[str, list[tuple[str, int]]]:
-    """A preprocessed unit with the inline PTX of these files replaced, and the places, file and line, where it stood.
+    """Translate the inline PTX of these files in a preprocessed unit; return the unit and the PTX's places.
 
-    Every line keeps its number.
+    A place is a file and a line. Every line of the unit keeps its number.
 
     Raises:
         UnknownInstruction: an instruction is not emulated.
@@ -52,19 +52,19 @@ def translated(preprocessed: str, files: Collection[str]) -> tuple[str, list[tup
 
 
 def is_asynchronous(translated: str) -> bool:
-    """Whether a translated unit has mbarriers, copies, wgmma or barriers of some threads."""
+    """Return whether a translated unit has mbarriers, copies, wgmma or partial barriers."""
     return bool(set(re.findall(r"::fourfold::ptx::(\w+)\(", translated)) - _OF_A_WARP)
 
 
 def _line_marks(inside: str) -> str:
-    """What brings the line's number to where a statement of several lines ends."""
+    """Return the line marks that keep the line number right at the end of a statement of several lines."""
     return "".join(f"\n{mark[0]}\n" for mark in list(_LINE_MARK.finditer(inside))[-1:]) + "\n" * (
         inside.rsplit("\n# ", 1)[-1].count("\n") - (1 if "\n# " in inside else 0)
     )
 
 
 def _closing(text: str, at: int) -> int:
-    """The position of the parenthesis that closes the one before `at`."""
+    """Return the position of the parenthesis that closes the one before `at`."""
     depth = 1
     for token in _TOKEN.finditer(text, at):
         depth += (token[0] == "(") - (token[0] == ")")
@@ -74,7 +74,7 @@ def _closing(text: str, at: int) -> int:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Parts between separators that are in no brackets and no strings."""
+    """Split a text at separators outside of brackets and strings."""
     parts, depth = [""], 0
     for token in _TOKEN.findall(text):
         depth += (token in "([{") - (token in ")]}") if len(token) == 1 else 0
@@ -86,10 +86,10 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _statement(inside: str) -> str:
-    """C++ for what stands in the parentheses of an asm statement."""
+    """Translate the parentheses' contents of an asm statement to C++."""
     template, *operands = _split(inside, ":")
     text = "".join(_LITERAL.findall(template)).encode().decode("unicode_escape")
-    # Outputs, then inputs; what follows are the clobbered registers.
+    # Outputs, then inputs; the clobbered registers follow.
     given = [operand for part in operands[:2] for operand in _split(part, ",") if operand]
     values = [operand[operand.index("(") + 1 : operand.rindex(")")] for operand in given]
     labels: list[str] = []
@@ -102,7 +102,7 @@ def _statement(inside: str) -> str:
 
 
 def _translated(text: str, labels: list[str]) -> Iterator[str]:
-    """C++ for a template's instructions."""
+    """Yield C++ for a template's instructions."""
     at = 0
     while at < len(text := text.rstrip()):
         if text[at].isspace() or text[at] == ";":
@@ -140,7 +140,7 @@ def _instruction(text: str) -> str:
 
 
 def _value(operand: str) -> str:
-    """C++ for an operand: %3, a number, a register."""
+    """Return C++ for an operand: %3, a number, a register."""
     if re.fullmatch(r"%\d+", operand):
         return f"fourfold_{operand[1:]}"
     if re.fullmatch(r"-?(?:0[xX][0-9a-fA-F]+|\d+)[uU]?", operand):
@@ -151,7 +151,7 @@ def _value(operand: str) -> str:
 
 
 def _address(operand: str) -> str:
-    """C++ for a shared address in brackets, with a distance or without."""
+    """Return C++ for a shared address in brackets, with or without an offset."""
     inside = re.fullmatch(r"\[\s*(%?\w+)\s*(?:\+\s*(\w+)\s*)?\]", operand)
     if not inside:
         raise ValueError(operand)
@@ -171,7 +171,7 @@ def _to(destination: str, call: str) -> str:
 
 
 def _map_and_box(operand: str, dimensions: str) -> tuple[str, str]:
-    """Of `[%1, {%3, %4}]` the map, and where the box starts: how many numbers, and these, the column first."""
+    """Split `[%1, {%3, %4}]` into the map and the box's start: the number of coordinates, and these, column first."""
     pointer, box = _split(operand.strip()[1:-1], ",")
     start = _elements(box)
     if len(start) != int(dimensions):
@@ -192,7 +192,7 @@ def _store(match: re.Match, o: list[str]) -> str:
 def _wgmma(match: re.Match, o: list[str]) -> str:
     registers = _elements(o[0])
     columns, in_registers = int(match[1]), o[1].startswith("{")
-    # Only what lies in shared memory may be transposed.
+    # Only operands in shared memory may be transposed.
     if len(registers) != columns // 2 or len(o) != 8 - in_registers:
         raise ValueError(o)
     given = ""

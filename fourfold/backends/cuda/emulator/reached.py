@@ -1,7 +1,8 @@
-"""Which lines of a `.cu` file ran on the CPU.
+"""The lines of a `.cu` file that ran on the CPU.
 
-A traced build calls the runtime at the head of each block of instructions. A line ran if an instruction of it stands in
-a block that ran. The compiler adds jumps to what reports a fault later: they do not end a block, and it is none itself.
+A traced build calls the runtime at the head of each block of instructions. A line ran if one of its instructions is in
+a block that ran. The compiler adds jumps to code that reports faults: they do not end a block, and that code is not a
+block.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import NamedTuple
 from fourfold.backends.cuda.emulator.build import Built
 
 _CALL = "<__sanitizer_cov_trace_pc>"
-# What reports a fault does not return.
+# The functions that report a fault do not return.
 _FAULT = "<__ubsan_handle"
 _INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t(\S+)(.*)$")
 
 
 class Line(NamedTuple):
-    """A line of a file's function, whether it ran, and whether the compiled function that it stands in was called.
+    """A line of a file's function, whether it ran, and whether the compiled function that contains it was called.
 
-    A function that is compiled into those that call it is there by itself too, and is never called there.
+    An inlined function also exists as a separate copy, which is never called.
     """
 
     file: str
@@ -34,10 +35,10 @@ class Line(NamedTuple):
 
 
 def lines(built: Built, has_returned_to: Callable[[int], int]) -> Iterator[Line]:
-    """The lines of a traced build.
+    """Yield the lines of a traced build.
 
     Args:
-        built: what was compiled.
+        built: the compiled shared object.
         has_returned_to: whether the runtime was called from before an address.
     """
     blocks = [(symbol, block, bool(has_returned_to(block[0]))) for symbol, block in _blocks(built) if block]
@@ -49,7 +50,7 @@ def lines(built: Built, has_returned_to: Callable[[int], int]) -> Iterator[Line]
 
 
 def _blocks(built: Built) -> Iterator[tuple[str, list[int]]]:
-    """Of each block its function, and the addresses from the call of the runtime to a jump."""
+    """Yield the function of each block, and the addresses from the call of the runtime to a jump."""
     command = ["objdump", "-d", "--no-show-raw-insn", str(built.path)]
     block: list[int] | None = None
     symbol = ""
@@ -70,7 +71,7 @@ def _blocks(built: Built) -> Iterator[tuple[str, list[int]]]:
 
 
 def _places(built: Built, addresses: list[int]) -> dict[int, tuple[str, int, str]]:
-    """The innermost place of each instruction in the kernel's own files: the file, the line and the function."""
+    """Return the innermost place of each instruction in the kernel's own files: the file, the line and the function."""
     command = ["addr2line", "-aifCe", str(built.path)]
     given = "".join(f"{address:#x}\n" for address in addresses)
     output = subprocess.run(command, input=given, capture_output=True, text=True).stdout.splitlines()
@@ -92,6 +93,6 @@ def _places(built: Built, addresses: list[int]) -> dict[int, tuple[str, int, str
 
 
 def _name(function: str) -> str:
-    """The name of a function without its return type, its template arguments and its parameters."""
+    """Return the name of a function without its return type, its template arguments and its parameters."""
     words = re.match(r"(?:.*?[ :])?(~?\w+)\s*[<(]", re.sub(r"\(anonymous namespace\)::", "", function))
     return words[1] if words else function

@@ -1,7 +1,7 @@
-"""The interpreter's arithmetic, corrected to what compiled code computes: conversions, operators, reductions.
+"""The interpreter's arithmetic, corrected to the results of compiled code: conversions, operators, reductions.
 
-The interpreter holds bfloat16 in arrays of uint16, and as shipped it adds, multiplies and compares those integers. Here
-an operation on bfloat16 is computed in float32 and rounded to nearest even, which gives what a GPU's instructions give.
+The interpreter stores bfloat16 in arrays of uint16, and originally adds, multiplies and compares those integers. Here
+an operation on bfloat16 is computed in float32 and rounded to nearest even, like a GPU's instructions.
 """
 
 import math
@@ -28,18 +28,18 @@ _numpy_types: dict[str, np.dtype] = {}
 
 
 class Handle(interpreter.TensorHandle):
-    """A value of a kernel: an array and the type of its elements. It takes less time to make than its base class."""
+    """A value of a kernel: an array and the type of its elements. It is faster to create than its base class."""
 
     def __init__(self, data: np.ndarray, dtype: tl.dtype, attr: dict[str, Any] | None = None) -> None:
         self.data, self.dtype, self.attr = data, dtype, attr
 
     def set_attr(self, key: str, value: Any) -> None:
-        """Keep what the kernel tells the compiler of the value, as by tl.multiple_of."""
+        """Store what the kernel tells the compiler of the value, for example by tl.multiple_of."""
         self.attr = {**(self.attr or {}), key: value}
 
 
 def numpy_type(kind: tl.dtype) -> np.dtype:
-    """The type of the array that holds values of a type. It is cached by the type's name."""
+    """Return the dtype of arrays that hold values of a type, cached by the type's name."""
     scalar = kind.scalar
     known = _numpy_types.get(scalar.name)
     if known is None:
@@ -48,12 +48,12 @@ def numpy_type(kind: tl.dtype) -> np.dtype:
 
 
 def widened(bits: Any) -> Any:
-    """The bits of bfloat16 numbers converted to float32."""
+    """Convert bits of bfloat16 numbers to float32."""
     return bits.view(BFLOAT16).astype(np.float32)
 
 
 def narrowed(numbers: Any) -> Any:
-    """Numbers rounded to bfloat16, to nearest even, as bits. float64 and integers are rounded to float32 first."""
+    """Round numbers to bfloat16, to nearest even, and return the bits; float64 and integers become float32 first."""
     return numbers.astype(BFLOAT16).view(np.uint16)
 
 
@@ -78,7 +78,7 @@ class Conversions(interpreter.InterpreterBuilder):
         return Handle(narrowed(values) if wanted.name == "bf16" else values.astype(numpy_type(wanted)), wanted)
 
     def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
-        """Convert between floating-point types, with the rounding that the kernel asks for."""
+        """Convert between floating-point types, with the rounding that the kernel requests."""
         given, wanted = src.dtype.scalar.name, dst_type.scalar.name
         if given in FLOAT8 and wanted in NUMPY_FLOATS:  # exact, so that nothing is rounded
             numbers = src.data.view(FLOAT8[given]).astype(np.float32)
@@ -95,7 +95,7 @@ class Conversions(interpreter.InterpreterBuilder):
         return super().create_fp_to_fp(src, dst_type, rounding_mode)
 
     def get_bf16(self, value: float) -> Handle:
-        """A constant. Triton 3.6 has no such method."""
+        """Return a constant. Triton 3.6 has no such method."""
         return Handle(narrowed(np.array([value], dtype=np.float32)), tl.bfloat16)
 
 
@@ -103,14 +103,14 @@ class Operators(interpreter.InterpreterBuilder):
     """Operators on one, two or three operands, element by element, and the product of matrices."""
 
     def unary_op(self, arg: Any, op: Any) -> Handle:
-        """``op(arg)``, where `op` is a function of NumPy's."""
+        """Return ``op(arg)``, where `op` is a NumPy function."""
         kind = arg.dtype.scalar
         if kind.name == "bf16":
             return Handle(narrowed(op(widened(arg.data))), kind)
         return Handle(op(arg.data), kind)
 
     def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Handle:
-        """``op(lhs, rhs)`` of operands of one type. A comparison gives booleans."""
+        """Return ``op(lhs, rhs)`` of operands of one type. A comparison returns booleans."""
         x, y, kind = lhs.data, rhs.data, lhs.dtype.scalar
         if kind.name == "bf16":
             output = op(widened(x), widened(y))
@@ -123,47 +123,47 @@ class Operators(interpreter.InterpreterBuilder):
         return Handle(output, kind)
 
     def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Any) -> Handle:
-        """``op(lhs, rhs, other)``: tl.where of a condition and two operands of one type."""
+        """Return ``op(lhs, rhs, other)``: tl.where of a condition and two operands of one type."""
         x, y = rhs.data, other.data
         # The atomic minimum of Triton 3.6 selects from int64 and uint64, whose common type is float64 to NumPy.
         return Handle(op(lhs.data, x if x.dtype == y.dtype else x.astype(y.dtype), y), other.dtype.scalar)
 
     def get_all_ones_value(self, type: Any) -> Handle:
-        """The integer whose bits are all set, for ``~x``. In Triton 3.8 it raises for unsigned types."""
+        """Return the integer whose bits are all set, for ``~x``. Triton 3.8 raises for unsigned types."""
         return Handle(np.invert(np.zeros(1, dtype=numpy_type(type))), type.scalar)
 
     def create_maxnumf(self, lhs: Any, rhs: Any) -> Handle:
-        """tl.maximum: of NaN and a number it gives the number. In Triton 3.6 it gives NaN."""
+        """Return tl.maximum: the number, of NaN and a number. Triton 3.6 returns NaN."""
         return self.binary_op(lhs, rhs, np.fmax)
 
     def create_minnumf(self, lhs: Any, rhs: Any) -> Handle:
-        """tl.minimum: of NaN and a number it gives the number."""
+        """Return tl.minimum: the number, of NaN and a number."""
         return self.binary_op(lhs, rhs, np.fmin)
 
     def create_clampf(self, arg: Any, lo: Any, hi: Any, propagate_nans: Any) -> Handle:
-        """tl.clamp: of NaN it gives `lo`, or NaN if the kernel asks to propagate it."""
+        """Return tl.clamp: `lo` for NaN, or NaN if the kernel asks to propagate it."""
         ignores_nan = propagate_nans == interpreter._ir.PROPAGATE_NAN.NONE
         least, most = (np.fmax, np.fmin) if ignores_nan else (np.maximum, np.minimum)
         return self.binary_op(self.binary_op(arg, lo, least), hi, most)
 
     def create_umulhi(self, lhs: Any, rhs: Any) -> Handle:
-        """tl.umulhi: it multiplies the operands' bits as unsigned integers. In Triton 3.6 signed ones stay signed."""
+        """Return tl.umulhi: the product of the operands' bits as unsigned integers. Triton 3.6 keeps them signed."""
         bits = 8 * lhs.data.itemsize
         x, y = (operand.data.view(f"u{bits // 8}").astype(object) for operand in (lhs, rhs))
         return Handle(((x * y) >> bits).astype(f"u{bits // 8}").view(lhs.data.dtype), lhs.dtype.scalar)
 
     def create_splat(self, ret_ty: Any, arg: Any) -> Handle:
-        """A block with one number in all elements."""
+        """Return a block with one number in all elements."""
         block = np.empty(tuple(ret_ty.shape), dtype=numpy_type(arg.dtype))
         block[...] = arg.data
         return Handle(block, arg.dtype.scalar)
 
     def create_expand_dims(self, arg: Any, axis: int) -> Handle:
-        """``x[:, None]``: one more axis, of length 1."""
+        """Return ``x[:, None]``: one more axis, of length 1."""
         return Handle(arg.data[(slice(None),) * axis + (None,)], arg.dtype.scalar)
 
     def create_fma(self, x: Any, y: Any, z: Any) -> Handle:
-        """tl.fma: ``x * y + z``, rounded once. In Triton 3.6 it is rounded twice."""
+        """Return tl.fma: ``x * y + z``, rounded once. Triton 3.6 rounds twice."""
         kind = z.dtype.scalar
         if kind.name == "fp64":
             return Handle(_FUSED_DOUBLES(x.data, y.data, z.data).astype(np.float64), kind)
@@ -171,7 +171,7 @@ class Operators(interpreter.InterpreterBuilder):
         return Handle(_fused(a, b, c, kind.name), kind)
 
     def create_dot(self, a: Any, b: Any, d: Any, *options: Any) -> Handle:
-        """tl.dot: ``a @ b + d``, multiplied and summed in the type of `d`."""
+        """Return tl.dot: ``a @ b + d``, multiplied and summed in the type of `d`."""
         names = a.dtype.scalar.name, b.dtype.scalar.name
         if not OPERANDS.keys() >= set(names):
             return super().create_dot(a, b, d, *options)
@@ -182,10 +182,10 @@ class Operators(interpreter.InterpreterBuilder):
 
 
 def _fused(x: np.ndarray, y: np.ndarray, z: np.ndarray, kind: str) -> np.ndarray:
-    """x * y + z rounded once, of numbers of at most 24 bits; of bfloat16 it gives the bits.
+    """Return x * y + z rounded once, for numbers of at most 24 bits; for bfloat16, return the bits.
 
-    The sum is computed in float64 and rounded to odd: rounded again, that gives what the exact sum gives. See Boldo and
-    Melquiond, Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd, 2008.
+    The sum is computed in float64 and rounded to odd. Rounding it again gives the same as rounding the exact sum. See
+    Boldo and Melquiond, Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd, 2008.
     """
     product = x.astype(np.float64) * y.astype(np.float64)  # exact
     total = np.asarray(product + z)
@@ -198,14 +198,14 @@ def _fused(x: np.ndarray, y: np.ndarray, z: np.ndarray, kind: str) -> np.ndarray
 
 
 def _to_odd(rounded: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """``rounded + error`` rounded to odd: of the two numbers around it, one of which is `rounded`, the odd one."""
+    """Return ``rounded + error`` rounded to odd: the odd one of the two numbers around it, one of them `rounded`."""
     even = rounded.view(f"u{rounded.itemsize}") & 1 == 0
     other = np.nextafter(rounded, np.copysign(np.inf, error).astype(rounded.dtype))
     return np.where(even & np.isfinite(rounded) & (error != 0), other, rounded)
 
 
 def _fused_doubles(x: float, y: float, z: float) -> float:
-    """x * y + z, rounded once."""
+    """Return x * y + z, rounded once."""
     if not (math.isfinite(x) and math.isfinite(y) and math.isfinite(z)):
         return x * y + z
     exact = Fraction(x) * Fraction(y) + Fraction(z)
@@ -222,7 +222,7 @@ class Reduce(interpreter.ReduceOps):
     """Reductions. A sum in 16 bits is rounded at every addition. A maximum ignores NaN."""
 
     def sum(self, input: Any) -> Any:
-        """tl.sum."""
+        """Return tl.sum."""
         kind = input.dtype.name
         if kind not in ("fp16", "bf16"):
             return super().sum(input)
@@ -240,7 +240,7 @@ class Reduce(interpreter.ReduceOps):
         return self.to_tensor(total, input.dtype)
 
     def min_max(self, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
-        """tl.max or tl.min, and tl.argmax or tl.argmin where `idx_reduce_op` is given; of nothing but NaN it is NaN."""
+        """Return tl.max or tl.min, or tl.argmax or tl.argmin if `idx_reduce_op` is given; NaN if all are NaN."""
         input = input[0] if isinstance(input, tuple) else input
         values = widened(input.handle.data) if input.dtype.name == "bf16" else input.handle.data
         largest = "max" in val_reduce_op.__name__
@@ -258,11 +258,11 @@ class Scan(interpreter.ScanOps):
     """Cumulative sums and products. Those of bfloat16 are rounded at every step."""
 
     def cumsum(self, input: Any) -> list[Any]:
-        """tl.cumsum."""
+        """Return tl.cumsum."""
         return self._running(input, np.add) if input.dtype.name == "bf16" else super().cumsum(input)
 
     def cumprod(self, input: Any) -> list[Any]:
-        """tl.cumprod."""
+        """Return tl.cumprod."""
         return self._running(input, np.multiply) if input.dtype.name == "bf16" else super().cumprod(input)
 
     def _running(self, input: Any, op: Any) -> list[Any]:

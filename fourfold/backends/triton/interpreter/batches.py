@@ -1,15 +1,15 @@
-"""Runs many programs of a launch at once, which takes the interpreter hardly longer than one of them.
+"""Run many programs of a launch at once, in little more time than one of them takes the interpreter.
 
 The interpreter spends its time on Python, not on arithmetic. So the values of all programs of a batch are kept in one
-array, with an axis for the programs in front: see `Batch`. What all programs have in common, such as the kernel's
-arguments, is kept once. Each operation then computes for all programs.
+array, with a leading axis for the programs: see `Batch`. Values that all programs share, such as the kernel's
+arguments, are kept once. Each operation then computes for all programs.
 
-Programs of a batch go through the kernel in step. Where a condition or a loop's bound differs between them, what was
-stored is undone, and the batch starts anew in parts: see `Diverged`. What waits for other programs is run one program
-at a time: see `Unbatchable`. So is what raises an error, so that the message names the first program that is wrong.
+The programs of a batch go through the kernel in step. Where a condition or a loop's bound differs between them, the
+stores are undone, and the batch restarts in parts: see `Diverged`. Programs that wait for others run one at a time: see
+`Unbatchable`. So do programs that raise an error, so that the message names the first wrong program.
 
-In step, no program sees what another one of its batch stores later. That is how a GPU runs them: a kernel that needs
-another order, and does not ask for it by atomic operations, is wrong.
+In step, no program sees later stores of other programs of its batch. A GPU runs programs the same way: a kernel that
+needs another order, and does not enforce it by atomic operations, is wrong.
 """
 
 import ctypes
@@ -26,20 +26,20 @@ from triton.runtime import interpreter
 from fourfold.backends.triton.interpreter.arithmetic import Handle, Reduce, Scan, numpy_type
 
 Program = tuple[int, int, int]
-# Programs of the first batch of a launch; the least and the most of later ones.
+# The number of programs of a launch's first batch, and the minimum and maximum of later ones.
 FIRST, LEAST, MOST = 64, 16, 1024
-# Elements of a batch's largest value, about.
+# The approximate number of elements of a batch's largest value.
 ELEMENTS = 1 << 18
 # The largest storage that is copied before a batch stores into it.
 MOST_BYTES = 1 << 24
-# How often a batch is divided before its programs run one by one.
+# The number of divisions of a batch before its programs run one by one.
 DIVISIONS = 4
-# A kernel whose batches have come apart so often, and more often than not, is run one program at a time.
+# A kernel runs one program at a time after this many divergent batches, if they are the majority.
 COME_APART = 8
 
 
 class Batch(Handle):
-    """A value of all programs of a batch: ``data [programs, ...]``."""
+    """The values of all programs of a batch: ``data [programs, ...]``."""
 
 
 class Diverged(Exception):
@@ -54,17 +54,17 @@ class Diverged(Exception):
         self.values = values
 
     def groups(self) -> list[np.ndarray]:
-        """The places of the programs that have the same number, those of the first program first."""
+        """Return the indices of the programs with the same number, for each number, the first program's first."""
         _, first, which = np.unique(self.values, return_index=True, return_inverse=True)
         return [np.flatnonzero(which == number) for number in np.argsort(first)]
 
 
 class Unbatchable(Exception):
-    """An operation that is made for one program at a time."""
+    """An operation that runs for one program at a time."""
 
 
 def number_of(handle: Any) -> Any:
-    """A value as a number of Python's.
+    """Return a value as a Python number.
 
     Raises:
         Diverged: it differs between the programs.
@@ -78,12 +78,12 @@ def number_of(handle: Any) -> Any:
 
 
 def loop(*bounds: Any, **options: Any) -> Any:
-    """``range`` in a kernel: the compiler makes its numbers tensors, of constant bounds too.
+    """Return ``range`` in a kernel: the compiler makes its numbers tensors, even for constant bounds.
 
-    Programs that go round as often, from different numbers, stay together.
+    Programs with the same number of iterations stay together, even if they start at different numbers.
 
     Raises:
-        Diverged: some go round more often than others.
+        Diverged: the number of iterations differs.
     """
     if not _are_batched((*bounds, *options.values())):
         numbers = range(*bounds, *[options[name] for name in ("step",) if name in options])
@@ -106,12 +106,12 @@ def _integers(bound: Any) -> np.ndarray:
 
 
 def least(*numbers: Any, **options: Any) -> Any:
-    """``min`` in a kernel."""
+    """Return ``min`` in a kernel."""
     return functools.reduce(tl.minimum, numbers) if _are_batched(numbers) else min(*numbers, **options)
 
 
 def largest(*numbers: Any, **options: Any) -> Any:
-    """``max`` in a kernel."""
+    """Return ``max`` in a kernel."""
     return functools.reduce(tl.maximum, numbers) if _are_batched(numbers) else max(*numbers, **options)
 
 
@@ -120,7 +120,7 @@ def _are_batched(values: Any) -> bool:
 
 
 def shape_of(handle: Any) -> tuple[int, ...]:
-    """The shape of a value of one program."""
+    """Return the shape of a value of one program."""
     return handle.data.shape[1:] if type(handle) is Batch else handle.data.shape
 
 
@@ -132,7 +132,7 @@ def _batched(values: Any) -> bool:
 
 
 def _aligned(value: Any, rank: int) -> Any:
-    """A value with the programs' axis before those of a block of some rank; anything else as it is."""
+    """Return a batch with its axis in front of those of a block of some rank, and any other value unchanged."""
     if type(value) is not Batch:
         return value
     shape = value.data.shape
@@ -140,14 +140,14 @@ def _aligned(value: Any, rank: int) -> Any:
 
 
 def _whole(value: Any, shape: tuple[int, ...]) -> Any:
-    """A value that is broadcast to a shape, all of it in memory: Triton 3.6 takes no other for stores and atomics."""
+    """Broadcast a value to a shape in contiguous memory, as Triton 3.6 requires for stores and atomics."""
     same = value.data.shape == shape
     data = np.ascontiguousarray(value.data) if same else np.broadcast_to(value.data, shape).copy()
     return value if data is value.data else Handle(data, value.dtype)
 
 
 def _marked(made: Any) -> Any:
-    """A result, or several, as values of a batch."""
+    """Return a result, or several, as batches."""
     if isinstance(made, tuple):
         return tuple(_marked(part) for part in made)
     return Batch(made.data, made.dtype) if isinstance(made, interpreter.TensorHandle) else made
@@ -161,7 +161,7 @@ Method = Callable[..., Any]
 
 
 def _lanes(name: str) -> Method:
-    """An operation that computes each element by itself."""
+    """Return the method of an elementwise operation."""
 
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         shipped = getattr(super(Batches, self), name)
@@ -174,7 +174,7 @@ def _lanes(name: str) -> Method:
 
 
 def _full(name: str) -> Method:
-    """An operation on operands of one shape: accesses to memory, above all."""
+    """Return the method of an operation on operands of one shape, mainly an access to memory."""
 
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         shipped = getattr(super(Batches, self), name)
@@ -197,7 +197,7 @@ def _of_program(value: Any, place: int) -> Any:
 
 
 def _each(name: str) -> Method:
-    """An operation that is made for each program by itself, with results of one shape."""
+    """Return the method of an operation that runs for each program separately, with results of one shape."""
 
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         shipped = getattr(super(Batches, self), name)
@@ -210,7 +210,7 @@ def _each(name: str) -> Method:
 
 
 def _alone(name: str) -> Method:
-    """An operation for which programs take turns."""
+    """Return the method of an operation for which programs take turns."""
 
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         if self.batch is not None:
@@ -221,7 +221,7 @@ def _alone(name: str) -> Method:
 
 
 def _unknown(name: str) -> Method:
-    """An operation of which nothing is known here."""
+    """Return the method of an operation unknown to this module."""
 
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         if _batched((*arguments, *options.values())):
@@ -248,7 +248,7 @@ ALONE = (
     *("make_block_ptr", "advance", "tensor_pointer_load", "tensor_pointer_store", "make_tensor_descriptor"),
     *("descriptor_load", "descriptor_store", "descriptor_gather", "descriptor_scatter"),
 )
-# What `Batches` defines by itself, and what has no values of the kernel.
+# Operations that `Batches` defines itself, and operations without values of the kernel.
 OTHERS = (
     *("reshape", "trans", "expand_dims", "broadcast", "splat", "unsplat", "split", "cat", "extern_elementwise"),
     *("get_program_id", "get_num_programs", "make_range", "barrier", "assert", "assume"),
@@ -256,17 +256,17 @@ OTHERS = (
 
 
 class Batches(interpreter.InterpreterBuilder):
-    """The operations of the language, for a batch of programs."""
+    """The builder's operations for a batch of programs."""
 
-    # The programs that run at once, ``[programs, 3]``; None where one program runs.
+    # The programs that run at once, ``[programs, 3]``; None if a single program runs.
     batch: np.ndarray | None = None
     # Elements of the largest value that a program of the batch has loaded or stored.
     widest = 1
-    # What the storages held that the batch has stored into, by their beginnings.
+    # The former contents of the storages that the batch has stored into, by their start addresses.
     saved: dict[int, bytes]
 
     def create_get_program_id(self, axis: int) -> Any:
-        """tl.program_id."""
+        """Return tl.program_id."""
         if self.batch is None:
             return super().create_get_program_id(axis)
         numbers = self.batch[:, axis]
@@ -275,19 +275,19 @@ class Batches(interpreter.InterpreterBuilder):
         return Batch(numbers.astype(np.int32).reshape(-1, 1), tl.int32)
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
-        """tl.load. What is volatile, by the last argument, may be written by another program meanwhile."""
+        """Perform tl.load. A volatile load (the last argument) may read a concurrent program's store."""
         if self.batch is not None and options.get("is_volatile", rest[-1] if rest else False):
             raise Unbatchable("a volatile load")
         return _LOAD(self, ptrs, mask, other, *rest, **options)
 
     def create_atomic_rmw(self, rmwOp: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
-        """tl.atomic_add and so on, of one program after the other: each changes what the next one finds."""
+        """Perform tl.atomic_add and so on for one program after the other: each sees the previous ones' effect."""
         if self.batch is not None and type(ptr) is not Batch:
             ptr = Batch(np.broadcast_to(ptr.data, (len(self.batch), *ptr.data.shape)), ptr.dtype)
         return _ATOMIC(self, rmwOp, ptr, val, mask, *rest)
 
     def before_store(self, storage: tuple[int, int] | None) -> None:
-        """Keep what a storage holds, so that it can be put back."""
+        """Save the contents of a storage, so that the store can be undone."""
         if self.batch is None:
             return
         if storage is None or storage[1] - storage[0] > MOST_BYTES:
@@ -297,37 +297,37 @@ class Batches(interpreter.InterpreterBuilder):
             self.saved[start] = ctypes.string_at(start, end - start)
 
     def undo(self) -> None:
-        """Put back what the batch has stored."""
+        """Restore the storages that the batch has stored into."""
         for start, held in self.saved.items():
             ctypes.memmove(start, held, len(held))
         self.saved = {}
 
     def create_reshape(self, arg: Any, shape: Any, *rest: Any) -> Any:
-        """tl.reshape and tl.view."""
+        """Return tl.reshape and tl.view."""
         if type(arg) is not Batch:
             return super().create_reshape(arg, shape, *rest)
         return Batch(arg.data.reshape(len(arg.data), *shape), arg.dtype)
 
     def create_trans(self, arg: Any, perm: Any) -> Any:
-        """tl.permute and tl.trans."""
+        """Return tl.permute and tl.trans."""
         if type(arg) is not Batch:
             return super().create_trans(arg, perm)
         return Batch(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype)
 
     def create_expand_dims(self, arg: Any, axis: int) -> Any:
-        """``x[:, None]``."""
+        """Return ``x[:, None]``."""
         if type(arg) is not Batch:
             return super().create_expand_dims(arg, axis)
         return Batch(np.expand_dims(arg.data, axis + 1), arg.dtype)
 
     def create_broadcast(self, arg: Any, shape: Any) -> Any:
-        """tl.broadcast_to."""
+        """Return tl.broadcast_to."""
         if type(arg) is not Batch:
             return super().create_broadcast(arg, shape)
         return Batch(np.broadcast_to(arg.data, (len(arg.data), *shape)), arg.dtype)
 
     def create_splat(self, ret_ty: Any, arg: Any) -> Any:
-        """A block with one number in all elements."""
+        """Return a block filled with one number."""
         if type(arg) is not Batch:
             return super().create_splat(ret_ty, arg)
         programs, shape = len(arg.data), tuple(ret_ty.shape)
@@ -336,18 +336,18 @@ class Batches(interpreter.InterpreterBuilder):
         return Batch(block, arg.dtype.scalar)
 
     def create_unsplat(self, arg: Any) -> Any:
-        """The one number of a block."""
+        """Return the one number of a block."""
         if type(arg) is not Batch:
             return super().create_unsplat(arg)
         return Batch(arg.data.reshape(len(arg.data), -1)[:, :1], arg.dtype.scalar)
 
     def create_split(self, val: Any) -> Any:
-        """tl.split, along the last axis."""
+        """Return tl.split, along the last axis."""
         made = super().create_split(val)
         return _marked(made) if type(val) is Batch else made
 
     def create_cat(self, lhs: Any, rhs: Any) -> Any:
-        """tl.cat of two blocks with one axis."""
+        """Return tl.cat of two blocks with one axis."""
         if not _batched((lhs, rhs)):
             return super().create_cat(lhs, rhs)
         assert self.batch is not None
@@ -355,7 +355,7 @@ class Batches(interpreter.InterpreterBuilder):
         return Batch(np.concatenate(whole, axis=1), lhs.dtype.scalar)
 
     def create_extern_elementwise(self, library: Any, path: Any, symbol: Any, arguments: Any, *rest: Any) -> Any:
-        """A function of libdevice."""
+        """Call a function of libdevice."""
         if not _batched(arguments):
             return super().create_extern_elementwise(library, path, symbol, arguments, *rest)
         rank = _rank(arguments)
@@ -380,7 +380,7 @@ _define()
 
 
 class _AlongAnAxis(interpreter.ReduceScanOpInterface):
-    """A reduction or a scan, for a batch of programs."""
+    """A reduction or a scan for a batch of programs."""
 
     # The functions that combine two values and that NumPy has as a whole.
     whole: tuple[str, ...] = ()
@@ -418,7 +418,7 @@ class _AlongAnAxis(interpreter.ReduceScanOpInterface):
             self.axis, self.at_once = axis, False
 
     def to_tensor(self, ret: Any, dtype: Any) -> Any:
-        """An array as a value."""
+        """Return an array as a tensor."""
         if not self.at_once:
             return super().to_tensor(ret, dtype)
         shape = ret.shape[1:] if self.shape is None else self.shape
@@ -427,7 +427,7 @@ class _AlongAnAxis(interpreter.ReduceScanOpInterface):
 
 
 def _together(values: Sequence[tl.tensor]) -> tl.tensor:
-    """The values of the programs as one."""
+    """Join the values of the programs in one."""
     return tl.tensor(Batch(np.stack([x.handle.data for x in values]), values[0].handle.dtype), values[0].type)
 
 
@@ -447,17 +447,17 @@ class BatchedScan(_AlongAnAxis, Scan):
 
 
 def _difference(error: BaseException | None) -> Diverged | None:
-    """What the programs differ in, if that has raised an error. A kernel's own functions raise another one from it."""
+    """Return the divergence that caused an error, or None. A kernel's own functions raise another error from it."""
     while error is not None and not isinstance(error, Diverged):
         error = error.__cause__
     return error
 
 
 class _History:
-    """What became of a kernel's batches.
+    """The record of a kernel's batches.
 
     Attributes:
-        alone: its programs are run one by one from now on.
+        alone: whether its programs run one by one from now on.
     """
 
     def __init__(self) -> None:
@@ -473,7 +473,7 @@ _HISTORIES: weakref.WeakKeyDictionary[Callable, _History] = weakref.WeakKeyDicti
 
 
 class Runner:
-    """Runs the programs of a launch in batches.
+    """Runner of a launch's programs in batches.
 
     Args:
         kernel: the function.

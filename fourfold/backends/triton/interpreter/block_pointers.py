@@ -1,6 +1,6 @@
-"""Gives the interpreter block pointers where the installed Triton has none: version 3.8 has removed them.
+"""Add block pointers to the interpreter if the installed Triton has none: version 3.8 has removed them.
 
-Scripts that were written for an older Triton call ``tl.make_block_ptr`` and ``tl.advance``, and give ``boundary_check``
+Scripts that were written for an older Triton call ``tl.make_block_ptr`` and ``tl.advance``, and pass ``boundary_check``
 to ``tl.load`` and ``tl.store``.
 """
 
@@ -38,7 +38,7 @@ def _numbers(values: Any) -> list[int]:
 
 
 class BlockPointer:
-    """A block of a tensor in memory: what ``tl.make_block_ptr`` makes."""
+    """A block of a tensor in memory: the result of ``tl.make_block_ptr``."""
 
     def __init__(self, base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any, order: Any = None) -> None:
         self.base, self.shape, self.strides = base, _numbers(shape), _numbers(strides)
@@ -48,12 +48,12 @@ class BlockPointer:
         self.dtype = self.type = tl.pointer_type(self.block_type)
 
     def advance(self, offsets: Any) -> "BlockPointer":
-        """The block so many elements further along each axis."""
+        """Return the block moved by `offsets` elements along the axes."""
         moved = [old + more for old, more in zip(self.offsets, _numbers(offsets))]
         return BlockPointer(self.base, self.shape, self.strides, moved, self.block_shape)
 
     def lanes(self, boundary_check: Any) -> tuple[Handle, Handle]:
-        """The pointers to the block's elements, and which of them lie within the tensor along the checked axes."""
+        """Return the pointers to the block's elements, and the mask of those inside along the checked axes."""
         checked = set(_numbers(boundary_check or ()))
         offset, inside = np.zeros(self.block_shape, np.int64), np.ones(self.block_shape, bool)
         for axis, length in enumerate(self.block_shape):
@@ -68,7 +68,7 @@ class BlockPointer:
         return Handle(addresses.reshape(self.block_shape), self.base.dtype.scalar), Handle(inside, tl.int1)
 
     def load(self, boundary_check: Any = (), padding_option: Any = "") -> tl.tensor:
-        """``tl.load``."""
+        """Perform ``tl.load``."""
         pointers, inside = self.lanes(boundary_check)
         kind = numpy_type(self.element)
         padding = getattr(padding_option, "value", padding_option)
@@ -78,7 +78,7 @@ class BlockPointer:
         return tl.tensor(loaded, self.block_type)
 
     def store(self, value: Any, boundary_check: Any = ()) -> None:
-        """``tl.store``."""
+        """Perform ``tl.store``."""
         pointers, inside = self.lanes(boundary_check)
         semantic = interpreter.interpreter_semantic
         value = semantic.cast(semantic.to_tensor(getattr(value, "value", value)), self.element)
@@ -87,7 +87,7 @@ class BlockPointer:
 
 
 def _replaced(shipped: Callable[..., Any], method: str) -> Callable[..., Any]:
-    """`tl.load` or `tl.store` that takes a block pointer too."""
+    """Return a `tl.load` or `tl.store` that also takes a block pointer."""
 
     def call(pointer: Any, *args: Any, **options: Any) -> Any:
         if isinstance(pointer, BlockPointer):
@@ -103,7 +103,7 @@ def _replaced(shipped: Callable[..., Any], method: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def supplied() -> Iterator[None]:
-    """Within it, in a launch, kernels may use block pointers."""
+    """Context manager: let kernels use block pointers during a launch."""
     if not MISSING:
         yield
         return

@@ -1,18 +1,16 @@
 """Corrections to Triton's interpreter, which runs the kernels on a machine without a GPU.
 
-`install` installs them. Each concern has a module of its own:
-
-- `interpreter_arithmetic` computes as compiled code does, bfloat16 above all, whose bits the interpreter adds;
-- `interpreter_memory` checks every access, and gives NaN where a mask leaves out and nothing takes the place;
-- `interpreter_tuning` chooses a configuration of a tuned kernel;
-- `interpreter_libdevice` supplies the functions of NVIDIA's mathematical library;
-- `interpreter_source` makes ``and``, ``or`` and ``not`` of blocks work element by element;
-- `interpreter_marks` tells which lines of a kernel have run;
-- `interpreter_replay` saves time: it finds out once what an operation does to operands of certain types;
-- `interpreter_batches` saves more: it runs many programs at once;
+`install` installs them. Each concern has its own module in this folder:
+- `arithmetic` computes as compiled code does, in particular for bfloat16, whose bits the interpreter adds;
+- `memory` checks every access, and returns NaN in masked lanes without another value;
+- `tuning` chooses a configuration of a tuned kernel;
+- `libdevice` supplies the functions of NVIDIA's mathematical library;
+- `source` makes ``and``, ``or`` and ``not`` of blocks work element by element;
+- `marks` records which lines of a kernel have run;
+- `replay` saves time: it records what an operation does to operands of certain types;
+- `batches` saves more: it runs many programs at once;
 - this module launches kernels: numbers get the types that the compiler gives them, and no CPU tensor is copied.
-
-`interpreter_parts` lists the private parts of Triton that these modules use.
+`parts` lists the private parts of Triton that these modules use.
 """
 
 import contextlib
@@ -53,10 +51,10 @@ class Builder(batches.Batches, CheckedMemory, arithmetic.Operators, arithmetic.C
 
 
 class Language:
-    """Makes the functions of triton.language call the interpreter while kernels run.
+    """Patches that make the functions of triton.language call the interpreter while kernels run.
 
     Triton patches the language anew for each kernel and each device function. Here the patches are collected once, and
-    applied for the length of a launch.
+    applied for the duration of a launch.
     """
 
     def __init__(self) -> None:
@@ -65,7 +63,7 @@ class Language:
 
     @functools.cached_property
     def changes(self) -> list[tuple[Any, str, Any, Any]]:
-        """The attributes to change: the object, the name, the value while kernels run, and the value before."""
+        """The attributes to change: the object, the name, the value while kernels run, and the former value."""
         before: dict[tuple[int, str], tuple[Any, Any]] = {}
         scope = self.shipped(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         for place, name, original in scope._changes:
@@ -89,7 +87,7 @@ class Language:
 
     @contextlib.contextmanager
     def interpreted(self) -> Iterator[None]:
-        """Inside, the functions call the interpreter."""
+        """Context manager: make the functions call the interpreter."""
         changes = self.changes
         self.launches += 1
         try:
@@ -107,17 +105,17 @@ class Language:
                         setattr(place, name, original)
 
     def patch(self, function: Callable) -> Any:
-        """Replaces `interpreter._patch_lang`, which Triton calls before each device function."""
+        """Patch the language in place of `interpreter._patch_lang`, which Triton calls before each device function."""
         return interpreter._LangPatchScope() if self.launches else self.shipped(function)
 
 
 LANGUAGE = Language()
-# The interpreter has one builder, which knows the place of one program: launches of several threads take turns.
+# The interpreter has one builder with the index of one program: launches of several threads take turns.
 _RUNNING = threading.RLock()
 
 
 class InterpretedLaunch(interpreter.GridExecutor):
-    """Launches a kernel.
+    """The launch of a kernel.
 
     Its arguments get the types that the compiler gives them, and it may access the memory of its tensors. NumPy's
     warnings are off: kernels are tested with NaN and infinity.
@@ -138,7 +136,7 @@ class InterpretedLaunch(interpreter.GridExecutor):
             self.run_untraced(args_dev, kwargs)
 
     def run_untraced(self, args_dev: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What `__call__` does, untraced: the kernel itself has marks."""
+        """Launch the kernel without tracing, as the kernel itself has marks."""
         kwargs = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
         copied = any(_device(argument) != "cpu" for argument in (*args_dev, *kwargs.values()))
         args, named = self._init_args_hst(args_dev, kwargs) if copied else (args_dev, kwargs)
@@ -159,7 +157,7 @@ class InterpretedLaunch(interpreter.GridExecutor):
             self.fn(**values)
 
     def value(self, name: str, argument: Any) -> Any:
-        """An argument as the kernel sees it."""
+        """Return an argument as the kernel sees it."""
         return _value(argument, self.declared.get(name))
 
     def run_programs(self, arguments: dict[str, Any]) -> None:
@@ -189,7 +187,7 @@ class InterpretedLaunch(interpreter.GridExecutor):
 
 @functools.cache
 def _signature(function: Callable) -> tuple[inspect.Signature, dict[str, str]]:
-    """The parameters of a kernel, and the names of the types that it declares for some of them."""
+    """Return the parameters of a kernel, and the names of the declared types of some of them."""
     declared = {}
     for name, annotation in inspect.get_annotations(function).items():
         kind = jit._normalize_ty(annotation)
@@ -204,14 +202,14 @@ def _is_constexpr(annotation: Any) -> bool:
 
 
 def _device(argument: Any) -> str:
-    """The type of the device that an argument is on; "cpu" for what is no tensor."""
+    """Return the type of an argument's device; "cpu" for arguments other than tensors."""
     if isinstance(argument, tuple):
         return next((found for found in map(_device, argument) if found != "cpu"), "cpu")
     return getattr(getattr(getattr(argument, "base", argument), "device", None), "type", "cpu")
 
 
 def _value(argument: Any, declared: str | None = None) -> Any:
-    """An argument as the kernel sees it. A number has the type that it is compiled for, and is rounded to that."""
+    """Return an argument as the kernel sees it; a number is rounded to the type that the kernel is compiled for."""
     if isinstance(argument, int):
         return _integer(argument, declared)
     if isinstance(argument, float):
@@ -245,8 +243,8 @@ def _pointer_type(dtype: torch.dtype) -> tl.pointer_type:
 def install() -> None:
     """Install all corrections. A second call does nothing.
 
-    From then on an access outside of the storages of a launch's tensors raises `interpreter_memory.OutOfBounds`,
-    unless the launch makes pointers of integers.
+    From then on an access outside of the storages of a launch's tensors raises `memory.OutOfBounds`, unless the launch
+    makes pointers from integers.
 
     Raises:
         RuntimeError: this release of Triton has changed a private part that is used here. The message names it.

@@ -1,4 +1,4 @@
-"""Gives the interpreter the functions of NVIDIA's libdevice, which kernels call as ``libdevice.tanh(x)``.
+"""Supply the interpreter with NVIDIA's libdevice functions, which kernels call as ``libdevice.tanh(x)``.
 
 As shipped, the interpreter has none of them. Their names are those of the CUDA Math API.
 """
@@ -20,7 +20,7 @@ from fourfold.operations.blame import Lack
 
 
 def _each(function: Callable[..., float]) -> Callable[..., np.ndarray]:
-    """A function of Python's math for arrays. Where it raises, the result is NaN, or infinite on overflow."""
+    """Vectorize a function of Python's math; if it raises, the result is NaN, or infinite on overflow."""
 
     def guarded(*numbers: float) -> float:
         try:
@@ -34,7 +34,7 @@ def _each(function: Callable[..., float]) -> Callable[..., np.ndarray]:
 
 
 def _round(x: Any) -> Any:
-    """To the nearest integer, halves away from 0."""
+    """Round to the nearest integer, halves away from 0."""
     return np.trunc(x + np.copysign(np.where(np.abs(x) < 2.0**51, 0.5, 0.0), x))
 
 
@@ -117,13 +117,13 @@ _CONVERSION = re.compile(r"(?:float|double|u?int|u?ll|half)2(?:float|double|u?in
 
 @functools.cache
 def function_of(symbol: str) -> Callable[..., Any]:
-    """What computes a function of libdevice, in NumPy.
+    """Return the NumPy implementation of a function of libdevice.
 
     Args:
-        symbol: its name in the library, as ``__nv_tanhf``.
+        symbol: its name in the library, like ``__nv_tanhf``.
 
     Raises:
-        Lack: it is not known here.
+        Lack: it is unknown here.
     """
     name = symbol.removeprefix("__nv_")
     conversion = _CONVERSION.match(name)
@@ -150,7 +150,7 @@ class Functions(interpreter.InterpreterBuilder):
     def create_extern_elementwise(
         self, libName: str, libPath: str, symbol: str, argList: list[Any], retType: Any, isPure: bool
     ) -> Handle:
-        """A function of a library, element by element."""
+        """Apply a function of a library element by element."""
         made = function_of(symbol)(*(argument.data for argument in argList))
         return Handle(np.asarray(made).astype(numpy_type(retType)), retType.scalar)
 

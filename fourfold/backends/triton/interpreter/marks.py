@@ -1,4 +1,4 @@
-"""Marks in a kernel's source, which tell which of its lines have run.
+"""Marks in a kernel's source, which record which of its lines have run.
 
 Triton's interpreter runs so much Python for a line of a kernel that tracing would double its time. A mark is one
 assignment to a dictionary, before each stretch of statements that run together.
@@ -16,7 +16,7 @@ NAME = "_fourfold_ran"
 
 
 def _with_marks(body: list[ast.stmt], file: str) -> list[ast.stmt]:
-    """Statements, with a mark before each stretch of them that nothing leaves but an exception."""
+    """Return statements with a mark before each stretch that only an exception can leave."""
     made, together = list[ast.stmt](), list[ast.stmt]()
     for statement in body:
         together.append(statement)
@@ -27,7 +27,7 @@ def _with_marks(body: list[ast.stmt], file: str) -> list[ast.stmt]:
 
 
 def _divide(statement: ast.stmt, file: str) -> bool:
-    """Mark the statements within a statement; gives whether there are any."""
+    """Mark the statements within a statement; return whether there are any."""
     parts = [statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])]
     divided = False
     for part in parts:

@@ -1,8 +1,8 @@
-"""Checks every access of an interpreted kernel: it must be within the memory of the launch's tensors.
+"""Check that every access of an interpreted kernel is within the memory of the launch's tensors.
 
-The interpreter is kinder than a GPU. It reads and writes whatever a pointer leads to, so that nobody notices a load
-without a mask as long as the value is not used. And where a mask is false and the load names no other value, it gives
-0, where a GPU may give anything. Here such lanes differ, see `undefined`.
+The interpreter is more permissive than a GPU. It reads and writes at any pointer, so that a load without a mask goes
+unnoticed as long as its value is unused. And where a mask is false and the load gives no other value, it returns 0,
+where a GPU may return anything. Here such lanes have conspicuous values, see `undefined`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ MANY_ELEMENTS = 512
 
 
 class _Undefined:
-    """What a lane holds that a mask leaves out, where the load names no other value."""
+    """The setting for masked lanes of a load without another value."""
 
     are_zero = False
 
@@ -34,22 +34,22 @@ _undefined = _Undefined()
 
 
 def undefined_lanes_are_zero(yes: bool) -> None:
-    """Give zeros for lanes that a mask leaves out, as the compiler for NVIDIA does, or what shows in a result."""
+    """Choose zeros for masked lanes, as NVIDIA's compiler does, or values that show in a result."""
     _undefined.are_zero = yes
 
 
 def are_undefined_lanes_zero() -> bool:
-    """What `undefined_lanes_are_zero` was last told."""
+    """Return the last setting of `undefined_lanes_are_zero`."""
     return _undefined.are_zero
 
 
 @functools.cache
 def undefined(kind: str, dtype: np.dtype, lanes: int) -> np.ndarray:
-    """Return what lanes hold that a mask leaves out, along a block's last axis.
+    """Return the values of masked lanes along a block's last axis.
 
     Floating-point lanes are NaN, large and large negative in turn: a maximum and a comparison swallow NaN, and a
-    minimum and a sum show it. Of integers every other lane has all bits set, which is no valid index; those between
-    are small numbers that may be one.
+    minimum and a sum show it. Every other integer lane has all bits set, which is no valid index; the lanes between are
+    small numbers that may be one.
 
     Args:
         kind: the name of Triton's type.
@@ -69,13 +69,13 @@ class OutOfBounds(IndexError, Fault):
 
 
 def tensor_of(argument: Any) -> torch.Tensor | None:
-    """The tensor whose memory an argument of a launch leads to, or None for a number.
+    """Return the tensor whose memory an argument of a launch points to, or None for a number.
 
-    An object of another class, Triton's TensorWrapper for one, has it among its attributes.
+    An object of another class, such as Triton's TensorWrapper, has the tensor among its attributes.
     """
     if isinstance(argument, torch.Tensor):
         return argument
-    base = getattr(argument, "base", None)  # of a wrapper or a descriptor of Triton's
+    base = getattr(argument, "base", None)  # the attribute of Triton's wrappers and descriptors
     if isinstance(base, torch.Tensor) or not hasattr(argument, "data_ptr"):
         return base if isinstance(base, torch.Tensor) else None
     attributes = getattr(argument, "__dict__", {}).values()
@@ -83,13 +83,13 @@ def tensor_of(argument: Any) -> torch.Tensor | None:
 
 
 def holds(tensor: Any, address: int) -> bool:
-    """Whether an address is within a tensor's storage."""
+    """Return whether an address is within a tensor's storage."""
     storage = tensor.untyped_storage()
     return storage is not None and storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes()
 
 
 class Storages:
-    """The storages of a launch's tensors. A kernel may access all of a storage, though its tensor is a part of it."""
+    """The storages of a launch's tensors. A kernel may access all of a storage, even if its tensor is only a part."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         # The beginning and the end of each, and the name of the argument.
@@ -102,10 +102,13 @@ class Storages:
                     self.places.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), name))
 
     def check(self, what: str, addresses: np.ndarray, size: int) -> tuple[int, int] | None:
-        """Raise OutOfBounds where one of these accesses of so many bytes is outside.
+        """Check that accesses of `size` bytes are inside.
 
         Returns:
-            the beginning and the end of the storage that holds all accesses; None if there is none that does.
+            The beginning and the end of the storage that holds all accesses, or None if no single one does.
+
+        Raises:
+            OutOfBounds: an access is outside of all storages.
         """
         low, high = int(addresses.min()), int(addresses.max()) + size
         for start, end, _ in self.places:
@@ -119,7 +122,7 @@ class Storages:
         return None
 
     def complain(self, what: str, addresses: np.ndarray, inside: np.ndarray, size: int) -> None:
-        """Raise OutOfBounds, naming the first access that is not inside."""
+        """Raise OutOfBounds, naming the first access that is outside."""
         stray = int(addresses[~inside].flat[0])
         distance, nearest = min(
             ((start - stray if stray < start else stray + size - end, name) for start, end, name in self.places),
@@ -132,7 +135,7 @@ class Storages:
 
 
 def _array_at(storage: tuple[int, int], addresses: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray] | None:
-    """A storage as an array, and the indices of the elements at some addresses.
+    """Return a storage as an array, and the indices of the elements at some addresses.
 
     None if the addresses are few, or not multiples of the elements' size from the beginning of the storage.
     """
@@ -148,17 +151,19 @@ def _array_at(storage: tuple[int, int], addresses: np.ndarray, dtype: np.dtype) 
 
 
 class CheckedMemory(interpreter.InterpreterBuilder):
-    """Loads, stores and atomic operations, each checked before it is done."""
+    """Loads, stores and atomic operations that are checked first."""
 
-    # Of the running launch; None if a pointer may lead anywhere.
+    # The storages of the running launch; None if a pointer may point anywhere.
     storages: Storages | None = None
 
     def check(self, what: str, pointers: Any, mask: np.ndarray) -> tuple[bool, tuple[int, int] | None]:
-        """Raise OutOfBounds where what is not masked is outside of all storages.
+        """Check the lanes that are not masked.
 
         Returns:
-            whether no lane is masked; and the beginning and the end of the storage that holds all accesses, if one
-            does.
+            Whether no lane is masked; and the beginning and the end of the storage that holds all accesses, or None.
+
+        Raises:
+            OutOfBounds: an access is outside of all storages.
         """
         addresses, complete = pointers.data, bool(mask.all())
         if self.storages is None:
@@ -170,7 +175,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         return complete, self.storages.check(what, addresses, max(pointers.get_element_ty().primitive_bitwidth // 8, 1))
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
-        """tl.load. Masked lanes without another value hold what `undefined` returns."""
+        """Perform tl.load. Masked lanes without another value get the values of `undefined`."""
         kept = np.asarray(mask.data)
         complete, storage = self.check("load", ptrs, kept)
         kind = ptrs.get_element_ty()
@@ -178,7 +183,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         if values is None:
             loaded = super().create_masked_load(ptrs, mask, other, *rest, **options)
         else:
-            # The address of a masked lane may be anything.
+            # A masked lane may have any address.
             loaded = Handle(values[0].take(values[1], mode="clip"), kind)
         if complete:
             return loaded
@@ -194,10 +199,10 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         return loaded
 
     def before_store(self, storage: tuple[int, int] | None) -> None:
-        """Called before a store, with the storage that all of it goes to, if one does."""
+        """Prepare for a store; `storage` is the storage that holds all of it, if there is one."""
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
-        """tl.store."""
+        """Perform tl.store."""
         kept = np.asarray(mask.data)
         complete, storage = self.check("store", ptrs, kept)
         if 8 * value.data.itemsize != max(ptrs.get_element_ty().primitive_bitwidth, 8):
@@ -216,7 +221,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         return None
 
     def create_atomic_rmw(self, rmwOp: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
-        """tl.atomic_add, tl.atomic_max and so on: they give the value that was there before."""
+        """Perform tl.atomic_add, tl.atomic_max and so on, which return the former value."""
         _, storage = self.check("atomic operation", ptr, mask.data)
         if np.any(mask.data):
             self.before_store(storage)
@@ -230,7 +235,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         return super().create_atomic_rmw(rmwOp, ptr, val, mask, *rest)
 
     def add_one_by_one(self, pointers: Any, values: Any, mask: Any) -> Handle:
-        """tl.atomic_add of bfloat16, lane by lane, as several may add to one place."""
+        """Perform tl.atomic_add of bfloat16 lane by lane, because several lanes may add to one place."""
         shape = np.broadcast_shapes(pointers.data.shape, values.data.shape, mask.data.shape)
         before = np.zeros(shape, dtype=np.uint16)
         addresses, bits, kept = (np.broadcast_to(x.data, shape) for x in (pointers, values, mask))
@@ -242,19 +247,19 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         return Handle(before, tl.bfloat16)
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
-        """tl.atomic_cas: it gives the value that was there before."""
+        """Perform tl.atomic_cas, which returns the former value."""
         self.check("atomic operation", ptr, np.array(True))
         return super().create_atomic_cas(ptr, cmp, val, *rest)
 
     def create_int_to_ptr(self, src: Any, dst_type: Any) -> Any:
-        """Make a pointer of an integer. It may lead to memory that only the caller knows: nothing is checked then."""
+        """Make a pointer from an integer, and stop checking: it may point to memory that only the caller knows."""
         self.storages = None
         return super().create_int_to_ptr(src, dst_type)
 
 
 @contextlib.contextmanager
 def memory_of(arguments: dict[str, Any]) -> Iterator[None]:
-    """Inside, a kernel may access these arguments' tensors, and no other memory."""
+    """Context manager: let a kernel access these arguments' tensors, and no other memory."""
     builder = interpreter.interpreter_builder
     before, builder.storages = builder.storages, Storages(arguments)
     try:

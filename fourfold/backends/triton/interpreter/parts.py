@@ -1,4 +1,4 @@
-"""The private parts of Triton that the corrections to its interpreter use, each with what it is used for.
+"""The private parts of Triton that the corrections to its interpreter use, and the purpose of each.
 
 Any release may change them. `missing` names those that a release has changed.
 """
@@ -13,8 +13,8 @@ class PrivatePart(NamedTuple):
 
     Attributes:
         path: the module, a colon, and the name in it.
-        parameters: the names of its first parameters; None where it is not called, or says nothing of them.
-        use: what it is used for here.
+        parameters: the names of its first parameters; None if it is not called, or its signature is unknown.
+        use: its purpose here.
     """
 
     path: str
@@ -105,7 +105,7 @@ PARTS = (
 
 
 def missing() -> list[str]:
-    """One line for each part that this release of Triton does not have, or not with these parameters."""
+    """Return one line for each part that this release of Triton lacks, or has with other parameters."""
     return [f"{part.path} {fault}; here: {part.use}" for part in PARTS if (fault := _fault(part))]
 
 

@@ -1,9 +1,9 @@
-"""Saves the interpreter's time: it finds out once what a function of the language does to operands of certain types.
+"""Record what a function of the language does to operands of certain types, to save the interpreter's time.
 
-At each call the language decides which operands to convert and to broadcast, and which type the result has. That takes
-some 15 us, where NumPy computes the result in one or two. The decision depends on the operands' types and on constants
-only. So the first call with operands of some types is recorded: the operations that the language asks the builder for.
-Later calls replay them.
+At each call the language decides which operands to convert and to broadcast, and the type of the result. That takes
+some 15 us, where NumPy computes the result in one or two. The decision depends only on the operands' types and on
+constants. So the first call with operands of some types is recorded: the operations that the language requests from
+the builder. Later calls replay them.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _SYMBOLS = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"),
     *("lt", "le", "gt", "ge", "eq", "ne"),
 )
-# Functions of which an operand may be an integer of Python's. What they do depends on its size, not on its value.
+# Functions that accept a Python integer as an operand. Their operations depend on its size, not on its value.
 ARITHMETIC = frozenset(
     (
         *(f"__{prefix}{symbol}__" for symbol in _SYMBOLS for prefix in ("", "r")),
@@ -54,22 +54,22 @@ BROADCASTING = frozenset(
 )
 # The builder's operations whose result depends on the program.
 OF_THE_PROGRAM = frozenset({"create_get_program_id", "create_get_num_programs"})
-# The most elements of a constant that is kept.
+# The largest number of elements of a cached constant.
 CONSTANT_ELEMENTS = 1 << 14
-# The most recordings of a function that are kept.
+# The largest number of cached recordings of a function.
 RECORDINGS = 1 << 12
 
 
 class Unrepeatable(Exception):
-    """A call that cannot be recorded: the next one of its kind may do something else."""
+    """A call that cannot be recorded: the next call of its kind may run other operations."""
 
 
 class _Number(int):
-    """An integer operand while a call is recorded, which tells it from a constant."""
+    """An integer operand during a recording, distinct from a constant."""
 
 
 class _Kinds(dict[type, Callable[[Any], Hashable]]):
-    """For each type of argument: a function that gives what decides, of such an argument, what a call does."""
+    """Functions, by type of argument, that return the property of an argument that determines what a call does."""
 
     def __missing__(self, kind: type) -> Callable[[Any], Hashable]:
         if issubclass(kind, tl.tensor):
@@ -93,7 +93,7 @@ class _Kinds(dict[type, Callable[[Any], Hashable]]):
 
 
 def _range_of(number: int) -> Hashable:
-    """What decides the type of an integer operand, and which types hold it: see `TritonSemantic.to_tensor_type`."""
+    """Return the properties that decide an integer operand's type: see `TritonSemantic.to_tensor_type`."""
     return int, number < 0, number == 0, max(number, -1 - number).bit_length()
 
 
@@ -102,7 +102,7 @@ _KINDS_OF_OPERANDS = _Kinds({int: _range_of})
 
 
 class _Result(NamedTuple):
-    """The number of a value that varies: an argument of the call, or the result of a step."""
+    """The number of a varying value: an argument of the call, or the result of a step."""
 
     number: int
 
@@ -118,15 +118,15 @@ class _Step(NamedTuple):
 
 
 class _Recorder:
-    """A builder that records what it is asked to do."""
+    """A builder that records the operations requested from it."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
         self.steps: list[_Step] = []
-        # All values, by number; they are kept so that their ids, by which `known` finds them, stay theirs.
+        # All values, by number. They are kept alive so that their ids, the keys of `known`, stay unique.
         self.values: list[Any] = []
         self.known: dict[int, Any] = {}
-        # Values that are broadcast: what they are copies of, and whether that is a single number.
+        # Broadcast values: the source of each, and whether that is a single number.
         self.copies: dict[int, tuple[_Result, bool]] = {}
         self.repeatable = True
 
@@ -140,7 +140,7 @@ class _Recorder:
             try:
                 self.note(name, member, arguments, options, made)
             except Unrepeatable:
-                self.repeatable = False  # the call goes on: it must not store twice
+                self.repeatable = False  # the call continues, because repeating it would store twice
             return made
 
         return call
@@ -152,7 +152,7 @@ class _Recorder:
         return result
 
     def find(self, argument: Any) -> Any:
-        """An argument of the builder as a step holds it: a `_Result`, or the constant itself."""
+        """Return a builder's argument in the form that a step holds: a `_Result`, or the constant itself."""
         if type(argument) is _Number or isinstance(argument, interpreter.TensorHandle):
             if id(argument) not in self.known:
                 raise Unrepeatable("a value that no step has made")
@@ -165,7 +165,7 @@ class _Recorder:
         """Record a step, or its result if that is a constant."""
         results = made if isinstance(made, tuple) else (made,)
         if not any(isinstance(x, interpreter.TensorHandle) for x in (*arguments, *options.values(), *results)):
-            return  # it concerns a type
+            return  # an operation on types
         given = tuple(self.find(x) for x in arguments)
         named = {key: self.find(x) for key, x in options.items()}
         varies = name in OF_THE_PROGRAM or any(isinstance(x, _Result) for x in (*given, *named.values()))
@@ -183,18 +183,18 @@ class _Recorder:
                 self.copies[numbers[0]] = given[name == "create_splat"], name == "create_splat"
 
     def uses_all_numbers(self) -> bool:
-        """Whether the steps use all numbers. The language makes a constant of 0."""
+        """Return whether the steps use all numbers. The language makes a constant of 0."""
         used = {x.number for step in self.steps for x in step.arguments if isinstance(x, _Result)}
         return all(i in used or not x for i, x in enumerate(self.values) if type(x) is _Number)
 
 
 class _Writer:
-    """Writes a recording as a Python function ``replay(arguments, options)``, one line a step."""
+    """Writer of a recording as a Python function ``replay(arguments, options)``, with one line per step."""
 
     def __init__(self, recorder: _Recorder) -> None:
         self.recorder = recorder
         self.constants: dict[str, Any] = {"make": _make}
-        # Each with the name that it defines if it can be left out where that name is not used.
+        # Each line with the name that it defines if the line can be omitted when that name is unused, else "".
         self.lines: list[tuple[str, str]] = []
         self.splats: dict[int, str] = {}
 
@@ -222,9 +222,9 @@ class _Writer:
         self.lines.append((targets if unneeded else "", f"{targets} = {text}"))
 
     def broadcasting(self, step: _Step) -> str | None:
-        """The step with operands that are not yet broadcast, which NumPy does faster.
+        """Return the step with operands before their broadcast, which NumPy performs faster.
 
-        None if the result would have another shape.
+        Return None if the result would have another shape.
         """
         values, copies = self.recorder.values, self.recorder.copies
         sources = [copies.get(x.number, (x, False)) if isinstance(x, _Result) else (x, False) for x in step.arguments]
@@ -235,8 +235,8 @@ class _Writer:
         direct = self.call(step, tuple(self.value(x) for x, _ in sources))
         if not any(scalar for _, scalar in sources) or all(scalar for _, scalar in sources):
             return direct
-        # NumPy lays the result out like its operands. A number that is broadcast lies row by row, so that the result
-        # does too: a sum of it is rounded differently in another layout.
+        # NumPy lays the result out like its operands. A broadcast number is laid out row by row, and so is the result:
+        # in another layout, a sum of it is rounded differently.
         full = [self.value(x) for (x, scalar), block in zip(sources, blocks) if not scalar and shape_of(block) == shape]
         copied = [
             self.splats[x.number] if scalar else self.value(source)
@@ -248,7 +248,7 @@ class _Writer:
         return f"{direct} if {rows} else {self.call(step, tuple(copied))}"
 
     def result(self, made: Any, tensors: dict[int, str]) -> str:
-        """The text of the call's result, a tensor of a step's result, say."""
+        """Return the expression of the call's result, for example a tensor of a step's result."""
         if id(made) in tensors:
             return tensors[id(made)]
         if isinstance(made, tl.tensor):
@@ -263,7 +263,7 @@ class _Writer:
         raise Unrepeatable(f"a result of type {type(made).__name__}")
 
     def function(self, result: str) -> Callable[[tuple, dict[str, Any]], Any]:
-        """The function of all lines."""
+        """Compile the lines to a function."""
         kept, used = [f"    return {result}"], result
         for name, line in reversed(self.lines):
             if not name or re.search(rf"\b{name}\b", used):
@@ -280,7 +280,7 @@ def _code(source: str) -> types.CodeType:
 
 
 def _make(handle: Any, derived: dict[str, Any]) -> tl.tensor:
-    """A tensor, with the attributes that it derives from its type."""
+    """Return a tensor, with the attributes that it derives from its type."""
     made = object.__new__(tl.tensor)
     made.__dict__.update(derived)
     made.handle = handle
@@ -288,16 +288,19 @@ def _make(handle: Any, derived: dict[str, Any]) -> tl.tensor:
 
 
 class _Received:
-    """Copies the arguments of a call that is recorded, and names them."""
+    """The arguments of a recorded call, copied and named."""
 
     def __init__(self, recorder: _Recorder, writer: _Writer, numbers: bool) -> None:
         self.recorder, self.writer, self.numbers = recorder, writer, numbers
-        # By the id of a copied tensor: the text that stands for it, and the original.
+        # By the id of a copied tensor: its expression, and the original.
         self.names: dict[int, str] = {}
         self.tensors: dict[int, tl.tensor] = {}
 
     def copy(self, argument: Any, name: str) -> Any:
-        """A copy for the language. A value that is given twice has two, as later calls may be given two values."""
+        """Return a copy for the language.
+
+        An argument that is passed twice gets two copies, because later calls may pass two different ones.
+        """
         if isinstance(argument, tl.tensor):
             if not isinstance(argument.handle, interpreter.TensorHandle):
                 self.recorder.repeatable = False
@@ -320,7 +323,7 @@ class _Received:
 
 
 def _record(name: str, function: Callable, arguments: tuple, options: dict[str, Any]) -> tuple[Any, Callable | None]:
-    """Call a function of the language. Returns its result, and a function that replays the call if it can be."""
+    """Call a function of the language. Return its result, and a function that replays the call, or None."""
     recorder = _Recorder(interpreter.interpreter_builder)
     writer = _Writer(recorder)
     received = _Received(recorder, writer, name in ARITHMETIC)
@@ -342,9 +345,9 @@ _RUNNING: list[str] = []
 
 
 def truth(tensor: tl.tensor) -> bool:
-    """``bool(tensor)``: a number is true unless it is 0, and a block always.
+    """Return ``bool(tensor)``: a number is true unless it is 0, and a block always.
 
-    Within the language's functions a number is true too: there ``if other`` asks whether an argument was given.
+    Within the language's functions a number is always true: there ``if other`` tests whether an argument was given.
     """
     if _RUNNING or math.prod(shape_of(tensor.handle)) != 1:
         return True
@@ -354,7 +357,7 @@ def truth(tensor: tl.tensor) -> bool:
 
 
 def transposed(tensor: tl.tensor) -> tl.tensor:
-    """``tensor.T``: the axes in reverse order."""
+    """Return ``tensor.T``: the axes in reverse order."""
     order = list(reversed(range(len(tensor.shape))))
     handle = interpreter.interpreter_builder.create_trans(tensor.handle, order)
     return tl.tensor(handle, tl.block_type(tensor.dtype, [tensor.shape[axis] for axis in order]))
@@ -370,7 +373,7 @@ def _running(name: str) -> Iterator[None]:
 
 
 def replayed(name: str, function: Callable) -> Callable:
-    """A function of the language that is recorded once for each combination of its arguments' types."""
+    """Return a function of the language that is recorded once for each combination of its arguments' types."""
     kinds = _KINDS_OF_OPERANDS if name in ARITHMETIC else _KINDS
     recordings: dict[Hashable, Callable] = {}
 

@@ -1,4 +1,4 @@
-"""Changes a kernel's source so that ``and``, ``or``, ``not`` and ``if`` mean what they mean to the compiler.
+"""Change a kernel's source so that ``and``, ``or``, ``not`` and ``if`` have the compiler's meaning.
 
 To Python a block is true, so that ``a and b`` of two blocks is the right one. To the compiler it is true in those
 elements where both are.
@@ -39,7 +39,7 @@ class _Logic(ast.NodeTransformer):
         self.names = (f"{PREFIX}operand_{number}" for number in itertools.count())
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        """``a and b`` becomes ``logical_and(t, b) if undecided_and(t := a) else t``."""
+        """Replace ``a and b`` by ``logical_and(t, b) if undecided_and(t := a) else t``."""
         self.generic_visit(node)
         word = "and" if isinstance(node.op, ast.And) else "or"
         left, *others = node.values
@@ -51,12 +51,12 @@ class _Logic(ast.NodeTransformer):
         return ast.copy_location(left, node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        """``not a``."""
+        """Replace ``not a``."""
         self.generic_visit(node)
         return ast.copy_location(_call("logical_not", node.operand), node) if isinstance(node.op, ast.Not) else node
 
     def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> ast.AST:
-        """``if a``."""
+        """Replace the condition of ``if a``."""
         self.generic_visit(node)
         node.test = ast.copy_location(_call("condition", node.test), node.test)
         return node
@@ -64,14 +64,14 @@ class _Logic(ast.NodeTransformer):
     visit_IfExp = visit_While = visit_If
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """``range(a)`` becomes ``in_batches(range)(a)``, and so do ``min`` and ``max``."""
+        """Replace ``range(a)`` by ``in_batches(range)(a)``, and likewise ``min`` and ``max``."""
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id in ("range", "min", "max"):
             node.func = ast.copy_location(_call("in_batches", node.func), node.func)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """``a < b < c``."""
+        """Reject ``a < b < c`` if `single_comparisons`."""
         if len(node.ops) > 1 and self.single_comparisons:
             raise NotImplementedError(f"this release of Triton compiles no chain of comparisons: {ast.unparse(node)}")
         return self.generic_visit(node)
@@ -82,43 +82,43 @@ def _call(function: str, *arguments: ast.expr) -> ast.Call:
 
 
 def undecided_and(left: Any) -> bool:
-    """Whether ``left and right`` depends on right. If left is a value of the kernel, it does."""
+    """Return whether ``left and right`` depends on right. If left is a value of the kernel, it does."""
     return isinstance(left, tl.tensor) or bool(left)
 
 
 def undecided_or(left: Any) -> bool:
-    """Whether ``left or right`` depends on right."""
+    """Return whether ``left or right`` depends on right."""
     return isinstance(left, tl.tensor) or not left
 
 
 def logical_and(left: Any, right: Any) -> Any:
-    """``left and right`` as compiled: element by element, if both are values of the kernel."""
+    """Return ``left and right`` as compiled: element by element, if both are values of the kernel."""
     if isinstance(right, tl.tensor):
         return left.logical_and(right) if isinstance(left, tl.tensor) else right
     return left if right and isinstance(left, tl.tensor) else right
 
 
 def logical_or(left: Any, right: Any) -> Any:
-    """``left or right`` as compiled."""
+    """Return ``left or right`` as compiled."""
     if isinstance(right, tl.tensor):
         return left.logical_or(right) if isinstance(left, tl.tensor) else right
     return right if right or not isinstance(left, tl.tensor) else left
 
 
 def logical_not(operand: Any) -> Any:
-    """``not operand`` as compiled."""
+    """Return ``not operand`` as compiled."""
     return operand.__not__() if isinstance(operand, tl.tensor) else not operand
 
 
 def condition(test: Any) -> Any:
-    """The condition of an ``if`` or a ``while``. The compiler rejects a block, which is true to Python."""
+    """Return the condition of an ``if`` or a ``while``. The compiler rejects a block, which is true to Python."""
     if isinstance(test, tl.tensor) and test.type.is_block() and math.prod(test.type.shape) != 1:
         raise ValueError(f"a condition is a block of {tuple(test.type.shape)} elements, and must be one number")
     return test
 
 
 def in_batches(function: Any) -> Any:
-    """What takes the place of a function of Python's where programs run at once. A kernel's file may have its own."""
+    """Return the replacement of a Python function where programs run at once; a kernel's file may have its own."""
     return next((ours for pythons, ours in _IN_BATCHES if pythons is function), function)
 
 

@@ -57,7 +57,7 @@ class Tuning:
 
 
 def fingerprint(arguments: Mapping[str, Any]) -> int:
-    """Return a number of a launch's numbers, dtypes and sizes: the same in every process."""
+    """Return a hash of a launch's numbers, dtypes and sizes: the same in every process."""
     described = [
         (name, value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else (name, value)
         for name, value in sorted(arguments.items())
@@ -97,7 +97,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def restored(arguments: list[Any]) -> Iterator[None]:
-    """After it, the memory of these tensors holds what it held, and so do arrays that are kept with a storage."""
+    """Context manager: restore the memory of these tensors, and the arrays kept with their storages, at the end."""
     storages = [x.untyped_storage() for x in arguments if isinstance(x, torch.Tensor)]
     kept = [(storage, storage.clone(), _arrays(storage)) for storage in storages]
     yield

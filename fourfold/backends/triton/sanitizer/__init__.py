@@ -1,1 +1,1 @@
-"""The sanitizer of interpreted Triton kernels: accesses outside of tensors, and races."""
+"""The sanitizer of interpreted Triton kernels: detects accesses outside of tensors, and races."""

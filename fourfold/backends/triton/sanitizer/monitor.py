@@ -1,11 +1,11 @@
-"""Watches every access of interpreted kernels, and reports what a GPU would do silently.
+"""Watch every access of interpreted kernels, and report errors that a GPU would not.
 
-Found are accesses outside of the memory of the tensor that a pointer was made from, loads of memory that nothing has
-written, and races. A kernel goes on after a finding: what is outside is not accessed, and is 0 to a load.
+The monitor detects accesses outside of the memory of the pointer's tensor, loads of unwritten memory, and races. A
+kernel continues after a finding: an access outside is skipped, and a load of it returns 0.
 
-A pointer keeps the number of the tensor that it was made from in its highest 16 bits, which no address uses. So the
-number goes wherever the pointer does: through sums, `tl.where`, transposition and memory. A kernel may access all of a
-tensor's storage, since kernels that are given ``x[0]`` and strides address the other samples from there.
+A pointer carries the number of its tensor in its highest 16 bits, which no address uses. So the number follows the
+pointer everywhere: through sums, `tl.where`, transposition and memory. A kernel may access all of a tensor's storage,
+because a kernel that receives ``x[0]`` and strides addresses the other samples from there.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ from fourfold.backends.triton.sanitizer.races import MOST_SIGNALS, Accesses, Dat
 
 _TAG = 48
 _ADDRESS = np.uint64((1 << _TAG) - 1)
-# All bytes of a number set to 1, by its size: each has been written.
+# A number whose bytes are all 1, by its size: the mark of an element whose bytes were all written.
 _WRITTEN = {size: np.array([1] * size, np.uint8).view(f"u{size}")[0] for size in (1, 2, 4, 8)}
-# A program that finds one value at one address so often, and stores nothing in between, may wait for another program.
+# A program may wait for another one if it reads one value from one address this often without a store in between.
 _PATIENCE = 1000
-# So often, where no other program is left to run, it waits for ever.
+# It waits forever if it reads the value this often, and no other program is left to run.
 _ENDLESS = 20_000
-# Modules whose frames are no part of a kernel.
+# Modules whose frames do not belong to a kernel.
 _MACHINERY = ("triton.language", "triton.runtime", "fourfold.backends.triton")
-# The attribute of a storage that holds which of its bytes were written; there is none where all were.
+# The attribute of a storage that marks its written bytes; a storage without it is completely written.
 WRITTEN_BYTES = "fourfold_written_bytes"
 
 OUTSIDE, UNWRITTEN, RACE = "out of bounds", "unwritten", "race"
@@ -47,21 +47,21 @@ OUTSIDE, UNWRITTEN, RACE = "out of bounds", "unwritten", "race"
 
 @dataclass
 class Violation:
-    """Something that is wrong in a kernel.
+    """An error in a kernel.
 
     Attributes:
         kind: `OUTSIDE`, `UNWRITTEN` or `RACE`.
         access: "load", "store" or "atomic operation".
         kernel: the kernel's name.
-        file: where the access stands.
-        line: its number, from 1.
+        file: the file of the access.
+        line: its line, from 1.
         parameter: the kernel's parameter that the pointer was made from.
-        program: which program did it, of those in `grid`.
+        program: the index of the program in `grid`.
         grid: the number of programs along each axis.
-        offset: of the first wrong element from the tensor's first, in elements; None where it leads to no tensor.
-        message: what is wrong, in words.
-        warning: whether it leaves every result as it is.
-        count: how often it was found.
+        offset: of the first wrong element from the tensor's first, in elements; None if the pointer has no tensor.
+        message: a description of the error.
+        warning: whether no result depends on it.
+        count: the number of occurrences.
     """
 
     kind: str
@@ -88,14 +88,14 @@ class Violation:
 
 @dataclass
 class Report:
-    """All findings, and what was looked at.
+    """All findings, and statistics of the watched launches.
 
     Attributes:
-        seen: called with each finding when it is new.
-        findings: by what tells them apart.
+        seen: called with each new finding.
+        findings: the findings by the attributes that distinguish them.
         kernels: the names of the kernels that ran.
-        launches: how many launches there were.
-        programs: how many programs ran.
+        launches: the number of launches.
+        programs: the number of programs that ran.
     """
 
     seen: Callable[[Violation], None]
@@ -105,7 +105,7 @@ class Report:
     programs: int = 0
 
     def add(self, finding: Violation) -> None:
-        """Report a finding, or count it where it is known."""
+        """Report a new finding, or count a known one."""
         key = finding.kind, finding.access, finding.file, finding.line, finding.parameter, finding.warning
         if key in self.findings:
             self.findings[key].count += 1
@@ -115,22 +115,22 @@ class Report:
 
     @property
     def errors(self) -> list[Violation]:
-        """The findings that are no mere warnings."""
+        """The findings that are not warnings."""
         return [finding for finding in self.findings.values() if not finding.warning]
 
     @property
     def warnings(self) -> list[Violation]:
-        """The findings that leave every result as it is."""
+        """The findings that no result depends on."""
         return [finding for finding in self.findings.values() if finding.warning]
 
 
 class Region:
-    """The memory that a pointer may lead to: the storage of the tensor that it was made from.
+    """The storage of the tensor that a pointer was made from: the memory that the pointer may access.
 
     Args:
         tag: the number that its pointers carry.
-        name: the kernel's parameter, or what stands for it.
-        tensor: of torch's.
+        name: the kernel's parameter, or a description in its place.
+        tensor: the torch tensor.
     """
 
     def __init__(self, tag: int, name: str, tensor: "torch.Tensor | Exposed") -> None:
@@ -153,22 +153,22 @@ class Region:
         )
 
     def memory(self, size: int) -> np.ndarray:
-        """The storage as unsigned integers of so many bytes."""
+        """Return the storage as unsigned integers of `size` bytes."""
         return _array(self.start, self.nbytes // size, size)
 
     def bits(self, offsets: np.ndarray, size: int) -> np.ndarray | None:
-        """The elements at some offsets as unsigned integers; None where they are not aligned."""
+        """Return the elements at some offsets as unsigned integers, or None if they are not aligned."""
         return None if (offsets % size).any() else self.memory(size)[offsets // size]
 
     def unwritten(self, offsets: np.ndarray, size: int) -> np.ndarray:
-        """Which of some elements nothing has written."""
+        """Return which of the elements are unwritten."""
         assert self.written is not None
         if (offsets % size).any():
             return ~self.written[offsets]
         return self.written[: self.nbytes // size * size].view(f"u{size}")[offsets // size] != _WRITTEN[size]
 
     def write(self, offsets: np.ndarray, size: int) -> None:
-        """Note that these elements are written."""
+        """Mark elements as written."""
         assert self.written is not None
         if (offsets % size).any():
             self.written[offsets[:, None] + np.arange(size)] = True
@@ -187,7 +187,7 @@ class RegionAccess(NamedTuple):
     Attributes:
         region: the memory.
         offsets: of the elements from its beginning, in bytes.
-        lanes: which of the lanes that are not masked they are.
+        lanes: selects these lanes among those that are not masked.
     """
 
     region: Region
@@ -196,14 +196,14 @@ class RegionAccess(NamedTuple):
 
 
 class Access(NamedTuple):
-    """An access as it is to be performed.
+    """A checked access, ready to be performed.
 
     Attributes:
         pointers: plain addresses.
-        mask: without the lanes that are outside.
-        parts: the lanes that are performed, by region.
+        mask: the mask without the lanes that are outside.
+        parts: the performed lanes, by region.
         size: of an element, in bytes.
-        kept: which lanes the kernel does not mask; None where it masks none.
+        kept: the lanes that the kernel does not mask; None if it masks none.
     """
 
     pointers: Handle
@@ -213,16 +213,18 @@ class Access(NamedTuple):
     kept: np.ndarray | None
 
     def chosen(self, values: np.ndarray) -> np.ndarray:
-        """The values of the lanes that are not masked, in a row."""
+        """Return the values of the lanes that are not masked, in one dimension."""
         values = np.broadcast_to(values, self.pointers.data.shape)
         return values.ravel() if self.kept is None else values[self.kept]
 
 
 class Exposed:
-    """A tensor whose address was taken as an integer, which a kernel may make a pointer of. It does not keep it alive.
+    """A tensor whose address was taken as an integer, from which a kernel may make a pointer.
+
+    It holds only a weak reference to the tensor's storage.
 
     Args:
-        tensor: of torch's.
+        tensor: the torch tensor.
         address: of its first element.
     """
 
@@ -232,19 +234,19 @@ class Exposed:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
 
     def untyped_storage(self) -> Any:
-        """Its storage; None where nothing holds it any more."""
+        """Return its storage, or None if the storage was freed."""
         return self.storage()
 
     def data_ptr(self) -> int:
-        """The address of its first element."""
+        """Return the address of its first element."""
         return self.address
 
     def element_size(self) -> int:
-        """The size of an element, in bytes."""
+        """Return the size of an element, in bytes."""
         return self.size
 
     def stride(self) -> tuple[int, ...]:
-        """The strides, in elements."""
+        """Return the strides, in elements."""
         return self.strides
 
 
@@ -253,10 +255,10 @@ EXPOSED: dict[int, Exposed] = {}
 
 
 class LaunchMonitor:
-    """What is known of the running launch.
+    """The state of the running launch.
 
     Args:
-        report: where findings go.
+        report: receives the findings.
         kernel: the kernel's name.
     """
 
@@ -267,15 +269,15 @@ class LaunchMonitor:
         self.grid: tuple[int, ...] = (1, 1, 1)
         self.program: tuple[int, ...] = (0, 0, 0)
         self.order: Order | None = None
-        # An address, the value that the running program has found there again and again, and how often it has.
+        # An address, the value that the running program has repeatedly read there, and the number of these reads.
         self.waits: tuple[int, int, int] = (0, 0, 0)
         self.run_next: Callable[[], bool] = lambda: False
 
     def wait(self, access: Access) -> None:
-        """Count what may be a loop that waits. In one that does, run the programs that it may wait for.
+        """Count the reads of a loop that may wait for another program, and run other programs if it does.
 
         Raises:
-            RuntimeError: it waits, and no program is left that could end that.
+            RuntimeError: the program waits, and no other program is left that could end the wait.
         """
         if len(access.parts) != 1 or access.parts[0].offsets.size != 1:
             return
@@ -292,7 +294,7 @@ class LaunchMonitor:
             raise RuntimeError(f"program {self.program} waits for what no other program does")
 
     def run_others(self) -> bool:
-        """Run the next program in the middle of this one; gives whether there was one."""
+        """Run the next program in the middle of this one; return whether there was one."""
         program, order, waits = self.program, self.order, self.waits
         before = None if order is None else (order.program, order.time, order.known)
         more = self.run_next()
@@ -302,7 +304,7 @@ class LaunchMonitor:
         return more
 
     def start(self, grid: tuple[int, ...]) -> None:
-        """The size of the grid is known."""
+        """Begin the launch of a grid."""
         self.grid = grid
         programs = int(np.prod(grid))
         self.order = Order(programs) if programs > 1 else None
@@ -311,14 +313,14 @@ class LaunchMonitor:
         self.report.kernels.add(self.kernel)
 
     def begin(self, program: tuple[int, ...]) -> None:
-        """A program runs."""
+        """Begin a program."""
         self.program = program
         if self.order is not None:
             x, y, z = program
             self.order.begin((x * self.grid[1] + y) * self.grid[2] + z)
 
     def region(self, name: str, tensor: torch.Tensor | Exposed) -> Region:
-        """Let pointers lead to a tensor's memory."""
+        """Register a tensor's memory, and return the region that its pointers may access."""
         tag = len(self.regions) + 1
         if tag >= 1 << 15:
             raise ValueError(f"a launch takes up to {(1 << 15) - 1} tensors")
@@ -326,7 +328,7 @@ class LaunchMonitor:
         return region
 
     def access(self, what: str, pointers: Any, mask: Any) -> Access:
-        """Look where an access leads, and report what is outside."""
+        """Check the addresses of an access, and report those outside."""
         addresses = pointers.data
         size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
         allowed = np.asarray(mask.data)
@@ -349,7 +351,7 @@ class LaunchMonitor:
         return Access(plain, mask, parts, size, kept)
 
     def scattered(self, chosen: np.ndarray, size: int) -> tuple[list[RegionAccess], np.ndarray]:
-        """The lanes of an access by region, and which of them lie in one."""
+        """Return the lanes of an access by region, and a mask of the lanes that lie in one."""
         parts, inside = [], np.zeros(chosen.shape, bool)
         tags = chosen >> np.uint64(_TAG)
         for tag in np.unique(tags):
@@ -378,7 +380,7 @@ class LaunchMonitor:
         self.found(OUTSIDE, what, region.name, offset, message)
 
     def read(self, what: str, access: Access) -> None:
-        """Report a load of what nothing has written."""
+        """Report a load of unwritten memory."""
         for region, offsets, _ in access.parts:
             if region.written is None:
                 continue
@@ -391,14 +393,14 @@ class LaunchMonitor:
                     f"{what} of memory that nothing has written: {count}, the first is element {offset} of {region}"
                 )
                 self.found(UNWRITTEN, what, region.name, offset, message)
-                region.write(offsets, access.size)  # told once
+                region.write(offsets, access.size)  # reported once
 
     def element(self, region: Region, offset: Any) -> int:
-        """The number of an element from the tensor's first."""
+        """Return the index of an element relative to the tensor's first."""
         return (region.low + int(offset) - region.first) // region.unit
 
     def accessed(self, region: Region) -> Accesses:
-        """The accesses to a region's storage in this launch."""
+        """Return the accesses to a region's storage in this launch."""
         found = self.accesses.get(region.start)
         if found is None:
             found = self.accesses[region.start] = Accesses(region.nbytes, region.unit)
@@ -422,7 +424,7 @@ class LaunchMonitor:
     def found(
         self, kind: str, what: str, parameter: str, offset: int | None, message: str, warning: bool = False
     ) -> None:
-        """Add a finding at the place in the kernel that runs."""
+        """Add a finding at the kernel's current line."""
         file, line = _place()
         self.report.add(
             Violation(kind, what, self.kernel, file, line, parameter, self.program, self.grid, offset, message, warning)
@@ -430,7 +432,7 @@ class LaunchMonitor:
 
 
 def _place() -> tuple[str, int]:
-    """The file and the line of the kernel that runs."""
+    """Return the file and the line of the kernel that runs."""
     frame = inspect.currentframe()
     while frame is not None:
         module = frame.f_globals.get("__name__") or "triton.language"  # a replayed operation's has no name
@@ -441,30 +443,30 @@ def _place() -> tuple[str, int]:
 
 
 class MonitoredBuilder(corrected.Builder):
-    """The interpreter's builder, which asks the watch before each access."""
+    """The interpreter's builder, which passes each access to the monitor first."""
 
     watch: LaunchMonitor | None = None
-    # The beginning and the end of the storage that holds all of the access that is performed, if one does.
+    # The beginning and the end of the storage that holds the whole access, if there is one.
     within: tuple[int, int] | None = None
 
     def set_grid_dim(self, *grid: int) -> None:
-        """The launch has so many programs along each axis."""
+        """Set the number of programs along each axis."""
         super().set_grid_dim(*grid)
         if self.watch is not None:
             self.watch.start(grid)
 
     def set_grid_idx(self, *program: int) -> None:
-        """The next program runs."""
+        """Start the next program."""
         super().set_grid_idx(*program)
         if self.watch is not None:
             self.watch.begin(program)
 
     def check(self, what: str, pointers: Any, mask: np.ndarray) -> tuple[bool, tuple[int, int] | None]:
-        """The watch has checked the access: say whether no lane is masked, and which storage holds it."""
+        """Return whether no lane is masked, and the storage of the access. The monitor has checked the access."""
         return bool(np.all(mask)), self.within
 
     def looked_at(self, what: str, pointers: Any, mask: Any) -> Access:
-        """Let the watch look at an access."""
+        """Pass an access to the monitor."""
         assert self.watch is not None
         access = self.watch.access(what, pointers, mask)
         self.within = None
@@ -474,7 +476,7 @@ class MonitoredBuilder(corrected.Builder):
         return access
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
-        """tl.load. A masked lane without another value is 0, as NVIDIA's compiler makes it."""
+        """Perform tl.load. A masked lane without another value is 0, as in NVIDIA's compiler."""
         access = self.looked_at("load", ptrs, mask)
         watch = self.watch
         assert watch is not None
@@ -493,7 +495,7 @@ class MonitoredBuilder(corrected.Builder):
         return super().create_masked_load(access.pointers, access.mask, other, *rest, **options)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
-        """tl.store."""
+        """Perform tl.store."""
         access = self.looked_at("store", ptrs, mask)
         watch = self.watch
         assert watch is not None
@@ -519,7 +521,7 @@ class MonitoredBuilder(corrected.Builder):
         return stored
 
     def compare_lanes(self, access: Access, values: np.ndarray) -> None:
-        """Report a store of several values to one element: which of them remains is not defined."""
+        """Report a store of different values to one element: which one remains is undefined."""
         assert self.watch is not None
         for part in access.parts:
             region, offsets, lanes = part
@@ -538,13 +540,13 @@ class MonitoredBuilder(corrected.Builder):
                 self.watch.found(RACE, "store", region.name, offset, message)
 
     def create_atomic_rmw(self, rmwOp: Any, ptr: Any, val: Any, mask: Any, sem: Any, *rest: Any) -> Any:
-        """tl.atomic_add, tl.atomic_max and so on."""
+        """Perform tl.atomic_add, tl.atomic_max and so on."""
         exchanges = rmwOp.name == "XCHG"
         access = self.atomic(ptr, mask, sem, exchanges)
         return super().create_atomic_rmw(rmwOp, access.pointers, val, access.mask, sem, *rest)
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, *rest: Any) -> Any:
-        """tl.atomic_cas."""
+        """Perform tl.atomic_cas."""
         mask = Handle(np.ones(ptr.data.shape, bool), tl.int1)
         access = self.atomic(ptr, mask, sem, exchanges=True)
         if access.mask is not mask:
@@ -552,7 +554,7 @@ class MonitoredBuilder(corrected.Builder):
         return super().create_atomic_cas(access.pointers, cmp, val, sem, *rest)
 
     def atomic(self, pointers: Any, mask: Any, sem: Any, exchanges: bool) -> Access:
-        """Look at an atomic operation, and note what it orders."""
+        """Check an atomic operation, and record the order that it establishes."""
         access = self.looked_at("atomic operation", pointers, mask)
         watch = self.watch
         assert watch is not None
@@ -574,7 +576,7 @@ class MonitoredBuilder(corrected.Builder):
         return access
 
     def create_int_to_ptr(self, src: Any, dst_type: Any) -> Any:
-        """Make a pointer of an integer: the address of a tensor, which the script has asked for."""
+        """Make a pointer from an integer: the address of a tensor, which the script has taken."""
         assert self.watch is not None
         bits = src.data.astype(np.uint64)
         for number in np.unique(bits):
@@ -583,7 +585,7 @@ class MonitoredBuilder(corrected.Builder):
         return super(corrected.CheckedMemory, self).create_int_to_ptr(Handle(bits, tl.uint64), dst_type)
 
     def pointer_to(self, address: int) -> int:
-        """An address with the number of the tensor that it is of; as it is where none is known."""
+        """Return an address with the number of its tensor, or the address itself if its tensor is unknown."""
         assert self.watch is not None
         for region in self.watch.regions.values():
             if region.start <= address < region.start + region.nbytes:
@@ -596,7 +598,7 @@ class MonitoredBuilder(corrected.Builder):
 
 
 def _tensor_in(argument: Any) -> torch.Tensor:
-    """The tensor whose address an object of another class gives as its own: Triton's TensorWrapper, for one."""
+    """Return the tensor whose address an object of another class gives as its own, such as Triton's TensorWrapper."""
     found = tensor_of(argument)
     if found is None:
         raise TypeError(f"the memory of an argument of type {type(argument).__name__} is not known: it is no tensor")
@@ -605,7 +607,7 @@ def _tensor_in(argument: Any) -> torch.Tensor:
 
 
 class MonitoredLaunch(corrected.InterpretedLaunch):
-    """Launches a kernel under watch."""
+    """A launch of a kernel under the monitor."""
 
     in_batches = False
     report: Report
@@ -626,7 +628,7 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
             builder.watch = before
 
     def run_each(self, programs: Iterator[tuple[int, int, int]], values: dict[str, Any]) -> None:
-        """Run the programs one after another. One that waits for a later one runs that in the middle."""
+        """Run the programs one after another. A program that waits for a later one runs that in the middle."""
         builder = interpreter.interpreter_builder
 
         def run_next() -> bool:
@@ -644,7 +646,7 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
         super().run_each(programs, values)
 
     def value(self, name: str, argument: Any) -> Any:
-        """An argument as the kernel sees it: a tensor is a pointer that carries its number."""
+        """Return an argument as the kernel sees it: a tensor is a pointer that carries its number."""
         if isinstance(argument, tuple):
             parts = [self.value(f"{name}[{i}]", part) for i, part in enumerate(argument)]
             return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
@@ -657,7 +659,7 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
         return super().value(name, argument)
 
     def pointer(self, name: str, argument: Any) -> tl.tensor:
-        """A pointer to a tensor's first element."""
+        """Return a pointer to a tensor's first element."""
         watch = interpreter.interpreter_builder.watch
         region = watch.region(name, argument if isinstance(argument, torch.Tensor) else _tensor_in(argument))
         kind = tl.str_to_ty(jit.mangle_type(argument), None)
@@ -666,13 +668,13 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
 
 @contextlib.contextmanager
 def watching(report: Report) -> Iterator[None]:
-    """Within it, every launch of an interpreted kernel is watched.
+    """Context manager: watch every launch of an interpreted kernel.
 
     Args:
-        report: where findings go.
+        report: receives the findings.
 
     Raises:
-        RuntimeError: Triton's interpreter is not in use, or this release of it is not known.
+        RuntimeError: Triton's interpreter is not in use, or this release of it is unknown.
     """
     corrected.install()
     builder = interpreter.interpreter_builder

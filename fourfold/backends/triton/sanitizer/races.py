@@ -1,9 +1,9 @@
-"""Finds races between the programs of a launch that run one after another.
+"""Find races between the programs of a launch that run one after another.
 
 Programs of a launch have no order on a GPU. Two of them race for an element if one writes it, the other reads or writes
-it, not both atomically, and no atomic operations order the two. What orders them is a chain: one program performs an
-atomic operation after its access, and the other performs one at the same address before its own access. Relaxed atomics
-order nothing.
+it, not both atomically, and no atomic operations order the two. A chain orders them: one program performs an atomic
+operation after its access, and the other performs one at the same address before its own access. Relaxed atomics order
+nothing.
 
 Source: L. Lamport, Time, clocks, and the ordering of events in a distributed system, 1978; clocks of each program as in
 C. Flanagan and S. Freund, FastTrack: efficient and precise dynamic race detection, 2009.
@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A stamp is the number of a program, its time, and whether its store left the value as it was.
+# A stamp packs the number of a program, its time, and whether its store left the value unchanged.
 _TIME_BITS = 24
 _LAST_TIME = (1 << _TIME_BITS) - 1
-# An atomic operation on more elements than this passes on data, not the word that a program is done.
+# An atomic operation on more elements than this transfers data; it does not signal that a program is done.
 MOST_SIGNALS = 32
 
 
 def _program(stamps: np.ndarray) -> np.ndarray:
-    """The number of the program, from 0; -1 where there is no stamp."""
+    """Return the number of the program, from 0, or -1 if there is no stamp."""
     return (stamps >> (_TIME_BITS + 1)) - 1
 
 
@@ -29,10 +29,10 @@ class DataRace(NamedTuple):
     """Two accesses that no atomic operation orders.
 
     Attributes:
-        lane: which of the accesses it was, an index into the offsets that were given.
-        lanes: how many of them race.
+        lane: the index of the first racing access in the given offsets.
+        lanes: the number of racing accesses.
         other: the number of the other program.
-        what: what that program did: "stored", "loaded", "updated atomically".
+        what: the other program's access: "stored", "loaded", "updated atomically".
         harmless: whether both leave the same value.
     """
 
@@ -54,11 +54,11 @@ class Accesses:
     def __init__(self, nbytes: int, unit: int) -> None:
         self.unit = unit
         length = -(-nbytes // unit)
-        # Pages that are not touched take no memory.
+        # Untouched pages take no memory.
         self.stores, self.atomics, self.first_loads, self.last_loads = (np.zeros(length, np.int64) for _ in range(4))
 
     def places(self, offsets: np.ndarray, size: int) -> np.ndarray:
-        """The indices of the elements at some offsets in bytes; of wider accesses one row for each."""
+        """Return the indices of the elements at some offsets in bytes; wider accesses have one row each."""
         if size % self.unit or bool((offsets % self.unit).any()):
             self.divide(int(np.gcd.reduce(np.gcd(offsets, np.gcd(size, self.unit)), axis=None)))
         first = offsets // self.unit
@@ -66,7 +66,7 @@ class Accesses:
         return first if count == 1 else first[:, None] + np.arange(count)
 
     def divide(self, unit: int) -> None:
-        """Take smaller elements."""
+        """Split the elements into smaller ones of `unit` bytes."""
         parts = self.unit // unit
         for name in ("stores", "atomics", "first_loads", "last_loads"):
             setattr(self, name, np.repeat(getattr(self, name), parts))
@@ -74,30 +74,30 @@ class Accesses:
 
 
 class Order:
-    """The programs of a launch: which of them runs, and what is known to have happened before.
+    """The vector clocks of a launch's programs: the running program, and its known predecessors.
 
     Args:
-        programs: how many there are.
+        programs: the number of programs.
     """
 
     def __init__(self, programs: int) -> None:
         self.programs = programs
         self.program, self.time = 0, 0
-        # For each program the time up to which the running one knows what it did.
+        # For each program, the time before which all its accesses precede the running program's next one.
         self.known: np.ndarray | None = None
-        # What was known to those who have performed an atomic operation, by address.
+        # The clocks released by atomic operations, by address.
         self.told: dict[int, np.ndarray] = {}
 
     def begin(self, program: int) -> None:
-        """The next program runs."""
+        """Start the next program."""
         self.program, self.time, self.known = program, 0, None
 
     def stamp(self) -> int:
-        """What marks an access of the running program now."""
+        """Return the stamp of an access by the running program now."""
         return (self.program + 1) << (_TIME_BITS + 1) | self.time << 1
 
     def unordered(self, stamps: np.ndarray) -> np.ndarray:
-        """Whether these accesses are another program's, and not known to have happened before."""
+        """Return which accesses are another program's and not known to have happened before."""
         others = _program(stamps)
         found = (stamps != 0) & (others != self.program)
         if self.known is not None and found.any():
@@ -105,14 +105,14 @@ class Order:
         return found
 
     def learn(self, addresses: list[int]) -> None:
-        """Know all that is told at these addresses."""
+        """Acquire the clocks released at these addresses."""
         for address in addresses:
             told = self.told.get(address)
             if told is not None:
                 self.known = told.copy() if self.known is None else np.maximum(self.known, told)
 
     def tell(self, addresses: list[int]) -> None:
-        """Tell at these addresses all that is known, and what this program has done until now."""
+        """Release the running program's clocks at these addresses, and advance its time."""
         self.time = min(self.time + 1, _LAST_TIME)
         if self.known is None:
             self.known = np.zeros(self.programs, np.int32)
@@ -121,10 +121,10 @@ class Order:
         self.told.update(dict.fromkeys(addresses, told))
 
     def load(self, accesses: Accesses, places: np.ndarray, volatile: bool) -> DataRace | None:
-        """A load of these elements."""
+        """Record a load of these elements; return its race, if any."""
         stores, atomics = accesses.stores[places], accesses.atomics[places]
         stamp = self.stamp()
-        if volatile:  # it waits for what another program writes
+        if volatile:  # it waits for another program's store
             return None
         before = accesses.first_loads[places]
         accesses.first_loads[places] = np.where(before == 0, stamp, before)
@@ -132,12 +132,12 @@ class Order:
         return self._race(stores, "stored", unchanged=(stores & 1) == 1) or self._race(atomics, "updated atomically")
 
     def store(self, accesses: Accesses, places: np.ndarray, unchanged: np.ndarray) -> DataRace | None:
-        """A store to these elements.
+        """Record a store to these elements; return its race, if any.
 
         Args:
             accesses: of the storage.
             places: the elements' indices.
-            unchanged: whether each has had the value that is stored already.
+            unchanged: whether each element already had the stored value.
         """
         if places.ndim > unchanged.ndim:
             unchanged = np.broadcast_to(unchanged[:, None], places.shape)
@@ -151,7 +151,10 @@ class Order:
         return found
 
     def atomic(self, accesses: Accesses, places: np.ndarray, exchanges: bool) -> DataRace | None:
-        """An atomic operation on these elements. One that exchanges values may meet a lock that a plain store opens."""
+        """Record an atomic operation on these elements; return its race, if any.
+
+        An operation that exchanges values may meet a lock that a plain store opens, so it never races.
+        """
         stores, loads = accesses.stores[places], accesses.last_loads[places]
         accesses.atomics[places] = self.stamp()
         return None if exchanges else self._race(stores, "stored") or self._race(loads, "loaded")
