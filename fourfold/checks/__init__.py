@@ -1,1 +1,1 @@
-"""The checks: one module a claim, listed in `standard`, and the search for cases on which a claim does not hold."""
+"""The checks: one module per claim, listed in `catalogue`, and the search for cases that break a claim."""

@@ -33,7 +33,7 @@ COMMAND = (sys.executable, "-W", "ignore", "-m", "fourfold.checks.ahead_of_time"
 
 
 def environment() -> dict[str, str]:
-    """The environment of a process that compiles.
+    """Return the environment variables of a process that compiles.
 
     The parent process may run with TRITON_INTERPRET=1, which disables compilation.
     """
@@ -41,16 +41,16 @@ def environment() -> dict[str, str]:
 
 
 def needs(kernel: Any) -> dict[str, Any]:
-    """A compiled kernel's resources, as a dictionary for JSON."""
+    """Return a compiled kernel's resources as a dictionary for JSON."""
     if isinstance(kernel, tuple):
         return kernel._asdict()  # type: ignore[attr-defined]
     return {**vars(kernel), "instruction_counts": dict(kernel.instruction_counts)}
 
 
 def representative(examples: list[Case], dtype: str) -> list[Case]:
-    """Choose cases for the ways in which Triton specialises kernels: the largest example, as it is and strided.
+    """Return cases for Triton's specialisations of a kernel: the largest example, as it is and with strided tensors.
 
-    For float32 the smallest example is added, whose sizes of 1 become constants. Other dtypes specialise alike.
+    For float32 add the smallest example, whose sizes of 1 become constants. Other dtypes specialise in the same way.
     """
 
     largest = max(examples, key=lambda case: case.elements)
@@ -63,7 +63,7 @@ def representative(examples: list[Case], dtype: str) -> list[Case]:
 
 
 def is_for(kernel: CudaKernel, dtype: str) -> bool:
-    """Whether a kernel is the instance for a dtype: the first dtype in its name, or float32 if its name has none."""
+    """Return whether a kernel is the instance for a dtype: the first one in its name, or float32 if it has none."""
     named = [name for name in re.findall(r"\w+", kernel.name) if name in CPP_TYPES.values()]
     return (named or [CPP_TYPES[torch.float32]])[0] == CPP_TYPES[getattr(torch, dtype)]
 
@@ -72,7 +72,7 @@ def cuda_kernels(operation: str, dtype: str, capability: int) -> list[dict[str, 
     """Compile the CUDA C++ kernels of an operation for a dtype; return their resources.
 
     Raises:
-        CudaError: one does not compile.
+        CudaError: a kernel does not compile.
     """
     kernels = [kernel for kernel in backends.module(operation, "cuda").KERNELS if is_for(kernel, dtype)]
     found: list[dict[str, Any]] = []
@@ -93,14 +93,14 @@ def answer(operation_name: str, dtype_name: str, *words: str) -> str:
     from fourfold.backends.triton import compile as triton_compile
 
     operation, dtype = operations()[operation_name], DTYPES[dtype_name]
-    implementation = joined(backends.load(operation_name, "triton"), operation)  # else nothing has a gradient
+    implementation = joined(backends.load(operation_name, "triton"), operation)  # a tuple has no gradient
     examples = [make(dtype) for make in operation.examples.values()]
     resources: list[Any] = []
     for capability in map(int, capabilities):
         with triton_compile.compiled_for(capability, disassembled=disassembled) as compiled:
             for case in representative(examples, dtype_name):
                 evaluate_tensors(implementation, operation, case, dtype, "cpu")
-        # A kernel for other sizes, which these cases do not launch, is compiled for the first example that launches it.
+        # Compile a kernel for other sizes, which these cases do not launch, for the first example that launches it.
         for case in examples:
             known = {kernel.name for kernel in compiled}
             with triton_compile.compiled_for(capability, known, disassembled) as others:

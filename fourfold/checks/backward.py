@@ -1,4 +1,4 @@
-"""The check that the gradients, all taken together, agree with the oracle's."""
+"""The check that the gradients, all computed together, agree with the oracle's."""
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, expected_results, inputs_are_unchanged, named_results
@@ -8,9 +8,11 @@ from fourfold.operations.case import Case
 
 @graded
 def backward_agrees(subject: Subject, search: Search) -> None:
-    """The gradients under a random cotangent agree with the oracle's within its running error, and so does the output.
+    """Check that the gradients under a random cotangent, and the output, agree with the oracle's.
 
-    The output is compared here too, because another kernel may compute it when gradients are wanted.
+    The tolerance is the oracle's running error.
+
+    The output is compared here, too, because another kernel may compute it when gradients are wanted.
     """
     subject.needs_gradients()
 

@@ -13,9 +13,9 @@ from fourfold.operations.refusals import has_lost_device, is_fault, is_rejection
 
 
 def declared_errors_are_raised(subject: Subject, search: Search) -> None:
-    """Bad input raises the declared error, which names the argument. Where a device cannot raise, the output is NaN.
+    """Check that bad input raises the declared error, which names the argument, or gives NaN if a device cannot raise.
 
-    Where errors are not strict nothing is demanded: bad input that gives a result is a warning.
+    If errors are not strict, bad input that gives a result is only a warning.
     """
     if not subject.strict_errors:
         _bad_input_is_noticed(subject, search)
@@ -46,10 +46,10 @@ def declared_errors_are_raised(subject: Subject, search: Search) -> None:
 
 
 def _bad_input_is_noticed(subject: Subject, search: Search) -> None:
-    """Bad input raises some error. A warning names those that give a result instead.
+    """Check that bad input raises some error. Add a warning that names the bad inputs that give a result instead.
 
-    Tensors of another device are left out on a GPU: a kernel that does not look would read memory that is none of the
-    GPU's, and this process cannot use the GPU after that.
+    On a GPU tensors of another device are skipped: a kernel that does not check the device would read memory outside of the GPU,
+    and this process could not use the GPU after that.
     """
     accepted = []
     for declared in subject.operation.errors:
@@ -60,7 +60,7 @@ def _bad_input_is_noticed(subject: Subject, search: Search) -> None:
             with held():
                 subject.call(**arguments)
             if subject.device == "cuda":
-                torch.cuda.synchronize()  # until then a fault of this call is not told
+                torch.cuda.synchronize()  # raises an error for a fault of this call
         except Exception as error:
             if has_lost_device(error):
                 raise Failure(f"{subject}: bad input, {declared.name}, ends the use of the GPU: {error}") from error

@@ -1,4 +1,4 @@
-"""The checks that the samples of a batch do not affect one another, however many there are."""
+"""The checks that the samples of a batch do not affect one another, in batches of any size."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,23 +17,23 @@ from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import Operation
 
-# Named examples whose result has at most this many elements are tried in parts, too.
+# Named examples whose result has at most this many elements are also split into parts.
 NAMED_ELEMENTS = 512
-# Of a sample's result, where very many elements are to be made of samples that have more than one: a sum over two
+# The fewest elements of a sample's result, if samples of several elements make up a very large result. A sum over two
 # billion samples would take a program of one tile a minute.
 LEAST_OF_A_SAMPLE = 32
-# Of samples whose results may be chosen in several ways, about so many repetitions are compared with the oracle's.
+# About this many repetitions are compared with the oracle's results if several results of a sample are right.
 SOME_REPETITIONS = 1000
 
 
 def _is_batch(operation: Operation, case: Case) -> bool:
-    """Whether the result, and each input that may have samples, has an axis for them."""
+    """Return whether the result, and each input that may have samples, has an axis for them."""
     given = ((case[name], axes) for name, axes in operation.batched.items() if name in case.inputs)
     return case.grad_output.ndim > 0 and all(array.ndim > axes for array, axes in given)
 
 
 def _samples(operation: Operation, case: Case) -> int:
-    """The number of samples in a case: 1 if its first axis is not a batch, or its result is one number of all."""
+    """Return the number of samples: 1 if the first axis is not a batch, or if the result is one number for all."""
     if not _is_batch(operation, case):
         return 1
     return case.grad_output.shape[0]
@@ -47,7 +47,7 @@ def _part(operation: Operation, case: Case, samples: slice) -> Case:
 def _evaluate(
     subject: Subject, case: Case, place: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the output and the gradients that have a batch, by name, and the tensors that the call was given."""
+    """Return the output and the gradients that have a batch, by name, and the tensors of the call."""
     output, gradients, tensors = subject.evaluate(case, place=place)
     batched = {name: gradients[name] for name in subject.operation.batched if name in gradients}
     return named_results(output.detach(), batched), tensors
@@ -55,17 +55,20 @@ def _evaluate(
 
 @graded
 def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
-    """A sample has the same results in a batch and in a part of it: bit for bit if claimed, else within its bounds."""
+    """Check that a sample has the same results in a batch and in a part of it: the same bits, or within its bounds.
+
+    The same bits are required of an implementation that claims them.
+    """
     operation = subject.operation
 
     def body(case: Case) -> None:
         count = _samples(operation, case)
         need(count > 1 and case.grad_output.size)
-        # All tensors are contiguous: a part of a transposed batch may be so too, and another kernel would read it.
+        # Make all tensors contiguous. A part of a transposed batch may be contiguous, and another kernel would read it.
         case = replace(case, layouts={})
         whole, tensors = _evaluate(subject, case)
         agreements = []
-        # Some samples from the middle, which then lie elsewhere in their blocks, and the last one alone.
+        # Some samples from the middle, which then have another place in their blocks, and the last sample alone.
         for samples in (slice(count // 3, count // 3 + (count + 1) // 2), slice(count - 1, count)):
             part = _part(operation, case, samples)
             expected = expected_results(subject, part) if subject.depends_on_batch else {}
@@ -75,7 +78,7 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
                 if expected:
                     dtype = subject.dtype_of(name)
                     within = expectation(expected[name], dtype)
-                    if not isinstance(within, OneOf):  # of which each call may choose another one
+                    if not isinstance(within, OneOf):  # each call may choose another of several right results
                         within = Bounded(subject.dtype.array(alone), 2 * within.error, within.arithmetic)
                     try:
                         agreements.append(compare(subject.dtype.array(among), within, dtype, what))
@@ -94,12 +97,12 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
     made = {name: make(subject.dtype) for name, make in operation.examples.items()}
     batches = {name: case for name, case in made.items() if _samples(operation, case) > 1}
     small = {name: case for name, case in batches.items() if 0 < case.grad_output.size <= NAMED_ELEMENTS}
-    # Few generated cases have samples of very different values, which some bugs need to show.
+    # Some bugs show only with samples of very different values, which few generated cases have.
     search.cases(subject, "batch", body, few=True, also=small)
 
 
 def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, results: int = 0) -> None:
-    """A small batch that is repeated many times gives the same results each time: no grid or index overflows.
+    """Check that each repetition of a small batch gives the same results: no grid or index overflows.
 
     Args:
         subject: an implementation of an operation that has batches.
@@ -144,13 +147,13 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
 def _require_repetition(
     subject: Subject, name: str, result: torch.Tensor, count: int, expected: Bounded, described: str
 ) -> None:
-    """Require that a result of repeated samples is that of the first `count` of them, again and again.
+    """Require that a result of repeated samples repeats the result of the first `count` samples.
 
-    In a batch of another size a sum may take another order, unless the implementation claims the same bits. Where
-    several results are right, a repetition may be another one of them.
+    In a batch of another size a sum may have another order, unless the implementation claims the same bits. If
+    several results are right, a repetition may have any of them.
 
     Raises:
-        Failure: it is not. The message names the samples.
+        Failure: a repetition differs. The message names the samples.
     """
     first, start = result[:count], 0
     if isinstance(expected, OneOf) and subject.depends_on_batch is not None:
@@ -163,7 +166,7 @@ def _require_repetition(
     allowed = (
         torch.zeros(()) if subject.depends_on_batch is None else torch.from_numpy(np.asarray(2 * error, np.float64))
     ).to(result.device)
-    # In pieces, because the comparison takes more memory than the results.
+    # Compare in pieces, because the comparison takes more memory than the results.
     for piece in result.split(count * max(1, (1 << 22) // max(first.numel(), 1))):
         rows = piece.view(-1, *first.shape)
         alike = (rows == first) | (rows.isnan() & first.isnan())

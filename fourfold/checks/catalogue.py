@@ -1,4 +1,4 @@
-"""The checks that an implementation of any operation is put through, and which of them concern a dtype and a device."""
+"""The catalogue of checks for any operation, with the dtypes and devices of each check."""
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -43,33 +43,33 @@ from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.record import Operation
 
 FORWARD = "forward"
-# Most checks depend little on the dtype: a plain run makes them of this library's own implementations in this one.
+# Most checks depend little on the dtype. A plain run checks this library's own implementations in this one only.
 PLAIN = ("float32",)
-# Results and gradients are compared in a type of 16 bits too. Gradcheck sees what is particular to float64.
+# Results and gradients are compared in a 16-bit type, too. Gradcheck covers what is particular to float64.
 COMPARED = ("float16", "float32")
-# Between the name of a check and that of an output, where there are several.
+# Separates the name of a check from the name of one of several outputs.
 OF = " of output "
-# In place of an output's name: all of them in a row.
+# Stands for an output's name: all outputs in a row.
 ALL = "all outputs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One claim that an implementation is held to.
+    """A check of one claim about an implementation.
 
     Attributes:
-        name: as users see it.
-        run: raises where the claim does not hold.
-        dtypes: the dtypes that it looks at, if any of them is claimed; else the first that is. Empty for all.
-        plain: in which dtypes the default profile makes it of this library's own implementations; empty for all.
-        all_nightly: whether tests that are marked with the check look at other dtypes too: where none of `dtypes` is
+        name: the name in messages and options.
+        run: the function that raises an error if the claim does not hold.
+        dtypes: the dtypes to check, if any of them is claimed; otherwise the first claimed dtype. Empty for all.
+        plain: the dtypes of this library's own implementations under the default profile; empty for all.
+        all_nightly: whether tests that are marked with the check use other dtypes, too: if none of `dtypes` is
             selected, and under the nightly profile.
-        only: the one dtype that it can be made in; None for any.
-        devices: where it can be made.
-        gradients: whether it is about gradients.
-        batched: whether it is about operations that have batches.
-        examples: at most so many generated cases; None for as many as asked for.
-        concerns: whether it has something to say of an operation.
+        only: the only dtype that the check supports; None for any.
+        devices: the devices that the check supports.
+        gradients: whether it checks gradients.
+        batched: whether it applies only to operations that have batches.
+        examples: the most generated cases; None for no limit of its own.
+        concerns: returns whether the check applies to an operation.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Check:
     concerns: Callable[[Operation], bool] = lambda operation: True
 
     def applies_to(self, operation: Operation) -> bool:
-        """Whether it concerns an operation; one of gradients says nothing of what has none."""
+        """Return whether the check applies to an operation. A check of gradients requires that it has some."""
         return self.concerns(operation) and bool(operation.differentiable or not self.gradients)
 
     def of(self, dtypes: Sequence[str]) -> list[str]:
-        """Which of the claimed dtypes it looks at."""
+        """Return the claimed dtypes that the check uses."""
         if self.only is not None:
             return [name for name in dtypes if name == self.only]
         if not self.dtypes:
@@ -97,10 +97,10 @@ class Check:
         return [name for name in dtypes if name in self.dtypes] or list(dtypes[:1])
 
     def judge(self, subject: Subject, search: Search) -> None:
-        """Run it within its limits.
+        """Run the check within its limits.
 
         Raises:
-            Unsupported: it cannot be made for the subject here; the message says why.
+            Unsupported: the check cannot run for the subject here; the message gives the reason.
         """
         if self.examples is not None:
             search.examples = min(search.examples, self.examples)
@@ -114,7 +114,7 @@ BACKWARD = Check(name="backward", run=backward.backward_agrees, plain=COMPARED, 
 STANDARD = (
     Check(name=FORWARD, run=forward.forward_agrees, plain=COMPARED),
     BACKWARD,
-    # The gradients that are asked for decide which work is left out, in the same way for every dtype.
+    # The requested gradients decide which work a kernel skips, in the same way for every dtype.
     Check(
         name="single gradients",
         run=single_gradients.single_gradients_agree,
@@ -122,24 +122,24 @@ STANDARD = (
         all_nightly=True,
         gradients=True,
     ),
-    # What is saved does not depend on the numbers: a few cases of one dtype show it.
+    # The saved tensors do not depend on the numbers, so a few cases of one dtype are enough.
     Check(
         name="saved tensors", run=saved_tensors.backward_is_of_the_call, dtypes=("float32",), gradients=True, examples=3
     ),
-    # Nor do the calls around a call, or its place in the graph.
+    # The calls around a call, and its place in the graph, do not depend on the numbers either.
     Check(name="interleaving", run=interleaving.backward_passes_may_interleave, dtypes=("float32",), gradients=True),
-    # Nor does where tensors lie beside one another.
+    # Neither does the tensors' position in memory.
     Check(name="sharing", run=sharing.inputs_may_share_memory, dtypes=("float32",)),
     Check(name="graph", run=graph.place_in_the_graph_does_not_matter, dtypes=("float32",), gradients=True),
     Check(name="gradcheck", run=gradcheck.gradcheck, only="float64", plain=(), gradients=True),
-    # Reads and writes depend on the width of an element, and on whether it is converted.
+    # Reads and writes depend on an element's width, and on whether it is converted.
     Check(name="memory", run=memory.memory_is_respected, dtypes=("float16", "float32"), all_nightly=True),
     # The order of a sum is the same in every dtype.
     Check(name="repeatability", run=repeatability.repeats_bit_for_bit, dtypes=("float16", "float32"), all_nightly=True),
     Check(name="history", run=history.history_does_not_matter),
     Check(name="many calls", run=many_calls.each_of_many_calls_is_alike, dtypes=("float32",)),
     Check(name="late inputs", run=history.late_inputs_are_waited_for, devices=("cuda",)),
-    # What a wrapper does in a mode, and with what threads share, does not depend on the dtype.
+    # A wrapper's behaviour in a mode, and with the state that threads share, does not depend on the dtype.
     Check(name="modes", run=modes.modes_do_not_matter, dtypes=("float32",), examples=12),
     Check(name="autocast", run=modes.autocast_changes_precision_alone, only="float32", examples=12),
     Check(name="threads", run=threads.threads_do_not_matter, dtypes=("float32",)),
@@ -161,10 +161,10 @@ STANDARD = (
     # Offsets are computed alike for all dtypes.
     Check(name="offsets", run=offsets.offsets_may_pass_32_bits, dtypes=("float16", "float32")),
 )
-# A law relates formulas, so one dtype is enough. For the numbers of each dtype the oracle is stricter.
+# A law relates formulas, so one dtype is enough. The oracle checks the numbers of each dtype more strictly.
 LAW = Check(name="law", run=laws.law_holds, dtypes=("float32",), all_nightly=True)
-# The named examples reach every configuration; a few generated cases beside them are enough. Both half types are
-# handled alike.
+# The named examples reach every configuration, so a few generated cases are enough. Kernels treat both half types
+# alike.
 CONFIGURATION = Check(
     name="configuration",
     run=configurations.configuration_agrees,
@@ -172,10 +172,10 @@ CONFIGURATION = Check(
     all_nightly=True,
     examples=5,
 )
-# Made where it is asked for: a candidate may leave to torch what it likes.
-# The operators that are called depend on shapes and layouts more than on values: a few cases show them.
+# Runs only on request, because a candidate may leave any work to torch.
+# The operators called depend on shapes and layouts more than on values, so a few cases are enough.
 FALLBACK = Check(name="fallback", run=fallback.nothing_is_left_to_torch, dtypes=("bfloat16", "float32"), examples=10)
-# Of several outputs of one call, and in one dtype: what must be the same of all was chosen before any is rounded.
+# Relates the outputs of one call. One dtype is enough: a kernel makes their common choices before it rounds any.
 TOGETHER = Check(
     name="outputs together",
     run=outputs.outputs_fit,
@@ -183,16 +183,16 @@ TOGETHER = Check(
     all_nightly=True,
     concerns=lambda operation: operation.admissible is not None,
 )
-# Arguments are checked before anything that depends on the dtype. This check is the last one: on a GPU a kernel that
+# A wrapper checks its arguments before anything that depends on the dtype. This check runs last: on a GPU a kernel that
 # does not notice bad input may leave the device unusable.
 BAD_INPUT = Check(name="bad input", run=bad_input.declared_errors_are_raised, dtypes=("float32",))
 
 
 def named(name: str) -> Check:
-    """The check of a name; "law" is that of every law, and takes it as its first argument, as "configuration" does one.
+    """Return the check of a name. Those of "law" and "configuration" take the law or configuration as first argument.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no check has the name.
     """
     known = {check.name: check for check in (*STANDARD, LAW, CONFIGURATION, TOGETHER, BAD_INPUT)}
     if name not in known:
@@ -201,10 +201,10 @@ def named(name: str) -> Check:
 
 
 def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
-    """The checks that concern an operation on a device, and what an implementation claims.
+    """Return the checks of an operation on a device, for an implementation's claims.
 
-    Of several outputs each has its own, named "forward of output y", and there is one of all gradients together. Where
-    the record says what outputs have to do with one another, a check of that follows.
+    Each of several outputs has its own checks, named "forward of output y", and another check takes all gradients
+    together. If the record relates the outputs to one another, a check of that relation follows.
     """
     if operation.outputs:
         return list(_of_outputs(operation, device, claims))
@@ -224,7 +224,7 @@ def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
 
 
 def fallback_of(operation: Operation) -> Check:
-    """The check that torch computes nothing, for an operation."""
+    """Return the check that torch computes nothing, for an operation."""
     if not operation.outputs:
         return FALLBACK
     return replace(FALLBACK, run=outputs.of_one(FALLBACK.run, next(iter(operation.outputs))))
@@ -245,9 +245,9 @@ def _of_outputs(operation: Operation, device: str, claims: Claims) -> Iterator[C
 
 
 def outputs_for(check: Check | None, operation: Operation) -> list[str]:
-    """The outputs that a check, or a test of something else, is made of one by one, by name.
+    """Return the names of the outputs that a check, or another test, takes one by one.
 
-    "" stands for the one output that there is, or for what all together are. Bad input is given once.
+    "" stands for the only output, or for all outputs together. The check of bad input runs for one output only.
     """
     if not operation.outputs or check is TOGETHER:
         return [""]
@@ -259,12 +259,12 @@ def outputs_for(check: Check | None, operation: Operation) -> list[str]:
 
 
 def parts_of(name: str) -> tuple[str, str]:
-    """The name of a check without that of an output, and the output's name: empty where there is one output."""
+    """Split a name into the name of the check and the name of the output, which is empty for an only output."""
     check, _, output = name.partition(OF)
     return check, output
 
 
-# A kernel that replaces what judges it, to be called right, is found out.
+# Detect a kernel that replaces the code that judges it.
 for _judge in (
     *(
         redzones,

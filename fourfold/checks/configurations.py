@@ -1,4 +1,4 @@
-"""The check that a configuration of a tuned kernel, which another GPU or another size may choose, is right as well."""
+"""The check that a tuned kernel is right in each configuration, because another GPU or another size may choose it."""
 
 from dataclasses import replace
 
@@ -12,13 +12,13 @@ from fourfold.operations.outcomes import Failure, Unsupported
 
 
 def configuration_agrees(configuration: Configuration, subject: Subject, search: Search) -> None:
-    """The output of one configuration agrees with the oracle's, and some case is launched with it.
+    """Check that the output of one configuration agrees with the oracle's, and that some case is launched with it.
 
-    Gradients are not asked for: they come of the same kernel, with the layouts that cases have as well. Nor are
-    combined cases, which are about the wrapper that all configurations share.
+    Gradients are not checked: they come from the same kernel, with layouts that cases have as well. Combined cases
+    are left out, because they test the wrapper, which all configurations share.
 
     Raises:
-        Unsupported: the device cannot run it.
+        Unsupported: the device cannot run the configuration.
     """
     where = torch.device("cuda", torch.cuda.current_device()) if subject.device == "cuda" else torch.device("cpu")
     if not configuration.runs_on(where):

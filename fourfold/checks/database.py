@@ -1,4 +1,4 @@
-"""Hypothesis's database of failures, with a place of its own for each search."""
+"""Hypothesis's database of failures, with a separate key for each search."""
 
 from collections.abc import Iterable
 
@@ -6,14 +6,14 @@ from hypothesis.database import ExampleDatabase
 
 
 class Filed(ExampleDatabase):
-    """A database in which one search finds what it has saved itself, and nothing else.
+    """A database that shows a search only the entries of the same search.
 
-    Hypothesis files a failure under the source text of its test function. All searches run the same function, so they
-    would share one place, where each deletes the failures of the others: on it they pass.
+    Hypothesis stores a failure under the source text of its test function. All searches run the same function and
+    would share one key. Each would then delete the failures of the others, because it passes on them.
 
     Args:
-        database: where everything is kept.
-        name: of the search.
+        database: the database that stores all entries.
+        name: the name of the search.
     """
 
     def __init__(self, database: ExampleDatabase, name: str) -> None:
@@ -21,17 +21,17 @@ class Filed(ExampleDatabase):
         self._database, self._prefix = database, name.encode() + b": "
 
     def save(self, key: bytes, value: bytes) -> None:
-        """Keep a value under a key."""
+        """Save a value under a key."""
         self._database.save(self._prefix + key, value)
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """The values under a key."""
+        """Return the values under a key."""
         return self._database.fetch(self._prefix + key)
 
     def delete(self, key: bytes, value: bytes) -> None:
-        """Forget a value under a key."""
+        """Delete a value under a key."""
         self._database.delete(self._prefix + key, value)
 
     def move(self, src: bytes, dest: bytes, value: bytes) -> None:
-        """Keep a value under another key."""
+        """Move a value from one key to another."""
         self._database.move(self._prefix + src, self._prefix + dest, value)

@@ -8,7 +8,7 @@ from fourfold.operations.outcomes import Failure
 
 
 def nothing_is_left_to_torch(subject: Subject, search: Search) -> None:
-    """The implementation uses torch for memory alone, and computes everything itself."""
+    """Check that the implementation uses torch only for memory, and computes everything itself."""
 
     def body(case: Case) -> None:
         fallbacks = Fallbacks()

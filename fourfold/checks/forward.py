@@ -9,7 +9,7 @@ from fourfold.operations.record import reference
 
 @graded
 def forward_agrees(subject: Subject, search: Search) -> None:
-    """The output agrees with the oracle's within its running error, and the inputs do not change."""
+    """Check that the output agrees with the oracle's within its running error, and that the inputs do not change."""
 
     def body(case: Case) -> None:
         output, _, tensors = subject.evaluate(case, gradients=False)

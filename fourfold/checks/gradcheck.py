@@ -11,7 +11,7 @@ from fourfold.operations.outcomes import Failure, Unsupported
 
 
 def gradcheck(subject: Subject, search: Search) -> None:
-    """The implementation passes torch.autograd.gradcheck, in float64, away from ties."""
+    """Check that the implementation passes torch.autograd.gradcheck, in float64, away from ties."""
     subject.needs_gradients()
     kept = subject.dtype_of(OUTPUT)
     if kept.roundoff > subject.dtype.roundoff:

@@ -1,4 +1,4 @@
-"""Grades of accuracy: what is not exact may be as exact as torch, which rounds intermediates to the tensors' dtype."""
+"""Grades of accuracy: exact, or storage accuracy like torch, which rounds intermediates to the tensors' dtype."""
 
 import functools
 from collections.abc import Callable
@@ -12,10 +12,10 @@ Check = Callable[[Subject, Search], None]
 
 
 def graded(check: Check) -> Check:
-    """Let a check of results look a second time at what is not exact, within the bounds of storage accuracy.
+    """Return a check that repeats a failed check of results within the bounds of storage accuracy.
 
-    Somebody else's implementation that is right by these bounds has the grade "storage", which the search records. It
-    fails unless it claims that grade. What is wrong by these bounds too fails as it did before.
+    A foreign implementation that is right within these bounds has the grade "storage", which the search records. It
+    fails unless it claims that grade. An implementation that is wrong within these bounds, too, fails anyway.
     """
 
     @functools.wraps(check)
@@ -30,7 +30,7 @@ def graded(check: Check) -> Check:
             try:
                 check(replace(subject, dtype=dtype), again)
             except Failure as worse:
-                raise worse from None  # what it shows is wrong by both bounds
+                raise worse from None  # its case is wrong by both bounds
             search.ran, search.substantial, search.worst = again.ran, again.substantial, again.worst
             search.grade = STORAGE
             if subject.claims.accuracy != STORAGE:
@@ -46,4 +46,4 @@ def graded(check: Check) -> Check:
 
 
 class Imprecise(Failure):
-    """An implementation has storage accuracy, and does not claim so."""
+    """A failure of an implementation that has storage accuracy and does not claim it."""

@@ -1,4 +1,4 @@
-"""The check that gradients are the same wherever a call stands in autograd's graph, and whatever runs it backward."""
+"""The check that gradients depend neither on a call's place in autograd's graph nor on the kind of backward pass."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from fourfold.instruments.evaluation import by_the_implementation, gradients_of
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 
-# What stands between a leaf and the call.
+# The operation between a leaf and the call, by the phrase for messages.
 BEFORE: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of a leaf": lambda leaf: leaf,
     "of the result of another operation": lambda leaf: leaf * 1,
@@ -31,7 +31,7 @@ def _in_another_thread(
 def _accumulated(
     output: torch.Tensor, leaves: list[torch.Tensor], grad_output: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """What `backward` leaves in the leaves' `grad`."""
+    """Return the gradients that `backward` accumulates in the leaves' `grad`."""
     with by_the_implementation():
         output.backward(grad_output)
     return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
@@ -39,7 +39,7 @@ def _accumulated(
 
 @graded
 def place_in_the_graph_does_not_matter(subject: Subject, search: Search) -> None:
-    """Gradients are the same for leaves, results and views, by `autograd.grad`, by `backward` and in another thread."""
+    """Check the gradients of leaves, results and views, by `autograd.grad`, by `backward` and in another thread."""
     subject.needs_gradients()
     ways: list[tuple[str, str, Pass]] = [
         ("of the result of another operation", "", gradients_of),

@@ -1,4 +1,4 @@
-"""The checks that results depend only on the values of the inputs at the call, not on other or earlier calls."""
+"""The checks that results depend only on the values of the inputs at the call, not on other calls."""
 
 import threading
 from collections.abc import Mapping
@@ -26,19 +26,18 @@ from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import reference
 
-# How long to wait for a thread that a call has left running, before its results are compared again.
+# The time to wait for a thread that a call left running, before its results are compared again.
 SECONDS_FOR_STRAY_THREADS = 0.5
-# The number that the caller writes into a result that it no longer needs.
+# The number that the caller writes into a result after use.
 OVERWRITTEN = 7.0
 # GPU cycles that keep a stream busy before inputs are written on it: longer than the host takes to launch a call.
 CYCLES_BEFORE_INPUTS = 100_000_000
 
 
 def changed(subject: Subject, case: Case) -> Case:
-    """A case of the same shapes and layouts, whose numbers are others that the operation takes.
+    """Return a case of the same shapes and layouts with other numbers that the operation accepts.
 
-    Integers stay as they are where the record of the operation knows of no others, or the shape of the result depends
-    on them.
+    Integers stay the same if the operation's record has no alternatives, or if the result's shape depends on them.
     """
     other = subject.operation.with_other_numbers(case)
     if integers := subject.operation.other_integers(case):
@@ -49,7 +48,7 @@ def changed(subject: Subject, case: Case) -> Case:
 
 
 def tells_apart(subject: Subject, expected: dict[str, Bounded], former: dict[str, Bounded]) -> bool:
-    """Whether the comparison rejects each former result in place of the expected one."""
+    """Return whether the comparison rejects each former result in place of the expected one."""
     for name, result in expected.items():
         dtype = subject.dtype_of(name)
         try:
@@ -61,37 +60,37 @@ def tells_apart(subject: Subject, expected: dict[str, Bounded], former: dict[str
 
 
 def _lie_alike(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
-    """Whether tensors of one name have the same strides, so that one's values can be written into the other.
+    """Return whether tensors of the same name have the same strides, so that values can be copied between them.
 
-    They may differ: halved numbers may become equal, and the layout "expanded" then gives them stride 0.
+    Strides may differ: halved numbers may become equal, and the layout "expanded" then gives them stride 0.
     """
     return all(tensor.stride() == others[name].stride() for name, tensor in some.items())
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that may be written: only the first element along an axis of stride 0."""
+    """Return the writable part of a tensor: only the first element along an axis of stride 0."""
     return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
 def _write(to: torch.Tensor, values: torch.Tensor) -> None:
-    # Write as another kernel would, by the address. Autograd's version counter does not notice it.
+    # Write to the address, as another kernel would. Autograd's version counter does not notice it.
     _once(to.data).copy_(_once(values))
 
 
 def _own_threads() -> set[threading.Thread]:
-    # Dummy threads are left out: they are autograd's, which Python knows only for as long as they run Python.
+    # Skip dummy threads: they are autograd's, which Python lists only while they run Python.
     return {thread for thread in threading.enumerate() if not python_internals.is_foreign(thread)}
 
 
 class _History:
-    """A sequence of calls whose tensors and results are kept: later calls must not change earlier results."""
+    """A sequence of calls and their results, which later calls must not change."""
 
     def __init__(self, subject: Subject, parameters: Mapping[str, Any], gradients: bool) -> None:
         self.subject, self.parameters, self.gradients = subject, parameters, gradients
         self._kept: list[tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
 
     def call(self, when: str, given: dict[str, torch.Tensor], expected: dict[str, Bounded]) -> dict[str, torch.Tensor]:
-        """Call on the given tensors, `grad_output` among them; check the results and return a copy of them."""
+        """Call the implementation on tensors that include `grad_output`, check the results and return copies."""
         subject, before = self.subject, _own_threads()
         results = self._results(given)
         copies = {name: result.detach().clone() for name, result in results.items()}
@@ -119,7 +118,7 @@ class _History:
         return copies
 
     def overwrite_last(self) -> None:
-        """Overwrite the results of the last call, as the caller may, who owns them."""
+        """Overwrite the results of the last call. The caller may do so, because it owns them."""
         for result in self._kept.pop()[1].values():
             _once(result).fill_(OVERWRITTEN)
 
@@ -143,16 +142,16 @@ class _History:
 
 @graded
 def history_does_not_matter(subject: Subject, search: Search) -> None:
-    """A result depends only on the values of the inputs at the call, and belongs to the caller.
+    """Check that a result depends only on the values of the inputs at the call, and belongs to the caller.
 
-    It does not depend on earlier calls, on the same tensors or on others at the same address, nor on what the caller
-    does to earlier results. Later calls do not change a result, and it is complete when its call returns.
+    A result must not depend on earlier calls on the same tensors, on other tensors at the same address, or on the
+    caller's writes to earlier results. It must be complete when its call returns, and later calls must not change it.
     """
 
     def body(case: Case) -> None:
         other = changed(subject, case)
         expected, expected_of_other = expected_results(subject, case), expected_results(subject, other)
-        # Otherwise a former result in place of the right one would go unnoticed.
+        # Otherwise the comparison would accept a former result in place of the right one.
         need(tells_apart(subject, expected_of_other, expected))
         for gradients in (False, True)[: 1 + subject.differentiable]:
             history = _History(subject, case.parameters, gradients)
@@ -183,9 +182,9 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
 
 @graded
 def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
-    """On a GPU, a call on a stream reads what earlier work on that stream writes, however late it runs.
+    """Check that a call on a GPU stream reads the values that earlier work on that stream writes, however late.
 
-    The stream is a new one. It is the default stream where the claims are of that stream alone.
+    The stream is a new one, or the default stream if the implementation claims no other streams.
     """
 
     def body(case: Case) -> None:

@@ -1,7 +1,7 @@
-"""Impostors: meaningless results, which must not pass for right ones.
+"""Impostors: meaningless results that the comparison must reject.
 
 If the bounds are too loose, or the cases too simple, every test passes and verifies nothing. So each result of an
-operation is replaced by what broken kernels typically return, and at least one case of the record must reject it.
+operation is replaced by typical results of broken kernels, and at least one case of the record must reject each.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,38 +15,38 @@ from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case, is_floating
 from fourfold.operations.record import Operation, reference, reference_gradients
 
-# Makes an impostor's values for a case and its expected result; None if there are none of that shape.
+# Returns an impostor's values for a case and its expected result; None if the impostor does not have that shape.
 Impostor = Callable[[Case, Bounded], np.ndarray | None]
 
 
 def all_zero(case: Case, expected: Bounded) -> np.ndarray:
-    """Zeros: a gradient that was not computed, or a kernel that was not launched."""
+    """Return zeros, like a gradient that was not computed, or a kernel that was not launched."""
     return np.zeros_like(expected.value)
 
 
 def all_nan(case: Case, expected: Bounded) -> np.ndarray:
-    """NaN throughout: the kernel read poison."""
+    """Return NaN everywhere, like a kernel that read poison."""
     return np.full_like(expected.value, np.nan)
 
 
 def the_mean_everywhere(case: Case, expected: Bounded) -> np.ndarray | None:
-    """A constant of the right magnitude."""
+    """Return a constant of the right magnitude; None if the result has a single element or no finite one."""
     finite = expected.value[np.isfinite(expected.value)]
     return np.full_like(expected.value, finite.mean()) if finite.size and expected.value.size > 1 else None
 
 
 def rolled_by_one(case: Case, expected: Bounded) -> np.ndarray | None:
-    """Every number in its neighbour's place."""
+    """Return every number in its neighbour's place; None for a single number."""
     return np.roll(expected.value.reshape(-1), 1).reshape(expected.shape) if expected.value.size > 1 else None
 
 
 def negated(case: Case, expected: Bounded) -> np.ndarray:
-    """The right numbers with the wrong sign."""
+    """Return the right numbers with the wrong sign."""
     return -expected.value
 
 
 def copy_of(name: str) -> Impostor:
-    """An impostor that returns an input unchanged."""
+    """Return an impostor that returns an input unchanged."""
 
     def impostor(case: Case, expected: Bounded) -> np.ndarray | None:
         array = case.inputs.get(name)
@@ -93,12 +93,12 @@ def results_of(operation: Operation, case: Case, dtype: DType) -> Iterator[tuple
 
 
 def accepted(operation: Operation, dtype: DType, cases: Iterable[Case]) -> list[Accepted]:
-    """Find the impostors that pass for a result of the operation in all of the cases.
+    """Return the impostors that pass for a result of the operation in all of the cases.
 
     Args:
         operation: the operation whose bounds are tested.
         dtype: the dtype of the cases.
-        cases: some of each shape should be there, because another case's result must have the same shape.
+        cases: several of each shape, because another case's result must have the same shape.
 
     Returns:
         The impostors that no case rejects. Zeros and NaN are among them if no case could try them, because every

@@ -1,4 +1,4 @@
-"""The check that the gradients of a call are its own, whatever is called between it and its backward pass."""
+"""The check that calls between a call and its backward pass do not change its gradients."""
 
 import contextlib
 
@@ -22,12 +22,12 @@ from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.refusals import is_refusal
 
-# Dtypes of a call in between, of which the first that is not the subject's is taken.
+# The dtype of a call in between is the first of these that differs from the subject's.
 OTHER_DTYPES = ("float16", "float32")
 
 
 class _Call:
-    """A call whose backward passes come later. What it was given, and its results, are kept, with copies."""
+    """A call whose backward passes come later, with its inputs, its results and copies of both."""
 
     def __init__(self, subject: Subject, case: Case, name: str) -> None:
         self.subject, self.name = subject, name
@@ -44,7 +44,7 @@ class _Call:
         self._copies = {name: tensor.clone() for name, tensor in self._kept.items()}
 
     def backward(self, when: str, retain_graph: bool = False) -> list[Agreement]:
-        """Make a backward pass; check its gradients, and that it has changed none of the call's tensors."""
+        """Run a backward pass, check its gradients, and check that it changed none of the call's tensors."""
         leaves = [self.inputs[name] for name in self.names]
         gradients = gradients_of(self.output, leaves, self.cotangent, retain_graph)
         results = named_results(self.output, dict(zip(self.names, gradients)))
@@ -54,7 +54,7 @@ class _Call:
                 what = f"{self.subject}: {when}: a backward pass of {self.name} has changed {name}"
                 raise Failure(f"{what}\nwith {describe(self.inputs)}")
         for name, gradient in zip(self.names, gradients):
-            # A gradient may be the cotangent itself, and is then kept already.
+            # A gradient may be the cotangent itself, which is kept already.
             self._kept[f"the gradient of {name} that it gave before"] = gradient
             self._copies[f"the gradient of {name} that it gave before"] = gradient.clone()
         return agreements
@@ -62,18 +62,18 @@ class _Call:
 
 @graded
 def backward_passes_may_interleave(subject: Subject, search: Search) -> None:
-    """The gradients of a call are its own, whatever is called before its backward pass, and however often that runs.
+    """Check that neither calls before a backward pass nor a repeated backward pass change a call's gradients.
 
-    Calls of other values, of other shapes and of another dtype are made before it, and one without gradients. The
-    backward passes run in the order of the calls. With `retain_graph` a second one gives the same as the first, and
-    what the first gave, the cotangent and the inputs stay as they were.
+    Before the backward pass come calls of other values, of other shapes and of another dtype, and one without
+    gradients. The backward passes run in the order of the calls. With `retain_graph` a second pass must give the
+    first one's gradients, and must leave those, the cotangent and the inputs unchanged.
     """
     subject.needs_gradients()
     smallest = _smallest_of_each_shape(subject)
 
     def body(case: Case) -> None:
         other = changed(subject, case)
-        # Otherwise what is saved of one call in place of another's would go unnoticed.
+        # Otherwise the comparison would accept the saved tensors of one call in place of another's.
         need(tells_apart(subject, expected_results(subject, other), expected_results(subject, case)))
         first = _Call(subject, case, "the first call")
         second = _Call(subject, other, "the second call")
@@ -89,7 +89,7 @@ def backward_passes_may_interleave(subject: Subject, search: Search) -> None:
         try:
             agreements += first.backward("a second backward pass of one call, with retain_graph")
         except Exception as error:
-            # To say loudly that it takes no second pass is a refusal of that alone.
+            # An error that says that it supports no second pass is a refusal of that pass only.
             if search.refusals is None or not is_refusal(error):
                 raise
             search.refusals.add(error)
@@ -99,7 +99,7 @@ def backward_passes_may_interleave(subject: Subject, search: Search) -> None:
 
 
 def _smallest_of_each_shape(subject: Subject) -> list[Case]:
-    """The two smallest named examples of different shapes that have gradients: of any case, one has other shapes."""
+    """Return the two smallest named examples with gradients and different shapes: one differs from any given case."""
     made = [make(subject.dtype) for make in subject.operation.examples.values()]
     made = [case for case in made if case.grad_output.size and subject.operation.differentiable_in(case)]
     made.sort(key=lambda case: case.elements)
@@ -111,7 +111,7 @@ def _shapes(case: Case) -> list[tuple[int, ...]]:
 
 
 def _call_of_another_dtype(subject: Subject, case: Case) -> None:
-    """Make a call of the same values in another dtype, of which the result does not matter: it may be refused."""
+    """Call the implementation on the same values in another dtype, and ignore the result or a refusal."""
     name = next(name for name in OTHER_DTYPES if name != subject.dtype.name)
     if subject.claims.dtypes and name not in subject.claims.dtypes:
         return

@@ -17,14 +17,14 @@ from fourfold.operations.case import Case, RecentCases
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import Evaluate, Law, Operation, Result, reference, reference_gradients
 
-# A search for more examples, such as a nightly one on a GPU, keeps nothing for the next law.
+# A search for more examples, a nightly one on a GPU for example, keeps no results for the next law.
 MOST_KEPT = 100
-# The elements of a named example on which laws are checked on a CPU; a law may have a number of its own.
+# The most elements of a named example for laws on a CPU. A law may set its own limit, `most_named`.
 MOST_NAMED = 10_000
 
 
 class LawCases:
-    """The cases on which a subject's laws are checked, one law after another, and the subject's results for them."""
+    """The cases for all laws of a subject, and the subject's results for them."""
 
     def __init__(self) -> None:
         self.cases = RecentCases(math.inf)
@@ -37,7 +37,7 @@ def _kept(subject: str, implementation: Callable[..., torch.Tensor]) -> LawCases
 
 
 def law_holds(law: Law, subject: Subject, search: Search) -> None:
-    """The implementation's own results satisfy one law of the operation.
+    """Check that the implementation's own results satisfy one law of the operation.
 
     All laws of a subject are checked on the same cases, so that each result is computed only once.
     """
@@ -45,20 +45,20 @@ def law_holds(law: Law, subject: Subject, search: Search) -> None:
 
 
 class _Evaluation:
-    """What a law asks of a subject: the results of cases, each computed once while the law looks at them.
+    """The function by which a law evaluates a subject. It computes each result once per evaluation.
 
     Args:
         law: the law, for messages.
-        subject: the implementation that is verified.
-        kept: the results of earlier laws, if they are kept.
+        subject: the implementation to verify.
+        kept: the cases and results of earlier laws; None to keep none.
     """
 
     def __init__(self, law: Law, subject: Subject, kept: LawCases | None) -> None:
         self.law, self.subject, self.kept = law, subject, kept
-        self.with_gradients = False  # whether the law has asked for gradients; one call then computes both
+        self.with_gradients = False  # whether the law has used gradients; one call then computes both
 
     def __call__(self, case: Case, operation: str | None = None, documented_ties: bool = False) -> Result:
-        """As `Evaluate` says."""
+        """Return the results of a case: see `Evaluate`."""
         subject = self.subject
         record, implementation = subject.operation, subject.implementation
         dtype = subject.dtype.with_documented_ties if documented_ties else subject.dtype
@@ -84,7 +84,7 @@ class _Evaluation:
     def _results(
         self, record: Operation, implementation: Callable[..., torch.Tensor], case: Case, dtype: DType, gradients: bool
     ) -> Mapping[str, Bounded]:
-        """The output and, if asked for, the gradients of a call, by name, each with the bound of the reference."""
+        """Return the output and, if `gradients`, the gradients of a call, by name, with the reference's bounds."""
         subject = self.subject
         output, found, _ = evaluate_tensors(implementation, record, case, subject.dtype, subject.device, gradients)
         expected = {OUTPUT: reference(record, case, dtype)}
@@ -104,7 +104,7 @@ class _Evaluation:
 
 
 def _bound(expected: Bounded, array: np.ndarray, dtype: DType) -> np.ndarray:
-    """The bound of each element of a result: of one that may have any length they are chosen, and none is rounded."""
+    """Return each element's bound: zero in a result of any length, whose elements are selected and not rounded."""
     return np.zeros(array.shape) if expected.any_length else expectation(expected, dtype).error
 
 
@@ -121,8 +121,8 @@ def _law_holds(law: Law, subject: Subject, search: Search) -> None:
         except Disagreement as disagreement:
             raise Failure(f"{subject}: {law.__name__}: {disagreement}") from None
 
-    # No special values are added: each law restricts itself to numbers for which it holds, which the strategy draws.
-    # The oracle checks named examples more strictly than a law can. Where calls are slow, small ones do, in one dtype.
+    # Add no special values: each law restricts itself to numbers for which it holds, which the strategy draws.
+    # The oracle checks named examples more strictly than a law can. If calls are slow, small ones in one dtype suffice.
     named = subject.device == "cuda" or subject.dtype.name == "float32"
     most = math.inf if subject.device == "cuda" else getattr(law, "most_named", MOST_NAMED)
     search.cases(subject, law.__name__, body, special=False, named=named, alike="laws", most_named=most)

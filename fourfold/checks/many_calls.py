@@ -1,4 +1,4 @@
-"""The check that each of hundreds of calls gives the same, and that all of their results stay as they are."""
+"""The check that hundreds of calls give equal results, and that no later call changes a result."""
 
 import contextlib
 import functools
@@ -23,20 +23,20 @@ from fourfold.operations.outcomes import Failure, Unsupported
 
 # More calls than 8 bits count, and more results than anybody keeps buffers for.
 CALLS = 400
-# Named examples of which one is to be taken: an implementation may refuse some.
+# The number of named examples to try until one is taken. An implementation may refuse some.
 ASKED = 4
-# One call in so many has a backward pass.
+# Every eighth call has a backward pass.
 BACKWARD = 8
-# By device: how many functions all calls may call. Where Triton is interpreted, they are thousands a call. Some calls
-# are made of any kernel.
+# The most functions that all calls together may call, by device, and the least number of calls of any kernel. One call
+# of an interpreted Triton kernel calls thousands of functions.
 FUNCTIONS, LEAST = {"cpu": 2_000_000, "cuda": 10_000_000}, 25
-# How sure it is that a rate of wrong calls is excluded.
+# The confidence with which a rate of wrong calls is excluded.
 CONFIDENCE = 0.95
 Results = dict[str, torch.Tensor]
 
 
 def excluded_rate(calls: int) -> float:
-    """The least rate of differing calls of which so many, none of them differing, would have shown one: see CONFIDENCE.
+    """Return the upper bound on the rate of differing calls after `calls` equal ones, with CONFIDENCE.
 
     It solves ``(1 - rate)^calls = 1 - CONFIDENCE``.
     """
@@ -44,7 +44,7 @@ def excluded_rate(calls: int) -> float:
 
 
 def _pairs(subject: Subject) -> Iterator[tuple[str, Case, Case]]:
-    """Named examples, each with other values that are told from its own: small ones first, of several numbers."""
+    """Yield named examples, each with a case of distinguishable values, in the order of `filled_examples`."""
     for name, case in subject.filled_examples().items():
         other = changed(subject, case)
         expected = [expected_results(subject, each) for each in (other, case)]
@@ -53,7 +53,7 @@ def _pairs(subject: Subject) -> Iterator[tuple[str, Case, Case]]:
 
 
 class _Calls:
-    """Calls of two cases on the same tensors, in an order without a period. All results are kept, with copies."""
+    """Calls of two cases on the same tensors, in an order without a period, with all results and copies of them."""
 
     def __init__(self, subject: Subject, cases: tuple[Case, Case]) -> None:
         self.subject, self.cases = subject, cases
@@ -66,7 +66,7 @@ class _Calls:
         self.made: list[tuple[int, Results, Results]] = []
 
     def make(self, place: int, backward: bool) -> None:
-        """Call on the tensors of one case."""
+        """Call the implementation on the tensors of one case, and keep the results."""
         subject, parameters = self.subject, self.cases[place].parameters
         if backward and self.names:
             output = subject.call(**self.recorded[place], **parameters)
@@ -77,7 +77,7 @@ class _Calls:
         self.made.append((place, results, {name: result.clone() for name, result in results.items()}))
 
     def judge(self) -> list[Agreement]:
-        """Compare the first results with the oracle's, all others with the first, and each with what it was."""
+        """Compare the first results with the oracle's, the others with the first, and each with its copy."""
         agreements, total = [], len(self.made)
         for place, case in enumerate(self.cases):
             expected = expected_results(self.subject, case)
@@ -106,7 +106,7 @@ class _Calls:
 
     @staticmethod
     def _differing(found: list[tuple[int, torch.Tensor, torch.Tensor]], right: torch.Tensor, later: bool) -> list[int]:
-        """The calls whose copy is not the first's bit for bit, or whose result is no longer its copy."""
+        """Return the calls whose copy differs from the first's bits or, if `later`, whose result differs from its copy."""
         odd = [n for n, _, copy in found if copy.shape != right.shape]
         alike = [each for each in found if each[2].shape == right.shape]
         copies = torch.stack([bits(copy) for _, _, copy in alike])
@@ -117,16 +117,16 @@ class _Calls:
 
 @graded
 def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
-    """Hundreds of calls on the tensors of two small cases give the same each time, and their results stay as they are.
+    """Check that hundreds of calls on two small cases give equal results, and that the results stay unchanged.
 
-    It shows a counter that wraps, a ring of buffers that are handed out again, and what goes wrong once in a hundred
-    calls. `Search.remarks` says how many calls there were, and which rate of differing calls they exclude.
+    The check detects a counter that wraps, a ring of reused buffers, and an error once in a hundred calls.
+    `Search.remarks` states the number of calls and the rate of differing calls that they exclude.
     """
     found = list(itertools.islice(_pairs(subject), ASKED))
     if not found:
         raise Unsupported("no named example has values that are told from others")
 
-    with contextlib.suppress(NotReached):  # which is counted, and lasts
+    with contextlib.suppress(NotReached):  # already counted, and true of all other cases
         for name, case, other in found:
             if search.one(name, case, functools.partial(_call_many_times, subject, search, other)):
                 break

@@ -10,15 +10,15 @@ from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 
-# Calls by which a result that differs in two kinds of memory is found to differ in the same memory, too.
+# Extra calls in the same memory, which reveal results that differ between equal calls.
 CALLS_IN_ONE_MEMORY = 4
 
 
 def memory_is_respected(subject: Subject, search: Search) -> None:
-    """A call reads only the given tensors and writes only the results, in full and in memory of their own.
+    """Check that a call reads only the given tensors and writes only the results, in full and in memory of their own.
 
-    It is made twice, in memory that held other values before. An implementation that claims no determinism may give
-    other bits then, within the bounds.
+    The call runs twice, in memory that held different values before. An implementation that claims no determinism may
+    then give different bits, within the bounds.
     """
 
     def body(case: Case) -> None:
@@ -54,7 +54,7 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
 
 
 def _results_in(subject: Subject, case: Case, poison: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The results and the tensors of a call in memory that held `poison`."""
+    """Return the results and the tensors of a call in memory that held `poison`."""
     with Arena(poison) as arena:
         output, gradients, tensors = subject.evaluate(case, place=arena.place)
     for trespass in arena.trespasses():
@@ -65,7 +65,7 @@ def _results_in(subject: Subject, case: Case, poison: float) -> tuple[dict[str, 
 def _difference(
     subject: Subject, first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
 ) -> tuple[str, list[int], float, float] | None:
-    """The first number that two calls' results differ by: its name, its place and both values."""
+    """Return the first difference between two calls' results: name, index and both values; None if there is none."""
     held, other = subject.dtype.arrays(first), subject.dtype.arrays(second)
     for name in held:
         differs = np.argwhere((held[name] != other[name]) & ~(np.isnan(held[name]) & np.isnan(other[name])))

@@ -1,4 +1,4 @@
-"""The checks that torch's modes change no result, but for autocast, which may change the precision."""
+"""The checks that torch's modes change no result, except that autocast may change the precision."""
 
 import contextlib
 import itertools
@@ -22,9 +22,9 @@ from fourfold.operations.case import Case, is_floating
 from fourfold.operations.outcomes import UNCLAIMED, Failure, Unsupported
 from fourfold.operations.record import reference
 
-# The dtype of autocast: of almost float32's range, so that a cast hardly ever overflows.
+# The dtype of autocast. It has almost float32's range, so that a cast hardly ever overflows.
 AUTOCAST = "bfloat16"
-# By name: the context of the call, whether the inputs require gradients, and whether they are made within the context.
+# By name: the call's context, whether the inputs require gradients, and whether they are created in the context.
 MODES: dict[str, tuple[Callable[[], AbstractContextManager] | None, bool, bool]] = {
     "where gradients are recorded": (None, True, False),
     "under no_grad": (torch.no_grad, False, False),
@@ -33,22 +33,23 @@ MODES: dict[str, tuple[Callable[[], AbstractContextManager] | None, bool, bool]]
     "under inference_mode, of inputs that require gradients": (torch.inference_mode, True, False),
     "under inference_mode, of inputs made there": (torch.inference_mode, False, True),
 }
-# The same for somebody else's: a kernel is to be as right in a program that is no test.
+# The modes of foreign implementations: a kernel must give the same results in a program that is not a test.
 OUT_OF_SIGHT = "where pytest and the interpreter are not to be seen"
 MODES_OF_OTHERS = {OUT_OF_SIGHT: (out_of_sight, False, False), **MODES}
-# In how many of them, in turn, each case is called.
+# The number of modes for each case, in turn.
 MODES_A_CASE = 4
 
 
 @graded
 def modes_do_not_matter(subject: Subject, search: Search) -> None:
-    """The output is right whether gradients are recorded or not, under `no_grad` and under `inference_mode`.
+    """Check the output with gradients recorded, under `no_grad` and under `inference_mode`.
 
-    Where none are recorded the output requires none. The modes are afterwards as they were. This library's own
-    implementations give the same bits in every mode; somebody else's may compute otherwise where gradients are wanted.
+    If gradients are not recorded, the output must not require them. The call must leave the modes unchanged. This
+    library's own implementations must give the same bits in every mode. A foreign implementation may compute
+    differently if gradients are wanted.
     """
 
-    # A process of its own has neither pytest nor what tells of the interpreter.
+    # A separate process shows neither pytest nor the interpreter.
     known = MODES_OF_OTHERS if subject.foreign and not subject.elsewhere else MODES
     modes = [when for when, (_, wanted, _) in known.items() if subject.differentiable or not wanted]
     turns = itertools.cycle(modes)
@@ -95,13 +96,13 @@ def _called(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict
 
 
 def autocast_changes_precision_alone(subject: Subject, search: Search) -> None:
-    """Under `torch.autocast` results are right: as without it, or as if each step were rounded to autocast's dtype.
+    """Check the results under `torch.autocast`: right as without it, or with each step rounded to autocast's dtype.
 
-    torch runs its products of matrices in that dtype then, from inputs that it casts, and some functions in float32.
-    The output may have either dtype. The backward pass runs outside of autocast, as torch's documentation asks.
+    Under autocast torch casts the inputs of matrix products to that dtype, and runs some functions in float32. The
+    output may have either dtype. The backward pass runs outside of autocast, as torch's documentation recommends.
 
     Raises:
-        Unsupported: the implementation does not claim to be called so.
+        Unsupported: the implementation does not claim to support autocast.
     """
     if not subject.claims.autocast:
         raise Unsupported(f"{UNCLAIMED} calls under autocast")
@@ -130,14 +131,14 @@ def autocast_changes_precision_alone(subject: Subject, search: Search) -> None:
 def _as_cast(
     subject: Subject, case: Case, results: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], failure: Failure
 ) -> list[Agreement]:
-    """Compare results that are not right without autocast with what they may be where everything is rounded."""
+    """Compare results that are wrong without autocast with the oracle's results if every step is rounded."""
     admitted = {subject.dtype.torch: subject.dtype, DTYPES[AUTOCAST].torch: DTYPES[AUTOCAST]}
     for result in results.values():
         if type(result) is not torch.Tensor or result.dtype not in admitted or result.device.type != subject.device:
             raise failure
     try:
         expected = _rounded_throughout(subject, case)
-    except NoRule:  # the reference must know a number that rounding may change, such as which rows there are
+    except NoRule:  # the reference needs a number exactly that rounding may change, the index of a row for example
         raise failure from None
     agreements = []
     for name, result in results.items():
@@ -152,7 +153,7 @@ def _as_cast(
 
 
 def _rounded_throughout(subject: Subject, case: Case) -> dict[str, Bounded]:
-    """The oracle's results where inputs, cotangent and each step are rounded to autocast's dtype."""
+    """Return the oracle's results if inputs, cotangent and each step are rounded to autocast's dtype."""
     operation, storage = subject.operation, DTYPES[AUTOCAST].arithmetic.storage
     arithmetic = replace(subject.dtype.arithmetic, storage=storage, rounds_each_step=True)
 

@@ -13,11 +13,12 @@ from fourfold.operations.outcomes import UNCLAIMED, Unsupported
 
 @graded
 def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
-    """Each tensor in turn, the cotangent included, may have elements that lie 2^31 or more apart along any axis.
+    """Check tensors, the cotangent included, whose elements lie 2^31 or more apart along any axis, one at a time.
 
     Raises:
         NotReached: the device lacks the memory, or the range of addresses.
-        Unsupported: the implementation's module says why it does not support such offsets.
+        Unsupported: the implementation claims contiguous tensors only, or its module gives a reason why it does not
+            support such offsets.
     """
     if subject.claims.contiguous:
         raise Unsupported(f"{UNCLAIMED} elements that lie apart")

@@ -1,6 +1,6 @@
-"""The checks of operations with several outputs: each output is an operation of its own, verified alone.
+"""The checks of operations with several outputs. Each output is verified alone, as an operation of its own.
 
-The gradients are checked under a cotangent for one output and zeros for the others, and, once, under random cotangents
+The gradients are checked under a cotangent for one output and zeros for the others, and once under random cotangents
 for all outputs together.
 """
 
@@ -29,7 +29,7 @@ Run = Callable[[Subject, Search], None]
 
 
 def of_one(run: Run, name: str) -> Run:
-    """A check of one of the outputs of a subject that has several."""
+    """Return a check of one output of a subject that has several."""
 
     @functools.wraps(run)
     def checked(subject: Subject, search: Search) -> None:
@@ -39,11 +39,11 @@ def of_one(run: Run, name: str) -> Run:
 
 
 def of_output(subject: Subject, name: str) -> Subject:
-    """A subject that has several outputs as one that has this output alone."""
+    """Return the subject reduced to one of its outputs."""
     names = tuple(subject.operation.outputs)
     implementation = _kept(alone, subject.implementation, names, names.index(name))
     of = subject.operation.outputs[name]
-    # Its large cases too have a cotangent of this output alone.
+    # Its large cases have a cotangent for this output alone, too.
     large = None if subject.large is None else replace(subject.large, operation=of)
     subject = replace(subject, operation=of, implementation=implementation, large=large)
     if subject.differentiable and subject.operation.differentiable:
@@ -53,9 +53,9 @@ def of_output(subject: Subject, name: str) -> Subject:
 
 
 def outputs_fit(subject: Subject, search: Search) -> None:
-    """The outputs and gradients of one call fit one another: the record says what is not admissible of them together.
+    """Check that the outputs and gradients of one call fit one another, by the record's `admissible`.
 
-    What each must be for itself is another check's.
+    Other checks compare each result by itself.
     """
     operation, names, dtype = subject.operation, tuple(subject.operation.outputs), subject.dtype
     admissible = operation.admissible
@@ -82,7 +82,7 @@ def outputs_fit(subject: Subject, search: Search) -> None:
 
 
 def of_all(run: Run) -> Run:
-    """A check of all outputs that have gradients, whose elements are taken one after another as one output."""
+    """Return a check of all outputs that have gradients, joined into one output."""
 
     @functools.wraps(run)
     def checked(subject: Subject, search: Search) -> None:
@@ -92,13 +92,13 @@ def of_all(run: Run) -> Run:
 
 
 def joined(function: Callable[..., Any], operation: Operation) -> Callable[..., torch.Tensor]:
-    """An implementation of an operation as one that returns its outputs in a row; of one output, itself."""
+    """Return an implementation that joins its outputs in a row; the function itself if it has one output."""
     names = tuple(operation.outputs)
     return in_a_row(function, names, operation.joined) if names else function
 
 
 def together(subject: Subject) -> Subject:
-    """The subject with its outputs in a row; a subject that has one output as it is."""
+    """Return the subject with its outputs joined in a row; the subject itself if it has one output."""
     outputs = subject.operation.outputs
     if not outputs:
         return subject
@@ -110,7 +110,7 @@ def together(subject: Subject) -> Subject:
 
 @functools.lru_cache(maxsize=16)
 def _kept(make: Callable, *arguments: object) -> Callable:
-    """The same function for the same arguments, so that what is kept of its results is found again."""
+    """Return the same function for the same arguments, so that caches keyed by the function find its results."""
     return make(*arguments)
 
 
@@ -121,16 +121,16 @@ def requires_gradient(
     device: str,
     note: Callable[[Case], None] = lambda case: None,
 ) -> bool:
-    """Whether an implementation's output requires a gradient where its inputs do, in the first example that it takes.
+    """Return whether an implementation's output requires a gradient if its inputs do, by the first example that runs.
 
-    It is taken to require one where every call fails: what fails here fails in the checks.
+    Return True if every call fails: the checks will report these failures.
 
     Args:
-        implementation: called by the names of the operation's arguments.
-        operation: its named examples are tried.
-        dtype: of the inputs.
+        implementation: the function, called by the names of the operation's arguments.
+        operation: the operation, whose named examples are tried.
+        dtype: the dtype of the inputs.
         device: "cpu" or "cuda".
-        note: is told of each case before it is run.
+        note: called with each case before it runs.
     """
     for make in operation.examples.values():
         case = make(dtype)

@@ -1,4 +1,4 @@
-"""The checks that parameters left out are the definition's defaults, and that parameters may be far from the usual."""
+"""The checks that omitted parameters take the definition's defaults, and that parameters may have unusual values."""
 
 import contextlib
 import inspect
@@ -22,15 +22,15 @@ from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.record import Operation, reference
 
-# A parameter is drawn from the numbers whose third power, and its reciprocal, the arithmetic can hold.
+# Draw parameters from the numbers whose third power, and its reciprocal, the arithmetic can represent.
 POWER = 3
 _EMPTY = inspect.Parameter.empty
 
 
 def defaults_of(operation: Operation) -> dict[str, Any]:
-    """The parameters that an operation's definition has a default for, or, of a record by hand, its torch function.
+    """Return the default parameters of an operation's definition, or of the torch function of a handwritten record.
 
-    An input that may be None is no parameter: cases leave it out as they are.
+    An input that may be None is no parameter: cases omit it anyway.
     """
     definition = getattr(operation, "definition", None)
     if definition is None:
@@ -46,15 +46,15 @@ def defaults_of(operation: Operation) -> dict[str, Any]:
 
 
 def _own_arguments(implementation: Callable[..., Any], operation: Operation) -> dict[str, inspect.Parameter]:
-    """The arguments of an implementation, by the operation's names; none where its signature says nothing of them.
+    """Return an implementation's arguments by the operation's names; none if its signature does not list them.
 
-    One that it names otherwise is the one at its place.
+    If the names differ, arguments are matched by position.
     """
     called = getattr(implementation, "__wrapped__", implementation)
     called = called.forward if isinstance(called, torch.nn.Module) else implementation
     try:
         own = inspect.signature(called).parameters
-    except (TypeError, ValueError):  # of a function that is not written in Python
+    except (TypeError, ValueError):  # the function is not written in Python
         return {}
     wanted = list(_arguments(operation))
     if set(wanted) <= own.keys():
@@ -65,15 +65,15 @@ def _own_arguments(implementation: Callable[..., Any], operation: Operation) -> 
 
 
 def _own_defaults(implementation: Callable[..., Any], operation: Operation) -> Mapping[str, Any]:
-    """The defaults of an implementation, by the operation's names, as far as its signature tells."""
+    """Return the defaults in an implementation's signature, by the operation's names."""
     arguments = _own_arguments(implementation, operation)
     return {name: p.default for name, p in arguments.items() if p.default is not _EMPTY}
 
 
 def _by_its_own_names(implementation: Callable[..., Any], operation: Operation) -> Callable[..., Any]:
-    """An implementation to be called by the operation's names, which passes no more than it is given.
+    """Return an implementation that takes the operation's names and passes on only the given arguments.
 
-    One with other names is otherwise called with all arguments, in order: see `fourfold.candidates.load.calling`.
+    An implementation with other names otherwise gets all arguments, in order: see `fourfold.candidates.load.calling`.
     """
     arguments = _own_arguments(implementation, operation)
     names = {name: p.name for name, p in arguments.items()}
@@ -81,7 +81,7 @@ def _by_its_own_names(implementation: Callable[..., Any], operation: Operation) 
     original = getattr(implementation, "__wrapped__", None)
     if original is None or not by_keyword or all(name == own for name, own in names.items()):
         return implementation
-    # One without a default need not have any: it is given the definition's.
+    # An argument need not have a default: without one it gets the definition's.
     supplied = {n: default for n, default in defaults_of(operation).items() if arguments[n].default is _EMPTY}
     return lambda **given: original(**{names[name]: value for name, value in {**supplied, **given}.items()})
 
@@ -93,10 +93,10 @@ def _arguments(operation: Operation) -> Mapping[str, inspect.Parameter]:
 
 @graded
 def defaults_are_the_definitions(subject: Subject, search: Search) -> None:
-    """A parameter that a call leaves out, alone or with all others, is the definition's default.
+    """Check that an omitted parameter, alone or with all others, has the definition's default.
 
-    A default that differs in writing is no failure by itself: None may stand for the number. What the call gives for
-    it decides, on cases on which the two differ.
+    A default that is written differently is no failure by itself: None may stand for the number. The results of the
+    call decide, on cases that distinguish the two defaults.
     """
     declared = defaults_of(subject.operation)
     if not declared:
@@ -110,7 +110,7 @@ def defaults_are_the_definitions(subject: Subject, search: Search) -> None:
 
 
 def _taken(subject: Subject, declared: Mapping[str, Any]) -> list[str]:
-    """The parameters with a default that cases pass."""
+    """Return the parameters that have a default and that cases pass."""
     for make in subject.operation.examples.values():
         parameters = make(subject.dtype).parameters
         return [name for name in declared if name in parameters]
@@ -127,7 +127,7 @@ def _same(one: Any, other: Any) -> bool:
 def _leave_out(
     subject: Subject, search: Search, left_out: list[str], declared: Mapping[str, Any], differing: Mapping[str, Any]
 ) -> None:
-    """Compare calls without some parameters, on cases that tell differing defaults apart, if there are any."""
+    """Check calls without some parameters, on cases that distinguish differing defaults, if there are any."""
     what = " and ".join(left_out)
     said = "".join(
         f": its default is {value!r}, the definition's is {declared[name]!r}" for name, value in differing.items()
@@ -152,20 +152,20 @@ def _leave_out(
 
 
 def _matters(subject: Subject, case: Case, differing: Mapping[str, Any]) -> bool:
-    """Whether the result for differing defaults is told from that for the definition's; if unknown, it counts as so."""
+    """Return whether the two defaults give distinguishable results. If that is unknown, return True."""
     other = case.with_parameters(**differing)
     try:
         former = {"output": reference(subject.operation, other, subject.dtype)}
-    except Exception:  # the definition takes no such value, as None
+    except Exception:  # the definition does not accept the value, None for example
         return True
     return tells_apart(subject, {"output": reference(subject.operation, case, subject.dtype)}, former)
 
 
 @graded
 def parameters_may_be_far_from_the_usual(subject: Subject, search: Search) -> None:
-    """Results are right for parameters anywhere in their range, drawn log-uniformly.
+    """Check the results for parameters anywhere in their range, drawn log-uniformly.
 
-    They are drawn from the numbers whose third power and its reciprocal the arithmetic holds, so that products and
+    Only numbers whose third power and its reciprocal the arithmetic can represent are drawn, so that products and
     quotients of a few of them neither overflow nor underflow.
     """
     ranges = subject.operation.ranges
@@ -188,7 +188,7 @@ def parameters_may_be_far_from_the_usual(subject: Subject, search: Search) -> No
 
 
 def _numbers(dtype: DType, low: float, high: float) -> st.SearchStrategy[float]:
-    """Numbers of a range, log-uniformly; of both signs where both are in it."""
+    """Return a strategy for numbers in a range, log-uniform, of both signs if the range includes both."""
     arithmetic = dtype.arithmetic
     least, most = (math.log2(end) / POWER for end in (arithmetic.smallest_normal, arithmetic.largest))
     # Hypothesis's own floating-point numbers are mostly simple ones.

@@ -7,12 +7,13 @@ from fourfold.operations.record import Operation
 
 
 def operations() -> dict[str, Operation]:
-    """Every operation of this library and of other installed packages, by name: see `fourfold.operations.registry`.
+    """Return the operations of this library and of other installed packages, by name.
 
-    Their oracles judge, and are watched from then on.
+    See `fourfold.operations.registry`. Their oracles judge implementations, so that from now on they are watched for
+    tampering.
 
     Raises:
-        ValueError: a record is no Operation, or two have one name.
+        ValueError: a record is not an Operation, or two records have the same name.
     """
     found: dict[str, Operation] = {}
     for name, module in registry.modules().items():

@@ -12,7 +12,7 @@ from fourfold.operations.outcomes import UNCLAIMED, Failure, Unsupported
 
 
 def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
-    """The same call made twice gives the same bits: no floating-point atomics, no reads of uninitialised memory."""
+    """Check that two equal calls give the same bits: no floating-point atomics, no reads of uninitialised memory."""
 
     def body(case: Case) -> None:
         runs = []
@@ -27,8 +27,8 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
                 raise Failure(f"{subject}: the {name} differs between two calls\nwith {describe(tensors)}")
         search.saw(*(Agreement(0.0, result.numel(), 0) for result in first.values()))
 
-    # Few cases are enough if threads only run in one order. Two calls then differ only by the memory that they read,
-    # and `memory_is_respected` sees more of that.
+    # Few cases are enough if threads run in one order only. Two calls then differ only by the memory that they read,
+    # and `memory_is_respected` is the stricter check of that.
     if not subject.claims.deterministic:
         raise Unsupported(f"{UNCLAIMED} the same bits twice")
     search.cases(subject, "repeats", body, few=backends.has_one_order(subject.backend, subject.device))

@@ -1,4 +1,4 @@
-"""The results of a call: what they are called, what is expected of them, and the comparison."""
+"""The results of a call: their names, their expected values and the comparison."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from fourfold.operations.record import reference, reference_gradients
 
 
 def describe(tensors: dict[str, torch.Tensor]) -> str:
-    """Shapes and strides, for messages."""
+    """Return the shapes and strides of tensors, for messages."""
     return ", ".join(f"{name}{list(t.shape)} strides {list(t.stride())}" for name, t in tensors.items())
 
 
@@ -62,10 +62,10 @@ def _problem(subject: Subject, actual: torch.Tensor, dtype: DType, what: str) ->
 
 
 def inputs_are_unchanged(subject: Subject, case: Case, tensors: dict[str, torch.Tensor]) -> None:
-    """Require that a call has not changed the tensors that it was given.
+    """Require that a call has not changed its inputs.
 
     Raises:
-        Failure: it has. The message names the input.
+        Failure: an input has changed. The message names it.
     """
     fresh = (subject.dtype.tensor(case.inputs[name], subject.device) for name in tensors)
     counts = differing(zip((tensor.detach() for tensor in tensors.values()), fresh))
@@ -75,7 +75,7 @@ def inputs_are_unchanged(subject: Subject, case: Case, tensors: dict[str, torch.
 
 
 def given_tensors(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
-    """The inputs of a case and its "grad_output"."""
+    """Return the inputs of a case and its "grad_output", by name."""
     grad_output = {"grad_output": case.tensor("grad_output", subject.dtype, subject.device)}
     return case.tensors(subject.dtype, subject.device) | grad_output
 
@@ -86,7 +86,7 @@ def named_results(output: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -
 
 
 def expected_gradients(subject: Subject, case: Case) -> dict[str, Bounded]:
-    """The oracle's gradients with their running error; where an input is NaN, somebody else's may be anything."""
+    """Return the oracle's gradients with their running error, unbounded for a foreign subject where an input is NaN."""
     gradients = reference_gradients(subject.operation, case, subject.dtype)
     if not subject.foreign:
         return gradients
@@ -101,12 +101,12 @@ def _free_at_nan(gradient: Bounded, given: np.ndarray) -> Bounded:
 
 
 def expected_results(subject: Subject, case: Case) -> dict[str, Bounded]:
-    """The oracle's value for each of the `named_results`, with its running error."""
+    """Return the oracle's value for each of the `named_results`, with its running error."""
     gradients = expected_gradients(subject, case) if subject.differentiable else {}
     output = {"output": reference(subject.operation, case, subject.dtype)}
     return output | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage, which is the same for all tensors that share it."""
+    """Return the address of a tensor's storage, which is the same for all tensors that share it."""
     return tensor.untyped_storage().data_ptr()

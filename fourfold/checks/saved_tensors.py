@@ -1,4 +1,4 @@
-"""The check that the backward pass uses the values of the call, whatever is written into its tensors since."""
+"""The check that the backward pass uses the values at the call, despite later writes into its tensors."""
 
 import torch
 
@@ -13,7 +13,7 @@ from fourfold.operations.case import Case
 
 @graded
 def backward_is_of_the_call(subject: Subject, search: Search) -> None:
-    """A write to an input or the output between a call and its backward pass raises, or leaves the gradients right."""
+    """Check that a write to an input or output before the backward pass raises, or leaves the gradients right."""
     subject.needs_gradients()
 
     def body(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""The arguments of a check: a subject, and a search for cases on which the subject is wrong."""
+"""The arguments of a check: a subject, and a search for cases that it gets wrong."""
 
 import contextlib
 import itertools
@@ -46,31 +46,31 @@ from fourfold.operations.outcomes import (
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals, chain, is_refusal, reason
 
-# Limits of a brief search: named examples (the smallest ones) and their elements, generated cases and their elements.
+# Limits of a brief search: the number and elements of named examples (the smallest), the same of generated cases.
 BRIEF_NAMED, BRIEF_NAMED_ELEMENTS, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 1024, 3, 64
-# Named examples of a kind, where a few are enough.
+# The number of named examples of a kind, if a few are enough.
 FEW_NAMED = 6
-# Generated cases that are to be found for an implementation that has refused every named example.
+# The number of generated cases for an implementation that refused every named example.
 AFTER_REFUSALS = 5
-# Generated cases that it may refuse for each of them before it is asked no more. Hypothesis would try hundreds.
+# The search stops after this many refusals per wanted case. Hypothesis would try hundreds.
 REFUSED_TRIES = 10
-# How often a case is run again, after others have left it some of a GPU's memory.
+# Retries of a case after other processes released GPU memory.
 AGAIN = 3
-# A search of which no case could have failed draws more, up to this many times the cases that were wanted. Of few cases
-# all may be empty by chance, and hardly of many.
+# A search without a case that could have failed draws more cases, up to this many times the wanted number. A few cases
+# may all be empty by chance; many hardly ever are.
 MORE_CASES = 8
-# After a failure, search again with at most this many elements. Hypothesis draws them one by one, so they shrink
-# quickly to small whole numbers.
+# After a failure, search again with at most this many elements. Hypothesis draws them one by one, so that they
+# shrink quickly to small whole numbers.
 FEW_ELEMENTS = 8
 SEED = secrets.randbits(32)  # one for this process
-# Cases of this library's own implementations, which other checks and backends use again: the oracle is asked once.
+# Cases of this library's own implementations. Checks and backends share them, so that the oracle computes each once.
 shared = RecentCases(2_000_000)
-# What the output is called among the results of a call.
+# The output's name among the results of a call.
 OUTPUT = "output"
 
 
 def need(condition: Any) -> None:
-    """Leave a case out that a check has no use for.
+    """Skip a case that a check cannot use.
 
     Raises:
         Unsuitable: the condition does not hold.
@@ -80,14 +80,14 @@ def need(condition: Any) -> None:
 
 
 class _PassedOverEnough(BaseException):
-    """Ends a search that can use no case. Hypothesis would go on to draw cases, ten for each that it wants."""
+    """Signal to end a search that finds no usable case. Hypothesis would draw ten cases for each wanted one."""
 
 
 def _run_with_room(body: Callable[[Case], None], case: Case) -> None:
-    """Run `body` on a case; run it again where other processes held a GPU's memory, and have released some.
+    """Run `body` on a case, and retry while other processes hold the GPU's memory.
 
     Raises:
-        NotReached: they have not, or the case could not be run for another reason.
+        NotReached: the memory is still lacking after the last retry, or the case cannot run for another reason.
     """
     for attempts_left in reversed(range(1 + AGAIN)):
         try:
@@ -103,46 +103,46 @@ def _run_with_room(body: Callable[[Case], None], case: Case) -> None:
                 raise
             if not attempts_left:
                 raise lacking from error
-        wait_for_others()  # here, where no frame of the error holds memory any more
+        wait_for_others()  # outside of the handler, so that no frame of the error holds memory
 
 
 class Unreachable(Unsupported):
-    """No case of a check that could have failed was reached."""
+    """The search reached no case that could have failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is being verified: one implementation of one operation, for one dtype on one device."""
+    """The implementation to verify: one implementation of one operation, for one dtype on one device."""
 
     operation: Operation
     backend: str
     dtype: DType
     device: str
     implementation: Callable[..., torch.Tensor]
-    # The same backend's implementation of another operation, for laws that relate two.
+    # Returns the same backend's implementation of another operation, for laws that relate two operations.
     sibling: Callable[[str], tuple[Operation, Callable[..., torch.Tensor]]]
     differentiable: bool = True  # whether the implementation claims to have gradients
-    # What it claims beyond that; the operation's cases lie within.
+    # Its other claims; the operation's cases lie within them.
     claims: Claims = NO_CLAIMS
-    # Whether it is somebody else's: it may then have storage accuracy, and any gradient where an input is NaN.
+    # Whether it is somebody else's. It may then have storage accuracy, and any gradient where an input is NaN.
     foreign: bool = False
     elsewhere: bool = False  # whether it runs in a process of its own
-    # Whether bad input must raise the operation's declared errors; else what gives a result is a warning.
+    # Whether bad input must raise the operation's declared errors. Otherwise a result for bad input is a warning.
     strict_errors: bool = True
-    # Why the bits of a sample's result may depend on the batch around it; None if it claims that they do not.
+    # Why the bits of a sample's result may depend on the rest of the batch; None if it claims that they do not.
     depends_on_batch: str | None = "nothing is claimed of it"
-    large: LargeCases | None = None  # what forward and backward are checked on besides the named examples
+    large: LargeCases | None = None  # further cases for the checks of forward and backward
     offsets_in_32_bits: str | None = None  # why it does not support offsets of 2^31 and more
 
     def __str__(self) -> str:
         return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
 
     def dtype_of(self, result: str) -> DType:
-        """The dtype that a result must have: the output's may be declared, gradients have that of their inputs."""
+        """Return the required dtype of a result. The record may declare the output's; gradients have their input's."""
         return self.operation.result_dtype(self.dtype) if result == OUTPUT else self.dtype
 
     def call(self, **arguments: Any) -> torch.Tensor:
-        """Call the implementation, whose exceptions are marked as its own."""
+        """Call the implementation, and mark its exceptions as its own."""
         with by_the_implementation():
             return self.implementation(**arguments)
 
@@ -160,17 +160,17 @@ class Subject:
         )
 
     def filled_examples(self) -> dict[str, Case]:
-        """The named examples whose result has any number: small ones first, those with several before the others."""
+        """Return the named examples with nonempty results: those of several elements first, small ones before large."""
         made = ((name, make(self.dtype)) for name, make in self.operation.examples.items())
         filled = [(name, case) for name, case in made if case.grad_output.size]
         return dict(sorted(filled, key=lambda pair: (pair[1].grad_output.size == 1, pair[1].elements)))
 
     def small_example(self) -> dict[str, Case]:
-        """The first of `filled_examples`; none without any."""
+        """Return the first of `filled_examples`, by name, or an empty dictionary."""
         return dict(itertools.islice(self.filled_examples().items(), 1))
 
     def examples_of_integers(self) -> dict[str, Case]:
-        """A few small named examples beside whose integers the record knows of others; none if it knows of none."""
+        """Return a few small named examples for whose integers the record has alternatives; empty if it has none."""
 
         def has_others(case: Case) -> bool:
             others = self.operation.other_integers(case)
@@ -196,39 +196,39 @@ class Subject:
 
 @dataclass(kw_only=True)
 class Search:
-    """The limits of a search for failing cases, and a record of what it has seen."""
+    """The limits and the findings of a search for failing cases."""
 
     examples: int
     elements: int = 2048
     blob: str | None = None  # Hypothesis's blob of the one generated case to repeat
-    # Whether the implementation is known to be wrong. A few small cases then show what else is, without shrinking.
+    # Whether the implementation is known to be wrong. A few small cases then show further failures, without shrinking.
     brief: bool = False
-    # Whether a check may reuse the results that the subject gave for an equal case before.
+    # Whether a check may reuse the subject's earlier results for an equal case.
     keeps: bool = True
-    # Without a seed cases are random, and a failure is tried first by the next run.
+    # Without a seed the cases are random, and the next run tries a failure first.
     seed: int | None = field(default_factory=lambda: 0 if hypothesis.settings().derandomize else None)
-    # Whether equal cases are `shared`: a kernel that changes what it is given must not reach others.
+    # Whether to take equal cases from `shared`. A kernel that changes its inputs must not reach other checks' cases.
     shares: bool = False
     note: Callable[[Case], None] = lambda case: None  # called with each case before it runs
     worst: float = 0.0
     ran: int = 0
-    substantial: int = 0  # examples in which at least one element was held to a finite bound
+    substantial: int = 0  # examples with a finite bound for at least one element
     largest: int = 0  # elements of the largest result
     started: float = field(default_factory=time.perf_counter)
-    # The cases that the implementation refused, where it may.
+    # The cases that the implementation refused; None if it may refuse none.
     refusals: Refusals | None = None
-    # What tells the refused cases from those that the implementation takes.
+    # The traits that separate the refused cases from the accepted ones.
     boundary: Boundary = field(default_factory=Boundary)
     # The cases that could not be run here.
     unreached: Unreached = field(default_factory=Unreached)
-    # What is wrong, and no failure: a bad input that gives a result, say.
+    # Defects that are no failures: a bad input that gives a result, say.
     warnings: list[str] = field(default_factory=list)
-    # What a check has found out beside its claim: which rate of wrong calls is excluded, say.
+    # Findings of a check besides its claim: the excluded rate of wrong calls, say.
     remarks: list[str] = field(default_factory=list)
     grade: str = EXACT
-    constants: str = ""  # those of the source that large cases come from, in a line
-    subject: Subject | None = None  # whose cases are run
-    lays_out: bool = False  # whether the check lays tensors out in another way than their cases say
+    constants: str = ""  # the source's constants that give the large cases their sizes, in a line
+    subject: Subject | None = None  # the subject of the current cases
+    lays_out: bool = False  # whether the check replaces the layouts of its cases
 
     def saw(self, *agreements: Agreement) -> None:
         """Count an example, and record the errors and sizes of its comparisons."""
@@ -239,7 +239,7 @@ class Search:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the search began."""
+        """Return the seconds since the search began."""
         return time.perf_counter() - self.started
 
     def for_all(
@@ -251,7 +251,7 @@ class Search:
         examples: int | None = None,
         seed: str | None = None,
     ) -> None:
-        """Run `body` on generated cases. On failure Hypothesis shrinks the case, if `shrink` is set, and shows it.
+        """Run `body` on generated cases. On failure Hypothesis shrinks the case, if `shrink` is set, and reports it.
 
         Searches with the same seed and strategy draw the same cases.
         """
@@ -265,10 +265,10 @@ class Search:
             if not self._ran(body, case):
                 hypothesis.reject()
 
-        # Hypothesis shows the name of the function where it tells of a failure.
+        # Hypothesis reports a failure under the function's name.
         holds.__name__ = holds.__qualname__ = "".join(c if c.isalnum() else "_" for c in name)
         database = hypothesis.settings().database
-        # The explain phase tells which arguments matter, and there is only one.
+        # The explain phase finds the arguments that matter, and there is only one.
         without = {hypothesis.Phase.explain} if shrink else {hypothesis.Phase.explain, hypothesis.Phase.shrink}
         settings = hypothesis.settings(
             max_examples=examples or self.examples,
@@ -277,7 +277,7 @@ class Search:
             database=None if database is None else Filed(database, name),
             print_blob=True,
             report_multiple_bugs=False,
-            # A check rejects cases that it cannot use, which is cheap compared with a call.
+            # A check rejects the cases that it cannot use. That is cheap compared with a call.
             suppress_health_check=[
                 hypothesis.HealthCheck.too_slow,
                 hypothesis.HealthCheck.data_too_large,
@@ -300,14 +300,14 @@ class Search:
                 raise
 
     def _passed_over(self) -> int:
-        """How many cases were refused or not reached so far."""
+        """Return the number of cases refused or not reached so far."""
         return self.unreached.total + (self.refusals.total if self.refusals is not None else 0)
 
     def _ran(self, body: Callable[[Case], None], case: Case) -> bool:
-        """Run `body` on a case; gives whether it was of use: suitable, reached, and not refused.
+        """Run `body` on a case; return whether the case was usable: suitable, reached and not refused.
 
         Raises:
-            NotReached: no other case would be reached either.
+            NotReached: no other case can be reached either.
         """
         try:
             _run_with_room(body, shared.same(case) if self.shares else case)
@@ -341,7 +341,7 @@ class Search:
             )
 
     def one(self, name: str, case: Case, body: Callable[[Case], None]) -> bool:
-        """Run `body` on a named case; gives whether it was of use: suitable, reached, and not refused."""
+        """Run `body` on a named case; return whether the case was usable: suitable, reached and not refused."""
         self.note(case)
         try:
             return self._ran(body, case)
@@ -366,11 +366,21 @@ class Search:
     ) -> None:
         """Run `body` on the operation's named examples, then on generated cases, some of them with special values.
 
-        With `few` there are an eighth as many cases, none of them large, and no named ones but those of `also`. This is
-        for checks that call often, and for behaviour that depends little on the case. With a seed all backends get the
-        same cases, so that the oracle is asked once; checks with the same `alike` always do. With `large` the large
-        cases follow the named ones, and with `dear` one of them may take seconds. Named examples of more elements than
-        `most_named` are left out.
+        With a seed all backends get the same cases, so that the oracle computes each once.
+
+        Args:
+            subject: the implementation to verify.
+            check: the check's name.
+            body: the check of one case.
+            few: run an eighth of the generated cases, none of them large, and only the named cases in `also`. This is
+                for checks that call often, and for behaviour that depends little on the case.
+            special: put special values into some generated cases.
+            named: run the operation's named examples.
+            also: further named cases.
+            alike: checks with the same `alike` draw the same cases, with or without a seed.
+            large: run the large cases after the named ones.
+            dear: let one of the large cases take seconds.
+            most_named: the most elements of a named example; larger ones are skipped.
         """
         self.subject = subject
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
@@ -397,13 +407,13 @@ class Search:
         if self.brief:
             most = min(most, BRIEF_ELEMENTS)
         if self.blob:
-            # The blob does not tell which of the two numbers of elements it was made for.
+            # The blob does not record which of the two limits of elements it was made with.
             try:
                 among(FEW_ELEMENTS)
             except hypothesis.errors.DidNotReproduce:
                 among(most)
             return
-        with contextlib.suppress(NotReached):  # which is counted, and lasts
+        with contextlib.suppress(NotReached):  # already counted, and true of all other cases
             first()
             self._shrunk(among, most)
             limit = MORE_CASES * examples
@@ -414,18 +424,18 @@ class Search:
             self.must_have_seen_something(subject, check)
 
     def _shrunk(self, among: Callable[..., None], most: int) -> None:
-        """Search `among` cases of at most so many elements. After a failure search again, for a case that is small."""
+        """Search `among` cases of at most `most` elements. After a failure, search again for a small failing case."""
         try:
             among(most, shrink=False)
         except hypothesis.errors.Unsatisfiable:
-            raise  # no case was of use, and there is nothing to shrink
+            raise  # no case was usable: there is nothing to shrink
         except Exception:
             if hypothesis.Phase.shrink in hypothesis.settings().phases and not self.brief:
                 for elements in (FEW_ELEMENTS, most):
                     try:
                         among(elements)
                     except (hypothesis.errors.Unsatisfiable, NotReached):
-                        continue  # the check can use no case of so few elements
+                        continue  # the check cannot use such small cases
                     except Exception as smaller:
                         raise smaller from None
             raise
@@ -433,10 +443,10 @@ class Search:
     def _named(
         self, subject: Subject, named: bool, also: Mapping[str, Case], most: float
     ) -> Iterable[tuple[str, Case]]:
-        """The operation's examples, if `named`, and those of `also`. A brief search gets only small ones of them.
+        """Return the operation's examples, if `named`, and the cases in `also`; only small ones for a brief search.
 
-        On a GPU they come in the order of their sizes: what is too large for the compiler is then known before more of
-        that size is compiled.
+        On a GPU they are sorted by size. The search then learns which size is too large for the compiler before it
+        compiles more cases of that size.
         """
         makers = subject.operation.examples if named else {}
         made = ((name, make(subject.dtype)) for name, make in makers.items())
@@ -448,7 +458,7 @@ class Search:
         return sorted(small, key=lambda pair: pair[1].elements)[:BRIEF_NAMED]
 
     def _large(self, subject: Subject, dear: bool) -> Iterator[tuple[str, Case]]:
-        """Large cases, of sizes that the implementation's source asks for; none if brief, or all else was refused."""
+        """Yield large cases, whose sizes follow from the source; none if brief, or if all other cases were refused."""
         if subject.large is None or self.brief or (self._passed_over() and not self.ran):
             return
         self.constants = subject.large.told(self.examples)
@@ -458,13 +468,13 @@ class Search:
             yield combination.name, combination.case
 
     def must_have_seen_something(self, subject: Subject, check: str) -> None:
-        """Fail a search that verifies nothing because it saw nothing, or only single numbers.
+        """Raise an error for a search that verified nothing: it saw no result, or only single numbers.
 
         Raises:
-            Refused: the implementation refused every case, or every one that could have failed.
+            Refused: the implementation refused every case, or every case that could have failed.
             Unreachable: no case that could have failed was reached.
             Vacuous: no example could have failed.
-            Failure: no result had more than one element although the output of a named example has.
+            Failure: no result had more than one element, although a named example's output has more.
         """
         if self.refusals is not None and self.refusals.total and not self.substantial:
             raise Refused(self.refusals)
@@ -475,7 +485,7 @@ class Search:
             raise kind(f"{subject}: {check} ran {self.ran} examples, and {unseen}")
 
     def _unseen(self, subject: Subject) -> str:
-        """What a search must have seen to verify anything and has not, in words; empty if there is nothing."""
+        """Return, in words, what the search lacks to verify anything; an empty string if it lacks nothing."""
         if not self.substantial:
             return "none of them could have failed: no bound says anything"
         examples = subject.operation.examples.values()

@@ -1,4 +1,4 @@
-"""The check that inputs may share their memory: lie in one storage, overlap, or be one tensor given twice."""
+"""The check that inputs may share memory: lie in one storage, overlap, or be the same tensor."""
 
 import functools
 import itertools
@@ -24,9 +24,9 @@ from fourfold.operations.axes import LEADING
 from fourfold.operations.case import Case, is_floating
 from fourfold.operations.record import reference
 
-# The size of all axes, so that inputs have one shape where they can, and two leading axes in place of that many rows.
+# The size of all axes, so that inputs have equal shapes if they can, and two leading axes with as many rows.
 SIDE, SQUARE = 16, (4, 4)
-# A tensor of a kernel that claims aligned tensors begins at a multiple of so many bytes.
+# Tensors begin at a multiple of this many bytes for a kernel that claims aligned tensors.
 ALIGNED = 16
 
 
@@ -35,10 +35,10 @@ class Arrangement:
     """Tensors of a case that share memory.
 
     Attributes:
-        what: how, for messages.
+        what: the arrangement in words, for messages.
         case: the case.
-        tensors: those that share memory, by name; the others are made as always.
-        twice: two inputs that are one tensor, if any.
+        tensors: the tensors that share memory, by name; the others are separate as usual.
+        twice: the names of two inputs that are the same tensor, if any.
     """
 
     what: str
@@ -49,9 +49,9 @@ class Arrangement:
 
 @graded
 def inputs_may_share_memory(subject: Subject, search: Search) -> None:
-    """Results are right where inputs lie in one storage, where they overlap, and where they are the same tensor.
+    """Check the results for inputs that lie in one storage, that overlap, and that are the same tensor.
 
-    Of a tensor that is given twice the gradient is the sum of both. No input is written to.
+    The gradient of a tensor passed twice is the sum of both gradients. The call must not write to its inputs.
     """
     search.lays_out = True
     for arrangement in _arrangements(subject):
@@ -97,7 +97,7 @@ def _given_twice(subject: Subject, search: Search, arrangement: Arrangement, cas
     inputs_are_unchanged(subject, case, tensors)
 
 
-# ---- which tensors share memory, and how
+# ---- arrangements of tensors in shared memory
 
 
 def _arrangements(subject: Subject) -> Iterator[Arrangement]:
@@ -110,7 +110,7 @@ def _arrangements(subject: Subject) -> Iterator[Arrangement]:
 
 
 def _in_one_storage(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
-    """The tensors of a case one after another, without a gap unless a claim asks for one."""
+    """Return the tensors of a case one after another in memory, without gaps unless a claim needs alignment."""
     found, at = {}, 0
     tensors = {name: tensor for name, tensor in given_tensors(subject, case).items() if tensor.is_floating_point()}
     tensors = {name: tensor for name, tensor in tensors.items() if tensor.dtype == subject.dtype.torch}
@@ -128,7 +128,7 @@ def _in_one_storage(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
 
 
 def _square_cases(subject: Subject) -> Iterator[Case]:
-    """A case all of whose axes are alike, and one whose leading axes are a square."""
+    """Yield a case whose axes all have the same size, and one with two leading axes of equal size."""
     sized = subject.operation.sized
     if sized is None or not sized.allows(sizes := dict.fromkeys(sized.axes, SIDE)):
         return
@@ -150,7 +150,7 @@ def _alike(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _of_two(subject: Subject, case: Case, first: str, second: str) -> Iterator[Arrangement]:
-    """Two inputs as one tensor, as two that overlap, and as a tensor and its transpose."""
+    """Yield two inputs as one tensor, as overlapping tensors, and as a tensor and its transpose."""
     dtype, device = subject.dtype, subject.device
     alike = case.with_inputs(**{second: case[first]})
     yield Arrangement(f"{first} and {second} are one tensor", alike, {}, (first, second))

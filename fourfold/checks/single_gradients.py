@@ -10,10 +10,10 @@ from fourfold.operations.case import Case
 
 @graded
 def single_gradients_agree(subject: Subject, search: Search) -> None:
-    """The gradient of each input alone agrees with the oracle's; of three inputs, also the gradients of two of them.
+    """Check each input's gradient computed alone and, for three inputs or more, the gradients of all inputs but one.
 
-    It need not equal the gradient taken together with the others bit for bit. A kernel that leaves out half of the
-    work is compiled anew, and the compiler may fuse other multiplications and additions.
+    They need not have the same bits as the gradients of all inputs. A kernel that skips half of the work is compiled
+    again, and the compiler may fuse other multiplications and additions.
     """
     subject.needs_gradients()
 
@@ -22,7 +22,7 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
         expected = expected_gradients(subject, case)
         some: list[tuple[str, ...]] = [(name,) for name in names]
         if len(names) > 2:
-            # All but one, each left out in turn, as where the input is data and only parameters are trained.
+            # All but one, each omitted in turn, as when the input is data and only parameters are trained.
             some.append(tuple(name for name in names if name != names[search.ran % len(names)]))
         agreements: list[Agreement] = []
         for wanted in some:

@@ -1,4 +1,4 @@
-"""The check that threads which call at once get what each of them gets alone."""
+"""The check that threads which call at the same time get the results of separate calls."""
 
 import functools
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from fourfold.numerics.dtypes import differing
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 
-# Threads that call at once, half of them with other values.
+# The number of threads that call at once, half of them with other values.
 THREADS = 4
 Results = dict[str, torch.Tensor]
 
 
 def _given(subject: Subject, case: Case) -> tuple[dict[str, torch.Tensor], Sequence[str], torch.Tensor]:
-    """The tensors of a call, the names of those that require gradients, and the cotangent."""
+    """Return the tensors of a call, the names of those that require gradients, and the cotangent."""
     tensors = case.tensors(subject.dtype, subject.device)
     names = subject.operation.differentiable_in(case) if subject.differentiable else ()
     for name in names:
@@ -32,7 +32,7 @@ def _given(subject: Subject, case: Case) -> tuple[dict[str, torch.Tensor], Seque
 
 
 def _called(subject: Subject, case: Case) -> Results:
-    """The results of a call, of which nothing is asked but that: other threads may change what tampering would."""
+    """Return a call's results without the tampering check: other threads may change the state that it compares."""
     tensors, names, grad_output = _given(subject, case)
     output = subject.call(**tensors, **case.parameters)
     gradients = gradients_of(output, [tensors[name] for name in names], grad_output) if names else ()
@@ -43,8 +43,8 @@ def _at_once(subject: Subject, cases: list[Case]) -> tuple[int, list[list[Result
     """Call from a thread for each case, all at once: see `called_at_once`.
 
     Raises:
-        Failure: a thread has not come to its end.
-        BaseException: what a thread has raised.
+        Failure: a thread does not end.
+        BaseException: the exception that a thread raised.
     """
     functions = FUNCTIONS[subject.device]
     try:
@@ -65,7 +65,7 @@ def _at_once(subject: Subject, cases: list[Case]) -> tuple[int, list[list[Result
 
 
 def _at_once_elsewhere(subject: Subject, cases: list[Case], functions: float) -> tuple[int, list[list[Results]]]:
-    """The same by threads of the process that the implementation runs in."""
+    """Do the same as `_at_once` in the process in which the implementation runs."""
     of_another_process: Any = subject.implementation
     calls, wanted = [], []
     for case in cases:
@@ -82,11 +82,11 @@ def _at_once_elsewhere(subject: Subject, cases: list[Case], functions: float) ->
 
 @graded
 def threads_do_not_matter(subject: Subject, search: Search) -> None:
-    """Several threads that call at once, with other values each, get results that are right.
+    """Check the results of several threads that call at once, with two sets of values.
 
-    Our own kernels give the bits that one thread alone gets. Of torch that is not asked, nor of somebody else's
-    implementation, which may call it: torch shares the work of a call in other parts where another thread makes it, and
-    then sums in another order.
+    This library's own kernels must give the same bits as a call from a single thread. Torch need not, nor somebody
+    else's implementation, which may call torch: in another thread, torch divides a call's work differently, and then
+    sums in another order.
     """
     same_bits = subject.claims.deterministic and not subject.foreign and subject.backend != "torch"
 

@@ -1,8 +1,8 @@
-"""Cases of sizes at which an implementation's code in Python takes another way than for small ones.
+"""Cases of the sizes at which an implementation's Python code takes another branch than for small sizes.
 
-Constants of the source say where that is, if they are there to be read. What is compared may be computed, too: an entry
-of a table, the bytes of a row, a limit of the device. So a few small cases are run, and both sides of each comparison
-are looked at. One grows with a size, the other does not, and from that follows the size at which they are equal.
+Constants in the source give such sizes if the source spells them out. A compared value may be computed instead: an
+entry of a table, the bytes of a row, a limit of the device. So a few small cases are run, and both sides of each comparison
+are recorded. One side grows with a size, the other does not. From both follows the size at which they are equal.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from fourfold.operations.not_reached import NotReached
 def cases_past_comparisons(
     large: LargeCases, implementation: Callable[..., Any], device: str
 ) -> Iterator[tuple[str, Case]]:
-    """The cases, by name; none for an operation whose sizes cannot be chosen, or where nothing is compared.
+    """Yield the cases, by name; none if the operation's sizes cannot be chosen, or if the code compares nothing.
 
     Args:
-        large: says which small cases there are, and which comparisons.
-        implementation: is called on the small cases.
+        large: the source of the small cases and of the comparisons.
+        implementation: the function to call on the small cases.
         device: "cpu" or "cuda".
     """
     observed: list[Observed] = []
@@ -35,7 +35,7 @@ def cases_past_comparisons(
             contextlib.suppress(Exception, NotReached),
             held(),
             random_state_kept(),
-        ):  # a failure is for the check to tell
+        ):  # the check reports a failure
             found = _compared(large, implementation, arguments)
         if not found and not observed:
             return
