@@ -2,7 +2,8 @@
 
 Only what is raised on purpose is a refusal: by a ``raise`` or ``assert`` statement of the kernel's own code, or by the
 argument checks of a library, a driver or a compiler. What Python raises of itself, as for an attribute that is missing,
-is a bug. What the harness lacks or breaks says nothing of the kernel.
+is a bug. One exception: ``rows, cols = x.shape`` says how many axes a kernel takes, as the claim ``ranks`` does. What
+the harness lacks or breaks says nothing of the kernel.
 
 The innermost frame of a traceback tells which it is: its file, and the instruction that raised.
 """
@@ -33,6 +34,7 @@ _INTERPRETER = "triton.runtime.interpreter"
 BUGS = (AttributeError, NameError, LookupError, ZeroDivisionError, RecursionError)
 # What Python itself and its standard library raise where they are used wrongly.
 _BUGS_OF_PYTHON = (*BUGS, TypeError, ValueError, StopIteration, OverflowError)
+_UNPACKING = (dis.opmap["UNPACK_SEQUENCE"], dis.opmap["UNPACK_EX"])
 # Of an exception, or of its class: whose it is.
 _ATTRIBUTE = "fourfold_blame"
 
@@ -127,6 +129,8 @@ def blame_of(error: BaseException) -> Blame:
 
 def _without_statement(error: BaseException, entry: TracebackType, owner: Owner) -> Blame:
     """The blame for an exception that no statement raised: an instruction did, or a function that is not Python's."""
+    if owner is Owner.AUTHOR and isinstance(error, ValueError) and _instruction(entry) in _UNPACKING:
+        return Blame.REFUSAL
     call = _Call(entry)
     pythons = _code_of(call.callee)
     if owner is Owner.HARNESS and not _is_installed(call.callee):
@@ -187,8 +191,13 @@ def _entries(tb: TracebackType | None) -> Iterator[TracebackType]:
 
 def _is_raise(entry: TracebackType) -> bool:
     """Whether a ``raise`` or an ``assert`` statement has raised."""
+    return _instruction(entry) == dis.opmap["RAISE_VARARGS"]
+
+
+def _instruction(entry: TracebackType) -> int | None:
+    """Return the number of the instruction that raised; None where there is none."""
     instructions, at = entry.tb_frame.f_code.co_code, entry.tb_lasti
-    return 0 <= at < len(instructions) and instructions[at] == dis.opmap["RAISE_VARARGS"]
+    return instructions[at] if 0 <= at < len(instructions) else None
 
 
 def _expression_at(entry: TracebackType) -> ast.expr | None:

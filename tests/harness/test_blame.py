@@ -113,6 +113,7 @@ ROWS: dict[Blame, dict[str, Callable[[], Any]]] = {
         "an assertion": asserted,
         "an assertion with a message": asserted_with_a_message,
         "a bug that is stated in other words": translated,
+        "unpacking a shape": unpacked,
         "torch lacks the dtype": lambda: torch.linalg.svd(HALF.reshape(2, 4)),
         "torch lacks the dtype, by a method without arguments": lambda: HALF.numpy(),
         "NumPy lacks the dtype": lambda: np.asarray(HALF),
@@ -138,7 +139,6 @@ ROWS: dict[Blame, dict[str, Callable[[], Any]]] = {
         "a recursion": recursive,
         "an operator": lambda: None + X.ndim,  # type: ignore[operator]
         "an operator with a tensor": lambda: X @ 3,  # type: ignore[operator]
-        "unpacking": unpacked,
         "too few arguments": lambda: of_two(1),  # type: ignore[call-arg]
         "too few arguments of torch's": lambda: torch.softmax(X),  # type: ignore[call-overload]
         "too few arguments of a class": lambda: torch.nn.Linear(3),  # type: ignore[call-arg]
