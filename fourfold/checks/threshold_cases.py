@@ -1,8 +1,9 @@
 """Cases of the sizes at which an implementation's Python code takes another branch than for small sizes.
 
 Constants in the source give such sizes if the source spells them out. A compared value may be computed instead: an
-entry of a table, the bytes of a row, a limit of the device. So a few small cases are run, and both sides of each comparison
-are recorded. One side grows with a size, the other does not. From both follows the size at which they are equal.
+entry of a table, the bytes of a row, a limit of the device. So a few small cases are run, and both sides of each
+comparison are recorded. One side grows with a size, the other does not. From both follows the size at which they are
+equal.
 """
 
 import contextlib
