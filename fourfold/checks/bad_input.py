@@ -48,8 +48,8 @@ def declared_errors_are_raised(subject: Subject, search: Search) -> None:
 def _bad_input_is_noticed(subject: Subject, search: Search) -> None:
     """Check that bad input raises some error. Add a warning that names the bad inputs that give a result instead.
 
-    On a GPU tensors of another device are skipped: a kernel that does not check the device would read memory outside of
-    the GPU, and this process could not use the GPU after that.
+    On a GPU tensors of another device are skipped. A kernel that does not check the device would read memory outside
+    of the GPU, and this process could not use the GPU after that.
     """
     accepted = []
     for declared in subject.operation.errors:

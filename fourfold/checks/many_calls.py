@@ -106,7 +106,7 @@ class _Calls:
 
     @staticmethod
     def _differing(found: list[tuple[int, torch.Tensor, torch.Tensor]], right: torch.Tensor, later: bool) -> list[int]:
-        """Return the calls whose copy differs from the first's bits; if `later`, whose result differs from its copy."""
+        """Return the calls whose copy differs in bits from the first or, if `later`, whose result from its copy."""
         odd = [n for n, _, copy in found if copy.shape != right.shape]
         alike = [each for each in found if each[2].shape == right.shape]
         copies = torch.stack([bits(copy) for _, _, copy in alike])

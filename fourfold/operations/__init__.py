@@ -1,1 +1,1 @@
-"""What an operation is: its record, cases, axes, layouts, claims, refusals, and the registry."""
+"""Operations: their records, cases, axes, layouts, claims and refusals, and the registry."""

@@ -1,7 +1,7 @@
 """The notation for the axes of tensors: ``"... cols"``, ``"batch heads seq dim"``, ``"total 4"``, ``"batch+1"``.
 
-Equal names are axes of equal length in all tensors of a call. ``...`` is any number of axes, alike in all tensors that
-have it. ``4`` is an axis of that length. ``batch+1`` is an axis that is longer by one than ``batch``.
+Axes of the same name have the same length in all tensors of a call. ``...`` stands for any number of axes, the same in
+all tensors that have it. ``4`` is an axis of length 4. ``batch+1`` is an axis one longer than ``batch``.
 """
 
 import re
@@ -19,10 +19,10 @@ SHORTEST_AXIS = 3
 
 
 def parse(notation: str) -> Axes:
-    """The axes of a notation, one string each.
+    """Return the axes of a notation, one string each.
 
     Raises:
-        TypeError: the notation is no string.
+        TypeError: the notation is not a string.
         ValueError: an axis is neither a name, a name and a number, a length nor ``...``, or ``...`` comes twice.
     """
     if not isinstance(notation, str):
@@ -37,7 +37,7 @@ def parse(notation: str) -> Axes:
 
 
 def split(axis: str) -> tuple[str | None, int]:
-    """The name of an axis and what is added to its size; None and the length of an axis of fixed length."""
+    """Return an axis's name and the number added to its size, or None and the length of an axis of fixed length."""
     if axis.isdecimal():
         return None, int(axis)
     found = _NAMED.fullmatch(axis)
@@ -46,12 +46,12 @@ def split(axis: str) -> tuple[str | None, int]:
 
 
 def names(axes: Sequence[str]) -> tuple[str, ...]:
-    """The names among the axes, each once: no fixed lengths, and not ``...``."""
+    """Return the distinct names among the axes, without fixed lengths and ``...``."""
     return tuple(dict.fromkeys(name for axis in axes if axis != LEADING and (name := split(axis)[0]) is not None))
 
 
 def shape(axes: Sequence[str], sizes: Mapping[str, int], leading: Shape = ()) -> Shape:
-    """The shape of a tensor with these axes, of the sizes of the named ones and those that ``...`` stands for."""
+    """Return the shape of a tensor from its axes, the sizes of the named axes and the sizes for ``...``."""
     found: list[int] = []
     for axis in axes:
         if axis == LEADING:
@@ -63,11 +63,11 @@ def shape(axes: Sequence[str], sizes: Mapping[str, int], leading: Shape = ()) ->
 
 
 def sizes(written: Mapping[str, str], shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """The sizes of the named axes of tensors that fit, and under "..." the leading ones.
+    """Return the sizes of the named axes of tensors with fitting shapes, and the leading sizes under "...".
 
     Args:
         written: the notation of each tensor's axes, by name.
-        shapes: of the tensors that there are.
+        shapes: the shapes of the present tensors, by name.
     """
     known: dict[str, Any] = {}
     for name, notation in written.items():
@@ -77,7 +77,7 @@ def sizes(written: Mapping[str, str], shapes: Mapping[str, Shape]) -> dict[str, 
 
 
 def fits(axes: Sequence[str], given: Shape, known: dict[str, Any]) -> bool:
-    """Whether a shape is what its axes say. Sizes that are not known yet are noted in `known`, "..." as a shape."""
+    """Return whether a shape fits its axes. Add sizes that are not known yet to `known`, that of "..." as a shape."""
     axes = tuple(axes)
     if LEADING in axes:
         at = axes.index(LEADING)

@@ -1,11 +1,11 @@
-"""Blame: whose an exception of a call is.
+"""Blame: the party responsible for an exception of a call.
 
-Only what is raised on purpose is a refusal: by a ``raise`` or ``assert`` statement of the kernel's own code, or by the
-argument checks of a library, a driver or a compiler. What Python raises of itself, as for an attribute that is missing,
-is a bug. One exception: ``rows, cols = x.shape`` says how many axes a kernel takes, as the claim ``ranks`` does. What
-the harness lacks or breaks says nothing of the kernel.
+Only an exception raised on purpose is a refusal: by a ``raise`` or ``assert`` statement in the kernel's own code, or by
+the argument checks of a library, a driver or a compiler. An exception that Python raises itself, for a missing
+attribute for example, is a bug. ``rows, cols = x.shape`` is the one exception: it states the number of axes, as the
+claim ``ranks`` does. An error or a lack of the harness is no evidence about the kernel.
 
-The innermost frame of a traceback tells which it is: its file, and the instruction that raised.
+The innermost frame of a traceback decides: its file, and the instruction that raised.
 """
 
 import ast
@@ -23,38 +23,38 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Module
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# In a wheel these lie within the package's folder.
+# In a wheel these folders lie within the package's folder.
 OPERATIONS = tuple(PACKAGE / name for name in ("impls", "oracles", "properties"))
 _STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
-# Folders that installed packages lie in.
+# The folders of installed packages.
 _INSTALLED = {Path(sysconfig.get_path(name)).name for name in ("purelib", "platlib")} | {"dist-packages"}
-# Triton's interpreter, which takes the place of its compiler here.
+# Triton's interpreter, which replaces its compiler here.
 _INTERPRETER = "triton.runtime.interpreter"
-# What no library raises to refuse an argument.
+# Exceptions by which no library refuses an argument.
 BUGS = (AttributeError, NameError, LookupError, ZeroDivisionError, RecursionError)
-# What Python itself and its standard library raise where they are used wrongly.
+# Exceptions that Python itself and its standard library raise for wrong use.
 _BUGS_OF_PYTHON = (*BUGS, TypeError, ValueError, StopIteration, OverflowError)
 _UNPACKING = (dis.opmap["UNPACK_SEQUENCE"], dis.opmap["UNPACK_EX"])
-# Of an exception, or of its class: whose it is.
+# The attribute of an exception, or of its class, that holds its blame.
 _ATTRIBUTE = "fourfold_blame"
 
 
 class Blame(Enum):
-    """Whose an exception is."""
+    """The party responsible for an exception."""
 
-    REFUSAL = "refusal"  # the kernel, or a library in its place, says that it does not take the case
+    REFUSAL = "refusal"  # the kernel, or a library on its behalf, rejects the case
     BUG = "bug"  # the kernel's code is wrong
-    LACK = "lack"  # the harness lacks something, such as inline assembly in the interpreter: a GPU may have it
+    LACK = "lack"  # the harness lacks a feature that a GPU may have, inline assembly in the interpreter for example
     HARNESS = "harness"  # the harness is wrong
-    DEFINITION = "definition"  # the definition that the kernel is compared with is wrong, or has no bound
+    DEFINITION = "definition"  # the kernel's definition is wrong, or has no error bound
 
 
 class Lack(NotImplementedError):
-    """The interpreter or the emulator lacks something that a GPU has."""
+    """An error for a feature of a GPU that the interpreter or the emulator lacks."""
 
 
 class Owner(Enum):
-    """Whose a file is."""
+    """The owner of a file."""
 
     AUTHOR = "author"
     HARNESS = "harness"
@@ -63,7 +63,7 @@ class Owner(Enum):
 
 
 def owner_of(file: str) -> Owner:
-    """Return whose a file is, by the folder it lies in. Code without a file, as of ``exec``, is the author's."""
+    """Return the owner of a file, by its folder. Code without a file, from ``exec`` for example, is the author's."""
     folders = Path(file).parents
     if any(folder in folders for folder in OPERATIONS):
         return Owner.AUTHOR
@@ -76,7 +76,7 @@ def owner_of(file: str) -> Owner:
 
 
 def _owner_of_frame(frame: FrameType) -> Owner:
-    """Whose the code of a frame is. Cython names a file of the machine that it ran on; its module is here."""
+    """Return the owner of a frame's code. Cython code names a file on its build machine, so use its module's file."""
     file = frame.f_code.co_filename
     if not file.startswith("<") and not Path(file).is_absolute():
         file = frame.f_globals.get("__file__") or file
@@ -84,22 +84,22 @@ def _owner_of_frame(frame: FrameType) -> Owner:
 
 
 def mark(error: BaseException, blame: Blame) -> None:
-    """Set whose an exception is. The first mark stays."""
+    """Set the blame of an exception, unless it is already set."""
     if marked(error) is None:
         object.__setattr__(error, _ATTRIBUTE, blame)
 
 
 def marked(error: BaseException) -> Blame | None:
-    """Return whose an exception was marked to be; None without a mark."""
+    """Return the blame that was set on an exception; None if there is none."""
     found = getattr(error, _ATTRIBUTE, None)
     return found if isinstance(found, Blame) else None
 
 
 def blame_of(error: BaseException) -> Blame:
-    """Return whose an exception of a call is, by the place that raised it.
+    """Return the blame of an exception of a call, by the place that raised it.
 
-    An error that the interpreter or the compiler wraps counts in its place: a name that is not there is a bug in a
-    kernel's own code, wherever that is run.
+    An error that the interpreter or the compiler wraps counts in place of the wrapper. An undefined name is a bug in
+    the kernel's own code in both.
     """
     if type(error).__module__.startswith("triton.") and error.__cause__ is not None:
         wrapped = blame_of(error.__cause__)
@@ -128,7 +128,7 @@ def blame_of(error: BaseException) -> Blame:
 
 
 def _without_statement(error: BaseException, entry: TracebackType, owner: Owner) -> Blame:
-    """The blame for an exception that no statement raised: an instruction did, or a function that is not Python's."""
+    """Return the blame of an exception raised by an instruction or a compiled function, not by a statement."""
     if owner is Owner.AUTHOR and isinstance(error, ValueError) and _instruction(entry) in _UNPACKING:
         return Blame.REFUSAL
     call = _Call(entry)
@@ -141,7 +141,7 @@ def _without_statement(error: BaseException, entry: TracebackType, owner: Owner)
     if isinstance(error, RuntimeError):
         return Blame.REFUSAL  # no operator of Python raises it
     if isinstance(error, TypeError) and pythons is not None:
-        return Blame.BUG  # arguments that are too few, too many, or have other names
+        return Blame.BUG  # wrong number or names of arguments
     if owner is not Owner.AUTHOR:
         return Blame.REFUSAL
     # A function that takes no arguments cannot be given wrong ones: `tensor.numpy()` refuses the tensor.
@@ -150,12 +150,12 @@ def _without_statement(error: BaseException, entry: TracebackType, owner: Owner)
 
 
 class _Call:
-    """The call that an instruction makes, as far as it is known without running anything.
+    """The call that an instruction makes, as far as it can be found without running anything.
 
     Attributes:
-        root: the value of the name that the function's expression begins with; None where it is no call.
-        callee: the function; None where that is not known.
-        arguments: whether it is given any.
+        root: the value of the first name in the function's expression; None if the instruction is no call.
+        callee: the function; None if it is unknown.
+        arguments: whether the call has arguments.
     """
 
     def __init__(self, entry: TracebackType) -> None:
@@ -190,7 +190,7 @@ def _entries(tb: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _is_raise(entry: TracebackType) -> bool:
-    """Whether a ``raise`` or an ``assert`` statement has raised."""
+    """Return whether a ``raise`` or an ``assert`` statement raised the exception."""
     return _instruction(entry) == dis.opmap["RAISE_VARARGS"]
 
 
@@ -201,7 +201,7 @@ def _instruction(entry: TracebackType) -> int | None:
 
 
 def _expression_at(entry: TracebackType) -> ast.expr | None:
-    """The expression that an instruction evaluates; None where the source is not to be had."""
+    """Return the expression that an instruction evaluates; None if the source is not available."""
     code = entry.tb_frame.f_code
     if entry.tb_lasti < 0:
         return None
@@ -228,7 +228,7 @@ def _value_of(name: str, frame: FrameType) -> Any:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """An attribute, without running a property or ``__getattr__``; None where that is not possible."""
+    """Return an attribute without running a property or ``__getattr__``; None if that is impossible."""
     if isinstance(owner, ModuleType | type):
         return vars(owner).get(name) if isinstance(owner, ModuleType) else getattr(owner, name, None)
     own = getattr(owner, "__dict__", {}).get(name)
@@ -239,13 +239,13 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _code_of(callee: Any) -> CodeType | None:
-    """The code that binds the arguments of a call; None where that is not Python's."""
+    """Return the Python code that binds the arguments of a call; None if it is not Python code."""
     found = vars(callee).get("__init__") if isinstance(callee, type) else callee
     return getattr(found, "__code__", None)
 
 
 def _is_installed(found: Any) -> bool:
-    """Whether a module, a function, a class or an object's class belongs to an installed package."""
+    """Return whether a module, a function, a class or an object's class belongs to an installed package."""
     if isinstance(found, BuiltinFunctionType) and not isinstance(found.__self__, ModuleType | None):
         found = found.__self__
     if isinstance(found, ModuleType):
@@ -263,6 +263,6 @@ def _is_of_the_interpreter(found: Any) -> bool:
 
 
 def statement(error: BaseException) -> str:
-    """Return the source line that raised an exception; "" where there is none."""
+    """Return the source line that raised an exception; "" if there is none."""
     frames = traceback.extract_tb(error.__traceback__, -1) if error.__traceback__ else []
     return (frames[-1].line or "").strip() if frames else ""

@@ -1,4 +1,4 @@
-"""Boundary: the claim that separates the cases that an implementation refuses from those that it takes."""
+"""Boundary: the claim that separates an implementation's refused cases from its accepted ones."""
 
 import contextlib
 import math
@@ -11,9 +11,9 @@ from fourfold.operations.case import Case
 from fourfold.operations.claims import Claims
 from fourfold.operations.record import Operation, sizes_of
 
-# Traits of a case: what claims are about. The size of an axis has the axis's name after a prefix.
+# Traits of a case, which claims restrict. The trait of an axis's size is this prefix and the axis's name.
 DTYPE, RANK, SIZE = "dtype", "rank", "size of "
-# Claims about layouts, the one that leaves out fewer cases first.
+# Claims about layouts. The claim that excludes fewer cases comes first.
 LAYOUTS = {"aligned": Claims(aligned=True), "contiguous": Claims(contiguous=True)}
 
 
@@ -33,35 +33,35 @@ def traits_of(operation: Operation | None, case: Case, dtype: DType | None) -> d
 
 @dataclass
 class Boundary:
-    """The values of each trait, among the cases that were refused and among those that were taken."""
+    """The values of each trait among the refused and among the accepted cases."""
 
     refused: dict[str, set[Any]] = field(default_factory=dict)
     taken: dict[str, set[Any]] = field(default_factory=dict)
 
     def add(self, traits: Mapping[str, Any], refused: bool) -> None:
-        """Count a case."""
+        """Add the traits of a case."""
         for name, value in traits.items():
             (self.refused if refused else self.taken).setdefault(name, set()).add(value)
 
     def update(self, other: "Boundary") -> None:
-        """Count the cases of another one."""
+        """Add the cases of another boundary."""
         for own, others in ((self.refused, other.refused), (self.taken, other.taken)):
             for name, values in others.items():
                 own.setdefault(name, set()).update(values)
 
     def as_dict(self) -> dict[str, dict[str, list[Any]]]:
-        """Return it as JSON has it."""
+        """Return the boundary as a dictionary for JSON."""
         parts = {"refused": self.refused, "taken": self.taken}
         return {name: {trait: sorted(values) for trait, values in part.items()} for name, part in parts.items()}
 
     @classmethod
     def of(cls, said: Mapping[str, Mapping[str, Collection[Any]]]) -> Self:
-        """Return that of `as_dict`."""
+        """Return the boundary from the result of `as_dict`."""
         refused, taken = ({trait: set(values) for trait, values in said[name].items()} for name in ("refused", "taken"))
         return cls(refused, taken)
 
     def claim(self) -> str:
-        """Return a claim that leaves out every refused case, and not every other, as text; "" without one."""
+        """Return, as text, a claim that excludes every refused case and not all others; "" if there is none."""
         return next(self._claims(), "")
 
     def _claims(self) -> Iterator[str]:
@@ -78,7 +78,7 @@ class Boundary:
 
 
 def _of_sizes(axis: str, refused: set[int], taken: set[int]) -> Iterator[str]:
-    """Claims about the sizes of an axis."""
+    """Yield claims about the sizes of an axis."""
     limits = min(taken), max(taken)
     if all(not limits[0] <= size <= limits[1] for size in refused):
         yield f"sizes={{{axis!r}: {limits}}}"

@@ -12,17 +12,17 @@ import torch
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.layouts import layout
 
-# An array of more elements is shown by shape and range. The command that repeats a case still rebuilds it in full.
+# Show a larger array by its shape and range. The command that repeats a case still rebuilds it in full.
 SHOWN_ELEMENTS = 64
 
 
 def is_floating(array: np.ndarray) -> bool:
-    """Whether an array holds floating-point numbers, bfloat16 among them, and not integers or booleans."""
+    """Return whether an array holds floating-point numbers, including bfloat16, and not integers or booleans."""
     return array.dtype.kind not in "biu"
 
 
 def scaled(array: np.ndarray, factor: float) -> np.ndarray:
-    """Floating-point numbers times a factor, rounded to their dtype."""
+    """Return floating-point numbers times a factor, rounded to their dtype."""
     wide: Any = np.longdouble if array.dtype == np.float64 else np.float64
     return (array.astype(wide) * factor).astype(array.dtype)
 
@@ -56,7 +56,7 @@ class Case:
     layouts: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # NumPy turns an array without axes into a scalar in most of its functions: arithmetic, flip, an index.
+        # Most NumPy functions turn an array without axes into a scalar: arithmetic, flip, an index.
         inputs = {name: np.asarray(array) for name, array in self.inputs.items()}
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "grad_output", np.asarray(self.grad_output))
@@ -79,7 +79,7 @@ class Case:
 
     @property
     def digest(self) -> bytes:
-        """A digest of the arrays, parameters and layouts; equal cases have the same."""
+        """Return a digest of the arrays, parameters and layouts. Equal cases have equal digests."""
         digest = hashlib.sha256(repr((self.parameters, self.layouts)).encode())
         for name, array in {**self.inputs, "grad_output": self.grad_output}.items():
             digest.update(repr((name, array.dtype.name, array.shape)).encode())
@@ -87,34 +87,34 @@ class Case:
         return digest.digest()
 
     def with_inputs(self, **inputs: np.ndarray) -> Self:
-        """The same case with some inputs replaced. The replaced inputs are contiguous."""
+        """Return the case with some inputs replaced. The replaced inputs are contiguous."""
         layouts = {name: layout for name, layout in self.layouts.items() if name not in inputs}
         return replace(self, inputs={**self.inputs, **inputs}, layouts=layouts)
 
     def with_parameters(self, **parameters: Any) -> Self:
-        """The same case with some parameters replaced."""
+        """Return the case with some parameters replaced."""
         return replace(self, parameters={**self.parameters, **parameters})
 
     @property
     def elements(self) -> int:
-        """The number of elements of all inputs together."""
+        """Return the number of elements of all inputs together."""
         return sum(array.size for array in self.inputs.values())
 
     def tensor(self, name: str, dtype: DType, device: str) -> torch.Tensor:
-        """One input, or "grad_output", as a tensor in its layout."""
+        """Return one input, or "grad_output", as a tensor in its layout."""
         array = self.grad_output if name == "grad_output" else self.inputs[name]
         return layout(self.layouts.get(name, "contiguous"))(dtype.tensor(array, device))
 
     def tensors(self, dtype: DType, device: str) -> dict[str, torch.Tensor]:
-        """All inputs as tensors in their layouts."""
+        """Return all inputs as tensors in their layouts, by name."""
         return {name: self.tensor(name, dtype, device) for name in self.inputs}
 
 
 class RecentCases:
-    """Cases seen lately, so that an equal case is the same object and what is known of it is found again.
+    """A cache of recent cases. Equal cases become the same object, so that results cached by case are found again.
 
     Args:
-        elements: the most elements of all cases together; the oldest are forgotten first.
+        elements: the most elements of all cases together; the oldest cases are dropped first.
     """
 
     def __init__(self, elements: float) -> None:
@@ -123,7 +123,7 @@ class RecentCases:
         self._held = 0
 
     def same(self, case: Case) -> Case:
-        """Return the equal case that was seen lately, if there is one, else this case."""
+        """Return the equal recent case if there is one; otherwise add and return this case."""
         if case.elements > self.elements:
             return case
         digest = case.digest

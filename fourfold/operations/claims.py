@@ -1,4 +1,4 @@
-"""Claims: what an implementation says of itself. A check looks no further, and the verdict repeats them."""
+"""Claims: the limits that an implementation declares. Checks stay within them, and the verdict repeats them."""
 
 import ast
 from collections.abc import Callable, Collection, Mapping
@@ -20,30 +20,30 @@ _ATTRIBUTE = "__fourfold_claims__"
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """What an implementation claims. Each claim is a limit; by default there is none.
+    """The claims of an implementation. Each claim is a limit; by default there is none.
 
     Attributes:
-        dtypes: names of the dtypes that it takes, as ``("float32",)``; all if empty.
-        contiguous: it takes contiguous tensors only.
-        aligned: it takes tensors only whose memory begins at a multiple of 16 bytes.
-        ranks: numbers of axes that its first input may have; any if empty.
-        sizes: by the name of an axis, the smallest and the largest size, as ``{"cols": (1, 65536)}``, or a number of
-            which sizes are multiples, as ``{"cols": 64}``.
+        dtypes: the names of the supported dtypes, ``("float32",)`` for example; all if empty.
+        contiguous: whether it supports contiguous tensors only.
+        aligned: whether it supports only tensors whose memory begins at a multiple of 16 bytes.
+        ranks: the supported numbers of axes of its first input; any if empty.
+        sizes: by the name of an axis, the smallest and the largest size, ``{"cols": (1, 65536)}``, or a divisor of the
+            sizes, ``{"cols": 64}``.
         gradients: False for a forward pass alone.
-        finite: it takes finite numbers only.
-        largest: the largest magnitude of the numbers that it takes; any if None.
-        ties: False where its gradients at a tie are not to be looked at.
-        deterministic: False where two calls may give other bits.
-        accuracy: "exact" for what float32 arithmetic may cost (float64 for float64); "storage" for what it costs where
-            each intermediate is rounded to the dtype of the tensors.
-        undefined_lanes_are_zero: a Triton load whose mask is false, without ``other``, gives zeros. The language leaves
-            it undefined; the compiler for NVIDIA gives zeros.
-        streams: False where it launches on the default stream, whatever torch's current stream is, as ``<<<grid,
-            block>>>`` does without a stream.
-        autocast: False where it is not called under `torch.autocast`.
+        finite: whether it supports finite numbers only.
+        largest: the largest supported magnitude of numbers; any if None.
+        ties: False to exclude cases with ties, at which gradients are not unique.
+        deterministic: False if two equal calls may give different bits.
+        accuracy: "exact" for the rounding errors of float32 arithmetic (float64 for float64); "storage" for the errors
+            if each intermediate is rounded to the dtype of the tensors.
+        undefined_lanes_are_zero: a Triton load without ``other`` gives zeros where its mask is false. The language
+            leaves these lanes undefined; the compiler for NVIDIA gives zeros.
+        streams: False if it always launches on the default stream instead of torch's current stream, as
+            ``<<<grid, block>>>`` does without a stream.
+        autocast: False if it is not called under `torch.autocast`.
 
     Raises:
-        ValueError: a claim has a value that it cannot have. The message names it.
+        ValueError: a claim has an invalid value. The message names the claim.
     """
 
     dtypes: Collection[str] = ()
@@ -74,10 +74,10 @@ class Claims:
 
     @classmethod
     def parse(cls, text: str) -> "Claims":
-        """From text as it stands between the parentheses: ``contiguous=True, sizes={"cols": (1, 1024)}``.
+        """Return claims from the text between the parentheses: ``contiguous=True, sizes={"cols": (1, 1024)}``.
 
         Raises:
-            ValueError: the text is no such list, or names what cannot be claimed.
+            ValueError: the text is not a list of keyword arguments, or names an unknown claim.
         """
         try:
             call = ast.parse(f"Claims({text})", mode="eval").body
@@ -92,10 +92,10 @@ class Claims:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Claims":
-        """From names and values.
+        """Return claims from names and values.
 
         Raises:
-            ValueError: a name is no claim.
+            ValueError: a name is unknown.
         """
         known = [each.name for each in fields(cls)]
         for name in given:
@@ -111,7 +111,7 @@ class Claims:
         )
 
     def outside(self, operation: Operation, case: Case, dtype: DType) -> str | None:
-        """Why a case lies outside of the claims, or None. Layouts do not count: see `adapted`."""
+        """Return the reason why a case lies outside of the claims, or None. Ignore layouts: see `adapted`."""
         floating = {name: array for name, array in case.inputs.items() if is_floating(array)}
         first = next(iter(case.inputs.values()), None)
         if self.ranks and first is not None and first.ndim not in self.ranks:
@@ -136,7 +136,7 @@ class Claims:
         return None
 
     def adapted(self, case: Case) -> Case:
-        """The case in layouts that are claimed."""
+        """Return the case with only layouts that the claims allow."""
         if self.contiguous:
             return replace(case, layouts={})
         if self.aligned:
@@ -144,7 +144,7 @@ class Claims:
         return case
 
     def restricted(self, operation: Operation) -> Operation:
-        """The record of the same operation, whose cases and examples lie within the claims.
+        """Return the operation with only those cases and examples that lie within the claims.
 
         Raises:
             ValueError: sizes names an axis that the operation does not have, or no named example is left.
@@ -187,20 +187,20 @@ MISALIGNED = {"misaligned", "sliced_rows", "sliced_columns", "cut_from_wider"}
 
 
 def axes_of(operation: Operation) -> list[str]:
-    """The names of an operation's axes."""
+    """Return the names of an operation's axes."""
     named = [axis for written in operation.axes.values() for axis in written.split()]
     return [axis for axis in dict.fromkeys(named) if axis != "..." and not axis.isdigit() and "+" not in axis]
 
 
 def _has_ties(operation: Operation, case: Case, dtype: DType) -> bool:
-    """Whether a gradient of the case is free between one-sided derivatives."""
+    """Return whether a gradient of the case may have any value between one-sided derivatives."""
     free = reference_gradients(operation, case, dtype.with_free_ties)
     held = reference_gradients(operation, case, dtype.with_documented_ties)
     return any(bool((free[name].error > held[name].error).any()) for name in free)
 
 
 def claims(**given: Any) -> Callable[[Function], Function]:
-    """A decorator by which a function claims, by the names of `Claims`: ``@fourfold.claims(contiguous=True)``."""
+    """Return a decorator that sets a function's `Claims`: ``@fourfold.claims(contiguous=True)``."""
     claimed = Claims.of(given)
 
     def mark(function: Function) -> Function:
@@ -211,5 +211,5 @@ def claims(**given: Any) -> Callable[[Function], Function]:
 
 
 def claims_of(function: Callable[..., Any]) -> Claims:
-    """What a function claims by the decorator; nothing without it."""
+    """Return a function's claims; `NO_CLAIMS` if it is not decorated."""
     return getattr(function, _ATTRIBUTE, NO_CLAIMS)

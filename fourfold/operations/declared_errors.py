@@ -1,10 +1,10 @@
-"""Bad input of an operation, and the error that must come of it: most of it follows from what its arguments are.
+"""Bad input of an operation, and the required errors. Most of them follow from the declaration of its arguments.
 
 ARGUMENTS = Arguments(x=tensor("... cols"), weight=tensor("cols"), eps=positive(1e-5))
 
-Of these follow calls with one argument that is no tensor, has another dtype than the others, is on another device, has
-another number of axes or another length, or is out of its range. What an operation refuses beyond that it declares by
-`Arguments.wrong`.
+From this declaration follow calls with one argument that is not a tensor, has another dtype than the others, is on
+another device, has another number of axes or another length, or is out of its range. An operation declares further bad
+input by `Arguments.wrong`.
 """
 
 import math
@@ -19,29 +19,29 @@ import torch
 from fourfold.operations import axes as notation
 from fourfold.operations.axes import Shape
 
-# Sizes of named axes, in the order of their names, and what "..." stands for: no two alike, and none that broadcasts.
+# The sizes of named axes, in order, and of the axes in "...". They are distinct, and none of them broadcasts.
 SIZES = (2, 3, 5, 7, 11, 13, 17)
 LEADING = (8, 9)
 NOT_FLOATING = (torch.int64, torch.uint8, torch.bool, torch.complex64)
-# How the name of a tensor's place in another memory ends.
+# The suffix of the name of an error for a tensor on another device.
 ON_ANOTHER_DEVICE = "_on_another_device"
-# For a tensor of one dtype: those of the same size, and those to which it might be converted.
+# Bad dtypes for a tensor with one valid dtype: those of the same size, and those that might be converted to it.
 NOT_THE_ONLY = (torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, *NOT_FLOATING)
 NOT_INTEGERS = (torch.float32, torch.float64, torch.bool, torch.complex64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredError:
-    """Bad input, and the error that every backend must raise for it before anything is launched.
+    """Bad input, and the error that every backend must raise for it before it launches a kernel.
 
-    Where it takes a wait for the device to know that the input is bad, nothing is raised, and the output is NaN.
+    If detecting the bad input requires a wait for the device, nothing is raised, and the output is NaN.
     """
 
     name: str
-    arguments: Callable[[str], Mapping[str, Any]]  # of a device
+    arguments: Callable[[str], Mapping[str, Any]]  # makes the arguments on a device
     raises: type[Exception]
     names: str  # the argument that the message must name
-    devices: tuple[str, ...] = ("cpu", "cuda")  # that raise it; the output on others is NaN
+    devices: tuple[str, ...] = ("cpu", "cuda")  # the devices that raise it; the output on others is NaN
 
 
 @dataclass(frozen=True)
@@ -52,59 +52,59 @@ class TensorArgument:
     integers: tuple[int, ...] | None = None
     says: str | None = None
     optional: bool = False
-    dtype: torch.dtype | None = None  # the only one that is taken; None: the floating-point dtype of the others
+    dtype: torch.dtype | None = None  # the only valid dtype; None: the floating-point dtype of the others
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """An argument that is no tensor: a value that is taken, and by what is wrong with them, values that are not."""
+    """An argument that is not a tensor: a valid value, and invalid values by the name of their defect."""
 
     good: Any
     out_of_range: Mapping[str, Any] = field(default_factory=dict)
     of_another_type: Mapping[str, Any] = field(default_factory=dict)
-    range: tuple[float, float] | None = None  # any number between the two is taken
+    range: tuple[float, float] | None = None  # any number between the two is valid
 
 
 def tensor(axes: str | None, says: str | None = None, dtype: torch.dtype | None = None) -> TensorArgument:
-    """A floating-point tensor.
+    """Return the declaration of a floating-point tensor.
 
     Args:
-        axes: ``"... cols"``: see `fourfold.operations.axes`. None where nothing is known of them.
-        says: what a message must have that names the argument, where its name is a word of English.
-        dtype: the only dtype that is taken, as float8_e4m3fn of a quantised matrix or float32 of its scales. Unless
-            given, each that is tested, which such tensors share.
+        axes: ``"... cols"``: see `fourfold.operations.axes`. None if the axes are unknown.
+        says: the text by which a message must name the argument, if its name is an English word.
+        dtype: the only valid dtype, float8_e4m3fn of a quantised matrix or float32 of its scales for example. Unless
+            given, each tested dtype, which all such tensors share.
     """
     return TensorArgument(None if axes is None else notation.parse(axes), says=says, dtype=dtype)
 
 
 def integers(axes: str, *values: int, optional: bool = False) -> TensorArgument:
-    """An int64 tensor, or None if it is optional, and its values in a call of tensors whose axes are `SIZES` long."""
+    """Return the declaration of an int64 tensor, or None if optional, and its values if the axes have `SIZES`."""
     return TensorArgument(notation.parse(axes), values, optional=optional)
 
 
 def positive(good: float) -> Parameter:
-    """A number that must be above 0 and finite."""
+    """Return the declaration of a number that must be above 0 and finite."""
     within = not_negative(good)
     return Parameter(good, {"zero": 0.0, **within.out_of_range}, within.of_another_type, within.range)
 
 
 def not_negative(good: float) -> Parameter:
-    """A number that must be 0 or above, and finite."""
+    """Return the declaration of a number that must be 0 or above, and finite."""
     out_of_range = {"negative": -good, "not_a_number": math.nan, "infinite": math.inf, "lowest": -math.inf}
     return Parameter(good, out_of_range, {"a_string": str(good), "none": None}, (0.0, math.inf))
 
 
 def one_of(*choices: str) -> Parameter:
-    """One of some strings; the first is taken where another argument is wrong."""
+    """Return the declaration of a choice of strings. Calls with another wrong argument use the first choice."""
     return Parameter(choices[0], {"unknown": "no_such_choice"}, {"a_number": 1, "none": None})
 
 
 class Arguments:
-    """The arguments of an operation, by name, in order: of two tensors that do not fit the later one is to be named.
+    """The arguments of an operation, by name, in order. If two tensors do not fit, the error must name the later one.
 
     Args:
-        sizes: of axes that may not have just any size beside the others, in place of one of `SIZES`.
-        arguments: by name.
+        sizes: sizes in place of `SIZES` for axes whose size depends on the others, by name.
+        arguments: the declarations, by name.
     """
 
     def __init__(self, sizes: Mapping[str, int] | None = None, /, **arguments: TensorArgument | Parameter) -> None:
@@ -114,17 +114,17 @@ class Arguments:
 
     @property
     def axes(self) -> dict[str, str]:
-        """The notation of each tensor's axes, of those of which something is known."""
+        """Return the notation of each tensor's axes, for tensors with known axes."""
         return {name: " ".join(tensor.axes) for name, tensor in self._tensors.items() if tensor.axes is not None}
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """The numbers between which each parameter may be, of those of which that is known."""
+        """Return the known ranges of parameters, by name."""
         return {name: each.range for name, each in self._parameters.items() if each.range is not None}
 
     @cached_property
     def good(self) -> dict[str, Any]:
-        """A call that is right, of tensors on the CPU."""
+        """Return the arguments of a valid call, with tensors on the CPU."""
         made = {name: self._tensor(name, shape) for name, shape in self._shapes.items()}
         return made | {name: parameter.good for name, parameter in self._parameters.items()}
 
@@ -136,7 +136,7 @@ class Arguments:
         changes: Mapping[str, Any],
         devices: tuple[str, ...] = ("cpu", "cuda"),
     ) -> DeclaredError:
-        """Bad input: a good call with some arguments changed; those that are tensors on the CPU go to the device."""
+        """Return bad input: a valid call with some arguments changed, and its CPU tensors moved to the device."""
 
         def arguments(device: str) -> dict[str, Any]:
             return {argument: _on(device, value) for argument, value in {**self.good, **changes}.items()}
@@ -146,7 +146,7 @@ class Arguments:
 
     @cached_property
     def errors(self) -> tuple[DeclaredError, ...]:
-        """All that follow."""
+        """Return all errors that follow from the arguments."""
         return (
             *self._no_tensors(),
             *self._other_dtypes(),
@@ -186,7 +186,7 @@ class Arguments:
             yield self.wrong(f"{name}{ON_ANOTHER_DEVICE}", ValueError, name, {name: self.good[name].to("meta")})
 
     def _other_shapes(self) -> Iterator[DeclaredError]:
-        """One tensor of another shape, or all that are to have one of another; where what is wrong is the one named."""
+        """Yield errors for a tensor, or all tensors with its axes, of another shape, if that tensor is at fault."""
         seen = set()
         for name, tensor in self._tensors.items():
             alike = [other for other, of in self._tensors.items() if of.axes == tensor.axes]
@@ -210,7 +210,7 @@ class Arguments:
 
     @cached_property
     def _shapes(self) -> dict[str, Shape]:
-        """Of the tensors of a good call."""
+        """Return the shapes of the tensors of a valid call."""
         sizes = dict(self._sizes)
         for tensor in self._tensors.values():
             for name in notation.names(tensor.axes or ()):
@@ -221,7 +221,7 @@ class Arguments:
         }
 
     def _misfit(self, shapes: Mapping[str, Shape]) -> str | None:
-        """The first tensor whose shape is not what its axes say, where the earlier ones are as long as they are."""
+        """Return the first tensor whose shape does not fit its axes and the earlier tensors; None if all fit."""
         known: dict[str, Any] = {}
         for name, tensor in self._tensors.items():
             if tensor.axes is not None and not notation.fits(tensor.axes, shapes[name], known):
@@ -238,7 +238,7 @@ class Arguments:
 
 
 class ArgumentsOf(Arguments):
-    """The arguments of a call that is right, of tensors on the CPU of whose axes nothing is known."""
+    """The arguments of a valid call, with tensors on the CPU and unknown axes."""
 
     def __init__(self, call: Mapping[str, Any]) -> None:
         tensors = {name: value for name, value in call.items() if isinstance(value, torch.Tensor)}
@@ -248,17 +248,17 @@ class ArgumentsOf(Arguments):
 
 
 def _on(device: str, value: Any) -> Any:
-    """A tensor on a device; one without memory, which stands for another device, is then on another."""
+    """Return a value on a device. A meta tensor stands for a tensor on another device."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_meta and device == "cuda":
-        # Triton takes a tensor without memory for one at address 0, and reading it would end the use of the GPU.
+        # Triton takes a meta tensor for one at address 0. Reading it would make the GPU unusable.
         return torch.ones(value.shape, dtype=value.dtype)
     return value.to(device) if value.is_cpu else value
 
 
 def other_shapes(shape: Shape, others: Iterable[Shape]) -> list[Shape]:
-    """What a shape may be mistaken for: with an axis more or fewer, one longer, shorter or of 1, and the `others`."""
+    """Return wrong shapes: with an axis more or fewer, with an axis longer, shorter or of 1, and the `others`."""
     found = [(), shape[1:], shape[:-1], (1, *shape), (*shape[:-2], *shape[-2:][::-1]), *others]
     for axis, size in enumerate(shape):
         found += [(*shape[:axis], other, *shape[axis + 1 :]) for other in (size + 1, size - 1, 1)]

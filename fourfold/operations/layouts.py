@@ -1,4 +1,4 @@
-"""Memory layouts: ways to arrange the same values, which expose a kernel that assumes one of them."""
+"""Memory layouts: arrangements of the same values that expose a kernel which assumes one of them."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -8,8 +8,8 @@ import torch
 
 from fourfold.numerics.dtypes import bits
 
-# Poison fills the parts of a storage that are no elements of the tensor. A kernel that reads a gap returns NaN. The
-# integer is small: a kernel may use it as an offset, and a far one would end the process.
+# Poison fills the gaps in a storage between the tensor's elements. A kernel that reads a gap returns NaN. The integer
+# is small, because a kernel may use it as an offset, and a large offset would crash the process.
 POISON = float("nan")
 INTEGER_POISON = -1
 Layout = Callable[[torch.Tensor], torch.Tensor]
@@ -21,30 +21,30 @@ def _holder(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def contiguous(values: torch.Tensor) -> torch.Tensor:
-    """Elements in row-major order, aligned by the allocator."""
+    """Return the values in row-major order, aligned by the allocator."""
     return values.clone(memory_format=torch.contiguous_format)
 
 
 def misaligned(values: torch.Tensor) -> torch.Tensor:
-    """Contiguous, but starting one element into the storage, so that 16-byte loads are misaligned."""
+    """Return a contiguous tensor that starts one element into the storage, so that 16-byte loads are misaligned."""
     holder = _holder(values, (values.numel() + 2,))
     view = holder[1 : 1 + values.numel()].view(values.shape)
     return view.copy_(values)
 
 
 def transposed(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
-    """The first two axes swapped in memory. A tensor of fewer axes stays as it is."""
+    """Return a tensor with its first two axes swapped in memory. A tensor of fewer axes keeps its order."""
     return held(values.transpose(0, 1)).transpose(0, 1) if values.ndim > 1 else held(values)
 
 
 def axes_reversed(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
-    """All axes in reverse order in memory: for boxes, all x1 first, then all y1, and so on."""
+    """Return a tensor with its axes in reverse order in memory: for boxes, all x1 first, then all y1, and so on."""
     order = tuple(reversed(range(values.ndim)))
     return held(values.permute(order)).permute(order)
 
 
 def sliced_rows(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
-    """Every second row of a longer tensor, starting with its second, with gaps of poison between the rows."""
+    """Return every second row of a longer tensor, from its second row on, with gaps of poison between the rows."""
     if values.ndim < 1:
         return held(values)
     view = held(_holder(values, (2 * values.shape[0] + 1, *values.shape[1:])))[1::2]
@@ -52,7 +52,7 @@ def sliced_rows(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor
 
 
 def sliced_columns(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
-    """Every third column of a wider tensor, with gaps of poison between neighbouring elements."""
+    """Return every third column of a wider tensor, with gaps of poison between neighbouring elements."""
     if values.ndim < 1:
         return held(values)
     view = held(_holder(values, (*values.shape[:-1], 3 * values.shape[-1])))[..., ::3]
@@ -60,7 +60,7 @@ def sliced_columns(values: torch.Tensor, held: Layout = contiguous) -> torch.Ten
 
 
 def cut_from_wider(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
-    """All columns but the last of a tensor one column wider, so that most rows are not aligned to 16 bytes."""
+    """Return all but the last column of a tensor one column wider, so that most rows are not aligned to 16 bytes."""
     if values.ndim < 1:
         return held(values)
     view = held(_holder(values, (*values.shape[:-1], values.shape[-1] + 1)))[..., : values.shape[-1]]
@@ -68,7 +68,7 @@ def cut_from_wider(values: torch.Tensor, held: Layout = contiguous) -> torch.Ten
 
 
 def expanded(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
-    """Stride 0 along each axis whose slices are all equal bit for bit."""
+    """Return a tensor with stride 0 along each axis whose slices are all equal bit for bit."""
     kept = values
     for axis in range(values.ndim):
         first = kept.narrow(axis, 0, min(1, kept.shape[axis]))
@@ -99,7 +99,7 @@ def _composed(outer: Callable[..., torch.Tensor], held: Layout) -> tuple[str, La
     return f"{held.__name__}{AND}{outer.__name__}", functools.partial(outer, held=held)
 
 
-# Two layouts at once: a view of one kind into memory that is arranged in another way.
+# Two layouts at once: a view of one kind into memory of another layout.
 COMPOSED: Mapping[str, Layout] = MappingProxyType(
     dict(
         (
@@ -119,10 +119,10 @@ COMPOSED: Mapping[str, Layout] = MappingProxyType(
 
 
 def layout(name: str) -> Layout:
-    """One of `LAYOUTS` or `COMPOSED`."""
+    """Return the layout of a name, from `LAYOUTS` or `COMPOSED`."""
     return LAYOUTS[name] if name in LAYOUTS else COMPOSED[name]
 
 
 def parts(name: str) -> list[str]:
-    """The layouts that one is composed of: itself, where it is one of `LAYOUTS`."""
+    """Return the names of the layouts that compose a layout; for one of `LAYOUTS`, its own name."""
     return name.split(AND)

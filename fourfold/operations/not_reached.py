@@ -1,6 +1,6 @@
-"""Cases that were not reached: for want of memory or time, or because the interpreter or the emulator lacks something.
+"""Cases that were not reached: for lack of memory or time, or of a feature of the interpreter or the emulator.
 
-Such a case says nothing of the implementation. It is no failure and no refusal, and the verdict names it.
+Such a case is no evidence about the implementation. It is neither a failure nor a refusal, and the verdict names it.
 """
 
 import traceback
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fourfold.operations.case import Case
 
-# The files that raise `NotReached`. Any other that does wants a case passed over.
+# The files that may raise `NotReached`. Code in any other file that raises it tries to skip a case.
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCES = {
     str(_PACKAGE / source)
@@ -18,10 +18,10 @@ _SOURCES = {
 
 
 class NotReached(BaseException):
-    """A call could not be made here. An implementation's ``except Exception`` does not catch it.
+    """An exception for a call that cannot be made here. An implementation's ``except Exception`` does not catch it.
 
     Attributes:
-        lasts: whether other cases of the search would have to wait as long for nothing.
+        lasts: whether other cases of the search would also wait in vain.
     """
 
     def __init__(self, reason: str, lasts: bool = False) -> None:
@@ -33,14 +33,14 @@ class NotReached(BaseException):
 
     @property
     def is_of_this_package(self) -> bool:
-        """Whether this package raised it, and no implementation."""
+        """Return whether this package raised the exception, and not an implementation."""
         *_, (frame, _) = traceback.walk_tb(self.__traceback__)
         return frame.f_code.co_filename in _SOURCES
 
 
 @dataclass
 class Unreached:
-    """The cases of a search that were not reached, by reason: how many, and the smallest."""
+    """The unreached cases of a search: for each reason, the number of cases and the smallest case."""
 
     _by_reason: dict[str, tuple[int, Case]] = field(default_factory=dict)
 
@@ -51,11 +51,11 @@ class Unreached:
 
     @property
     def total(self) -> int:
-        """The number of cases."""
+        """Return the number of cases."""
         return sum(count for count, _ in self._by_reason.values())
 
     def lines(self) -> list[str]:
-        """A line for each reason, with the sizes of the smallest case."""
+        """Return a line for each reason, with the sizes of the smallest case."""
         found = []
         for reason, (count, smallest) in self._by_reason.items():
             sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in smallest.inputs.items())

@@ -1,30 +1,30 @@
-"""How a check may end: the words of a verdict, and the exceptions by which a check ends."""
+"""The outcomes of a check: the words of a verdict, and the exceptions that end a check."""
 
 from fourfold.operations.refusals import Refusals
 
-# How the reasons begin for which a check says nothing of an implementation, and need not.
+# The prefixes of reasons for which a check rightly has no result for an implementation.
 REFUSED_ALL, UNCLAIMED = "refused all", "not claimed:"
-# Why a candidate is not put through a check of gradients.
+# The reason to skip the checks of gradients for a candidate.
 FORWARD_ONLY = "forward only: its output has no gradient where its inputs do"
-# How the reason ends for which no operation's candidate is.
+# The end of the reason to skip them for all candidates of an operation.
 NO_GRADIENTS = "has no gradients"
-# Why other checks say nothing of what is known to be wrong.
+# The reasons of the other checks if an implementation is known to be wrong.
 BRIEFLY = "looked at briefly, by a few small cases: it is wrong already"
 NOT_MADE = "not made: it is wrong already"
 PASSED, FAILED, REFUSED, UNREACHED, UNSUPPORTED = "passed", "failed", "refused", "not reached", "unsupported"
 WRONG = "wrong"
-# What a failure may be besides wrong.
+# The kinds of failures besides wrong.
 IMPRECISE, CRASHED, TIMED_OUT, TAMPERED = "imprecise", "crashed", "timed out", "tampered"
 RIGHT, INVALID = "right", "invalid"
-# The definition raises, has no bound, or the harness lacks or breaks something: nothing is said of the implementation.
+# No verdict on the implementation: the definition raises or has no bound, or the harness has a lack or a bug.
 UNDECIDED = "undecided"
 
 
 class Failure(AssertionError):
-    """An implementation failed a check.
+    """A failure of an implementation in a check.
 
     Attributes:
-        worst: the largest error, in units of its bound; 0 where none was compared.
+        worst: the largest error, in units of its bound; 0 if no errors were compared.
     """
 
     def __init__(self, message: str, worst: float = 0.0) -> None:
@@ -33,19 +33,19 @@ class Failure(AssertionError):
 
 
 class Vacuous(Failure):
-    """No example of a search could have failed, as where all bounds are infinite."""
+    """A failure of a search whose examples could not have failed, because all bounds are infinite for example."""
 
 
 class Unsupported(Exception):
-    """A check does not apply to an implementation; the message says why."""
+    """An exception for a check that does not apply to an implementation; the message gives the reason."""
 
 
 class Unsuitable(Exception):
-    """A check has no use for a case."""
+    """An exception for a case that a check cannot use."""
 
 
 class Refused(Unsupported):
-    """An implementation refused every case of a check."""
+    """An exception for an implementation that refused every case of a check."""
 
     def __init__(self, refusals: Refusals) -> None:
         (reason, _), *_ = refusals.counts.most_common()

@@ -1,4 +1,4 @@
-"""Functions that return several outputs, as functions that return one: an output alone, or all of them in a row."""
+"""Adapt functions with several outputs to functions with one: an output alone, or all outputs in a row."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ from fourfold.operations.refusals import Fault
 
 
 class WrongOutputs(Fault, TypeError):
-    """A function does not return as many tensors as are named."""
+    """An error for a function that does not return one tensor for each name."""
 
 
 def outputs_of(result: Any, names: Sequence[str]) -> Sequence[torch.Tensor]:
-    """The outputs of a call.
+    """Return the outputs of a call.
 
     Raises:
-        WrongOutputs: it did not return one tensor for each of the names.
+        WrongOutputs: the call did not return one tensor for each name.
     """
     several = isinstance(result, tuple | list)
     if several and len(result) == len(names) and all(isinstance(each, torch.Tensor) for each in result):
@@ -27,19 +27,19 @@ def outputs_of(result: Any, names: Sequence[str]) -> Sequence[torch.Tensor]:
 
 
 def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Callable[..., torch.Tensor]:
-    """A function that returns one of the outputs of another function.
+    """Return a function that returns one output of another function.
 
     Args:
-        function: returns a tuple of tensors.
-        names: what they are called.
-        place: which one is returned.
+        function: the function, which returns a tuple of tensors.
+        names: the names of the outputs.
+        place: the index of the output to return.
     """
 
     @functools.wraps(function)
     def one(*arguments: Any, **named: Any) -> torch.Tensor:
         return outputs_of(function(*arguments, **named), names)[place]
 
-    # A function of another process makes calls by several threads at once there.
+    # A function that runs in another process makes calls from several threads there.
     at_once = getattr(function, "called_at_once", None)
     if at_once is not None:
         one.called_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
@@ -50,16 +50,15 @@ def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Cal
 def in_a_row(
     function: Callable[..., Any], names: Sequence[str], places: Sequence[int], dtype: torch.dtype | None = None
 ) -> Callable[..., torch.Tensor]:
-    """A function that returns outputs of another function one after another, as `row_of` joins them.
+    """Return a function that joins outputs of another function by `row_of`.
 
-    So one cotangent, whose elements are random, has a part for each of the outputs. One output alone is returned as it
-    is.
+    A single random cotangent then has a part for each output. A single output is returned unchanged.
 
     Args:
-        function: returns a tuple of tensors.
-        names: what they are called.
-        places: which ones are returned.
-        dtype: that of the result; unless given, what torch promotes the outputs to.
+        function: the function, which returns a tuple of tensors.
+        names: the names of the outputs.
+        places: the indices of the outputs to join.
+        dtype: the dtype of the result; unless given, the dtype to which torch promotes the outputs.
     """
 
     @functools.wraps(function)
@@ -71,14 +70,14 @@ def in_a_row(
 
 
 def row_of(outputs: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Outputs one after another; one output alone as it is.
+    """Return outputs joined into one tensor; a single output unchanged.
 
-    Those of one shape lie side by side along the last axis, so that a row of the result has a row of each. All others
-    are joined element by element, along one axis.
+    Outputs of equal shapes are joined along the last axis, so that a row of the result holds a row of each. Others are
+    flattened and joined along one axis.
 
     Args:
-        outputs: one at least.
-        dtype: that of the result; unless given, what torch promotes the outputs to.
+        outputs: at least one output.
+        dtype: the dtype of the result; unless given, the dtype to which torch promotes the outputs.
     """
     if len(outputs) == 1:
         return outputs[0]
@@ -90,12 +89,12 @@ def row_of(outputs: Sequence[torch.Tensor], dtype: torch.dtype | None = None) ->
 
 
 def side_by_side(shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether outputs of these shapes are joined along their last axis: all have one shape, of an axis at least."""
+    """Return whether outputs are joined along their last axis: all have the same shape, of at least one axis."""
     return bool(shapes[0]) and all(shape == shapes[0] for shape in shapes)
 
 
 def parts_of(row: torch.Tensor, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What `row_of` these outputs would join to `row`, such as the cotangent of each: contiguous, in their dtypes."""
+    """Split a row, a cotangent for example, into parts for outputs joined by `row_of`: contiguous, in their dtypes."""
     if len(outputs) == 1:
         return [row]
     if side_by_side([output.shape for output in outputs]):

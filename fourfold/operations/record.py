@@ -1,4 +1,4 @@
-"""The record of an operation: everything that its verification needs to know, independent of any backend."""
+"""The record of an operation: all information for its verification, independent of any backend."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from fourfold.operations.declared_errors import DeclaredError
 from fourfold.operations.refusals import by_the_definition
 from fourfold.operations.workloads import Make
 
-# Stands for what follows from a record's other fields: see `fourfold.declaration.defaults`.
+# Marks a field whose value follows from the record's other fields: see `fourfold.declaration.defaults`.
 FOLLOWS: Any = None
 
 
@@ -30,17 +30,17 @@ class Result:
 
     @cached_property
     def output(self) -> Bounded:
-        """The output of the call; computed on first access."""
+        """Return the output of the call; compute it on first access."""
         return self._output()
 
     @cached_property
     def gradients(self) -> Mapping[str, Bounded]:
-        """The gradients under the case's cotangent; computed on first access."""
+        """Return the gradients under the case's cotangent; compute them on first access."""
         return self._gradients()
 
 
 class Evaluate(Protocol):
-    """Runs the implementation under test, or another operation of the same backend, on a case."""
+    """The type of functions that run the implementation under test, or another operation of its backend, on a case."""
 
     def __call__(self, case: Case, operation: str | None = None, documented_ties: bool = False) -> Result:
         """Return the output and the gradients for `case`.
@@ -48,14 +48,14 @@ class Evaluate(Protocol):
         Args:
             case: the arguments of the call.
             operation: the name of another operation of the same backend; None for the one under test.
-            documented_ties: leave the choice of a derivative at ties out of the bounds, so that they cover rounding
-                alone. A law that holds for every choice at ties asks for it.
+            documented_ties: exclude the choice of a derivative at ties from the bounds, so that they cover rounding
+                alone. Laws that hold for every choice at ties set it.
         """
 
 
 @dataclass(frozen=True)
 class Relation:
-    """Two results that a law says are equal, within the sum of their bounds."""
+    """Two results that are equal by a law, within the sum of their bounds."""
 
     actual: Bounded
     expected: Bounded
@@ -68,19 +68,22 @@ Law = Callable[[Evaluate, Case, DType], Iterable[Relation]]
 
 @dataclass(frozen=True)
 class Cost:
-    """The least that one call must move and compute: bytes, each moved once, and floating-point operations."""
+    """The least work of one call: bytes, each moved once, and floating-point operations."""
 
     bytes: int
     flops: int
 
 
 def no_integers(case: Case) -> dict[str, np.ndarray]:
-    """No input has other integers, or numbers that are not scaled, that are known to be valid."""
+    """Return no inputs: no other valid integers, or numbers other than scaled ones, are known."""
     return {}
 
 
 def what_must_be_moved(case: Case) -> tuple[Cost, Cost]:
-    """Inputs in and the output out, an operation for each of its elements; backward may hand the cotangent on."""
+    """Return a forward cost of moving inputs and output, with an operation for each output element, and none backward.
+
+    The backward pass may return the cotangent itself.
+    """
     output = case.grad_output
     return Cost(sum(array.nbytes for array in case.inputs.values()) + output.nbytes, output.size), Cost(0, 0)
 
@@ -98,13 +101,12 @@ class Sized:
     """Cases of chosen sizes.
 
     Attributes:
-        axes: the axes whose sizes can be chosen, as `Operation.axes` names them, and the size of each where another is
-            long.
-        make: makes a named case of ordinary numbers from the size of each of these axes.
-        allows: whether the operation takes these sizes.
-        largest: about how many elements the largest result of such a case has, that is larger than all inputs.
-        varied: makes a named case from the sizes, what ``...`` stands for (None: one axis), and the parameters. Unless
-            given, parameters are put in place of those that `make` takes, and the shapes must not depend on them.
+        axes: the axes of variable size, as named in `Operation.axes`, and the size of each if another axis is long.
+        make: returns a named case of ordinary numbers for the size of each of these axes.
+        allows: returns whether the operation supports the sizes.
+        largest: returns the approximate number of elements of the case's largest result that is larger than all inputs.
+        varied: returns a named case for the sizes, the shape of ``...`` (None: one axis), and the parameters. Unless
+            given, parameters replace those of `make`'s case, and the shapes must not depend on them.
     """
 
     axes: Mapping[str, int]
@@ -125,49 +127,44 @@ class Operation:
         forward: the oracle's forward. It takes the inputs and parameters by name; its running error gives the bound.
         backward: the oracle's backward. It takes the cotangent, then the arguments of `forward`, and returns the
             gradients of `differentiable`, in order, and None for an input that is None.
-        differentiable: names of the inputs that have a gradient.
-        cases: strategy for a dtype and a number of elements that inputs should stay within.
+        differentiable: the names of the inputs that have a gradient.
+        cases: strategy for a dtype and the most elements of each input.
         examples: named cases that are always run: known bugs of such kernels, declared behaviour.
-        source: where the operation is defined.
+        source: the place of the operation's definition.
         batched: inputs whose first axis is a batch, each with the number of its last axes that belong to one sample.
-            The output has the same first axis. Of a sample, the output and the gradients of these inputs depend on no
-            other sample. Unless given, nothing is said of batches.
+            The output has the same first axis. A sample's output and its gradients of these inputs depend on no other
+            sample. Unless given, the operation has no batches.
         laws: relations between results that need no reference.
-        smooth: strategy for the cases that gradcheck may differentiate numerically: away from ties and clamps. Unless
-            given, small cases of ordinary numbers, which do where there are neither.
-        errors: bad input and what must come of it. Unless given, what holds for any shapes: see
-            `fourfold.operations.declared_errors`, which shapes and parameters are refused follows where it is told of
-            them.
-        cost: forward and backward cost of a case. Unless given, forward moves inputs and output, and of backward
-            nothing is known.
-        workloads: the cases whose speed is recorded, by name, on "cpu" and on "cuda". Unless given, the largest named
-            examples.
-        axes: the notation of the axes of inputs, by name: see `fourfold.operations.axes`. Unless given, nothing is
-            known.
-        ordinary: inputs that are given no special values beyond those that `cases` draws, as the operation is not
-            defined outside of their range.
-        ranges: by name, parameters that may be any number between two, neither of which may be given. The checks draw
-            numbers far from those of `cases`.
-        other_integers: of a case, other values of the inputs that hold integers, by name: of the same shape and dtype,
-            and valid beside the other inputs. Unless given, integers stay as they are.
-        other_numbers: of a case, other values of its floating-point inputs, by name: of the same shape and dtype, and
-            with another result. Unless given, they are scaled.
-        returns: the dtype of the output: the name of one, "compute" for float64 of float64 inputs and float32 of all
-            others, "int64" or "int32", None for the dtype that is tested. Cotangents have it too, where there are any.
-        length_varies: whether the length of the output depends on the numbers of the inputs, as the number of boxes
-            that are kept does. `forward` then returns a `OneOf` of any length. There is no gradient; a case's cotangent
-            has the length of the oracle's result for the inputs as `cases` made them. A CUDA graph cannot hold such a
-            call.
-        outputs: where there are several, an operation for each of them, by name, in the order in which they are
-            returned. This record is then that of all those that have gradients, `joined`, in a row; of one such
-            output as it is.
-        admissible: where there are several outputs, what is not admissible about those of one call together, and the
-            gradients under the case's cotangent, beside what each must be for itself: a function of the case and of
-            the results by name, "gradient of x" among them, that returns it in words; None where nothing is.
-        sized: cases of chosen sizes, of which large ones are made: see `fourfold.inputs.large_cases`. Unless given,
+        smooth: strategy for the cases that gradcheck differentiates numerically, away from ties and clamps. Unless
+            given, small cases of ordinary numbers, which are enough for operations without ties and clamps.
+        errors: bad input and the required errors. Unless given, the errors that hold for any shapes. Errors of shapes
+            and parameters follow from a declaration of the arguments: see `fourfold.operations.declared_errors`.
+        cost: forward and backward cost of a case. Unless given, forward moves inputs and output, and the backward
+            cost is unknown.
+        workloads: the cases for timing, by name, on "cpu" and on "cuda". Unless given, the largest named examples.
+        axes: the notation of the axes of inputs, by name: see `fourfold.operations.axes`. Unless given, the
+            axes are unknown.
+        ordinary: inputs that get no special values beyond those from `cases`, because the operation is undefined
+            outside of their range.
+        ranges: the open intervals of numeric parameters, by name. The checks draw numbers far from those of `cases`.
+        other_integers: returns other values of a case's integer inputs, by name, of the same shape and dtype, valid
+            together with the other inputs. Unless given, integers stay the same.
+        other_numbers: returns other values of a case's floating-point inputs, by name, of the same shape and dtype,
+            with another result. Unless given, the values are scaled.
+        returns: the dtype of the output: a name, "compute" for float64 of float64 inputs and float32 of all others,
+            "int64" or "int32", None for the tested dtype. Cotangents, if any, have the same dtype.
+        length_varies: whether the length of the output depends on the inputs' numbers, like the number of kept boxes.
+            `forward` then returns a `OneOf` of any length. There is no gradient; a case's cotangent has the length of
+            the oracle's result for the inputs from `cases`. A CUDA graph cannot hold such a call.
+        outputs: an operation for each of several outputs, by name, in the returned order. This record then describes
+            all outputs that have gradients, `joined` in a row, or the only such output unchanged.
+        admissible: for several outputs, a function of the case and of one call's results by name, including
+            "gradient of x" for the gradients under the case's cotangent. It returns, in words, a contradiction between
+            the results, beyond the requirements for each alone; None if there is none.
+        sized: cases of chosen sizes, the source of large cases: see `fourfold.inputs.large_cases`. Unless given,
             there are none.
-        reduction: "mean over batch" or "sum over batch", where batch is one of `axes`, or several with commas between
-            them: the output is the mean, or the sum, of terms that belong to one place of the axes each. A law follows:
+        reduction: "mean over batch" or "sum over batch", where batch is one of `axes`, or several separated by commas:
+            the output is the mean, or the sum, of one term for each index along the axes. A law follows:
             see `fourfold.declaration.reductions`.
     """
 
@@ -196,25 +193,25 @@ class Operation:
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """The places of the outputs that this record is of, where there are several: those that have gradients."""
+        """Return the indices of the joined outputs: those with gradients, or all outputs if none has one."""
         places = tuple(place for place, of in enumerate(self.outputs.values()) if of.differentiable)
         return places or tuple(range(len(self.outputs)))
 
     def result_dtype(self, dtype: DType) -> DType:
-        """The dtype of the output where `dtype` is tested."""
+        """Return the dtype of the output if `dtype` is tested."""
         return returned(dtype, self.returns)
 
     sized: Sized | None = None
     reduction: str = ""
 
     def differentiable_in(self, case: Case) -> tuple[str, ...]:
-        """The names in `differentiable` of the inputs that a case has: an input that may be None may be absent."""
+        """Return the names in `differentiable` of a case's inputs. An optional input may be absent."""
         return tuple(name for name in self.differentiable if name in case.inputs)
 
     def with_other_numbers(self, case: Case) -> Case:
-        """A case of the same shapes, layouts and parameters, whose numbers are others that the operation takes.
+        """Return a case of the same shapes, layouts and parameters with other valid numbers.
 
-        Unless more is known of its inputs, integers stay, and each floating-point input is scaled by a factor of its
+        Without `other_numbers`, integers stay the same, and each floating-point input is scaled by a factor of its
         own. The factors are positive powers of two, so that valid rows stay valid and boxes keep their shape.
         """
         inputs, factor = {}, 0.5
@@ -226,18 +223,18 @@ class Operation:
         return replace(case, inputs=inputs, grad_output=scaled(case.grad_output, -0.5))
 
     def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
-        """The operation on fewer sizes, if it can draw them so; else itself, and the caller takes cases that fit.
+        """Return the operation on fewer sizes if it can draw such cases, else itself, and the caller filters cases.
 
         Args:
-            limits: by the name of an axis, the least and the largest size, or a number of which sizes are multiples.
+            limits: by the name of an axis, the least and the largest size, or a divisor of the sizes.
         """
         return self
 
     def examples_for_offsets(self, dtype: DType) -> dict[str, Case]:
-        """Return named examples whose offsets are computed by steps that few cases take.
+        """Return named examples whose offsets need steps that few cases need.
 
-        These are the example with the most elements, which may need kernels of its own, and the smallest example with
-        an input of three axes or more, none of them short.
+        These are the example with the most elements, which may need special kernels, and the smallest example with an
+        input of three axes or more, none of them short.
         """
 
         def elements(name: str) -> int:
@@ -263,10 +260,10 @@ def wide(case: Case, dtype: DType) -> dict[str, Any]:
 
 
 def sizes_of(operation: Operation, case: Case) -> dict[str, int]:
-    """The sizes of the named axes in a case, such as ``{"cols": 33}``; none of an operation without `axes`.
+    """Return the sizes of the named axes in a case, ``{"cols": 33}`` for example; empty without `axes`.
 
     Raises:
-        ValueError: an input's shape is not what its axes say, or not what other inputs say of their sizes.
+        ValueError: an input's shape does not fit its axes, or their sizes in other inputs.
     """
     known: dict[str, Any] = {}
     for name, written in operation.axes.items():
@@ -290,15 +287,15 @@ def _once(oracle: Callable, case: Case, dtype: DType, ask: Callable[[], Any]) ->
 
 
 def reference(operation: Operation, case: Case, dtype: DType) -> Bounded:
-    """The oracle's output with its running error."""
+    """Return the oracle's output with its running error."""
     return _once(operation.forward, case, dtype, lambda: operation.forward(**wide(case, dtype)))
 
 
 def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[str, Bounded]:
-    """The oracle's gradients with their running error."""
+    """Return the oracle's gradients with their running error, by input."""
 
     def ask() -> dict[str, Bounded]:
-        # A cotangent of a wider dtype than kernels compute in is rounded once when they read it.
+        # Kernels round a cotangent of a wider dtype than their arithmetic once, when they read it.
         grad_output = lift(case.grad_output.astype(dtype.wide), dtype.arithmetic)
         gradients = operation.backward(grad_output, **wide(case, dtype))
         found = dict(zip(operation.differentiable, gradients, strict=True))

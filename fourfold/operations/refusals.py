@@ -1,7 +1,7 @@
-"""Refusals: an implementation may say loudly that it does not take an input, by an exception of its own.
+"""Refusals: exceptions by which an implementation rejects an input that it does not support.
 
-A refusal is no wrong result. It is counted, with its reason. What an implementation does wrong on the way to an
-exception is no refusal: an access outside of its tensors, a race, an error that leaves a GPU unusable.
+A refusal is not a wrong result. It is counted, with its reason. A fault before an exception is not a refusal: an access
+outside of the tensors, a race, an error that leaves a GPU unusable.
 """
 
 import contextlib
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from fourfold.compat.test_runners import PASSING_OVER
 from fourfold.operations.blame import Blame, mark, marked, statement
 
-# Messages of CUDA errors after which nothing can be run in the process.
+# Messages of CUDA errors after which the process cannot run anything on the GPU.
 _LOST_CONTEXT = re.compile(r"illegal (memory access|address|instruction)|misaligned address|launch failure|device-side")
 _NO_GPU = re.compile(
     r"NVIDIA driver|not compiled with CUDA|active drivers|No CUDA GPUs|is_cuda|must be (a )?CUDA", re.I
 )
-# Exceptions by which a test runner or a check passes over a case, beside those of `PASSING_OVER`.
+# Exceptions by which a test runner or a check skips a case, besides those of `PASSING_OVER`.
 _PASS_OVER_CLASSES = {
     "unittest.case.SkipTest",
     "fourfold.operations.outcomes.Unsuitable",
@@ -29,19 +29,19 @@ _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 
 class Fault(Exception):
-    """A kernel did what is wrong for every input, such as an access outside of its tensors."""
+    """An exception for behaviour that is wrong for every input, an access outside of the tensors for example."""
 
 
 class OutOfTime(Exception):
-    """A call that took too long, and was ended."""
+    """An exception for a call that took too long and was ended."""
 
 
 class Escape(AssertionError):
-    """A call raised an order: to end the process, or to pass over the test or the case."""
+    """An error for a call that raised an order to end the process, or to skip the test or the case."""
 
 
 def is_order(error: BaseException) -> bool:
-    """Whether an exception is an order to end, as SystemExit, or to pass over a test or a case, as pytest's skip."""
+    """Return whether an exception is an order to end, like SystemExit, or to skip a test or case, like pytest.skip."""
     kind = type(error)
     return (
         not isinstance(error, Exception)
@@ -51,14 +51,14 @@ def is_order(error: BaseException) -> bool:
 
 
 def escape_of(error: BaseException) -> Escape:
-    """The failure that an order stands for."""
+    """Return the failure to report in place of an order."""
     said = f": {error}" if str(error) else ""
     return Escape(f"the call raised {type(error).__name__}{said}").with_traceback(error.__traceback__)
 
 
 @contextlib.contextmanager
 def by_the_definition() -> Iterator[None]:
-    """Mark exceptions that are raised inside as those of the definition that kernels are compared with."""
+    """Mark exceptions raised inside as exceptions of the definition, the reference for kernels."""
     try:
         yield
     except Exception as error:
@@ -67,27 +67,27 @@ def by_the_definition() -> Iterator[None]:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether an exception is a refusal of the implementation's, and reports no fault."""
+    """Return whether an exception is a refusal by the implementation, and reports no fault."""
     return marked(error) is Blame.REFUSAL and not is_fault(error) and not has_lost_device(error)
 
 
 def is_rejection(error: BaseException) -> bool:
-    """Whether an exception keeps a call with bad input from giving a result: a refusal, or what Python raises there."""
+    """Return whether an exception rejects bad input: a refusal, or an exception that Python itself raises."""
     return is_refusal(error) or (marked(error) is Blame.BUG and not is_fault(error) and not has_lost_device(error))
 
 
 def has_lost_device(error: BaseException) -> bool:
-    """Whether an exception says that the process can use its GPU no more, as after an illegal memory access."""
+    """Return whether an exception makes the GPU unusable for this process, like an illegal memory access."""
     return any(_LOST_CONTEXT.search(str(cause)) for cause in chain(error))
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether an exception reports a fault, or wraps one that does."""
+    """Return whether an exception reports a fault, or wraps one that does."""
     return any(isinstance(cause, Fault) for cause in chain(error))
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception, and those that it was raised from, or that were being handled when it was raised."""
+    """Yield an exception and its causes or, without a cause, the exceptions in whose handling it was raised."""
     found: BaseException | None = error
     while found is not None:
         yield found
@@ -95,7 +95,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def reason(error: BaseException) -> str:
-    """What a refusal says, in one line; of an exception that wraps another, what the innermost says."""
+    """Return the message of a refusal in one line; for a chain of causes, the message of the innermost exception."""
     innermost = error
     while innermost.__cause__ is not None:
         innermost = innermost.__cause__
@@ -107,7 +107,7 @@ def reason(error: BaseException) -> str:
 
 @dataclass
 class Refusals:
-    """How many cases were refused, by reason. Reasons that differ in numbers alone are one."""
+    """The numbers of refused cases by reason. Reasons that differ only in numbers count as the same."""
 
     counts: Counter[str] = field(default_factory=Counter)
     _spelled: dict[str, str] = field(default_factory=dict)
@@ -119,5 +119,5 @@ class Refusals:
 
     @property
     def total(self) -> int:
-        """The number of refused cases."""
+        """Return the number of refused cases."""
         return sum(self.counts.values())

@@ -1,6 +1,6 @@
 """The registry of operations: entry points and an environment variable name the packages that hold their records.
 
-An entry point of the group ``fourfold.operations`` names a package, say ``mine.properties``. Each module of it that
+An entry point of the group ``fourfold.operations`` names a package, say ``mine.properties``. Each module in it that
 defines an `operation` is one record: ``mine.properties.swish`` describes ``swish``, and ``mine.impls.swish`` holds its
 implementations. FOURFOLD_OPERATIONS names more such packages, separated by commas. A clone that is not installed, or
 a package without entry points, needs it.
@@ -38,7 +38,7 @@ def modules() -> dict[str, ModuleType]:
 
 
 def oracles(record: str, used: str) -> list[ModuleType]:
-    """The modules of a record's oracle: ``mine.oracles.swish`` of ``mine.properties.swish``, and the one it uses."""
+    """Return the modules of a record's oracle: ``mine.oracles.swish`` for ``mine.properties.swish``, and `used`."""
     package, _, name = record.rpartition(".")
     beside = _beside(package, "oracles")
     if importlib.util.find_spec(beside) and importlib.util.find_spec(f"{beside}.{name}"):
@@ -53,7 +53,7 @@ def folders_of_implementations() -> list[str]:
 
 
 def _beside(package: str, name: str) -> str:
-    """``mine.impls`` of ``mine.properties``, and ``impls`` of ``properties``."""
+    """Return the name of a sibling package: ``mine.impls`` for ``mine.properties``, ``impls`` for ``properties``."""
     around = package.rpartition(".")[0]
     return f"{around}.{name}" if around else name
 

@@ -1,4 +1,4 @@
-"""What laws state about results: where they hold, and what is exact."""
+"""Relations that laws state about results: restricted to some places, exact or within bounds."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from fourfold.operations.record import Relation
 
 
 def only(where: np.ndarray | np.bool, result: Bounded) -> Bounded:
-    """A result in the places of which a law speaks; 0 elsewhere.
+    """Return a result restricted to some places, and 0 elsewhere.
 
     Args:
         where: booleans, of the result's shape or broadcast to it.
-        result: of any shape.
+        result: a result of any shape.
     """
     where = np.broadcast_to(where, result.shape)
     return Bounded(np.where(where, result.value, 0), np.where(where, result.error, 0), result.arithmetic)
 
 
 def exactly(value: Any, like: Bounded) -> Bounded:
-    """A value without error, in the shape and the arithmetic of a result.
+    """Return a value without error, in the shape and the arithmetic of a result.
 
     Args:
         value: a number or an array that is broadcast to the result's shape.
@@ -30,20 +30,20 @@ def exactly(value: Any, like: Bounded) -> Bounded:
 
 
 def equal_where(where: np.ndarray | np.bool, actual: Bounded, expected: Bounded) -> Relation:
-    """Two results are equal in some places, within the sum of their bounds."""
+    """Return the relation that two results are equal in some places, within the sum of their bounds."""
     return Relation(only(where, actual), only(where, expected))
 
 
 def equals(actual: Bounded, value: Any) -> Relation:
-    """A result is a known value, within its own bound."""
+    """Return the relation that a result equals a known value, within its own bound."""
     return Relation(actual, exactly(value, actual))
 
 
 def equals_exactly(actual: Bounded, value: Any) -> Relation:
-    """A result is a known value, to the last bit."""
+    """Return the relation that a result equals a known value, to the last bit."""
     return equals(exactly(actual.value, actual), value)
 
 
 def between(actual: Bounded, least: Any, most: Any) -> Relation:
-    """A result lies between two values, within its own bound."""
+    """Return the relation that a result lies between two values, within its own bound."""
     return equals(actual, np.clip(actual.value, least, most))

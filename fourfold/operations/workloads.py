@@ -1,4 +1,4 @@
-"""Workloads: the cases whose speed is recorded. Each timed result is compared with the oracle, however large it is."""
+"""Workloads: the cases for timing. Each timed result is compared with the oracle, regardless of its size."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,10 +15,10 @@ from fourfold.operations.case import Case
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A case to be timed, and the smaller case that it repeats. The oracle evaluates only the smaller one.
+    """A case to time, and the smaller case that it repeats. The oracle evaluates only the smaller one.
 
     Attributes:
-        case: the case that is timed.
+        case: the case to time.
         part: the smaller case. Its results are the leading slices, along each axis, of the case's results.
         sums: factors of the part's bound for results that sum over the repetitions, by name.
     """
@@ -29,12 +29,12 @@ class Workload:
     _tensors: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def expected(self, name: str, reference: Bounded, dtype: DType) -> Bounded:
-        """The part's result of that name, with the bound of the case's result."""
+        """Return the part's result of a name, with the bound of the case's result."""
         error = reference.error * self.sums.get(name, 1.0)
         return expectation(reference.within(error), dtype)
 
     def tensor(self, name: str, dtype: DType, device: str) -> torch.Tensor:
-        """A new tensor of an input of the case, or "grad_output". The values are sent to the device only once."""
+        """Return a new tensor of an input of the case, or "grad_output". Send the values to the device only once."""
         key = name, dtype.name, device
         if key not in self._tensors:
             self._tensors[key] = self.case.tensor(name, dtype, device)
@@ -46,7 +46,7 @@ Make = Callable[[DType], Workload]
 
 
 def whole(make: Callable[[DType], Case]) -> Make:
-    """A workload that is small enough for the oracle to evaluate the whole case."""
+    """Return a workload that is small enough for the oracle to evaluate the whole case."""
 
     def made(dtype: DType) -> Workload:
         case = make(dtype)
@@ -65,10 +65,11 @@ class Tiled:
     repetitions.
 
     Attributes:
-        make: the case, for a dtype.
-        times: a power of 2, at least 4.
-        names: the inputs to be repeated along their first axis, as is the result then.
-        across: those to be repeated along their last, as is the result then. All others are the same everywhere.
+        make: returns the case for a dtype.
+        times: the number of repetitions, a power of 2, at least 4.
+        names: the inputs to repeat along their first axis. The result then repeats along its first axis, too.
+        across: the inputs to repeat along their last axis. The result then repeats along its last axis, too. All
+            other inputs are the same for all repetitions.
     """
 
     make: Callable[[DType], Case]
@@ -77,7 +78,7 @@ class Tiled:
     across: tuple[str, ...] = ()
 
     def __call__(self, dtype: DType) -> Workload:
-        """The workload, for a dtype."""
+        """Return the workload for a dtype."""
         part, factors = self.make(dtype), self._factors()
         inputs = dict(part.inputs)
         for name in self.names:
@@ -115,5 +116,5 @@ class Tiled:
 
 
 def tiled(make: Callable[[DType], Case], times: int, *names: str, across: Collection[str] = ()) -> Tiled:
-    """A workload that repeats a case: see `Tiled`."""
+    """Return a workload that repeats a case: see `Tiled`."""
     return Tiled(make, times, names, tuple(across))
