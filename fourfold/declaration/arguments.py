@@ -1,4 +1,4 @@
-"""What a declaration says of each argument of an operation: a tensor's axes and numbers, or a parameter's values."""
+"""Declarations of an operation's arguments: the axes and numbers of a tensor, or the values of a parameter."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +17,17 @@ from fourfold.operations.axes import Axes, Shape
 # The range of float32's normal numbers.
 LEAST, MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 INTEGERS = ("int64", "int32", "bool")
-# How the integers of a tensor are chosen: any, the same one, the two ends, or one after another.
+# The patterns of a tensor's integers: any, all equal, only the two ends of the range, or consecutive.
 PATTERNS = ("any", "any", "constant", "ends", "ascending")
-# How samples share the rows of a ragged batch.
+# The ways in which samples share the rows of a ragged batch.
 SHARES = ("any", "any", "equal", "one_has_all", "most_are_empty")
-# Makes an array of a shape and dtype from random numbers.
+# A function that makes an array of a shape and dtype from random numbers.
 MakeArray = Callable[[np.random.Generator, Shape, np.dtype], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInput:
-    """A tensor that an operation takes: see `tensor`, `lengths` and `offsets`."""
+    """A tensor argument of an operation: see `tensor`, `lengths` and `offsets`."""
 
     axes: Axes
     dtypes: tuple[str, ...] = ()  # empty: the tested dtype
@@ -46,11 +46,11 @@ class TensorInput:
         return self.gradient and not self.dtypes
 
     def numpy_dtype(self, dtype: DType, place: int = 0) -> np.dtype:
-        """The dtype of its arrays where `dtype` is tested; of several that it may have the one at `place`."""
+        """Return the dtype of its arrays if `dtype` is tested. `place` chooses among several declared dtypes."""
         return np.dtype(self.dtypes[place % len(self.dtypes)]) if self.dtypes else dtype.numpy
 
     def range(self, sizes: Mapping[str, int]) -> tuple[int, int]:
-        """The least integer, and the one past the largest."""
+        """Return the least integer, and the integer past the largest."""
         if self.dtypes == ("bool",):
             return 0, 2
         assert self.high is not None
@@ -59,15 +59,16 @@ class TensorInput:
     def made(
         self, rng: np.random.Generator, shape: Shape, dtype: DType, sizes: Mapping[str, int], how: str = ""
     ) -> np.ndarray:
-        """A random array.
+        """Return a random array.
 
         Args:
             rng: the source of its numbers.
             shape: its shape.
-            dtype: the dtype that is tested.
-            sizes: those of the named axes.
-            how: one of `kinds`; of integers one of `PATTERNS`, or "least", "largest" or "others", of which all are
-                then. Unless given, the first kind; integers are then as often as one another.
+            dtype: the tested dtype.
+            sizes: the sizes of the named axes.
+            how: one of `kinds`. For integers, one of `PATTERNS`, or "least", "largest" or "others" to make all of them
+                the least, the largest, or the first of `also`. The default is the first kind, and for integers a
+                uniform distribution.
         """
         kept = self.numpy_dtype(dtype, int(rng.integers(2)))
         if self.make is not None:
@@ -77,7 +78,7 @@ class TensorInput:
         return _integers(rng, shape, *self.range(sizes), self.also, how or "even").astype(kept)
 
     def drawn(self, dtype: DType, shape: Shape, sizes: Mapping[str, int]) -> st.SearchStrategy[np.ndarray]:
-        """Arrays of a shape, where the named axes have these sizes."""
+        """Return a strategy of arrays of a shape, for these sizes of the named axes."""
         size = int(np.prod(shape, dtype=np.int64))
         if not self.dtypes and self.special and self.make is None:
             return arrays.arrays(dtype, shape, self.kinds)
@@ -92,7 +93,7 @@ class TensorInput:
         return st.one_of(few, bulk)
 
     def other_integers(self, array: np.ndarray) -> np.ndarray | None:
-        """Other integers that are as valid as those of an array; None where none are known."""
+        """Return other integers that are as valid as those of an array, or None if none are known."""
         return np.flip(array).copy() if self.dtypes and self.make is None else None
 
     def _checked(self, array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
@@ -103,7 +104,7 @@ class TensorInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Ragged(TensorInput):
-    """Lengths of the samples of a ragged batch, or their offsets: see `lengths` and `offsets`."""
+    """The lengths or the offsets of the samples of a ragged batch: see `lengths` and `offsets`."""
 
     total: str
     most: str | None
@@ -115,36 +116,36 @@ class Ragged(TensorInput):
         return notation.names(self.axes)[0]
 
     def of_counts(self, counts: Sequence[int] | np.ndarray, place: int = 0) -> np.ndarray:
-        """The lengths or the offsets of samples that have so many rows each."""
+        """Return the lengths or the offsets of samples from the number of rows of each."""
         numbers = np.concatenate([[0], np.cumsum(counts)]) if self.are_offsets else np.asarray(counts)
         return numbers.astype(self.dtypes[place % len(self.dtypes)])
 
     def other_integers(self, array: np.ndarray) -> np.ndarray:
-        """Those of the same samples in reverse order."""
+        """Return the lengths or the offsets of the same samples in reverse order."""
         return reversed_offsets(array) if self.are_offsets else array[::-1].copy()
 
 
 def reversed_offsets(offsets: np.ndarray) -> np.ndarray:
-    """The offsets of a ragged batch whose samples come in reverse order."""
+    """Return the offsets of a ragged batch with its samples in reverse order."""
     return np.ascontiguousarray((offsets[-1] - offsets)[::-1])
 
 
 @dataclass(frozen=True)
 class Values:
-    """A parameter's values: see `values`."""
+    """The values of a parameter: see `values`."""
 
     choices: tuple[Any, ...] = ()
     strategy: st.SearchStrategy[Any] | None = None
 
     def drawn(self) -> st.SearchStrategy[Any]:
-        """The values as a strategy; of drawn numbers, those that float32 does not hold are 0 or are left out."""
+        """Return the values as a strategy. Drawn numbers too small for float32 become 0; too large ones are dropped."""
         if self.strategy is None:
             return st.sampled_from(self.choices)
         return self.strategy.map(_without_subnormal).filter(_is_no_overflow)
 
 
 def _without_subnormal(value: Any) -> Any:
-    """0 in place of a number that is subnormal in float32, as a GPU may round it, or too small for it.
+    """Return 0 for a number that is too small for float32, or subnormal there: a GPU may round it to 0.
 
     A kernel computes with its parameters in float32, and 0 times infinity is not 1e-60 times infinity.
     """
@@ -168,25 +169,25 @@ def tensor(
     gradient: bool = True,
     special: bool | None = None,
 ) -> TensorInput:
-    """A tensor that an operation takes.
+    """Declare a tensor argument of an operation.
 
     Args:
         axes: ``"... cols"``, ``"batch heads seq dim"``, ``"rows 4"``, ``"batch+1"``: see `fourfold.operations.axes`.
-        dtype: "int64", "int32" or "bool", or several of them. Unless given, the floating-point dtype that is tested.
+        dtype: "int64", "int32" or "bool", or several of them. The default is the tested floating-point dtype.
         low: the least integer.
-        high: the integer past the largest, as in `torch.randint`. The name of an axis: indices into that axis.
-        also: integers outside of the range that may occur too, such as -100 for "ignored".
-        kind: the numbers that a floating-point tensor holds, one or several of `KINDS` or `LIMITED` in
-            `fourfold.inputs.arrays`. Unless given, each of `KINDS`.
+        high: the integer past the largest, as in `torch.randint`. The name of an axis declares indices into that axis.
+        also: integers outside the range that may occur, too, such as -100 for "ignored".
+        kind: the kind of a floating-point tensor's numbers: one or several of `KINDS` or `LIMITED` in
+            `fourfold.inputs.arrays`. The default is all of `KINDS`.
         make: a function that makes the array from a NumPy generator, a shape and a NumPy dtype.
         optional: whether the argument may be None.
-        gradient: whether the operation has a gradient with respect to it. Integers have none.
-        special: whether NaN, infinities and other special values may occur. Unless given, only where neither `kind` nor
-            `make` limits the numbers.
+        gradient: whether the operation has a gradient with respect to the tensor. Integers have none.
+        special: whether NaN, infinities and other special values may occur. By default they occur only if neither
+            `kind` nor `make` limits the numbers.
 
     Raises:
-        TypeError: axes is no string.
-        ValueError: an argument does not fit; the message names it.
+        TypeError: `axes` is not a string.
+        ValueError: an argument does not fit. The message names it.
     """
     dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype or ())
     kinds = (kind,) if isinstance(kind, str) else tuple(kind or KINDS)
@@ -222,7 +223,7 @@ def tensor(
 
 @dataclass(frozen=True)
 class Output:
-    """What a definition returns, alone or among others: see `result`."""
+    """One output of a definition: see `result`."""
 
     dtype: str | None = None
     gradient: bool = True
@@ -234,12 +235,12 @@ class Output:
 
 
 def result(dtype: str | None = None, *, gradient: bool = True) -> Output:
-    """One output of several.
+    """Declare one of several outputs.
 
     Args:
-        dtype: the name of a floating-point dtype, or "compute": float64 of float64, and float32 of all others, as
-            kernels compute. Unless given, the dtype that is tested.
-        gradient: whether gradients go through it. Statistics that a kernel returns mostly have none.
+        dtype: the name of a floating-point dtype, or "compute", the dtype in which kernels compute: float64 for
+            float64, and float32 for all others. The default is the tested dtype.
+        gradient: whether gradients flow through the output. Statistics that a kernel returns mostly have none.
 
     Raises:
         ValueError: there is no such dtype.
@@ -248,9 +249,9 @@ def result(dtype: str | None = None, *, gradient: bool = True) -> Output:
 
 
 def values(*choices: Any) -> Values:
-    """A parameter's values: some, or one Hypothesis strategy of them.
+    """Declare the values of a parameter: one or more of them, or one Hypothesis strategy.
 
-    Named cases take the default that the definition's signature has, else the first value.
+    Named cases take the default from the definition's signature, or else the first value.
 
     Raises:
         ValueError: no value is given.
@@ -263,21 +264,21 @@ def values(*choices: Any) -> Values:
 
 
 def lengths(axis: str, *, total: str, most: str | None = None, dtype: str | Sequence[str] = "int64") -> Ragged:
-    """The number of rows of each sample of a ragged batch, from 0: an integer tensor.
+    """Declare an integer tensor with the number of rows of each sample of a ragged batch, 0 or more.
 
     Args:
         axis: the axis of samples.
-        total: the axis that has as many rows as all samples together.
-        most: an axis that no sample may have more rows than.
+        total: the axis of all samples' rows together.
+        most: an axis whose size limits the rows of each sample.
         dtype: "int64" or "int32", or both.
     """
     return _ragged(axis, total, most, dtype, are_offsets=False)
 
 
 def offsets(axis: str, *, total: str, most: str | None = None, dtype: str | Sequence[str] = "int64") -> Ragged:
-    """Where each sample of a ragged batch begins, and where the last one ends: ``axis + 1`` integers from 0.
+    """Declare the offsets of a ragged batch: each sample's start and the last one's end, ``axis + 1`` integers from 0.
 
-    Args: as those of `lengths`; ``axis`` is the axis of samples, and the tensor is longer by one.
+    Args: as in `lengths`. ``axis`` is the axis of samples, and the tensor is one longer.
     """
     return _ragged(axis, total, most, dtype, are_offsets=True)
 
@@ -294,7 +295,7 @@ def _ragged(axis: str, total: str, most: str | None, dtype: str | Sequence[str],
 
 
 def shared(rng: np.random.Generator, total: int, samples: int, most: int | None, how: str) -> np.ndarray:
-    """How many of `total` rows each sample has, in one of the ways `SHARES`, none more than `most`."""
+    """Return each sample's share of `total` rows, at most `most`. `how` is one of `SHARES`."""
     if not samples:
         return np.zeros(0, np.int64)
     weights = np.ones(samples)
@@ -314,7 +315,7 @@ def shared(rng: np.random.Generator, total: int, samples: int, most: int | None,
 
 
 def _integers(rng: np.random.Generator, shape: Shape, low: int, high: int, also: Sequence[int], how: str) -> np.ndarray:
-    """Integers from `low` to below `high`; of those in `also` none, some, or no others."""
+    """Return integers from `low` to below `high`. Those of `also` replace none, some or all of them."""
     size = int(np.prod(shape, dtype=np.int64))
     if not size:
         return np.zeros(shape, np.int64)
@@ -330,7 +331,7 @@ def _integers(rng: np.random.Generator, shape: Shape, low: int, high: int, also:
         found = low + np.arange(size) % (high - low)
     else:
         found = rng.integers(low, high, size)
-        if high - low == 2 and how == "any":  # as of masks: few or many, not always half
+        if high - low == 2 and how == "any":  # such as a mask: few or many ones, not always half
             found = low + (rng.random(size) < rng.choice([0.0, 0.1, 0.5, 0.9, 1.0]))
     if also:
         share = 0.2 if how == "even" else rng.choice([0.0, 0.2, 0.2, 1.0])

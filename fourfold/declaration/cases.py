@@ -1,4 +1,4 @@
-"""A declaration: a definition in torch, what its arguments are, and the cases that follow from it."""
+"""A declaration: a definition in torch, its arguments, and the cases that follow from both."""
 
 import copy
 import functools
@@ -21,20 +21,21 @@ from fourfold.operations import axes as notation
 from fourfold.operations.axes import LEADING, Shape
 from fourfold.operations.case import Case, is_floating
 
-# Elements of an input of a case that is differentiated numerically, once for each of them: so many times the least.
+# The limit on an input's elements in a smooth case, as a multiple of the least. Numerical differentiation calls the
+# definition once for each element.
 FEW_ELEMENTS = 6
-# How many times as many elements as its inputs' limit a definition's intermediate results may have.
+# The limit on the elements of an intermediate result, as a multiple of the limit on an input's.
 INTERMEDIATE = 16
-# Inputs of so many elements together are tried as they are. Of more, shapes alone are tried.
+# The most elements of all inputs together for which the definition runs on numbers. Beyond it runs on shapes alone.
 FEW_TO_TRY = 4096
-# One of so many cases leaves out an optional input.
+# An optional input is left out of one case in `ABSENT`.
 ABSENT = 4
-# One of so many has no leading axes.
+# One case in `ALONE` has no leading axes.
 ALONE = 16
 
 
 class _Largest(TorchFunctionMode):
-    """Notes the number of elements of the largest tensor that a function of torch returns."""
+    """A recorder of the number of elements of the largest tensor that a torch function returns."""
 
     elements = 0
 
@@ -48,7 +49,7 @@ class _Largest(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class OutputShape:
-    """What a definition returns: a tensor of this shape. `largest` counts the elements of its largest intermediate."""
+    """The shape of a definition's output, and the number of elements of its largest intermediate result, `largest`."""
 
     shape: Shape
     largest: int
@@ -56,13 +57,13 @@ class OutputShape:
 
 @dataclass(frozen=True, kw_only=True)
 class CallPlan:
-    """A call before its numbers.
+    """A call without the numbers of its tensors.
 
     Attributes:
-        sizes: those of the named axes.
-        leading: what ``...`` stands for.
-        counts: by name of the axis of all rows, how many of them each sample of a ragged batch has.
-        parameters: the arguments that are no tensors. Of an optional input that is absent it holds None.
+        sizes: the sizes of the named axes.
+        leading: the sizes of the axes that ``...`` stands for.
+        counts: the number of rows of each sample of a ragged batch, by the name of the axis of all rows.
+        parameters: the arguments that are not tensors, and None for each absent optional input.
     """
 
     sizes: Mapping[str, int]
@@ -72,19 +73,19 @@ class CallPlan:
 
 
 class Declaration:
-    """What is declared of a definition.
+    """The declaration of a definition.
 
     Args:
-        name: the definition's, for messages.
+        name: the definition's name, for messages.
         definition: a function of torch tensors.
         tensors: its tensors, in the order of its signature.
-        parameters: its parameters that are declared.
-        defaults: what named cases take for them.
+        parameters: its declared parameters.
+        defaults: the values of the parameters in named cases.
         sizes: the sizes that axes may have, as `extent` takes them.
-        returns: the dtype of what the definition returns: see `fourfold.numerics.dtypes.returned`.
+        returns: the dtype of the definition's result: see `fourfold.numerics.dtypes.returned`.
 
     Raises:
-        ValueError: an axis is named that no tensor has, or the definition does not take what is declared.
+        ValueError: an axis is named that no tensor has, or the definition does not accept the declared arguments.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Declaration:
 
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
-        """All named axes, and ``...`` if some tensor has it, in the order in which they come."""
+        """All named axes in the order of the tensors, after ``...`` if a tensor has it."""
         found = dict.fromkeys(LEADING for of in self.tensors.values() if LEADING in of.axes)
         for of in self.tensors.values():
             found |= dict.fromkeys(notation.names(of.axes))
@@ -132,7 +133,7 @@ class Declaration:
         """Run the definition on few numbers, and find out which axes may be empty.
 
         Raises:
-            ValueError: it does not take what is declared of its arguments.
+            ValueError: the definition does not accept the declared arguments.
         """
         few = {axis: self.allowed[axis].nearest(2 + place % 3) for place, axis in enumerate(self.axes)}
 
@@ -151,7 +152,7 @@ class Declaration:
                     self.allowed[axis] = self.allowed[axis].not_empty()
 
     def within(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
-        """The same declaration, of fewer sizes: see `Extent.within`.
+        """Return the same declaration with fewer sizes: see `Extent.within`.
 
         Raises:
             ValueError: no size of an axis is left, or there is no such axis.
@@ -174,9 +175,9 @@ class Declaration:
         parameters: Mapping[str, Any] | None = None,
         counts: Mapping[str, np.ndarray] | None = None,
     ) -> CallPlan:
-        """A call of these sizes, made consistent: samples sum to their total, and indices have something to point at.
+        """Return a call of these sizes, made consistent: samples sum to their total, and every index has a target.
 
-        `counts` are taken as they are. Unless given, the rows are shared out alike.
+        `counts` are taken as they are. Without them, the samples share the rows equally.
         """
         fixed, parameters = dict(sizes), parameters or {}
         shares: dict[str, np.ndarray] = dict(counts or {})
@@ -192,14 +193,14 @@ class Declaration:
         return CallPlan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
 
     def shapes(self, plan: CallPlan) -> dict[str, Shape]:
-        """The shapes of the inputs that a call has."""
+        """Return the shapes of the inputs that are present in a call."""
         present = {name: of for name, of in self.tensors.items() if name not in plan.parameters}
         return {name: notation.shape(of.axes, plan.sizes, plan.leading) for name, of in present.items()}
 
     def made(
         self, plan: CallPlan, rng: np.random.Generator, dtype: DType, how: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """The inputs of a call, of random numbers: `how` is as in `TensorInput.made`, by name."""
+        """Return the inputs of a call, filled with random numbers. `how` is as in `TensorInput.made`, by name."""
         found = {}
         for name, shape in self.shapes(plan).items():
             of = self.tensors[name]
@@ -210,10 +211,10 @@ class Declaration:
         return found
 
     def tried(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> OutputShape:
-        """What the definition returns for numbers: its shape is the same in float32 and in the tested dtype.
+        """Return the output shape for inputs, from a run in float32: the tested dtype gives the same shape.
 
         Raises:
-            ValueError: it raises an error, or returns no floating-point tensor.
+            ValueError: the definition raises an error, or does not return one floating-point tensor.
         """
         try:
             return _outcome(*self._ran(_in(np.float32, inputs), parameters))
@@ -223,7 +224,7 @@ class Declaration:
             raise ValueError(f"{self.name}({', '.join(shown)}): {type(error).__name__}: {error}") from error
 
     def _ran(self, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
-        """The output, and the number of elements of the largest intermediate result."""
+        """Return the output, and the number of elements of the largest intermediate result."""
         with torch.no_grad(), _Largest() as largest, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as torch's about a variance of no numbers
             output = self.definition(**tensors, **parameters)
@@ -234,12 +235,12 @@ class Declaration:
         return output, max(largest.elements, output.numel())
 
     def is_finite(self, case: Case) -> bool:
-        """Whether the definition gives no NaN and no infinity for a case."""
+        """Return whether the definition's output for a case is free of NaN and infinities."""
         output, _ = self._ran(_in(np.float64, case.inputs), case.parameters)
         return bool(output.isfinite().all())
 
     def outcome(self, plan: CallPlan) -> OutputShape:
-        """What the definition returns: found without numbers, or, if it takes numbers, for some."""
+        """Return the output shape of a call: from a run without numbers or, if the definition needs them, with some."""
         if not self._on_meta:
             return self._tried_on_some(plan)
         shapes = self.shapes(plan)
@@ -255,12 +256,12 @@ class Declaration:
                     self._outcomes[key] = _outcome(*self._ran(tensors, plan.parameters))
             except Exception:
                 found = self._tried_on_some(plan)
-                self._on_meta = False  # it runs on numbers alone
+                self._on_meta = False  # it runs only on numbers
                 return found
         return self._outcomes[key]
 
     def output_shape(self, plan: CallPlan, inputs: Mapping[str, np.ndarray]) -> Shape:
-        """The shape of the output of a call."""
+        """Return the shape of a call's output."""
         few = sum(array.size for array in inputs.values()) <= FEW_TO_TRY
         if not few and self._on_meta:
             found = self.outcome(plan)
@@ -272,7 +273,7 @@ class Declaration:
         return self.tried(self.made(plan, np.random.default_rng(0), DTYPES["float32"], {}), plan.parameters)
 
     def smaller(self, plan: CallPlan, elements: int) -> CallPlan:
-        """A plan of shorter axes, if there is one, where intermediate results would be much larger than the inputs."""
+        """Return a plan with shorter axes, if possible, where intermediate results would be much larger than inputs."""
         sizes = dict(plan.sizes)
         while self.outcome(plan).largest > INTERMEDIATE * max(elements, 64):
             longest = max(sizes, key=lambda axis: sizes[axis] if self._shorter(axis, sizes[axis]) else -1)
@@ -288,29 +289,30 @@ class Declaration:
     # ---- cases
 
     def cases(self, dtype: DType, elements: int) -> st.SearchStrategy[Case]:
-        """Cases whose inputs have up to `elements` elements each."""
+        """Return a strategy of cases whose inputs have up to `elements` elements each."""
         return _cases(self, dtype, elements)
 
     def smooth(self, dtype: DType) -> st.SearchStrategy[Case]:
-        """Cases of few elements and ordinary numbers, for which the definition gives some."""
+        """Return a strategy of cases of few elements and ordinary numbers, whose output is finite."""
         return _smooth(self, dtype).filter(self.is_finite)
 
     def least(self, allowed: Mapping[str, Extent]) -> int:
-        """The elements of the largest floating-point input where each axis is as short as it may be."""
+        """Return the number of elements of the largest floating-point input if each axis is as short as allowed."""
         sizes = {axis: allowed[axis].nearest(0) for axis in self.axes}
         leading = (sizes[LEADING],) if LEADING in sizes else ()
         floating = [of for of in self.tensors.values() if not of.dtypes]
         return max((int(np.prod(notation.shape(of.axes, sizes, leading))) for of in floating), default=1)
 
     def other_integers(self, case: Case) -> dict[str, np.ndarray]:
-        """Other integers of a case, by input: see `TensorInput.other_integers`."""
+        """Return other integers for a case, by input: see `TensorInput.other_integers`."""
         found = {name: self.tensors[name].other_integers(array) for name, array in case.inputs.items()}
         return {name: array for name, array in found.items() if array is not None}
 
     def _repeated(self, name: str, array: np.ndarray, place: int) -> np.ndarray:
-        """An input for the layout "expanded": the same along its first or its last axis, by its place among the inputs.
+        """Return an input for the layout "expanded": constant along its first or its last axis, depending on `place`.
 
-        Lengths and what a function of the user makes stay as they are. Probabilities sum to 1 along the last axis.
+        Lengths, offsets and arrays from the user's own function stay as they are. Probabilities are constant along the
+        first axis only, because they sum to 1 along the last.
         """
         of = self.tensors[name]
         if isinstance(of, Ragged) or of.make is not None:
@@ -328,7 +330,7 @@ class Declaration:
         layouts: Mapping[str, str],
         grad_axis: int = 0,
     ) -> Case:
-        """A case of a plan's numbers in some layouts; those that are "expanded" hold the same along an axis."""
+        """Return a case of a plan's numbers in some layouts. An "expanded" tensor is constant along one axis."""
         held = dict(inputs)
         for place, (name, array) in enumerate(inputs.items()):
             if layouts.get(name) == "expanded":
@@ -339,13 +341,13 @@ class Declaration:
         return Case(held, grad_output, dict(plan.parameters), layouts)
 
     def redrawn(self, case: Case, scaled: Case, integers: bool) -> Case:
-        """A case whose numbers are others that are declared.
+        """Return a case with other numbers that the declaration allows.
 
         Args:
-            case: the case that it is to differ from.
-            scaled: the same with floating-point numbers scaled, which is allowed where nothing limits them.
-            integers: whether integers are drawn anew too. They are kept where the output would have another shape, and
-                where they share out the rows of a ragged batch.
+            case: the original case.
+            scaled: the same case with scaled floating-point numbers, which are valid where nothing limits them.
+            integers: whether integers are drawn anew, too. They are kept where the output would have another shape, and
+                where they are the lengths or offsets of a ragged batch.
         """
         known: dict[str, Any] = {}
         if not all(notation.fits(self.tensors[name].axes, array.shape, known) for name, array in case.inputs.items()):
@@ -369,7 +371,7 @@ class Declaration:
         return others if shape == case.grad_output.shape else found
 
     def _redrawn(self, name: str, case: Case, sizes: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
-        """Another array in place of an input, in the same layout."""
+        """Return another array for an input, in the same layout."""
         of, former = self.tensors[name], case[name]
         how = "any" if of.dtypes else str(rng.choice(of.kinds))
         dtype = DTYPES[former.dtype.name if is_floating(former) else "float32"]
@@ -379,7 +381,7 @@ class Declaration:
         return made
 
     def given(self, arguments: Mapping[str, Any], dtype: DType) -> Case:
-        """A case of given arguments.
+        """Return the case of some arguments.
 
         Raises:
             ValueError: an argument is not declared or is left out, or shapes do not fit.
@@ -409,7 +411,7 @@ class Declaration:
 
 
 def _in(dtype: type, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """Inputs as tensors, those of floating-point numbers in one dtype."""
+    """Return the inputs as tensors. Floating-point inputs are converted to one dtype."""
     with np.errstate(over="ignore"):
         return {
             name: torch.from_numpy(np.array(array, dtype if is_floating(array) else array.dtype, order="C"))
@@ -423,7 +425,7 @@ def _outcome(output: torch.Tensor, largest: int) -> OutputShape:
 
 @st.composite
 def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, None]:
-    """Optional inputs to leave out: not all that have a gradient."""
+    """Draw the optional inputs to leave out. At least one differentiable input stays, if there is one."""
     absent = {name for name in of.optional if draw(st.integers(1, ABSENT)) == ABSENT}
     if of.differentiable and absent >= set(of.differentiable):
         absent.discard(of.differentiable[0])
@@ -460,7 +462,7 @@ def _cases(draw: st.DrawFn, of: Declaration, dtype: DType, elements: int) -> Cas
         else:
             inputs[name] = draw(tensor.drawn(dtype, shape, plan.sizes))
     layouts = draw(layouts_for(*inputs, "grad_output"))
-    # Constant along the first or the last axis, as the backward pass of a sum over that axis makes it.
+    # An expanded cotangent is constant along the first or the last axis, as after a sum over that axis.
     return of.case(plan, inputs, draw(GENERATORS), dtype, layouts, draw(st.sampled_from((0, -1))))
 
 
@@ -473,5 +475,5 @@ def _smooth(draw: st.DrawFn, of: Declaration, dtype: DType) -> Case:
 
 
 def limited(tensor: TensorInput) -> bool:
-    """Whether a floating-point tensor's numbers keep to a range."""
+    """Return whether the numbers of a floating-point tensor are limited to a range."""
     return any(kind in LIMITED for kind in tensor.kinds)

@@ -1,4 +1,4 @@
-"""What an operation's record need not say: it follows from the cases and the named examples that it has."""
+"""Defaults for the fields of an operation's record, which follow from its cases and its named examples."""
 
 import functools
 from collections.abc import Callable, Collection, Mapping
@@ -18,14 +18,14 @@ from fourfold.operations.workloads import Make, Workload, tiled, whole
 
 Cases = Callable[[DType, int], st.SearchStrategy[Case]]
 Examples = Mapping[str, Callable[[DType], Case]]
-# Elements of an input of a case that is differentiated numerically, once for each of them.
+# The elements of an input in a smooth case. Numerical differentiation calls the operation once for each element.
 FEW_ELEMENTS = 6
-# Elements of the inputs of a workload that fills a GPU, about.
+# The approximate number of elements of all inputs in a workload that fills a GPU.
 MANY_ELEMENTS = 1 << 28
 
 
 def completed(operation: Operation) -> Operation:
-    """A record with what it leaves out: smooth cases, declared errors, workloads and the law of its reduction."""
+    """Return a record with its missing fields: smooth cases, declared errors, workloads and the reduction's law."""
     changes: dict[str, Any] = {}
     if operation.smooth is FOLLOWS:
         changes["smooth"] = smooth(operation.cases, operation.ordinary)
@@ -41,9 +41,9 @@ def completed(operation: Operation) -> Operation:
 
 
 def smooth(cases: Cases, ordinary: Collection[str] = ()) -> Callable[[DType], st.SearchStrategy[Case]]:
-    """Of an operation that may be differentiated everywhere: its cases of few elements, holding ordinary numbers.
+    """Return the smooth cases of an operation that is differentiable everywhere: few elements and ordinary numbers.
 
-    Inputs named in `ordinary` keep to a range, and so their own numbers.
+    Inputs named in `ordinary` are limited to a range, so they keep their own numbers.
     """
 
     @st.composite
@@ -62,7 +62,7 @@ def smooth(cases: Cases, ordinary: Collection[str] = ()) -> Callable[[DType], st
 
 
 def errors(examples: Examples) -> tuple[DeclaredError, ...]:
-    """Those of the first named example that has elements, which hold for arguments of any shapes."""
+    """Return the errors of the first named example with elements. They hold for arguments of any shapes."""
     dtype = DTYPES["float32"]
     for make in examples.values():
         case = make(dtype)
@@ -72,7 +72,7 @@ def errors(examples: Examples) -> tuple[DeclaredError, ...]:
 
 
 def workloads(examples: Examples, batched: Mapping[str, int]) -> Mapping[str, Mapping[str, Make]]:
-    """The largest named example, the largest whose last axis is odd, and, of samples, so many that they fill a GPU."""
+    """Return the workloads: the largest example, the largest with an odd last axis, and a batch that fills a GPU."""
 
     def example(ragged: bool, dtype: DType) -> Case:
         return _largest(examples, ragged, dtype)
@@ -88,7 +88,7 @@ def workloads(examples: Examples, batched: Mapping[str, int]) -> Mapping[str, Ma
 
 
 def _largest(examples: Examples, ragged: bool, dtype: DType) -> Case:
-    """That has the most elements among the examples of finite numbers one after another; if there is one, ragged."""
+    """Return the largest contiguous example of finite numbers; for `ragged`, with an odd last axis if there is one."""
     cases = [make(dtype) for make in examples.values()]
     plain = [case for case in cases if not case.layouts and all(_is_finite(a) for a in case.inputs.values())]
     odd = [case for case in plain if any(array.ndim and array.shape[-1] % 2 for array in case.inputs.values())]

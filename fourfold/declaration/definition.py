@@ -1,4 +1,4 @@
-"""The record of an operation from its definition: a function of torch tensors, and a declaration of its arguments.
+"""Make the record of an operation from its definition, a function of torch tensors, and its declared arguments.
 
 @fourfold.operation(x=tensor("... cols"), weight=tensor("cols"), eps=values(1e-6, 1e-5))
 def rms_norm(x, weight, eps=1e-6):
@@ -28,26 +28,27 @@ from fourfold.operations.record import FOLLOWS, Operation, reference, reference_
 
 __all__ = ["DefinedOperation", "lengths", "offsets", "operation", "result", "tensor", "values"]
 
-# Named examples that a definition is tried on. Those after them have longer axes.
+# The number of named examples on which a definition is tried. Later ones have longer axes.
 FEW_NAMED = 40
-# Kinds of these on which its errors are bounded: with a parameter of another value, an axis without elements, infinity.
+# The most kinds of examples for which its rounding errors are bounded. Kinds differ in the values of parameters, in the
+# axes without elements, and in whether all numbers are finite.
 MOST_KINDS = 8
 _FIELDS = {each.name for each in dataclasses.fields(Operation)}
-# Fields that follow from the arguments, and cannot be given.
+# Fields that follow from the arguments and cannot be given.
 _OF_ARGUMENTS = {"axes", "differentiable", "ordinary", "outputs"}
-# Fields that may be given of an operation with several outputs: they hold for each of them.
+# Fields that may be given for an operation with several outputs. They hold for each output.
 OF_EACH_OUTPUT = {"name", "source", "examples", "batched", "errors"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DefinedOperation(Operation):
-    """An operation made from a definition. Called, it is the definition.
+    """An operation made from a definition. A call of it calls the definition.
 
     Attributes:
-        definition: a function of torch tensors that returns one, or a tuple of several.
-        declaration: what its arguments are declared to be.
-        given: the examples that were given beside those that follow.
-        has_own_cases: whether a strategy of cases was given, of which the declaration may not say all.
+        definition: a function of torch tensors that returns one tensor or a tuple of several.
+        declaration: the declaration of its arguments.
+        given: the examples that were given in addition to those that follow from the declaration.
+        has_own_cases: whether a strategy of cases was given. The declaration may not describe all of its constraints.
     """
 
     definition: Callable[..., Any]
@@ -56,7 +57,7 @@ class DefinedOperation(Operation):
     has_own_cases: bool = False
 
     def __post_init__(self) -> None:
-        # What `inspect.signature` and `help` say of the definition. The instance is frozen.
+        # `inspect.signature` and `help` then show the definition's. The instance is frozen, so plain assignment fails.
         object.__setattr__(self, "__signature__", inspect.signature(self.definition))
         object.__setattr__(self, "__doc__", self.definition.__doc__)
 
@@ -65,17 +66,17 @@ class DefinedOperation(Operation):
         return self.definition(*arguments, **named)
 
     def with_other_numbers(self, case: Case) -> Case:
-        """A case of the same shapes, layouts and parameters, whose numbers are others that are declared.
+        """Return a case of the same shapes, layouts and parameters with other numbers that the declaration allows.
 
-        Integers and numbers that keep to a range, such as probabilities, are drawn anew; see `Declaration.redrawn`.
+        Integers and numbers limited to a range, such as probabilities, are drawn anew: see `Declaration.redrawn`.
         """
         return self.declaration.redrawn(case, super().with_other_numbers(case), integers=not self.has_own_cases)
 
     def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
-        """The operation on fewer sizes: its cases are drawn so, and its named cases are those that follow.
+        """Return the operation on fewer sizes. Its drawn and its named cases keep to them; given examples stay.
 
         Args:
-            limits: by the name of an axis, the least and the largest size, or a number of which sizes are multiples.
+            limits: by the name of an axis, the least and the largest size, or a divisor of all sizes.
 
         Raises:
             ValueError: no size of an axis is left, or there is no such axis.
@@ -95,7 +96,7 @@ class DefinedOperation(Operation):
 
 
 class DefinitionError(ValueError):
-    """A definition cannot be evaluated with an error bound for arguments that are declared."""
+    """An error in a definition that cannot be evaluated with an error bound for its declared arguments."""
 
 
 def operation(
@@ -105,30 +106,31 @@ def operation(
     tried: bool = True,
     **given: Any,
 ) -> Callable[[Callable], DefinedOperation]:
-    """Make the record of an operation from its definition: a decorator.
+    """Return a decorator that makes the record of an operation from its definition.
 
     Args:
-        sizes: by the name of an axis, the sizes that it may have: a pair of the least and the largest (None: any), a
-            range, a list of sizes, or one size. ``"..."`` stands for the product of all leading axes.
-        returns: the dtype of the result, as `result` takes it, where it is not the tested one. Of a definition that
+        sizes: the sizes that an axis may have, by its name: a pair of the least and the largest (None: any), a range, a
+            list of sizes, or one size. ``"..."`` stands for the product of all leading axes.
+        returns: the dtype of the result, as `result` takes it, if it is not the tested one. For a definition that
             returns a tuple, the names of the outputs in order, each with its dtype or a `result`.
-        tried: whether to evaluate the definition for a few named examples at once, so that its errors are found here.
-        given: by the name of an argument of the definition, what it is: `tensor`, `lengths`, `offsets`, `values`, or a
-            Hypothesis strategy of a parameter. An argument that has a default may be left out; it is not passed then.
-            Also fields of `fourfold.operations.record.Operation`, such as laws, errors, forward and backward, in place
-            of what follows from the declaration. `examples` are added to those that follow, unless `cases` is given
-            too; each is a function of the dtype that makes a case, or a mapping of arguments.
+        tried: whether to evaluate the definition for a few named examples immediately, so that its errors surface here.
+        given: the declaration of each argument of the definition, by its name: `tensor`, `lengths`, `offsets`,
+            `values`, or a Hypothesis strategy of a parameter. An argument with a default may be left out; it is then
+            not passed.
+            Also fields of `fourfold.operations.record.Operation`, such as laws, errors, forward and backward. They
+            replace the fields that follow from the declaration. `examples` are added to those that follow, unless
+            `cases` is given, too. Each example is a function from the dtype to a case, or a mapping of arguments.
 
     Returns:
-        A decorator. What it returns is an `Operation`, and may be called as the definition.
+        A decorator. It returns an `Operation` that can be called like the definition.
 
     Raises:
-        TypeError: an argument of the definition is neither declared nor has a default, or the definition has no
-            argument of that name; raised where the definition is decorated.
-        ValueError: the definition does not take such tensors, or does not return one floating-point tensor, or as
-            many as `returns` names.
-        DefinitionError: the definition raises an error where its rounding errors are bounded, as it is random, works in
-            place, or calls an operator that has no rule. The message names the line.
+        TypeError: an argument of the definition is not declared and has no default, or the definition has no argument
+            of a declared name. The decorator raises it.
+        ValueError: the definition does not accept such tensors, or does not return one floating-point tensor, or not
+            as many as `returns` names.
+        DefinitionError: the definition raises an error where its rounding errors are bounded, because it is random,
+            works in place, or calls an operator without a rule. The message names the line.
     """
     for field in _OF_ARGUMENTS:
         if field in given and not _is_declared(given[field]):
@@ -153,10 +155,10 @@ def operation(
 
 
 def _try(made: DefinedOperation) -> None:
-    """Evaluate a definition, forward and backward, for named examples of each kind that it may treat in its own way.
+    """Evaluate a definition, forward and backward, for named examples of each kind that it may treat differently.
 
     Raises:
-        DefinitionError: it raises an error.
+        DefinitionError: the definition raises an error.
     """
     dtype, kinds = DTYPES["float32"], set[str]()
     for name, make in itertools.islice(made.examples.items(), FEW_NAMED):
@@ -184,7 +186,7 @@ def _try(made: DefinedOperation) -> None:
 
 
 def _line_of(error: BaseException | None, made: DefinedOperation) -> str:
-    """The innermost line of the definition's file that an exception, or what it was raised from, came through."""
+    """Return the innermost line of the definition's file in the traceback of an exception or of its causes."""
     file, found = inspect.unwrap(made.definition).__code__.co_filename, ""
     while error is not None:
         for frame in traceback.extract_tb(error.__traceback__):
@@ -205,7 +207,7 @@ def _of_several(
     sizes: Mapping[str, Any],
     returns: Mapping[str, str | Output | None],
 ) -> DefinedOperation:
-    """The record of all outputs in a row, and in it the record of each of them alone."""
+    """Return the record of all outputs in a row. Its `outputs` are the records of the single outputs."""
     from fourfold.numerics.torch_adapter.evaluate import backward_of
 
     own = [name for name in fields if name not in OF_EACH_OUTPUT]
@@ -281,7 +283,7 @@ def _declaration(
     sizes: Mapping[str, Any],
     returns: str | None,
 ) -> Declaration:
-    """Match what is declared with the definition's signature."""
+    """Match the declared arguments with the definition's signature."""
     tensors: dict[str, TensorInput] = {}
     parameters: dict[str, Values] = {}
     default: dict[str, Any] = {}
@@ -313,7 +315,7 @@ def _example(declaration: Declaration, arguments: Mapping[str, Any]) -> named_ca
 
 
 def _place(definition: Callable[..., Any]) -> str:
-    """The file and the line of a function, relative to the current folder if it lies there."""
+    """Return the file and the line of a function, as a relative path if it lies in the current folder."""
     code = inspect.unwrap(definition).__code__
     path = os.path.relpath(code.co_filename) if os.path.exists(code.co_filename) else code.co_filename
     return f"{code.co_filename if path.startswith(os.pardir) else path}:{code.co_firstlineno}"
@@ -324,13 +326,13 @@ def _oracle(
     declaration: Declaration,
     gradients: Callable[[Sequence[str]], Callable] | None,
 ) -> dict[str, Callable]:
-    """Forward and backward with a running error, from the definition."""
+    """Return forward and backward functions with a running error, derived from the definition."""
     from fourfold.numerics.torch_adapter.evaluate import backward_of, forward_of
 
     differentiated = gradients or functools.partial(backward_of, definition)
 
     def backward(grad_output: Any, **arguments: Any) -> tuple:
-        """The gradients of the definition; None for an input that is None."""
+        """Return the gradients of the definition, None for an input that is None."""
         names = declaration.differentiable
         given = tuple(name for name in names if arguments.get(name) is not None)
         found = dict(zip(given, differentiated(given)(grad_output, **arguments), strict=True))
@@ -340,6 +342,6 @@ def _oracle(
 
 
 def _errors(made: Operation, declaration: Declaration) -> tuple:
-    """What follows from arguments of any shapes. None is no error where an input may be None."""
+    """Return the errors that follow from arguments of any shapes. None is no error where an input may be None."""
     may_be = {f"{name}_is_none" for name in declaration.optional}
     return tuple(error for error in defaults.errors(made.examples) if error.name not in may_be)

@@ -10,7 +10,7 @@ import torch
 from fourfold.declaration.arguments import TensorInput, Values, tensor, values
 from fourfold.declaration.definition import DefinedOperation, operation
 
-# Elements of an input. The reference of more takes minutes a case.
+# The most elements of an input. With more, the reference takes minutes a case.
 MOST_ELEMENTS = 1 << 22
 _INTEGERS = {torch.int64: "int64", torch.int32: "int32"}
 
@@ -23,20 +23,20 @@ def like(
     name: str | None = None,
     **fields: Any,
 ) -> DefinedOperation:
-    """The operation of a torch function, declared by a call.
+    """Return the operation of a torch function, declared by an example call.
 
     Args:
-        definition: the function that says what is right.
-        inputs: the arguments of a call, in order or by name. Integers of a tensor stay between its smallest and its
-            largest one. What is no tensor stays as it is.
-        vary: whether sizes are drawn. Axes of one size then have the same size in every case. Otherwise all sizes are
-            those of the call.
-        name: of the operation; the function's unless given.
-        **fields: of the operation, see `fourfold.operation`.
+        definition: the function that defines the right results.
+        inputs: the arguments of a call, in order or by name. The integers of a tensor stay between its smallest and its
+            largest one. Other arguments keep their values.
+        vary: whether sizes are drawn. Axes of equal size in the call then have equal sizes in every case. Otherwise
+            every case has the sizes of the call.
+        name: the operation's name. The default is the function's name.
+        **fields: fields of the operation: see `fourfold.operation`.
 
     Raises:
-        ValueError: an input is of a dtype that cannot be drawn, or too large.
-        TypeError: the function does not take the inputs.
+        ValueError: an input has a dtype that cannot be drawn, or is too large.
+        TypeError: the function does not accept the inputs.
     """
     signature = inspect.signature(definition)
     bound = signature.bind(**inputs) if isinstance(inputs, Mapping) else signature.bind(*inputs)
@@ -55,7 +55,7 @@ def like(
     )
     defined.__name__ = name or str(getattr(definition, "__name__", "reference"))
     sizes = {} if vary else {_axis(size): size for size in lengths}
-    # What has no bound is found by the verdict: here a definition is somebody else's.
+    # The definition is somebody else's, so the verdict reports an operator without an error bound, not this call.
     return operation(sizes=sizes, tried=False, **declared, **fields)(defined)
 
 
@@ -64,7 +64,7 @@ def _axis(size: int) -> str:
 
 
 def _declared(argument: str, given: Any, lengths: Sequence[int]) -> TensorInput | Values:
-    """What is known of an argument. Integers below one of the lengths that vary are taken to be places along it."""
+    """Return the declaration of an argument. Integers below a varying length count as indices into its axis."""
     if not isinstance(given, torch.Tensor):
         return values(given)
     if given.numel() > MOST_ELEMENTS:

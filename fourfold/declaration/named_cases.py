@@ -16,14 +16,14 @@ from fourfold.operations.layouts import LAYOUTS
 from fourfold.operations.record import Sized
 
 Make = Callable[[DType], Case]
-# Sizes of one axis while the others are short: the tail of a block, a block in full, and one past it.
+# The sizes of one axis while the others are short: one short of a block, a full block, and one past it.
 AROUND_BLOCKS = (127, 128, 129, 1023, 1024, 1025)
 LONG = 4096 + 5
-# Sizes of the axes that are last in some tensor, and of the others, in turn. No two alike, and none divides another.
+# The sizes of axes that are last in some tensor, and of the others, in turn. No two of them are equal.
 LAST, OTHERS = (33, 40, 17, 26, 65), (5, 3, 4, 7, 6)
-# Sizes of the other axes of a call where one is long.
+# The sizes of the other axes of a call with one long axis.
 SHORT = (2, 3)
-# A case whose largest intermediate result has more elements is not worth its time.
+# The limit on the elements of a case's largest intermediate result. A larger case is not worth its time.
 AFFORDABLE = 1 << 18
 KINDS_OF_ALL = {
     "constant": "equal_numbers",
@@ -37,7 +37,7 @@ KINDS_OF_ALL = {
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is particular about a named case."""
+    """The deviations of a named case from the ordinary one."""
 
     sizes: Mapping[str, int] = field(default_factory=dict)
     leading: Shape | None = None
@@ -65,7 +65,7 @@ class NamedCases:
             self._base[axis] = of.allowed[axis].nearest(choices[place % len(choices)])
 
     def examples(self) -> dict[str, Make]:
-        """All named cases: an ordinary one, those without elements, then those of few elements before large ones."""
+        """Return all named cases: the ordinary one first, then the others in ascending order of their elements."""
         wanted = {"ordinary": Wanted()}
         for found in (self._empty(), self._sizes(), self._ranks(), self._ragged(), self._layouts()):
             wanted |= {name: what for name, what in found if name not in wanted}
@@ -76,15 +76,15 @@ class NamedCases:
         return {name: self._maker(wanted[name]) for name in order}
 
     def of_sizes(self, sizes: Mapping[str, int]) -> Make:
-        """A named case of chosen sizes."""
+        """Return a named case of chosen sizes."""
         return self._maker(Wanted(sizes=sizes))
 
     def varied(self, sizes: Mapping[str, int], leading: Shape | None, parameters: Mapping[str, Any]) -> Make:
-        """A named case of chosen sizes, leading axes and parameters."""
+        """Return a named case of chosen sizes, leading axes and parameters."""
         return self._maker(Wanted(sizes=sizes, leading=leading, parameters=parameters))
 
     def largest_of(self, sizes: Mapping[str, int]) -> int:
-        """The elements of the largest intermediate result of a call of these sizes."""
+        """Return the number of elements of the largest intermediate result of a call of these sizes."""
         return self._run(Wanted(sizes=sizes))
 
     # ---- sizes
@@ -111,7 +111,7 @@ class NamedCases:
                     yield f"{_spoken(axis)}_{nearest}", Wanted(sizes={**short, axis: nearest})
 
     def _largest(self, sizes: Mapping[str, int], axis: str) -> float:
-        """About how many elements the largest intermediate result has, from calls in which the axis is shorter."""
+        """Estimate the number of elements of the largest intermediate result from calls with a shorter axis."""
         few = [self._of.allowed[axis].nearest(min(size, sizes[axis])) for size in (32, 64)]
         found = [self._run(Wanted(sizes={**sizes, axis: size})) for size in few]
         if few[0] == few[1] or sizes[axis] <= few[1]:
@@ -261,7 +261,10 @@ def _named(of: TensorInput) -> bool:
 
 
 def _with_special_values(array: np.ndarray, dtype: DType, parameters: Mapping[str, Any]) -> np.ndarray:
-    """One special value in each slice along the first axis, in turn, at a place of its own; one in 16 of a vector."""
+    """Return an array with one special value in each slice along the first axis, in turn, at varying places.
+
+    A vector gets all special values, evenly spaced.
+    """
     special = list(special_values(dtype, parameters).values())
     changed = array.copy()
     slices = changed.reshape(len(changed), -1) if array.ndim > 1 and array.size else changed.reshape(1, -1)
@@ -276,7 +279,7 @@ def _with_special_values(array: np.ndarray, dtype: DType, parameters: Mapping[st
 
 
 class SizedCases:
-    """The cases of chosen sizes of a declaration."""
+    """A declaration's cases of chosen sizes."""
 
     def __init__(self, declaration: Declaration) -> None:
         self._named = NamedCases(declaration)
@@ -289,20 +292,20 @@ class SizedCases:
         self._growth: dict[tuple[str, ...], tuple[float, float]] = {}
 
     def make(self, sizes: Mapping[str, int]) -> Make:
-        """A named case; axes that are not chosen have the sizes of every named case."""
+        """Return a named case. Axes without a chosen size have the base sizes of all named cases."""
         return self._named.of_sizes(sizes)
 
     def varied(self, sizes: Mapping[str, int], leading: Shape | None, parameters: Mapping[str, Any]) -> Make:
-        """The same with other leading axes and parameters."""
+        """Return a named case of chosen sizes, leading axes and parameters."""
         return self._named.varied(sizes, leading, parameters)
 
     def allows(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the declaration allows the sizes, and the case's largest intermediate result is affordable."""
+        """Return whether the declaration allows the sizes, and the case's largest intermediate result is affordable."""
         allowed = all(size and self._allowed[axis].nearest(size) == size for axis, size in sizes.items())
         return allowed and self.largest(sizes) <= AFFORDABLE
 
     def largest(self, sizes: Mapping[str, int]) -> float:
-        """About how many elements the largest intermediate result has, from calls in which long axes are shorter."""
+        """Estimate the number of elements of the largest intermediate result from calls with shorter long axes."""
         few, more = 32, 64
         long = tuple(axis for axis, size in sizes.items() if size > more)
         if long not in self._growth:
@@ -317,11 +320,11 @@ class SizedCases:
 
 
 def sized(declaration: Declaration) -> Sized:
-    """The cases of chosen sizes of a declaration."""
+    """Return a declaration's cases of chosen sizes."""
     of = SizedCases(declaration)
     return Sized(of.axes, of.make, of.allows, of.largest, of.varied)
 
 
 def examples(declaration: Declaration) -> dict[str, Make]:
-    """The named cases that follow from a declaration."""
+    """Return the named cases that follow from a declaration."""
     return NamedCases(declaration).examples()

@@ -1,4 +1,4 @@
-"""The law of a mean or a sum over a batch: the same batch several times over gives what is known of it."""
+"""The law of a mean or a sum over a batch: repeating the batch changes the result by a known factor."""
 
 from collections.abc import Iterator
 
@@ -14,10 +14,10 @@ TIMES = 3
 
 
 def law_of(operation: Operation) -> Law:
-    """The law of an operation that has a `reduction`.
+    """Return the law of an operation with a `reduction`.
 
     Raises:
-        ValueError: its reduction is written in another way, or names an axis that no input has.
+        ValueError: the reduction has another form, or names an axis that no input has.
     """
     kind, _, over = operation.reduction.partition(" over ")
     axes = {axis.strip() for axis in over.split(",")}
@@ -59,7 +59,7 @@ def law_of(operation: Operation) -> Law:
 
 
 def _place(axes: notation.Axes, over: set[str]) -> tuple[int, int] | None:
-    """Which axis of an input is repeated, and by how much it is longer than the batch; None if it is the same."""
+    """Return an input's repeated axis, and by how much it is longer than the batch; None if no axis is repeated."""
     for place, axis in enumerate(axes):
         name, more = (LEADING, 0) if axis == LEADING else notation.split(axis)
         if name in over:
@@ -68,7 +68,7 @@ def _place(axes: notation.Axes, over: set[str]) -> tuple[int, int] | None:
 
 
 def _repeated(array: np.ndarray, place: tuple[int, int] | None) -> np.ndarray:
-    """An input several times over along an axis. Offsets, longer by one than the batch, are continued."""
+    """Repeat an input along an axis. Offsets, which are one longer than the batch, continue instead."""
     if place is None:
         return array
     axis, more = place
