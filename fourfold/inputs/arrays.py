@@ -14,7 +14,7 @@ AWKWARD_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 1
 AWKWARD_LARGE = (1000, 1023, 1024, 1025, 2047, 2049, 4097)
 
 KINDS = ("normal", "whole", "constant", "offset", "spread", "huge", "tiny")
-# Kinds of numbers that keep to a range: for inputs outside of whose range an operation is not defined.
+# Kinds of numbers within a range, for inputs on which the operation is defined only there.
 LIMITED = ("positive", "unit", "probabilities")
 # Arrays of at most this many elements are sometimes drawn element by element.
 FEW_ELEMENTS = 12
@@ -26,7 +26,7 @@ GENERATORS = SEEDS.map(np.random.default_rng)
 
 
 def random_size(rng: np.random.Generator, limit: int) -> int:
-    """A number of rows up to `limit`: any number, a small one, one next to a block size, or, rarely, 0."""
+    """Return a number of rows up to `limit`: any number, a small one, one next to a block size, or, rarely, 0."""
     if limit == 0 or rng.random() < NONE:
         return 0
     awkward = [size for size in (*AWKWARD_SIZES, *AWKWARD_LARGE) if 0 < size <= limit]
@@ -34,7 +34,7 @@ def random_size(rng: np.random.Generator, limit: int) -> int:
 
 
 def sizes(limit: int, elements: int | None = None) -> st.SearchStrategy[int]:
-    """Numbers of rows as `random_size` draws them, or, if `elements` in all are few, integers that shrink.
+    """Return a strategy of numbers of rows: those of `random_size` or, if `elements` is small, integers that shrink.
 
     Large sizes come from a seed, because Hypothesis repeats a seed less often than a size.
     """
@@ -45,7 +45,7 @@ def sizes(limit: int, elements: int | None = None) -> st.SearchStrategy[int]:
 
 @st.composite
 def leading_axes(draw: st.DrawFn, count: int) -> tuple[int, ...]:
-    """The sizes of zero to three leading axes that hold `count` rows together."""
+    """Draw the sizes of zero to three leading axes that hold `count` rows together."""
     if count == 1 and draw(st.booleans()):
         return ()
     divisors = [d for d in (2, 3, 5, 7) if count % d == 0] if count else [2]
@@ -57,7 +57,7 @@ def leading_axes(draw: st.DrawFn, count: int) -> tuple[int, ...]:
 
 @st.composite
 def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
-    """A shape ``[..., cols]`` of up to `elements` elements: few long rows, or many short ones."""
+    """Draw a shape ``[..., cols]`` of up to `elements` elements: few long rows, or many short ones."""
     if draw(st.booleans()):
         cols = draw(sizes(elements))
         rows = draw(sizes(elements // max(cols, 1), elements))
@@ -68,7 +68,7 @@ def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> np.ndarray:
-    """A random array of one of `KINDS` or `LIMITED`, rounded to the dtype."""
+    """Return a random array of one of `KINDS` or `LIMITED`, rounded to the dtype."""
     drawn = np.asarray(rng.normal(0, 2, shape))
     if kind == "whole":  # many ties, and exact sums
         drawn = np.rint(drawn)
@@ -101,7 +101,7 @@ def sprinkle_special_values(rng: np.random.Generator, array: np.ndarray, share: 
 
 @st.composite
 def bulk_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS) -> np.ndarray:
-    """An array made from a seed, sometimes with special values."""
+    """Draw an array made from a seed, sometimes with special values."""
     rng = draw(GENERATORS)
     array = values(rng, shape, dtype, draw(st.sampled_from(kinds)))
     if draw(st.integers(0, 7)) == 7:
@@ -111,7 +111,7 @@ def bulk_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...], kinds: Se
 
 @st.composite
 def explicit_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """An array drawn element by element, so that a counterexample shrinks to small whole numbers."""
+    """Draw an array element by element, so that a counterexample shrinks to small whole numbers."""
     count = int(np.prod(shape, dtype=np.int64))
     # Whole numbers and halves are exact in every dtype and make many ties.
     element = st.one_of(st.integers(0, 8), st.integers(-16, 16).map(lambda half: half / 2))
@@ -120,21 +120,21 @@ def explicit_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...]) -> np
 
 
 def arrays(dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS) -> st.SearchStrategy[np.ndarray]:
-    """Arrays of a shape: made from a seed or, if the elements are few, also drawn one by one."""
+    """Return a strategy of arrays of a shape, made from a seed or, if the elements are few, also drawn one by one."""
     if np.prod(shape) <= FEW_ELEMENTS:
         return st.one_of(explicit_arrays(dtype, shape), bulk_arrays(dtype, shape, kinds))
     return bulk_arrays(dtype, shape, kinds)
 
 
 def cotangent(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
-    """A random cotangent, rounded to the dtype: of both signs, a tenth of it zero, no element 1."""
+    """Return a random cotangent, rounded to the dtype: of both signs, a tenth of it zero, no element 1."""
     drawn = np.asarray(rng.normal(0, 2, shape) * (rng.random(shape) < 0.9)).astype(dtype.numpy)
     # A cotangent of ones hides a kernel that ignores it, and half types often round a single element to 1.
     return np.where(drawn == 1, np.array(-1, dtype=dtype.numpy), drawn)
 
 
 def layouts_for(*names: str) -> st.SearchStrategy[dict[str, str]]:
-    """A layout for each named tensor: all contiguous half of the time, else any mixture."""
+    """Return a strategy of a layout for each named tensor: all contiguous half of the time, else any mixture."""
     mixed = st.fixed_dictionaries({name: st.sampled_from(tuple(LAYOUTS)) for name in names})
     return st.one_of(st.just(dict.fromkeys(names, "contiguous")), mixed)
 

@@ -1,7 +1,7 @@
-"""Combined cases: sizes, layouts, numbers, parameters and modes, such that no pair of them is left to chance.
+"""Combined cases: sizes, layouts, numbers, parameters and modes, without leaving any pair of them to chance.
 
-A generated case has any mixture of them, and a certain pair comes rarely: a long row whose weight alone is misaligned,
-say. Here each pair of choices comes in one of few cases, which are the same in every run: see `covering`.
+A generated case mixes them at random, so a given pair is rare, such as a long row with only the weight misaligned.
+Here a few cases, the same in every run, contain each pair of choices: see `covering`.
 """
 
 import itertools
@@ -24,31 +24,32 @@ from fourfold.operations.case import Case, is_floating
 from fourfold.operations.layouts import COMPOSED, parts
 from fourfold.operations.record import Operation, reference
 
-# All sizes are multiples of 16, so that every tensor may be read by vectors; and none of them is even.
+# Sizes that are all multiples of 16, so that every tensor can be read by vectors, and sizes that are all odd.
 VECTORS, ODD = ((16, 32, 48, 16), (17, 33, 5, 21))
-# Where a call of them would have more elements than this, those of axes that are last in no tensor are smaller.
+# If the product of these sizes is larger than `MODEST`, the axes that are last in no tensor get smaller sizes.
 MODEST = 40_000
 FEW_VECTORS, FEW_ODD = ((16, 4, 4, 4), (17, 3, 5, 3))
-# The sizes of a long axis: of several blocks of any usual size, in whole vectors and not; and of the others then,
-# which are shorter where a call would be dear.
+# The sizes of a long axis, several blocks of any usual size: one in whole vectors, one not. The other axes of such a
+# call have the sizes `SHORT`, or `SHORTER` if the call would be expensive.
 LONG, SHORT, SHORTER = (2064, 2051), (5, 6, 3, 4), (2, 3, 2, 2)
-# What is left of the leading axes where there are so many that tensors have six axes and more.
+# The leading axes of a case whose tensors have six or more axes.
 SIX_AXES: Shape = (2, 3, 2, 2, 2, 2)
-# Cases of constants that are past `LONG`, at most, and of parameters.
+# The most constants past `LONG` that each axis gets, and the most sets of parameters.
 PAST, PARAMETERS = 2, 6
-# What the cases of a check may cost together, as `LargeCases` counts, in the dtype that has all of them.
+# The budget of a check's cases together, in the price of `LargeCases`.
 BUDGET = 2_500_000
-# A case that costs more, as one of thousands of rows with a program each, is made once for each axis.
+# A case that costs more than `DEAR`, such as thousands of rows with a program each, is made once for each axis, with
+# precise numbers and no other choices. A case that costs more than `DEAREST` is left out.
 DEAR, DEAREST = 70_000, 300_000
-# In other dtypes every so many of the cases is taken, from another one on in each.
+# The other dtypes take one case in `EVERY`, each dtype from a different start.
 EVERY = 5
-# How many places `checks.modes` has.
+# The number of places in `checks.modes`.
 MODES = 6
 
 
 @dataclass(frozen=True)
 class Combined:
-    """A combined case, and in which of several modes it is to be called."""
+    """A combined case, and the number of the mode in which it is called."""
 
     name: str
     case: Case
@@ -64,7 +65,7 @@ class _Size:
 
 
 def combined(large: LargeCases) -> Iterator[Combined]:
-    """The combined cases of an operation for one implementation and dtype, which lie within its claims."""
+    """Yield the combined cases of an operation that lie within an implementation's claims, for one dtype."""
     operation, dtype = large.operation, large.dtype
     sizes = _sizes(large) if operation.sized is not None and large.every else []
     cheap = [size for size in sizes if size.price <= DEAR]
@@ -98,26 +99,26 @@ def combined(large: LargeCases) -> Iterator[Combined]:
 
 
 def _is_taken(large: LargeCases, place: int) -> bool:
-    """Whether a dtype has the case at a place: float32 has the most of them, or the first dtype that is claimed."""
+    """Return whether a dtype takes the case at a place. float32, or else the first claimed dtype, takes the most."""
     every = large.every if large.is_first else EVERY
     return place % every == list(DTYPES).index(large.dtype.name) % every
 
 
 def _sizes(large: LargeCases) -> list[_Size]:
-    """Of whole vectors, of odd ones, long along each axis, past the constants of the source, and of six axes."""
+    """Return the sizes: whole vectors, odd sizes, each axis long, past the source's constants, and six axes."""
     sized = large.operation.sized
     assert sized is not None
     axes = list(sized.axes)
     ends = {written[-1] for written in map(notation.parse, large.operation.axes.values()) if written}
 
     def of(name: str, wanted: Mapping[str, int], leading: Shape | None = None, long: str = "") -> Iterator[_Size]:
-        # An axis that may not have its size has the one that it has beside a long axis.
+        # An axis whose size is not allowed gets the size that it has beside a long axis.
         sizes = {
             axis: size if large.allows({**sized.axes, axis: size}) else sized.axes[axis]
             for axis, size in wanted.items()
         }
         if (not long or sizes[long] == wanted[long]) and large.allows(sizes):
-            # Rows along an axis that is the last one of some tensor have no program each.
+            # Along an axis that is the last one of some tensor, rows do not have a program each.
             price = CALL + max(_elements(large, sizes), sized.largest(sizes)) if long in ends else large.price(sizes)
             yield _Size(name, sizes, price, leading)
 
@@ -142,12 +143,12 @@ def _sizes(large: LargeCases) -> list[_Size]:
 
 
 def _beside(axes: list[str], long: str, sizes: tuple[int, ...]) -> dict[str, int]:
-    """The sizes of the other axes beside a long one."""
+    """Return the sizes of the other axes beside a long one."""
     return {other: sizes[i % len(sizes)] for i, other in enumerate(axis for axis in axes if axis != long)}
 
 
 def _elements(large: LargeCases, sizes: Mapping[str, int]) -> float:
-    """The elements of all inputs together whose axes are among those that have sizes."""
+    """Return the number of elements of all inputs together, without those that have an axis of unknown size."""
     found = 0.0
     for written in map(notation.parse, large.operation.axes.values()):
         known = [int(axis) if axis.isdecimal() else sizes.get(axis) for axis in written]
@@ -160,9 +161,10 @@ def _spoken(axis: str) -> str:
 
 
 def _layouts(names: list[str]) -> list[tuple[dict[str, str], ...]]:
-    """All contiguous; each tensor alone misaligned; each tensor in one of the composed layouts, of which two alternate.
+    """Return the choices of layouts: all contiguous, each tensor alone misaligned, and composed layouts for all.
 
-    A kernel hardly minds which of the two it is, and all are taken.
+    A choice of composed layouts has two alternatives, which take turns: it hardly matters to a kernel which one it
+    gets, and this way every composed layout is used.
     """
     composed = list(COMPOSED)
 
@@ -174,7 +176,7 @@ def _layouts(names: list[str]) -> list[tuple[dict[str, str], ...]]:
 
 
 def _parameters(operation: Operation, dtype: DType, first: Case) -> list[Mapping[str, Any]]:
-    """Different parameters among the named examples, the first of them those of a case as it is made."""
+    """Return the distinct parameters of the named examples. Those of the case `first` come first."""
     found = {repr(sorted(first.parameters.items())): first.parameters}
     for make in operation.examples.values():
         given = make(dtype).parameters
@@ -190,17 +192,17 @@ def made(
     leading: Shape | None = None,
     parameters: Mapping[str, Any] = MappingProxyType({}),
 ) -> Case | None:
-    """A case of ordinary numbers.
+    """Return a case of ordinary numbers.
 
     Args:
-        operation: the operation, which has cases of chosen sizes.
-        dtype: of the case.
-        sizes: of its axes.
-        leading: what ``...`` stands for, if it is not one axis.
-        parameters: in place of those that such a case has.
+        operation: an operation with cases of chosen sizes.
+        dtype: the dtype of the case.
+        sizes: the sizes of its axes.
+        leading: the sizes of the axes that ``...`` stands for, if it is not one axis.
+        parameters: replacements for the case's parameters.
 
     Returns:
-        None if the operation does not take so many axes.
+        the case, or None if the operation does not accept that many axes.
     """
     sized = operation.sized
     assert sized is not None
@@ -212,7 +214,7 @@ def made(
 
 
 def _of_more_axes(operation: Operation, dtype: DType, case: Case, leading: Shape) -> Case | None:
-    """A case whose one leading axis is several; None if not all tensors begin with it."""
+    """Split a case's one leading axis into several. Return None if the operation does not accept the split tensors."""
     rows = int(np.prod(leading))
     begins = {name for name, axes in operation.axes.items() if notation.parse(axes)[:1] == (LEADING,)}
     arrays = {name: case[name] for name in begins} | {"grad_output": case.grad_output}
@@ -225,7 +227,7 @@ def _of_more_axes(operation: Operation, dtype: DType, case: Case, leading: Shape
 
 
 def _with_numbers(operation: Operation, dtype: DType, case: Case, change: Change, seed: int, turn: int) -> Case:
-    """The case with other numbers in inputs that may hold any."""
+    """Return the case with other numbers in the inputs that may hold any numbers."""
     free = [n for n, array in case.inputs.items() if is_floating(array) and array.size and n not in operation.ordinary]
     if not free:
         return case
@@ -233,7 +235,7 @@ def _with_numbers(operation: Operation, dtype: DType, case: Case, change: Change
 
 
 def _laid_out(operation: Operation, case: Case, layouts: Mapping[str, str]) -> Case:
-    """The case in layouts; what is expanded holds the same along its first axis, if it may hold any numbers."""
+    """Return the case in layouts. Expanded tensors that may hold any numbers become constant along their first axis."""
     inputs, grad_output = dict(case.inputs), case.grad_output
     for name, layout in layouts.items():
         if "expanded" in parts(layout):

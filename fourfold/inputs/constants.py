@@ -1,9 +1,9 @@
-"""Constants of an implementation's source: a kernel goes wrong at its own numbers, which no fixed list of sizes holds.
+"""Constants in an implementation's source: a kernel goes wrong at its own numbers, which no fixed list of sizes holds.
 
-Fuzzers take such a dictionary from the program under test. Of a Python file the functions are read that can be reached
-from the implementation, by the syntax tree, and those that they import from files beside it. Of a `.cu` file all tokens
-are read. A type counts as the number of its values: a counter of `int8` goes wrong at 128. Where a kernel asks for its
-place along the second or third axis of a grid, that counts as the most blocks that a GPU takes there.
+Fuzzers take such a dictionary from the program under test. In a Python file, the syntax tree gives the functions that
+the implementation reaches, and the functions that those import from files beside it. In a `.cu` file, all tokens are
+read. An integer type yields the number of its values: a counter of `int8` goes wrong at 128. A kernel that reads its
+place along the second or third axis of a grid yields the most blocks that a GPU takes along that axis.
 """
 
 import ast
@@ -20,17 +20,17 @@ from fourfold.backends.cuda.declarations import SUFFIXES, without_comments
 from fourfold.backends.launch import MAX_GRID
 from fourfold.backends.python_source import Module, SizeComparison
 
-# Smaller numbers are sizes that are drawn anyhow. Of larger ones no case is made.
+# The range of the constants that become sizes. Generated cases have the smaller sizes anyway, and larger ones get none.
 LEAST, MOST = 6, 65_536
-# Values of comparisons beyond which nothing is left of a half type's numbers are of use, too.
+# The largest magnitude of a compared value. It lies far beyond a half type's numbers: such values are of use, too.
 FURTHEST = 1e30
-# Keyword arguments of launches that are no sizes.
+# Keyword arguments of launches and of other calls that are not sizes.
 _NO_SIZES = {"num_warps", "num_stages", "num_ctas", "maxnreg", "dim", "axis", "dims"}
-# How many values a type counts.
+# The number of values that a type counts, from 0.
 _TYPES = {"int8": 128, "uint8": 256, "int16": 32_768, "uint16": 65_536}
 # Functions whose arguments limit values.
 _LIMITS = {"where", "clamp", "clip", "minimum", "maximum", "min", "max"}
-# Triton's functions of an axis of the grid.
+# Triton's functions with an axis of the grid as their argument.
 _OF_GRID = {"program_id", "num_programs"}
 _CPP_GRID = r"\b(?:blockIdx|gridDim)\s*\.\s*(?:(?P<y>y)|z)\b"
 _CPP_TYPES = r"\b(?:(?P<t>u?int(?:8|16))_t|(?P<u8>unsigned\s+char)|(?P<u16>unsigned\s+short)|(?P<i16>short))\b"
@@ -40,7 +40,7 @@ _CPP_COMPARED = r"(?:(?<![<>\-])[<>]=?|[=!]=)\s*(-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE]
 
 @dataclass(frozen=True, order=True)
 class Constant:
-    """A number of a source."""
+    """A number in a source file."""
 
     value: float
     file: str
@@ -53,8 +53,8 @@ class Constants:
 
     Attributes:
         sizes: whole numbers, each once, in ascending order.
-        values: numbers that are compared with others.
-        comparisons: those that decide which way the code in Python takes.
+        values: the numbers in comparisons, each once, in ascending order.
+        comparisons: the comparisons that decide which branch the Python code takes.
     """
 
     sizes: tuple[Constant, ...] = ()
@@ -66,7 +66,7 @@ NONE = Constants()
 
 
 def constants_of(implementation: Any) -> Constants:
-    """The constants of the source of a function, a module or a class; none where there is no source."""
+    """Return the constants in the source of a function, a module or a class, or `NONE` if there is no source."""
     target = getattr(implementation, "__self__", None)
     target = target if isinstance(target, type) else inspect.unwrap(implementation)
     for each in (target, type(target)):
@@ -80,11 +80,12 @@ def constants_of(implementation: Any) -> Constants:
 
 @functools.lru_cache(maxsize=64)
 def constants_in(file: Path, name: str = "") -> Constants:
-    """The constants of a file.
+    """Return the constants of a file.
 
     Args:
         file: a `.py` or a `.cu` file.
-        name: of the function or class in a Python file from which the others are reached; of all if it is not there.
+        name: the function or class of a Python file where reading starts. If the file does not define it, all of the
+            file is read.
     """
     source = _Source()
     source.read(file, name)
@@ -99,7 +100,7 @@ def _each_once(found: list[Constant]) -> tuple[Constant, ...]:
 
 
 class _Source:
-    """The constants that were found so far, in a file and in those beside it that it uses."""
+    """The constants found so far in a file, and in the files beside it that it uses."""
 
     def __init__(self) -> None:
         self.sizes: list[Constant] = []
@@ -109,7 +110,7 @@ class _Source:
         self._seen: set[Any] = set()
 
     def read(self, file: Path, name: str) -> None:
-        """Read what can be reached from one name of a file; all of the file where it has none of that name."""
+        """Read the code that one name of a file reaches, or all of the file if it does not define the name."""
         if file.suffix in SUFFIXES:
             self._read_cuda_file(file)
             return
@@ -177,7 +178,7 @@ class _Source:
                 self.values.append(Constant(float(sign * value), module.file.name, operand.lineno))
 
     def _read_text(self, text: str, module: "Module", line: int) -> None:
-        """A string may name a file of CUDA C++, or hold some."""
+        """Read the CUDA C++ code that a string contains, or the file of CUDA C++ that it names."""
         if "__global__" in text:
             self._read_cuda(text, module.file, line)
         elif text == ".cu":
@@ -222,7 +223,7 @@ class _Source:
 
 
 def _comparisons(file: Path, top: ast.AST) -> Iterator[SizeComparison]:
-    """The comparisons of sizes in the tests below a node, but for those of Triton's kernels."""
+    """Yield the comparisons in the conditions below a node, except those in Triton kernels."""
     waiting: list[tuple[ast.AST, int]] = [(top, 0)]
     while waiting:
         node, line = waiting.pop()
@@ -240,7 +241,7 @@ def _comparisons(file: Path, top: ast.AST) -> Iterator[SizeComparison]:
 
 
 def _without_documentation(top: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below one, without strings that stand alone and without arguments of launches that are no sizes."""
+    """Yield a node and all nodes below it, except standalone strings and the keyword arguments in `_NO_SIZES`."""
     waiting = [top]
     while waiting:
         node = waiting.pop()

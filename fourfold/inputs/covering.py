@@ -1,6 +1,6 @@
-"""Covering arrays: few combinations of several choices, such that each pair of choices comes together in one of them.
+"""Covering arrays: few combinations of several choices that contain each pair of choices.
 
-Most faults of software take one choice, or two at once (Kuhn, Wallace and Gallo, Software Fault Interactions and
+Most software faults depend on one choice, or on two at once (Kuhn, Wallace and Gallo, Software Fault Interactions and
 Implications for Software Testing, IEEE Transactions on Software Engineering 30, 2004).
 """
 
@@ -13,13 +13,13 @@ Row = tuple[int, ...]
 
 @functools.lru_cache
 def covering(levels: tuple[int, ...]) -> tuple[Row, ...]:
-    """Rows of one choice for each factor, among which each pair of choices of two factors comes together once or more.
+    """Return rows of one choice for each factor that contain each pair of choices of two factors at least once.
 
     Args:
-        levels: how many choices each factor has.
+        levels: the number of choices of each factor.
 
     Returns:
-        the rows, in an order that is always the same. The first one has the first choice of each factor.
+        the rows, always in the same order. The first row has the first choice of each factor.
     """
     pairs = itertools.combinations(range(len(levels)), 2)
     open_ = {((f, i), (g, j)): None for f, g in pairs for i in range(levels[f]) for j in range(levels[g])}
@@ -34,7 +34,7 @@ def covering(levels: tuple[int, ...]) -> tuple[Row, ...]:
 
 
 def _row(levels: Sequence[int], chosen: dict[int, int], open_: dict, turn: int) -> Row:
-    """A row with the given choices, whose other choices close as many pairs as they can; among equals, in turn."""
+    """Return a row with the chosen levels. Each other choice closes the most open pairs; `turn` breaks ties."""
     for factor in range(len(levels)):
         if factor in chosen:
             continue

@@ -1,4 +1,4 @@
-"""Cases of elementwise operations: inputs of one shape, and an output of the same."""
+"""Cases of elementwise operations: inputs and an output of one shape."""
 
 from collections.abc import Callable, Mapping
 
@@ -21,15 +21,15 @@ from fourfold.operations.workloads import Make, tiled, whole
 
 
 class Elementwise:
-    """The cases that any elementwise operation is put through, and its workloads.
+    """The cases and the workloads of any elementwise operation.
 
     Args:
-        inputs: by name, which of `fourfold.inputs.arrays.KINDS` of numbers named cases hold.
+        inputs: the kind of numbers in the named cases, one of `fourfold.inputs.arrays.KINDS`, by input.
 
     Attributes:
         examples: the named cases: around the sizes of blocks, and in every layout.
-        workloads: those whose speed is recorded.
-        batched: every input, of whose samples each is one element.
+        workloads: the workloads whose speed is recorded.
+        batched: every input with its batch axis 0. A sample is one element.
     """
 
     def __init__(self, **inputs: str) -> None:
@@ -39,11 +39,11 @@ class Elementwise:
         self.batched = dict.fromkeys(inputs, 0)
 
     def cases(self, dtype: DType, elements: int) -> st.SearchStrategy[Case]:
-        """Inputs of none to three axes."""
+        """Return a strategy of cases with inputs of zero to three axes."""
         return _cases(tuple(self._kinds), dtype, elements)
 
     def random(self, *shape: int, **layouts: str) -> Callable[[DType], Case]:
-        """A named case of random numbers."""
+        """Return a function that makes a case of random numbers."""
 
         def make(dtype: DType) -> Case:
             rng = np.random.default_rng(6)
@@ -57,7 +57,7 @@ class Elementwise:
         return make
 
     def special_numbers(self, dtype: DType) -> Case:
-        """Infinities, NaN, the largest and the smallest numbers and signed zeros, each with each."""
+        """Return a case of infinities, NaN, the largest and smallest numbers, signed zeros and 1, each with each."""
         most, least = dtype.largest, dtype.smallest_subnormal
         special = np.array([np.inf, -np.inf, np.nan, most, -most, 0.0, -0.0, least, -least, 1.0])
         each = (a.reshape(-1).astype(dtype.numpy) for a in np.meshgrid(*[special] * len(self._kinds)))
@@ -69,7 +69,7 @@ class Elementwise:
         last, every = names[-1], "both" if len(names) == 2 else "all"
 
         def laid_out(*layouts: str) -> dict[str, str]:
-            """The layouts in turn, input by input."""
+            """Return the layouts in turn, input by input."""
             return {name: layouts[i % len(layouts)] for i, name in enumerate(names)}
 
         in_turn = laid_out("axes_reversed", "transposed")
@@ -120,7 +120,7 @@ def _cases(draw: st.DrawFn, names: tuple[str, ...], dtype: DType, elements: int)
     layouts = draw(layouts_for(*names, "grad_output"))
     for place, name in enumerate(names):
         if layouts[name] == "expanded":
-            # One row for all, or one column.
+            # The input has one row for all, or one column.
             inputs[name] = repeated(inputs[name], -(place % 2))
     if layouts["grad_output"] == "expanded":
         grad_output = repeated(grad_output)

@@ -1,4 +1,4 @@
-"""Sizes of named axes: which a declaration allows, and how they are drawn."""
+"""The sizes that a declaration allows for named axes, and strategies to draw them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from fourfold.operations.axes import LEADING, Axes
 
 @dataclass(frozen=True)
 class Extent:
-    """The sizes that an axis may have: from `low` in steps up to `high`, or some `choices`, in ascending order."""
+    """The allowed sizes of an axis: from `low` in steps up to `high`, or some `choices`, in ascending order."""
 
     low: int = 0
     high: int | None = None
@@ -23,20 +23,20 @@ class Extent:
     choices: tuple[int, ...] = ()
 
     def nearest(self, size: int) -> int:
-        """The largest size up to `size`, or the least one."""
+        """Return the largest allowed size up to `size`, or the least allowed size if there is none."""
         if self.choices:
             return max((choice for choice in self.choices if choice <= size), default=self.choices[0])
         size = max(self.low, size if self.high is None else min(size, self.high))
         return self.low + (size - self.low) // self.step * self.step
 
     def not_empty(self) -> "Extent":
-        """The same without the size 0."""
+        """Return the same extent without the size 0."""
         if self.choices:
             return Extent(choices=tuple(size for size in self.choices if size) or (1,))
         return Extent(self.low or self.step, self.high, self.step)
 
     def within(self, limit: tuple[int, int] | int) -> "Extent | None":
-        """Those of the sizes that lie within a pair of the least and the largest, or are multiples; None if none is."""
+        """Return the sizes between the least and the largest of a pair, or the multiples of a number; None if none."""
         low, high = limit if isinstance(limit, tuple) else (0, None)
         divisor = 1 if isinstance(limit, tuple) else limit
         if self.choices:
@@ -51,14 +51,14 @@ class Extent:
 
 
 def extent(name: str, given: Any) -> Extent:
-    """The sizes that a declaration gives an axis.
+    """Return the sizes that a declaration gives an axis.
 
     Args:
-        name: of the axis.
+        name: the name of the axis.
         given: a pair of the least and the largest size (None: any), a range, a list of sizes, or one size.
 
     Raises:
-        ValueError: it is none of them, or has no size; the message names the axis.
+        ValueError: `given` has another form, or contains no size. The message names the axis.
     """
     if isinstance(given, range) and len(given) and given.step > 0 and given.start >= 0:
         return Extent(given[0], given[-1], given.step)
@@ -75,7 +75,7 @@ def extent(name: str, given: Any) -> Extent:
 
 
 def room(name: str, tensors: Sequence[Axes], chosen: Mapping[str, int], elements: int) -> int:
-    """The largest size of an axis for which no tensor has more elements, where the others are `chosen`; at least 1."""
+    """Return the largest size of an axis, at least 1, that keeps each tensor within `elements`, given the others."""
     most = elements
     for axes in tensors:
         if name in axes or name in notation.names(axes):
@@ -92,9 +92,9 @@ def room(name: str, tensors: Sequence[Axes], chosen: Mapping[str, int], elements
 def drawn_sizes(
     draw: st.DrawFn, names: Sequence[str], tensors: Sequence[Axes], allowed: Mapping[str, Extent], elements: int
 ) -> dict[str, int]:
-    """Sizes for which no tensor has more than `elements` elements, unless none so small are allowed.
+    """Draw sizes for which no tensor has more than `elements` elements, unless all allowed sizes are larger.
 
-    Half of the time no axis is long. Else one takes as much as it likes, and the others what is left.
+    Half of the time no axis is long. Otherwise one axis takes any share of the elements, and the others the rest.
     """
     # Until an axis is chosen, it takes the room of its least size.
     chosen = {name: allowed[name].nearest(0) for name in names}
@@ -109,7 +109,7 @@ def drawn_sizes(
     for place in rng.permutation(len(names)):
         name, own = names[place], draw(GENERATORS)
         size = random_size(own, min(room(name, tensors, chosen, elements), modest))
-        # Of many axes one is often empty, if each is as often as that of an operation with two.
+        # At the rate of an operation with two axes, one of many axes would often be empty.
         rare = size == 0 and own.random() > 2 / len(names)
         chosen[name] = allowed[name].nearest(1 if rare else size)
     return chosen

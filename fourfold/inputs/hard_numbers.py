@@ -1,7 +1,7 @@
-"""Kinds of numbers for combined cases: what a narrower arithmetic gets wrong, magnitudes, and special values in rows.
+"""Kinds of numbers for combined cases: sums that narrower arithmetic gets wrong, magnitudes, and special values.
 
-Each function changes the inputs of a case, and keeps shapes and dtypes. Where an array has several rows along its
-longest axis, each row gets a kind of its own, so that one case holds several kinds, and one row of them stays as it is.
+Each function changes the inputs of a case, and keeps shapes and dtypes. If an array has several rows along its longest
+axis, the rows take the kinds in turn. One case then holds several kinds, and one kind leaves its rows unchanged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,25 +13,25 @@ import numpy as np
 from fourfold.numerics.dtypes import DTYPES, DType, dtype_of
 from fourfold.operations.case import Case
 
-# A number that neither 8 nor 11 bits hold, nor 24: half types, TF32 and, of float64, float32 round it.
+# A number that 8, 11 and 24 bits cannot hold: half types and TF32 round it, and so does float32 if float64 is tested.
 LONG = 1 + 2.0**-8 + 2.0**-11 + 2.0**-24
-# Terms of a sum beside which the others are 0.
+# The most terms of a sum that are not 0, in a product with few ones among zeros.
 FEW_TERMS = 16
-# The part of the range of exponents that is used. Right kernels take third powers, which leave the range beyond it.
+# The share of the range of exponents that is used. Correct kernels take third powers, which leave the range beyond it.
 SHARE = 0.3
 Rows = Callable[[np.random.Generator, np.ndarray, DType], np.ndarray]
 Change = Callable[[np.random.Generator, Case, DType, Sequence[str], int], Case]
 
 
 def digits(roundoff: float) -> int:
-    """The binary digits of a type of this roundoff."""
+    """Return the number of binary digits of a type with this roundoff."""
     return round(-np.log2(roundoff))
 
 
 def summable(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, terms: int) -> np.ndarray:
-    """Whole numbers of one sign, of so many digits that each sum of `terms` of them is exact, and no more.
+    """Return whole numbers of one sign, with the most digits for which each sum of `terms` of them is exact.
 
-    All of them are 1 more than a multiple of 4, so that a type of one digit less rounds them all to the same side.
+    Each number is 1 more than a multiple of 4, so that a type with one digit less rounds all of them to the same side.
     """
     room = digits(dtype.arithmetic.roundoff) - int(np.ceil(np.log2(max(terms, 1))))
     bits = max(min(room, digits(dtype.roundoff)), 3)
@@ -39,20 +39,20 @@ def summable(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, ter
 
 
 def _whole(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
-    # Of short rows no larger numbers than of long ones: right kernels lose digits of an exponential of them.
+    # Short rows get no larger numbers than long ones, because correct kernels lose digits in exponentials of those.
     half = digits(dtype.arithmetic.roundoff) // 2
     return summable(rng, row.shape, dtype, max(row.size, 1 << (half - 1)))
 
 
 def _exponents(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
-    """One 0; the exponential of each of the others is half of `LONG`."""
+    """Return numbers whose exponentials are half of `LONG`, except for one 0 at random."""
     found = np.full(row.shape, np.log(LONG / 2))
     found[rng.integers(row.size)] = 0
     return found
 
 
 def _alike(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
-    """`LONG` and its negative, as often as one another."""
+    """Return `LONG` and its negative in random order, equally often up to one."""
     return LONG * rng.permutation(np.resize([1.0, -1.0], row.size))
 
 
@@ -81,7 +81,7 @@ def _as_it_is(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.nda
 
 
 def _far_from_zero(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
-    """Deviations are small against the mean: a power of 2 that leaves them half of the digits."""
+    """Return whole numbers plus a power of 2 that leaves half of the digits to them: small deviations from the mean."""
     return np.round(row) + 2.0 ** (digits(dtype.roundoff) // 2 + 1)
 
 
@@ -96,7 +96,10 @@ SPECIAL: tuple[Rows, ...] = (_nan_last, _infinity_amid, _masked_first, _as_it_is
 
 
 def _by_rows(rng: np.random.Generator, array: np.ndarray, kinds: Sequence[Rows], turn: int) -> np.ndarray:
-    """Each row along the longest axis, the last one of equals, changed by a kind of its own; of one row, by turns."""
+    """Return the array with its rows along the longest axis (the last of equals) changed by the kinds in turn.
+
+    `turn` chooses the kind of a single row.
+    """
     if not array.size or not array.ndim:
         return array
     dtype = dtype_of(array.dtype)
@@ -111,15 +114,15 @@ def _by_rows(rng: np.random.Generator, array: np.ndarray, kinds: Sequence[Rows],
 
 
 def ordinary(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
-    """The case as it is."""
+    """Return the case unchanged."""
     return case
 
 
 def precise(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
-    """Terms that narrower types cannot hold, in one input; the others are as they are, or hold a few ones among zeros.
+    """Fill one input with terms that narrower types cannot hold. The others stay, or hold a few ones among zeros.
 
-    In the latter case a product of both has few terms, which are exact: so are their sums. The cotangent holds whole
-    numbers of one sign, whose sums are exact, too.
+    With a few ones, a product of both has few terms, and the terms and their sums are exact. The cotangent holds whole
+    numbers of one sign, and their sums are exact, too.
     """
     of, few = names[turn // 2 % len(names)], turn % 2 == 1
     changed = {of: _by_rows(rng, case[of], PRECISE, turn // 2 // len(names))}
@@ -132,7 +135,7 @@ def precise(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[
 
 
 def _few_ones(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
-    """Zeros, but for ones at random: `FEW_TERMS` at most along each axis, about half of them."""
+    """Return zeros with ones at random places, at most `FEW_TERMS` along each axis, and about half as many."""
     share = FEW_TERMS / 2 / max(FEW_TERMS, *array.shape, 1)
     chosen = rng.random(array.shape) < share
     for axis in range(array.ndim):
@@ -153,13 +156,13 @@ def _changed(case: Case, changed: Mapping[str, np.ndarray], grad_output: Any = N
 
 
 def special(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
-    """NaN and infinities in the first half, in the middle and at the end of rows of one input."""
+    """Put NaN and infinities into the first half, the middle and the end of the rows of one input."""
     of = names[turn % len(names)]
     return _changed(case, {of: _by_rows(rng, case[of], SPECIAL, turn // len(names))})
 
 
 def magnitudes(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
-    """Numbers times powers of 2 over the range of exponents: slice by slice, input by input, or each number alone."""
+    """Multiply numbers by powers of 2 across the exponent range: slice by slice, input by input, or one by one."""
     if turn % 3 == 0:
         changed = {
             n: _scaled(case[n], _along(np.rint(np.linspace(*_ends(case[n]), len(case[n]))), case[n]))
@@ -177,7 +180,7 @@ def magnitudes(rng: np.random.Generator, case: Case, dtype: DType, names: Sequen
 
 
 def _ends(array: np.ndarray) -> tuple[float, float]:
-    """The least and the largest exponent of the part of the range of an array's dtype that is used."""
+    """Return the least and the largest exponent in the used share of the range of an array's dtype."""
     dtype = dtype_of(array.dtype)
     return np.rint(SHARE * np.log2(dtype.smallest_normal)), np.rint(SHARE * np.log2(dtype.largest))
 

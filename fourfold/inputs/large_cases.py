@@ -1,8 +1,8 @@
-"""Large cases, whose sizes come from the constants of an implementation's source, and a few that every one gets.
+"""Large cases, sized by the constants of an implementation's source, and a few that every implementation gets.
 
-A case is generated with at most 2048 elements, and a named one is long along one axis. These cases pass the counts at
+A generated case has at most 2048 elements, and a named case is long along one axis only. Large cases pass the counts at
 which types of 8 and of 16 bits wrap, are long along two axes at once, and lie at, next to and between the multiples of
-each constant. Each is priced before it is made, and those that fit into a budget are run.
+each constant. Each case is priced before it is made, and the cases that fit into a budget run.
 """
 
 import itertools
@@ -21,39 +21,42 @@ from fourfold.operations.case import Case, is_floating
 from fourfold.operations.claims import Claims
 from fourfold.operations.record import Operation
 
-# Two axes at once, no multiples of a block; the shorter ones where the longer ones cost more than `BOTH_AT_MOST`.
+# The sizes of two long axes, not multiples of a block. The second pair replaces the first if that costs more than
+# `BOTH_AT_MOST`.
 BOTH, BOTH_AT_MOST = ((257, 300), (131, 150)), 150_000
-# One axis past a count of 11 bits, and past one of 16.
+# The sizes of one long axis: past a count of 11 bits, and past one of 16.
 MANY, MOST = 2051, 65_537
-# The most places in a case: the product of the sizes of its axes. Where its results have few elements, as a product of
-# matrices has, the places are cheaper.
+# The most places in a case, counted as the product of the sizes of its axes. `CONTRACTED` is the limit if its results
+# have few elements, such as those of a matrix product, because its places are then cheaper.
 PLACES, CONTRACTED = 200_000, 4_000_000
-# What a case costs, about, in elements that the interpreter computes: a call, and a row that has a program of its own.
+# The approximate price of a call, and of a row with its own program, in elements that the interpreter computes.
 CALL, ROW = 4_000, 100
-# The budgets of a check with 25 generated cases, for cases that every implementation gets and for those of constants:
-# in one dtype, as sizes hardly depend on the dtype, and in each of the others. More generated cases have more.
+# The budgets of a check with 25 generated cases, for the cases that every implementation gets, and for the cases of
+# constants. Each pair holds the budget in one dtype, and in each of the others: sizes hardly depend on the dtype. The
+# budgets grow with the number of generated cases.
 GENERATED = 25
 EVERY, ASKED = (500_000, 150_000), (1_400_000, 200_000)
-# That of cases past what the code compares at run time.
+# The budget of the cases past the comparisons that the code makes at run time.
 PAST = 500_000
-# Past its budget forward takes one case in one dtype: the largest constant along an axis of which each has a program.
+# The price limit of the one case that forward takes past its budget, in one dtype: past the largest constant, along an
+# axis with a program for each place.
 DEAR = 7_000_000
-# Sizes of the axes of the case that holds the values of comparisons.
+# The sizes of the axes of the case that holds the compared values.
 MODEST = (9, 17, 5, 4)
 
 
-# The sizes of a case, and by the number of a comparison what was on both of its sides.
+# The sizes of a case, and the values of both sides of each comparison by its number.
 Observed = tuple[Mapping[str, int], Mapping[int, tuple[float, float]]]
 
 
 def equal_at(observed: Sequence[Observed]) -> Iterator[tuple[int, str, int]]:
-    """Where the two sides of comparisons meet: the number of a comparison, an axis, and its size before or there.
+    """Yield where the two sides of a comparison meet: its number, an axis, and the axis's size there or just before.
 
-    Along one axis, the others as in the first case, the difference of the sides is taken to be linear: so are products
-    of sizes.
+    The difference of the two sides is taken to be linear along one axis, the others as in the first case: products of
+    sizes are.
 
     Args:
-        observed: a case, and others each of which is larger along one axis.
+        observed: a case, followed by cases that are each larger along one axis.
     """
     first, before = observed[0]
     for sizes, after in observed[1:]:
@@ -69,7 +72,7 @@ def equal_at(observed: Sequence[Observed]) -> Iterator[tuple[int, str, int]]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A case before it is made: its sizes, its price, and the constant that it comes from, if any."""
+    """A case that is not made yet: its sizes, its price, and the constant that it comes from, if any."""
 
     sizes: Mapping[str, int]
     name: str
@@ -82,13 +85,13 @@ class LargeCases:
     """The large cases of an operation for one implementation and dtype.
 
     Attributes:
-        operation: its record; it has cases of chosen sizes only if it is `sized`.
-        claims: what the implementation takes.
-        dtype: of the cases.
-        constants: of the implementation's source.
-        share: of the budget for cases of constants.
-        every: the first dtype takes each of the combined cases for 1 (see `fourfold.inputs.combinations`), each
-            n-th for n, and none for 0.
+        operation: the operation's record. Only a `sized` one has cases of chosen sizes.
+        claims: the implementation's claims.
+        dtype: the dtype of the cases.
+        constants: the constants of the implementation's source.
+        share: the share of the budget for cases of constants.
+        every: the first dtype takes every n-th of the combined cases (see `fourfold.inputs.combinations`), and none
+            for 0.
     """
 
     operation: Operation
@@ -99,7 +102,7 @@ class LargeCases:
     every: int = 1
 
     def cases(self, examples: int, dear: bool) -> Iterator[tuple[str, Case]]:
-        """The cases that a check of so many generated cases takes, by name; `dear` ones past its budget too."""
+        """Yield the cases of a check with `examples` generated cases, by name. `dear` adds one past the budget."""
         sized = self.operation.sized
         if sized is None:
             return
@@ -113,7 +116,7 @@ class LargeCases:
                 yield "numbers_of_the_source", case
 
     def told(self, examples: int) -> str:
-        """The constants that sizes come from, in a line; "" if there are none."""
+        """Return the constants that sizes come from, in one line, or "" if there are none."""
         by_file: dict[str, list[str]] = {}
         if self.operation.sized is None:
             return ""
@@ -124,7 +127,7 @@ class LargeCases:
         return f"sizes from constants of {'; '.join(shown)}" if by_file else ""
 
     def chosen(self, examples: int, dear: bool) -> list[Chosen]:
-        """What fits into the budget of a check."""
+        """Return the cases that fit into a check's budget, in ascending order of price."""
         place = 0 if self.is_first else 1
         times = max(examples, GENERATED) / GENERATED
         every = _affordable(self._every(), EVERY[place] * times)
@@ -148,7 +151,7 @@ class LargeCases:
                 yield from self._of({axis: size})
 
     def _asked(self) -> Iterator[tuple[int, float, Chosen]]:
-        """Cases of constants, each after its rank and its price: past a constant first, then at it and below it."""
+        """Yield the cases of constants as rank, price and case: past a constant first, then at it, then below it."""
         for constant in self.constants.sizes:
             c = int(constant.value)
             for rank, size in enumerate((c + 1, c, c - 1, 2 * c + 1, 3 * c - 1, 3 * c)):
@@ -159,7 +162,7 @@ class LargeCases:
                 for chosen in self._of(dict(zip(pair, (c + 1, c + 2))), constant):
                     if chosen.price <= BOTH_AT_MOST:
                         yield 1, chosen.price, chosen
-            # A kernel with a tile along each axis has a whole tile in the midst only where all axes are long.
+            # A kernel with a tile along each axis has a whole tile in the middle only if all axes are long.
             if len(self._axes) > 2:
                 for chosen in self._of({axis: c + 1 + place for place, axis in enumerate(self._axes)}, constant):
                     if chosen.price <= BOTH_AT_MOST:
@@ -171,7 +174,7 @@ class LargeCases:
                         yield 2, chosen.price, chosen
 
     def probes(self) -> Iterator[tuple[Mapping[str, int], Case]]:
-        """Small cases for `past`: one, and for each axis that it can be larger along another, with their sizes."""
+        """Yield small cases for `past` with their sizes: one, and one that is larger along each axis that allows it."""
         sized = self.operation.sized
         if sized is None or not self.is_first or not self.constants.comparisons:
             return
@@ -180,7 +183,7 @@ class LargeCases:
                 yield sizes, sized.make(sizes)(self.dtype)
 
     def past(self, observed: Sequence[Observed]) -> Iterator[tuple[str, Case]]:
-        """Cases just past comparisons, and where both sides are equal, by what small cases have compared: `probes`."""
+        """Yield cases just past a comparison, and where its sides are equal, from the observed values of `probes`."""
         sized = self.operation.sized
         assert sized is not None
         known = {chosen.name for chosen in self.chosen(GENERATED, True)}
@@ -197,21 +200,21 @@ class LargeCases:
                     yield f"{chosen.name}_of_line_{chosen.constant.line}_of_{chosen.constant.file}", case
 
     def allows(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the operation and the claims take these sizes, and a case of them is affordable."""
+        """Return whether the operation and the claims allow these sizes, and a case of them is affordable."""
         sized = self.operation.sized
         if sized is None or not all(_is_claimed(self.claims, axis, size) for axis, size in sizes.items()):
             return False
         return np.prod([*sizes.values()], dtype=float) <= PLACES and sized.allows(sizes)
 
     def price(self, sizes: Mapping[str, int]) -> float:
-        """What a case of these sizes costs, about, in elements that the interpreter computes."""
+        """Return the approximate price of a case of these sizes, in elements that the interpreter computes."""
         sized = self.operation.sized
         assert sized is not None
         return self._price(sizes, sized.largest(sizes))
 
     @property
     def is_first(self) -> bool:
-        """Whether most large cases are of this dtype."""
+        """Whether this dtype takes the most large cases: float32, or else the first claimed dtype."""
         claimed = list(self.claims.dtypes) or ["float32"]
         return self.dtype.name == ("float32" if "float32" in claimed else claimed[0])
 
@@ -221,7 +224,7 @@ class LargeCases:
         return self.operation.sized.axes
 
     def _of(self, long: Mapping[str, int], constant: Constant | None = None) -> Iterator[Chosen]:
-        """The case of which some axes have these sizes, if the operation takes them and it is not too large."""
+        """Yield the case with these sizes of some axes, if the operation accepts them and the case is not too large."""
         sized = self.operation.sized
         assert sized is not None
         sizes = {**sized.axes, **long}
@@ -247,7 +250,7 @@ class LargeCases:
         return CALL + elements + ROW * rows
 
     def _of_values(self) -> Case:
-        """Numbers at, next to, past and below the values that the source compares with."""
+        """Return a case of numbers at, next to, past and below the values that the source compares with."""
         sized = self.operation.sized
         assert sized is not None
         wanted = {axis: MODEST[place % len(MODEST)] for place, axis in enumerate(sized.axes)}
@@ -262,11 +265,11 @@ class LargeCases:
         return case.with_inputs(**changed)
 
     def _around_values(self, dtype: np.dtype) -> np.ndarray:
-        """The values that the source compares with, their neighbours in a dtype, and numbers past and below them."""
+        """Return the values that the source compares with, their neighbours in a dtype, and numbers around them."""
         values, largest = np.array([constant.value for constant in self.constants.values]), dtype_of(dtype).largest
         with np.errstate(over="ignore"):
             at = np.concatenate([values, -values]).astype(dtype)
-            # A type without infinities has NaN in their place, and no neighbour on that side.
+            # A type without infinities has NaN in their place, so its largest number has no neighbour on that side.
             ends = [np.nextafter(at, np.array(end, dtype)) for end in (largest, -largest)]
             return np.concatenate([at, *ends, *[(at.astype(np.float64) * by).astype(dtype) for by in (0.75, 1.25)]])
 
@@ -277,7 +280,7 @@ def _is_claimed(claims: Claims, axis: str, size: int) -> bool:
 
 
 def _affordable(wanted: Iterable[Chosen], budget: float) -> list[Chosen]:
-    """Those that fit into a budget, one after another, each once."""
+    """Return the cases that fit into a budget, taken in order, each once."""
     taken: dict[str, Chosen] = {}
     for chosen in wanted:
         if chosen.name not in taken and chosen.price <= budget:

@@ -1,4 +1,4 @@
-"""Named cases of operations that go along the last axis, row by row."""
+"""Named cases of operations that work row by row, along the last axis."""
 
 from collections.abc import Callable
 
@@ -7,10 +7,11 @@ from fourfold.operations.case import Case
 
 
 def row_examples(rows: Callable[..., Callable[[DType], Case]]) -> dict[str, Callable[[DType], Case]]:
-    """The named cases that any such operation is put through: around the sizes of blocks, and in every layout.
+    """Return the named cases of any row-wise operation: around the sizes of blocks, and in every layout.
 
     Args:
-        rows: makes a named case of random rows ``x`` and their cotangent, from a shape and, by name, their layouts.
+        rows: a function that makes a case of random rows ``x`` and their cotangent, from a shape and, by name, their
+            layouts.
     """
 
     def laid_out(*shape: int, layout: str) -> Callable[[DType], Case]:
@@ -33,7 +34,7 @@ def row_examples(rows: Callable[..., Callable[[DType], Case]]) -> dict[str, Call
         "rows_one_element_too_wide": laid_out(5, 64, layout="cut_from_wider"),
         "misaligned": laid_out(5, 64, layout="misaligned"),
         "transposed": laid_out(64, 40, layout="transposed"),
-        # Rows along two axes that no single stride passes.
+        # No single stride steps through these rows, which lie along several axes.
         "three_axes_each_in_another_order": rows(3, 4, 8, x="transposed", grad_output="axes_reversed"),
         "four_axes_each_in_another_order": rows(3, 2, 5, 8, x="transposed", grad_output="axes_reversed"),
     }
