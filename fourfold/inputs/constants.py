@@ -2,8 +2,8 @@
 
 Fuzzers take such a dictionary from the program under test. In a Python file, the syntax tree gives the functions that
 the implementation reaches, and the functions that those import from files beside it. In a `.cu` file, all tokens are
-read. An integer type yields the number of its values: a counter of `int8` goes wrong at 128. A kernel that reads its
-place along the second or third axis of a grid yields the most blocks that a GPU takes along that axis.
+read. An integer type yields the number of its values from 0: a counter of `int8` goes wrong at 128. A kernel that reads
+its place along the second or third axis of a grid yields the most blocks that a GPU takes along that axis.
 """
 
 import ast
@@ -22,7 +22,7 @@ from fourfold.backends.python_source import Module, SizeComparison
 
 # The range of the constants that become sizes. Generated cases have the smaller sizes anyway, and larger ones get none.
 LEAST, MOST = 6, 65_536
-# The largest magnitude of a compared value. It lies far beyond a half type's numbers: such values are of use, too.
+# The largest magnitude of a compared value. It exceeds float16's range, because values beyond that are of use, too.
 FURTHEST = 1e30
 # Keyword arguments of launches and of other calls that are not sizes.
 _NO_SIZES = {"num_warps", "num_stages", "num_ctas", "maxnreg", "dim", "axis", "dims"}
@@ -131,7 +131,7 @@ class _Source:
     # ---- Python
 
     def _read_node(self, module: "Module", top: ast.AST) -> None:
-        """The constants of a statement, and of what it names."""
+        """Read the constants of a statement, and of the definitions that it names."""
         if id(top) in self._seen:
             return
         self._seen.add(id(top))

@@ -76,7 +76,7 @@ def strange_cotangent(
 def cases_with_special_values(
     draw: st.DrawFn, dtype: DType, cases: st.SearchStrategy[Case], ordinary: Collection[str] = ()
 ) -> Case:
-    """Cases of a strategy: some get one special value in an input that is not `ordinary`, some a special cotangent."""
+    """Draw a case. Some get one special value in an input that is not `ordinary`, some a special cotangent."""
     case = draw(cases)
     if not draw(st.booleans()):
         return case
