@@ -197,7 +197,9 @@ def example(
     def make(dtype: DType) -> Case:
         given = np.array(boxes, np.float64).reshape(-1, 4).astype(dtype.numpy)
         of_each = np.linspace(1, 0.5, len(given)) if scores is None else np.array(scores, np.float64)
-        return case_of(given, of_each.astype(dtype.numpy), iou_threshold, idxs, layouts)
+        return case_of(
+            given, of_each.astype(dtype.numpy), iou_threshold, None if idxs is None else idxs.copy(), layouts
+        )
 
     return make
 
