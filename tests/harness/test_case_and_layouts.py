@@ -303,3 +303,12 @@ def test_replacing_leaves_the_case_and_all_else_as_it_was(replace: Callable[[Cas
     else:
         assert other.parameters == {"eps": 0.5}
         assert other.layouts == case.layouts
+
+
+@pytest.mark.parametrize("name", operations())
+def test_an_example_is_made_anew_by_each_call(name: str) -> None:
+    # What writes into the arrays of one case must not change those of another.
+    for example, make in operations()[name].examples.items():
+        made, again = make(DTYPES["float32"]), make(DTYPES["float32"])
+        shared = [key for key, array in made.inputs.items() if np.shares_memory(array, again.inputs[key])]
+        assert not shared, f"{example} shares {shared}"
