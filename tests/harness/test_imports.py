@@ -1,6 +1,7 @@
 """Import rules: oracles and kernels do not import each other, the harness imports neither, its packages are ordered."""
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -85,12 +86,18 @@ def named(path: Path, package: str) -> Iterator[str]:
             yield node.value
 
 
+@functools.cache
 def known(path: Path) -> set[str]:
     """Return the modules of this project that a file names."""
     return {name for name in imports(path) if name in MODULES} - {module_name(path)}
 
 
-IMPORTS = {name: known(path) for name, path in MODULES.items()}
+def all_imports() -> dict[str, set[str]]:
+    """Return the modules of this project that each of them names.
+
+    Tests call it, not this module: each process that collects tests would parse the project.
+    """
+    return {name: known(path) for name, path in MODULES.items()}
 
 
 def of_folder(name: str) -> list[str]:
@@ -113,7 +120,7 @@ def test_oracles_import_numpy_and_no_more(module: str) -> None:
 @pytest.mark.parametrize("module", [name for folder in OF_OPERATIONS for name in of_folder(folder)])
 def test_operations_import_no_more_of_the_harness_than_they_may(module: str) -> None:
     allowed = OF_OPERATIONS[part(module)] | {part(module)}
-    assert {part(name) for name in IMPORTS[module]} <= allowed
+    assert {part(name) for name in known(MODULES[module])} <= allowed
 
 
 @pytest.mark.parametrize("module", of_folder("impls"))
@@ -130,7 +137,9 @@ def reachable(package: str) -> set[str]:
 def against_directions(package: str) -> set[tuple[str, str]]:
     """Return the modules of a package that import a module of another one that they may not, with that module."""
     allowed = reachable(package)
-    return {(module, name) for module in of_folder(package) for name in IMPORTS[module] if part(name) not in allowed}
+    return {
+        (module, name) for module in of_folder(package) for name in known(MODULES[module]) if part(name) not in allowed
+    }
 
 
 @pytest.mark.parametrize("package", BELOW)
@@ -166,7 +175,7 @@ def test_one_name_is_one_class() -> None:
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
-    left = {name: set(names) for name, names in IMPORTS.items() if name != "fourfold"}
+    left = {name: set(names) for name, names in all_imports().items() if name != "fourfold"}
     for names in left.values():
         names.discard("fourfold")
     # A module that imports no remaining module, or that no remaining module imports, is in no cycle.
@@ -207,4 +216,4 @@ def test_an_import_changes_no_variable_of_the_environment() -> None:
 def test_nobody_imports_a_command_that_sets_variables() -> None:
     tests = set((ROOT / "tests").rglob("*.py")) - {Path(__file__)}
     assert not [path for path in tests if COMMAND in set(named(path, "tests"))]
-    assert not {name for name, names in IMPORTS.items() if COMMAND in names}
+    assert not {name for name, names in all_imports().items() if COMMAND in names}

@@ -104,7 +104,7 @@ class KernelInstances:
         """Return the instance for tensors of a dtype.
 
         Raises:
-            TypeError: there is no such instance.
+            TypeError: no instance takes tensors of the dtype.
         """
         kernel = self._of_dtype.get(dtype)
         if kernel is None:

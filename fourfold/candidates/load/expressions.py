@@ -22,7 +22,7 @@ def evaluated(text: str, names: Mapping[str, Any]) -> Any:
     the remainder; within ceil and floor it is exact.
 
     Raises:
-        ExpressionError: the text is no such expression, or uses another name.
+        ExpressionError: the text is another kind of expression, or uses another name.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body

@@ -138,7 +138,7 @@ def pairs_of_numbers(found: Any) -> list[tuple[int, int]]:
     """Check and return a list of pairs of integers.
 
     Raises:
-        Malformed: it is no such list.
+        Malformed: the list has another form.
     """
     if not isinstance(found, list) or len(found) > MOST_STORAGES:
         raise Malformed("no list of storages")
@@ -253,7 +253,7 @@ def dtype_of(name: Any) -> torch.dtype:
     """Return the dtype with a name.
 
     Raises:
-        Malformed: there is no such dtype.
+        Malformed: the name is not one of a dtype.
     """
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype) or found.is_complex:

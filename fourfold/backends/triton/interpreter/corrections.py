@@ -2,7 +2,7 @@
 
 `install` installs them. Each concern has its own module in this folder:
 - `arithmetic` computes as compiled code does, in particular for bfloat16, whose bits the interpreter adds;
-- `memory` checks every access, and returns NaN in masked lanes without another value;
+- `memory` checks every access, and returns conspicuous values in masked lanes without another value;
 - `tuning` chooses a configuration of a tuned kernel;
 - `libdevice` supplies the functions of NVIDIA's mathematical library;
 - `source` makes ``and``, ``or`` and ``not`` of blocks work element by element;
