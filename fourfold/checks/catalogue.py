@@ -43,7 +43,7 @@ from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.record import Operation
 
 FORWARD = "forward"
-# Most checks depend little on the dtype. A plain run checks this library's own implementations in this one only.
+# Most checks depend little on the dtype. The default profile checks the library's own implementations in this one only.
 PLAIN = ("float32",)
 # Results and gradients are compared in a 16-bit type, too. Gradcheck covers what is particular to float64.
 COMPARED = ("float16", "float32")
@@ -62,6 +62,8 @@ class Check:
         run: the function that raises an error if the claim does not hold.
         dtypes: the dtypes to check, if any of them is claimed; otherwise the first claimed dtype. Empty for all.
         plain: the dtypes of this library's own implementations under the default profile; empty for all.
+        everywhere: whether the default profile checks all of this library's own backends in the dtypes `PLAIN`. It
+            takes one backend of each operation, which the names of the test and of the operation choose, otherwise.
         all_nightly: whether tests that are marked with the check use other dtypes, too: if none of `dtypes` is
             selected, and under the nightly profile.
         only: the only dtype that the check supports; None for any.
@@ -76,6 +78,7 @@ class Check:
     run: Callable[..., None]
     dtypes: Collection[str] = ()
     plain: Collection[str] = PLAIN
+    everywhere: bool = False
     all_nightly: bool = False
     only: str | None = None
     devices: Collection[str] = ("cpu", "cuda")
@@ -110,9 +113,9 @@ class Check:
             raise Unsupported("no case that was drawn is of use to this check") from error
 
 
-BACKWARD = Check(name="backward", run=backward.backward_agrees, plain=COMPARED, gradients=True)
+BACKWARD = Check(name="backward", run=backward.backward_agrees, plain=COMPARED, everywhere=True, gradients=True)
 STANDARD = (
-    Check(name=FORWARD, run=forward.forward_agrees, plain=COMPARED),
+    Check(name=FORWARD, run=forward.forward_agrees, plain=COMPARED, everywhere=True),
     BACKWARD,
     # The requested gradients decide which work a kernel skips, in the same way for every dtype.
     Check(
@@ -167,6 +170,7 @@ LAW = Check(name="law", run=laws.law_holds, dtypes=("float32",), all_nightly=Tru
 # alike.
 CONFIGURATION = Check(
     name="configuration",
+    everywhere=True,
     run=configurations.configuration_agrees,
     dtypes=("float16", "float32", "float64"),
     all_nightly=True,

@@ -232,8 +232,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ]
     if check:
         cells = looked_at(cells, check, hypothesis.settings.get_current_profile_name() == profiles.NIGHTLY)
-    if not profiles.is_full():
+    if not profiles.is_full() and not names_parameters(metafunc.config):
         cells = thinned(cells, only.get("plain", check.plain if check else PLAIN))
+        if not selection.narrowed:
+            cells = spread(cells, metafunc.definition.name, PLAIN if check and check.everywhere else ())
     if "law" in metafunc.fixturenames:
         triples = [
             (cell, law, output)
@@ -293,6 +295,24 @@ def thinned(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
     """Return the cells of candidates, and `of_dtypes` for the library's own; all cells if `dtypes` is empty."""
     kept = set(of_dtypes(cells, dtypes)) if dtypes else set(cells)
     return [cell for cell in cells if cell.backend == CANDIDATE or cell in kept]
+
+
+def spread(cells: list[Cell], test: str, everywhere: Collection[str]) -> list[Cell]:
+    """Return the cells of one backend for each operation and dtype, and all cells of the dtypes `everywhere`.
+
+    The backend is chosen by the names of the test and of the operation alone, so that a new operation or a new test
+    changes no other choice.
+    """
+    backends: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        backends.setdefault((cell.operation, cell.dtype), []).append(cell.backend)
+    chosen = {of: names[zlib.crc32(f"{test} {of[0]}".encode()) % len(names)] for of, names in backends.items()}
+    return [c for c in cells if c.dtype in everywhere or c.backend == chosen[c.operation, c.dtype]]
+
+
+def names_parameters(config: pytest.Config) -> bool:
+    """Return whether the command line names a parametrized test by its id. Then the profile leaves no cell out."""
+    return any("[" in argument for argument in config.args)
 
 
 def computes(cell: Cell, config: pytest.Config) -> bool:

@@ -70,6 +70,7 @@ def written(path: Path, text: str) -> Path:
 # ---- which cell a test is for
 
 
+@pytest.mark.full
 def test_tests_with_names_like_those_of_cells_are_not_taken_for_cells(tmp_path: Path) -> None:
     written(
         tmp_path / "test_mine.py",
@@ -191,6 +192,7 @@ def test_candidate_without_gradients_is_told_what_it_lacks(tmp_path: Path) -> No
     assert "not passed" not in accepted.output
 
 
+@pytest.mark.full
 def test_backend_that_is_asked_for_and_cannot_run_does_not_pass(tmp_path: Path) -> None:
     without = {"CXX": str(tmp_path / "no g++")}
     asked = run(ROOT, FORWARD, "--op=vector_add", "--backend=cuda", *QUICK, verdict=tmp_path / "v.json", **without)
@@ -441,6 +443,7 @@ def leaves_a_thread(x, y):
 """
 
 
+@pytest.mark.full
 def test_orders_to_end_fail_the_check_and_end_nothing(tmp_path: Path) -> None:
     ends = written(tmp_path / "ends.py", ENDS)
     names = {"vector_add": "exits", "softmax": "interrupts", "giou_loss": "Backward", "matmul": "skips"}

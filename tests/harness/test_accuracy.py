@@ -202,6 +202,7 @@ def test_a_normalized_single_column_has_no_gradient_on_a_gpu_either(
     assert torch.equal(gradient, torch.zeros_like(x))
 
 
+@pytest.mark.full
 def test_the_command_measures_every_kernel_and_writes_the_figures(tmp_path: Path) -> None:
     written = tmp_path / "accuracy.json"
     options = ["--op=vector_add", "--dtype=float16", "--examples=2", "--device=cpu", f"--json={written}"]

@@ -681,6 +681,7 @@ def test_a_library_that_has_no_such_kernel_is_left_out_and_says_why() -> None:
     assert "failed" not in done.stdout
 
 
+@pytest.mark.full
 def test_a_plain_run_leaves_benchmarks_out() -> None:
     done = run_pytest("--collect-only", "-q", "--op", "vector_add", "--device=cpu")
     assert "deselected" in done.stdout

@@ -125,6 +125,7 @@ TestMistaken = fourfold.suite(mistaken, scale, **GIVEN)
 """
 
 
+@pytest.mark.full
 def test_a_suite_tells_of_refusals_and_fails_where_everything_is_refused(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(SUITE, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import warm
 
+from fourfold.backends import BACKENDS
 from fourfold.checks import catalogue
 from fourfold.checks.catalogue import Check, named
 from fourfold.checks.search import Search
 from fourfold.engine.cells import Cell
 from fourfold.numerics.dtypes import DTYPES
-from fourfold.pytest_plugin.hooks import examples, looked_at, thinned
+from fourfold.pytest_plugin.hooks import examples, looked_at, spread, thinned
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "tests" / "operations"
@@ -83,6 +84,42 @@ def test_a_plain_run_takes_own_cells_in_few_dtypes_and_candidates_in_all() -> No
     assert thinned(own + candidates, ("float32",)) == cells("float32") + candidates
     assert thinned(own, ()) == own
     assert thinned(cells("float16", "bfloat16"), ("float32",)) == cells("float16", "bfloat16")
+
+
+def test_a_plain_run_takes_one_backend_of_each_operation() -> None:
+    operations, backends = [f"operation_{n}" for n in range(20)], ["torch", "triton", "cuda"]
+    every = [Cell(op, backend, dtype) for op in operations for backend in backends for dtype in ("float16", "float32")]
+    chosen = spread(every, "test_a", ())
+    assert Counter((cell.operation, cell.dtype) for cell in chosen) == Counter(
+        itertools.product(operations, ["float16", "float32"])
+    )
+    assert {cell.backend for cell in chosen} == set(backends)
+    assert spread(every, "test_b", ()) != chosen
+    assert spread([cell for cell in every if cell.operation != "operation_3"], "test_a", ()) == [
+        cell for cell in chosen if cell.operation != "operation_3"
+    ]
+    assert [c for c in spread(every, "test_a", ("float32",)) if c.dtype == "float32"] == [
+        c for c in every if c.dtype == "float32"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "backends"),
+    [
+        (["tests/operations/test_threads.py"], 1),
+        (["tests/operations/test_forward.py"], 3),
+        (["tests/operations/test_threads.py", "--op=softmax"], 3),
+        (["tests/operations/test_threads.py", "--hypothesis-profile=full"], 3),
+        (
+            [f"tests/operations/test_threads.py::test_threads_do_not_matter[softmax-{b}-float32]" for b in BACKENDS],
+            3,
+        ),
+    ],
+)
+def test_all_backends_are_taken_if_any_is_asked_for(arguments: list[str], backends: int) -> None:
+    command = ["pytest", *arguments, "--device=cpu", "--collect-only", "-q"]
+    done = warm.run(*command, cwd=ROOT, env=os.environ)
+    assert len(set(re.findall(r"\[softmax-(\w+)-float32\]", done.stdout))) == backends
 
 
 def test_tests_of_one_operation_and_dtype_are_neighbours() -> None:

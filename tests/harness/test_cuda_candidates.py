@@ -187,6 +187,7 @@ def test_a_template_is_verified_in_every_dtype(tmp_path):
     assert passed == {"float16", "bfloat16", "float32"}
 
 
+@pytest.mark.full
 def test_pytest_takes_the_launch_as_it_is_written_in_cuda(tmp_path):
     candidate = f"softmax={HERE}/softmax.cu:softmax_kernel<<<rows, 64, 256>>>(x, y, rows, cols)"
     command = ["pytest", "tests/operations/test_forward.py", "--candidate", candidate]
@@ -270,6 +271,7 @@ def test_a_template_has_no_instance_for_a_dtype_that_it_does_not_compile_for(tmp
     assert "no kernel of this name with these template arguments: " in candidate.unsupported("float16", "cpu")
 
 
+@pytest.mark.full
 def test_what_a_kernel_does_not_take_is_unsupported():
     text = f"matmul={HERE}/matmul.cu:matmul_kernel<<<(ceil(n / 16), ceil(m / 16)), (16, 16)>>>"
     candidate = Candidate.parse(text, ["matmul"]).of_cuda

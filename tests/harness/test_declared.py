@@ -16,6 +16,7 @@ import torch
 from declared_operations import DECLARED, IGNORED, attention, embedding, masked_softmax, ragged_mean, rms_norm
 from drawing import collect
 from hypothesis import strategies as st
+from samples import sampled
 
 import fourfold
 from fourfold import lengths, offsets, operation, tensor, values
@@ -88,7 +89,7 @@ def subject(made: DefinedOperation, implementation: Callable[..., Any], dtype: s
 # ---- drawn cases
 
 
-@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("name", sampled(DECLARED, "rms_norm", "ragged_mean"))
 def test_sizes_agree_in_every_case(name: str) -> None:
     made = DECLARED[name]
     for case in [*cases_of(name), *named(name).values(), *small_cases_of(name)]:
@@ -314,7 +315,7 @@ def test_intermediate_results_are_not_much_larger_than_the_inputs() -> None:
 # ---- numbers
 
 
-@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("name", sampled(DECLARED, "rms_norm", "ragged_mean"))
 def test_special_values_occur(name: str) -> None:
     for cases in (cases_of(name), list(named(name).values())):
         arrays = [array for case in cases for array in case.inputs.values() if is_floating(array)]

@@ -354,6 +354,7 @@ def follow_the_tour(folder: Path, device: str, *options: str) -> list[dict[str, 
     return told["checks"]
 
 
+@pytest.mark.full
 def test_the_tour_adds_an_operation_that_passes_every_check(tmp_path: Path, device: str) -> None:
     checks = follow_the_tour(tmp_path, device, "--dtype=float32")
     seen = {(check["backend"], check["check"].partition(":")[0]) for check in checks}
@@ -362,11 +363,13 @@ def test_the_tour_adds_an_operation_that_passes_every_check(tmp_path: Path, devi
     assert seen >= {(backend, check) for backend in ("triton", "cuda") for check in ("compiled", "ahead of time")}
 
 
+@pytest.mark.full
 def test_the_tours_kernels_are_right_in_half_precision_too(tmp_path: Path, device: str) -> None:
     checks = follow_the_tour(tmp_path, device, "--dtype=bfloat16", "-k", "with_the_oracle")
     assert {check["check"].partition(":")[0] for check in checks} == {"forward", "backward"}
 
 
+@pytest.mark.full
 def test_the_tours_record_is_sharp(tmp_path: Path) -> None:
     write(tmp_path, files_of_the_tour())
     ((variables, words),) = (

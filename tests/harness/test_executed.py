@@ -403,6 +403,7 @@ def test_a_part_of_the_checks_accuses_nobody(options: dict[str, Any], tmp_path: 
     assert verdict.never_executed is None
 
 
+@pytest.mark.full
 def test_a_wrong_kernel_is_not_accused_of_lines(tmp_path: Path, device: str) -> None:
     text = "def add(x, y):\n    if x.numel() < 0:\n        return x\n    return x - y\n"
     kernel = modules.of_file(written(tmp_path, text), anew=True).add
@@ -531,6 +532,7 @@ def test_condition_of_a_line_of_cuda_is_the_innermost_around_it(line: int, condi
     assert condition_of(written(tmp_path, CONDITIONS, "f.cu"), line) == condition
 
 
+@pytest.mark.full
 def test_the_library_s_own_kernels_are_looked_at_when_asked() -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "TRITON_INT"))}
     command = ["pytest", "tests/operations/test_forward.py", "-p", "no:cacheprovider", "--device=cpu", "--executed"]

@@ -20,9 +20,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from samples import sampled
 
 import fourfold
 from fourfold.cli.grade import command
+from fourfold.engine.profiles import is_full
 from fourfold.engine.verdict import REWARDS, Finding, Outcome, Speed, Verdict
 from fourfold.grading import driver, pool, static
 from fourfold.grading import speed as speed_of_candidates
@@ -221,13 +223,18 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
 }
 
 
+# Of each kind one, which the default profile grades.
+PLAIN = ["right", "same", "wrong", "no function", "does not parse", "unknown", "reaches", "exits", "hangs"]
+
+
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
-    """The verdicts on all of them, by one run with two workers."""
+    """Return the verdicts by one run with two workers."""
     folder = tmp_path_factory.mktemp("candidates")
     (folder / "neighbour.py").write_text("import torch\nadd = torch.add\n")
     (folder / "mine.py").write_text("from neighbour import add\ndef vector_add(x, y): return add(x, y)\n")
-    given = [{**add(name), **more} for name, (more, *_) in CANDIDATES.items()]
+    names = CANDIDATES if is_full() else PLAIN
+    given = [{**add(name), **CANDIDATES[name][0]} for name in names]
     for each in given:
         if "path" in each:
             del each["source"]
@@ -236,7 +243,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
     return {one.id: one for one in fourfold.grade(file, workers=2, **QUICK)}
 
 
-@pytest.mark.parametrize("name", CANDIDATES)
+@pytest.mark.parametrize("name", sampled(CANDIDATES, *PLAIN))
 def test_each_candidate_gets_its_verdict(name: str, verdicts: Mapping[str, Graded]) -> None:
     _, kind, stage, says = CANDIDATES[name]
     one = verdicts[name]
@@ -251,6 +258,7 @@ def test_the_same_source_is_judged_once(verdicts: Mapping[str, Graded]) -> None:
     assert {verdicts["right"].same_as, verdicts["same"].same_as} in ({"", "right"}, {"", "same"})
 
 
+@pytest.mark.full
 def test_nothing_of_a_candidate_is_left(verdicts: Mapping[str, Graded]) -> None:
     assert verdicts["leaves a process"].passed
     for each in psutil.process_iter(["cmdline"]):
@@ -423,6 +431,7 @@ def test_a_changed_source_is_judged_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert [json.loads(line)["kind"] for line in out.read_text().splitlines()] == ["wrong", "right"]
 
 
+@pytest.mark.full
 def test_the_command_repeats_one_candidate_with_the_same_cases(
     verdicts: Mapping[str, Graded], capsys: pytest.CaptureFixture[str]
 ) -> None:

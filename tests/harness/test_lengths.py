@@ -111,6 +111,7 @@ def one_after_another(
     return torch.stack(kept) if kept else torch.zeros(0, dtype=torch.int64, device=boxes.device)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", sampled(["float16", "float32"], "float32"))
 def test_a_right_function_passes_every_check(dtype: str) -> None:
     verdict = verify(one_after_another, "nms", dtypes=[dtype], examples=4, seed=0, device="cpu")

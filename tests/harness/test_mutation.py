@@ -194,11 +194,19 @@ print(*{mutant.function for mutant in mutants if mutant.file == sys.argv[1]})
         # vector_add names `load` and `store`, and `store` names `bits`. Others use the rest.
         ("vector_add", "cuda", "vectors.cuh", {"load", "store", "bits"}, {"unpack", "unpacked", "store_streaming"}),
         # giou uses the `load` of its boxes, not this one.
-        ("giou", "cuda", "vectors.cuh", set(), {"load", "store"}),
-        ("softmax", "cuda", "vectors.cuh", {"load", "store_streaming", "bits", "unpack", "unpacked"}, set()),
+        pytest.param(*("giou", "cuda", "vectors.cuh", set(), {"load", "store"}), marks=pytest.mark.full),
+        pytest.param(
+            *("softmax", "cuda", "vectors.cuh", {"load", "store_streaming", "bits", "unpack", "unpacked"}, set()),
+            marks=pytest.mark.full,
+        ),
         ("layer_norm", "triton", "triton_rows.py", {"row_offsets", "load_tile", "load_parameter"}, set()),
-        ("softmax", "triton", "triton_rows.py", {"row_offsets"}, {"load_tile", "load_parameter"}),
-        ("rms_norm", "cuda", "rows.cuh", {"row_offset", "take", "sum_over_row"}, set()),
+        pytest.param(
+            *("softmax", "triton", "triton_rows.py", {"row_offsets"}, {"load_tile", "load_parameter"}),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            *("rms_norm", "cuda", "rows.cuh", {"row_offset", "take", "sum_over_row"}, set()), marks=pytest.mark.full
+        ),
     ],
 )
 def test_mutants_of_a_shared_file_are_those_of_functions_that_the_operation_uses(
@@ -407,6 +415,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return {**json.loads(told), "report": report["outcomes"], "printed": "\n".join(printed)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kernel", "status", "by"),
     [
@@ -425,6 +434,7 @@ def test_outcome(kernel: str, status: str, by: str, outcomes: dict) -> None:
     assert outcomes[kernel]["by"].startswith(by)
 
 
+@pytest.mark.full
 def test_quick_trials_run_the_checks_that_reject_most(outcomes: dict) -> None:
     assert outcomes["steps"] == ["forward", "backward", "memory", "offsets"]
 
@@ -494,10 +504,12 @@ def test_of_a_mutant_only_what_its_trial_launches_is_compiled(tmp_path: pathlib.
     assert all("<double, " in kernel for kernel in kernels)
 
 
+@pytest.mark.full
 def test_kernels_that_do_not_pass_as_they_are_have_no_mutants(outcomes: dict) -> None:
     assert "forward float32, case one_number_without_axes: " in outcomes["wrong from the start"]["why"]
 
 
+@pytest.mark.full
 def test_command_reports_every_mutant_and_fails_where_one_survives_that_is_not_listed(outcomes: dict) -> None:
     rows = outcomes["report"]
     survivors = [row for row in rows if row["status"] == "survived"]
@@ -555,6 +567,7 @@ print("passed")
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("claims", "passes"), [('gradients=False, dtypes=("float32",)', True), ("gradients=False", False)]
 )

@@ -585,6 +585,7 @@ def test_the_command_runs_a_script_with_its_arguments_and_its_siblings(tmp_path:
     assert "first in program (1, 0, 0) of a grid of (2, 1, 1), kernel add" in wrong.stderr
 
 
+@pytest.mark.full
 def test_every_configuration_runs_where_it_is_asked(tmp_path: Path) -> None:
     script = RIGHT["tuning_and_benchmarks"].replace('"BLOCK": 64', '"BLOCK": 48')
     (tmp_path / "tuned.py").write_text(HEAD + script)

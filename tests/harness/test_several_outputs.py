@@ -136,6 +136,7 @@ def test_a_wide_cotangent_is_rounded_when_it_is_read() -> None:
     assert (gradient.error >= 2**-25 / 3).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", sampled(["float16", "float32", "float64"], "float32"))
 def test_several_outputs_pass(dtype: str) -> None:
     verdict = verify(fused, add_rms_norm, dtypes=[dtype], examples=5, seed=1, device="cpu")

@@ -222,8 +222,8 @@ CANDIDATE = ["--dtype=float16", "--dtype=float32", "--examples=2", "--device=cpu
     ("options", "signals"),
     [
         pytest.param([], [SIGTERM], id="plain-SIGTERM"),
-        pytest.param([], [SIGINT, SIGINT], id="plain-SIGINT_twice"),
-        pytest.param(["-n", "2"], [SIGTERM], id="workers-SIGTERM"),
+        pytest.param([], [SIGINT, SIGINT], id="plain-SIGINT_twice", marks=pytest.mark.full),
+        pytest.param(["-n", "2"], [SIGTERM], id="workers-SIGTERM", marks=pytest.mark.full),
         pytest.param(["--untrusted"], [SIGHUP], id="untrusted-SIGHUP"),
     ],
 )
@@ -253,6 +253,7 @@ def test_compilers_are_stopped(tmp_path: Path, started: Started) -> None:
     assert run.stop(SIGTERM).returncode == pytest.ExitCode.INTERRUPTED
 
 
+@pytest.mark.full
 def test_verify_is_stopped(started: Started) -> None:
     kernel = ["verify", "kernels.py:sleeps", "--as=vector_add", "--verdict=verdict.json"]
     run = started("fourfold", *kernel, *CANDIDATE, "-k", "test_output_agrees", "-p", "witness")

@@ -578,6 +578,7 @@ def outcomes(kernel: Any, dtypes: list[str], **options: Any) -> list[tuple]:
     return [(*(getattr(each, name) for name in ABOUT), each.failure and each.failure.message) for each in found]
 
 
+@pytest.mark.full
 def test_triton_kernel_comes_to_the_same_in_both_ways() -> None:
     triton = outcomes(f"{EXAMPLE}:softmax", ["float32"], untrusted=True)
     assert {each[2] for each in triton} == {"passed"}

@@ -108,6 +108,7 @@ def checks_that(verdict: Verdict, outcome: str) -> set[str]:
     return {o.check for o in verdict.outcomes if o.outcome == outcome}
 
 
+@pytest.mark.full
 def test_a_right_function_passes_every_check() -> None:
     verdict = fourfold.verify(softmax, "softmax", **QUICK)
     assert verdict.passed, str(verdict)
@@ -457,6 +458,7 @@ def twice(x):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("untrusted", [False, True])
 def test_what_the_interpreter_lacks_is_no_fault_of_the_kernel(untrusted: bool, tmp_path: Path) -> None:
     @fourfold.operation(x=fourfold.tensor("... cols"))
@@ -624,6 +626,7 @@ TestSubtract = fourfold.suite(subtract, "vector_add", examples=5, device="cpu", 
 """
 
 
+@pytest.mark.full
 def test_a_suite_in_a_foreign_repository_has_a_test_for_each_check_and_dtype(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(IN_A_REPOSITORY)
     # Triton is imported before Fourfold, and its kernels are made for a GPU.
@@ -658,6 +661,7 @@ def test_what_is_only_imprecise_is_looked_at_further() -> None:
     assert verdict.kind == "imprecise"
 
 
+@pytest.mark.full
 def test_no_check_begins_after_the_time_is_up() -> None:
     verdict = fourfold.verify(softmax, "softmax", seconds=0.0, **ONE)
     assert not verdict.passed

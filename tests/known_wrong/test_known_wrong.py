@@ -223,9 +223,9 @@ def test_any_derivative_at_a_clamps_limit_is_right_for_a_candidate(fault: Fault,
             control,
             dtype,
             id=f"{control.name}-{control.operation}-{dtype}",
-            marks=() if dtype == control.dtypes[-1] else pytest.mark.full,
+            marks=() if dtype == control.dtypes[-1] and place % 3 == 0 else pytest.mark.full,
         )
-        for control in CONTROLS
+        for place, control in enumerate(CONTROLS)
         for dtype in control.dtypes
     ],
 )
@@ -259,6 +259,7 @@ def test_every_check_rejects_a_fault() -> None:
     assert rejecting >= of_checks
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [source.name for source in sorted(pathlib.Path(__file__).parent.glob("*.cu"))])
 def test_known_wrong_kernels_are_wrong_on_a_gpu_too_and_do_not_merely_fail_to_compile(name: str) -> None:
     source = pathlib.Path(__file__).parent / name

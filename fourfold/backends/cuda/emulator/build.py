@@ -130,7 +130,7 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool,
     Args:
         source: the `.cu` file.
         name: the kernel, a C++ name expression.
-        also: other kernels of the file, to compile together with it if it has to be compiled.
+        also: other kernels of the file. Those of the same types are compiled with it if it has to be compiled.
         checked: whether the build checks every access.
         traced: whether a checked build also records which of its instructions ran.
 
@@ -149,7 +149,8 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool,
     with locked(directory):
         if built := _find(directory, name, closure):
             return built
-        missing = sorted({name, *(n for n in also if not _find(directory, n, closure))})
+        alike = [n for n in also if _types(n) == _types(name)]
+        missing = sorted({name, *(n for n in alike if not _find(directory, n, closure))})
         try:
             _compile(source, missing, options, directory, runtime_key)
         except CudaError:
@@ -160,6 +161,14 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool,
         built = _find(directory, name, closure)
         assert built is not None
         return built
+
+
+def _types(name: str) -> frozenset[str]:
+    """Return the floating-point types among a kernel's template arguments.
+
+    The compiler takes about 0.3 s for each kernel, and a run seldom needs the kernels of all types.
+    """
+    return frozenset(re.findall(r"\b(?:__half|__nv_bfloat16|float|double)\b", name))
 
 
 def source_line(built: Built, pcs: Sequence[int]) -> tuple[str, int] | None:
