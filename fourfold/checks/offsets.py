@@ -35,7 +35,7 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
             def place(name: str, tensor: torch.Tensor, far: str = far, axis: int = axis) -> torch.Tensor:
                 return sparse_memory.laid_out(tensor, axis) if name == far else tensor
 
-            with room(subject.device, 2 * sparse_memory.SIDE * given[far].element_size()):
+            with room(subject.device, sparse_memory.room_needed(2 * sparse_memory.SIDE, given[far])):
                 output, gradients, tensors = subject.evaluate(case, place=place)
                 when = f"with axis {axis} of {far} 2^31 elements long: "
                 agreements += compare_results(subject, named_results(output, gradients), expected, tensors, when)

@@ -1,6 +1,7 @@
-"""Tensors whose elements lie so far apart that offsets need more than 32 bits. On the CPU they use little memory."""
+"""Tensors whose elements lie so far apart that offsets need more than 32 bits. Only what is touched takes memory."""
 
 import fcntl
+import functools
 import mmap
 import os
 import time
@@ -55,9 +56,16 @@ def wait_for_room(device: torch.device, needed: int) -> None:
     raise NotReached(f"{device} has no {needed / 2**30:.1f} GiB free", lasts=total >= needed)
 
 
+def room_needed(elements: int, like: torch.Tensor) -> int:
+    """Return the bytes of a GPU's memory to wait for, before so many elements of the dtype of `like` are laid out."""
+    return 0 if like.device.type == "cpu" or _has_managed_memory(like.device) else elements * like.element_size()
+
+
 def _storage(elements: int, like: torch.Tensor) -> torch.Tensor:
-    """Allocate uninitialised elements of the dtype and device of `like`. On the CPU only touched pages take memory."""
+    """Allocate uninitialised elements of the dtype and device of `like`; untouched pages take no memory if possible."""
     if like.device.type != "cpu":
+        if _has_managed_memory(like.device):
+            return torch.as_tensor(_Managed(elements * like.element_size()), device=like.device).view(like.dtype)
         wait_for_room(like.device, elements * like.element_size())
         return torch.empty(elements, dtype=like.dtype, device=like.device)
     try:
@@ -67,6 +75,47 @@ def _storage(elements: int, like: torch.Tensor) -> torch.Tensor:
     storage = torch.frombuffer(pages, dtype=like.dtype)
     _pages[storage.data_ptr()] = pages
     return storage
+
+
+@functools.cache
+def _has_managed_memory(gpu: torch.device) -> bool:
+    """Return whether a GPU gives a page of managed memory its place when the page is first touched."""
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return False
+    torch.cuda.init()
+    number = torch.cuda.current_device() if gpu.index is None else gpu.index
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+    error, value = driver.cuDeviceGetAttribute(attribute, number)
+    return error == driver.CUresult.CUDA_SUCCESS and bool(value)
+
+
+class _Managed:
+    """Managed memory of the current GPU, as an object that torch takes for an array of bytes.
+
+    Raises:
+        NotReached: the driver has no such range of addresses.
+    """
+
+    def __init__(self, size: int) -> None:
+        from cuda.bindings import driver
+
+        flags = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value
+        error, address = driver.cuMemAllocManaged(size, flags)
+        if error != driver.CUresult.CUDA_SUCCESS:
+            raise NotReached(f"no {size >> 30} GiB of managed memory: {error.name}")
+        self._free = functools.partial(driver.cuMemFree, address)
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (int(address), False),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        if hasattr(self, "_free"):
+            self._free()
 
 
 class _Pages(mmap.mmap):

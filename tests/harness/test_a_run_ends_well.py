@@ -476,7 +476,7 @@ def pytest_keyboard_interrupt():
 """
 
 
-@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("twice", sampled([False, True], True))
 def test_ctrl_c_ends_the_run_in_the_midst_of_a_call(twice: bool, tmp_path: Path) -> None:
     ends = written(tmp_path / "ends.py", ENDS)
     written(tmp_path / "interrupts.py", INTERRUPTS)

@@ -84,6 +84,7 @@ def test_a_candidate_with_a_wrong_output_is_looked_at_briefly_by_the_other_check
     assert max(check.get("examples", 0) for check in looked) <= 10
 
 
+@pytest.mark.full
 def test_a_plain_run_verifies_laws_in_float32_and_in_what_else_is_selected(tmp_path: Path) -> None:
     def dtypes(*options: str) -> set[str]:
         command = ["pytest", "tests/operations/test_laws.py", "--op=vector_add", "--collect-only", "-q"]
@@ -109,6 +110,7 @@ def add(x, y):
 ADD = ["-k", "test_output_agrees or test_gradients_agree"]
 
 
+@pytest.mark.full
 def test_a_refusal_is_counted_and_no_failure_unless_an_option_says_so(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(ADD_OF_CONTIGUOUS)
     candidate = f"--candidate=vector_add={tmp_path / 'mine.py'}:add"
@@ -301,7 +303,9 @@ def without_the_claim(x):
 
 
 @pytest.mark.parametrize("untrusted", sampled([[], ["--untrusted"]], ["--untrusted"]), ids=["trusted", "untrusted"])
-@pytest.mark.parametrize(("function", "passes"), [("softmax", True), ("without_the_claim", False)])
+@pytest.mark.parametrize(
+    ("function", "passes"), [("softmax", True), pytest.param("without_the_claim", False, marks=pytest.mark.full)]
+)
 def test_claims_of_the_source_are_heard(function: str, passes: bool, untrusted: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FORWARD_ALONE)
     checks = ["-k", "test_output_agrees or test_gradients_agree", "--dtype=float64", "--device=cpu", *untrusted]

@@ -71,7 +71,7 @@ def faults(file: str, kernel: str) -> set[int]:
     ("kernel", "options"),
     [
         pytest.param("softmax.cu:softmax_kernel", SOFTMAX, marks=pytest.mark.full),
-        ("vector_add.cu:vector_add", ADD),
+        pytest.param("vector_add.cu:vector_add", ADD, marks=pytest.mark.full),
         pytest.param("matmul.cu:matmul_kernel", MATMUL, marks=pytest.mark.full),
     ],
 )

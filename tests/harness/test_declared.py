@@ -97,7 +97,7 @@ def test_sizes_agree_in_every_case(name: str) -> None:
         assert case.grad_output.shape == made(**case.tensors(FLOAT32, "cpu"), **case.parameters).shape
 
 
-@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("name", sampled(DECLARED, "rms_norm", "ragged_mean"))
 def test_each_axis_is_empty_of_one_and_longer_than_a_block(name: str) -> None:
     made = DECLARED[name]
     seen = [sizes_of(made, case) for case in (*cases_of(name), *named(name).values())]

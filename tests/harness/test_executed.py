@@ -467,6 +467,7 @@ def test_a_run_of_a_part_accuses_nobody(options: tuple[str, ...], tmp_path: Path
     assert "never_executed" not in verdict
 
 
+@pytest.mark.full
 def test_a_run_of_a_part_names_what_never_ran_if_it_is_asked(tmp_path: Path) -> None:
     written(tmp_path, PLAIN)
     printed, verdict = run(tmp_path, "--dtype=float32", "--examples=3", *PART, "--executed")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -159,3 +160,18 @@ def test_a_kernel_cannot_have_a_case_left_out() -> None:
 def test_outside_of_a_search_a_call_that_is_not_reached_is_no_escape() -> None:
     with pytest.raises(NotReached), held():
         raise NotReached("no memory")
+
+
+def free_bytes(device: str) -> int:
+    return torch.cuda.mem_get_info()[0] if device == "cuda" else -psutil.Process().memory_info().rss
+
+
+def test_only_touched_memory_is_taken(device: str) -> None:
+    given = torch.arange(30.0, device=device).reshape(10, 3)
+    sparse_memory.laid_out(given, 0)  # what a first use takes
+    free = free_bytes(device)
+    many = [sparse_memory.laid_out(given, 0) for _ in range(8)]  # 128 GiB of addresses
+    assert free - free_bytes(device) < 1 << 30
+    assert all(torch.equal(each, given) for each in many)
+    assert {each.stride(0) for each in many} == {-(-sparse_memory.SIDE // 9)}
+    assert not sparse_memory.room_needed(2 * sparse_memory.SIDE, given)

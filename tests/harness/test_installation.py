@@ -65,7 +65,7 @@ def test_the_plugin_is_loaded_by_name_and_by_nothing_else(installed: Path, tmp_p
     assert "--candidate" not in run(installed, "-m", "pytest", "--help", folder=tmp_path).stdout
 
 
-@pytest.mark.parametrize(("name", "code"), [("add", 0), ("subtract", 1)])
+@pytest.mark.parametrize(("name", "code"), [pytest.param("add", 0, marks=pytest.mark.full), ("subtract", 1)])
 def test_a_kernel_in_its_authors_folder_is_verified(installed: Path, tmp_path: Path, name: str, code: int) -> None:
     (tmp_path / "kernels.py").write_text(KERNELS)
     options = ["--dtype", "float32", "--examples", "2", "-k", "output_agrees", "--device", "cpu"]

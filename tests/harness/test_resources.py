@@ -187,6 +187,7 @@ def test_what_was_written_is_compared_with_what_is_compiled(tmp_path: Path, caps
     assert said.endswith("3 of 4 kernels have the same code\n")
 
 
+@pytest.mark.full
 def test_a_kernel_that_does_not_compile_is_told(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = [Cell("vector_add", "cuda", "float32"), Cell("vector_add", "triton", "float32")]
     replace_once(repository / "vector_add" / "cuda_kernel.cu", "const long long n", "const longer n")

@@ -106,7 +106,7 @@ def test_losses_of_more_boxes_than_a_block_has_threads_are_common(name: str) -> 
     assert often([rows_of(name, case) > 256 for case in drawn_cases(name, elements=2048)], 1 / 10)
 
 
-@pytest.mark.parametrize("name", BOXED)
+@pytest.mark.parametrize("name", sampled(BOXED, "giou_loss"))
 def test_boxes_that_count_lie_on_both_sides_of_zero(name: str) -> None:
     second = [counted(name, case)[1] for case in drawn_cases(name)]
     assert often([bool((boxes[:, :2] < 0).any()) for boxes in second], 1 / 5)
@@ -236,7 +236,7 @@ def test_nan_and_infinity_appear_but_not_in_most_cases(name: str) -> None:
     assert often([bool(np.isfinite(b).all()) for b in boxes], 1 / 2)
 
 
-@pytest.mark.parametrize("name", BOXED)
+@pytest.mark.parametrize("name", sampled(BOXED, "giou_loss"))
 def test_nan_and_infinity_reach_boxes_that_count_and_not_in_most_cases(name: str) -> None:
     strange = [[b[~np.isfinite(b)] for b in counted(name, case)] for case in many_small_cases(name)]
     either = [bool(first.size or second.size) for first, second in strange]

@@ -237,6 +237,7 @@ def ran(script: str, tmp_path: pathlib.Path, *arguments: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.full
 def test_launches_known_again_are_of_the_kernel_that_triton_would_take(tmp_path: pathlib.Path) -> None:
     found = ran(SETUP + LAUNCHES, tmp_path)
     assert found["disagreements"] == []

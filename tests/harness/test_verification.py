@@ -362,6 +362,7 @@ def test_a_silently_wrong_result_outside_of_the_claims_is_told_once() -> None:
     assert not any("outside of its claims" in warning for warning in honest.warnings)
 
 
+@pytest.mark.full
 def test_claims_stand_at_the_function_or_are_given() -> None:
     marked = fourfold.claims(gradients=False, dtypes=("float32",))(lambda x: torch.softmax(x.detach(), -1))
     verdict = fourfold.verify(marked, "softmax", **QUICK)

@@ -20,6 +20,8 @@ def test_samples_may_be_more_than_a_grid_has_blocks_along_an_axis(subject: Subje
     many_samples_are_alike(subject, search, samples=GRID_LIMIT + 1)
 
 
+# Processes wait for one another here, as each case takes a good part of the memory of a GPU.
+@pytest.mark.full
 @pytest.mark.only(devices=["cuda"], dtypes=["float16"], batched=True)
 def test_results_may_have_more_than_2_31_elements(subject: Subject, search: Search) -> None:
     search.examples = 1

@@ -1,10 +1,15 @@
 """What the public kernels are to compute: one definition in plain torch for each operation, as its formula reads."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
 import fourfold
 from fourfold import tensor, values
+
+# Tests that only read the list of kernels need not wait until each definition is tried. A verification tries it.
+operation = functools.partial(fourfold.operation, tried=False)
 
 EPSILONS = values(1e-6, 1e-5)
 SOME = {"cols": (1, None)}
@@ -22,90 +27,84 @@ def pair_of_boxes(**others):
     return {"boxes1": one, "boxes2": two, **others}
 
 
-@fourfold.operation(x=tensor("... cols"), sizes=SOME)
+@operation(x=tensor("... cols"), sizes=SOME)
 def softmax(x):
     return torch.softmax(x, -1)
 
 
-@fourfold.operation(x=tensor("... cols"), sizes=SOME)
+@operation(x=tensor("... cols"), sizes=SOME)
 def logsumexp(x):
     return torch.logsumexp(x, -1)
 
 
-@fourfold.operation(x=tensor("... cols"), weight=tensor("cols"), eps=EPSILONS, sizes=SOME)
+@operation(x=tensor("... cols"), weight=tensor("cols"), eps=EPSILONS, sizes=SOME)
 def rms_norm(x, weight, eps=1e-6):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
-@fourfold.operation(
-    x=tensor("rows cols"), residual=tensor("rows cols"), weight=tensor("cols"), eps=EPSILONS, sizes=SOME
-)
+@operation(x=tensor("rows cols"), residual=tensor("rows cols"), weight=tensor("cols"), eps=EPSILONS, sizes=SOME)
 def added_rms_norm(x, residual, weight, eps=1e-6):
     added = x + residual
     return added * torch.rsqrt(added.square().mean(-1, keepdim=True) + eps) * weight
 
 
-@fourfold.operation(
-    x=tensor("rows cols"), residual=tensor("rows cols"), weight=tensor("cols"), eps=EPSILONS, sizes=SOME
-)
+@operation(x=tensor("rows cols"), residual=tensor("rows cols"), weight=tensor("cols"), eps=EPSILONS, sizes=SOME)
 def added_residual(x, residual, weight, eps=1e-6):
     return x + residual + 0 * weight
 
 
-@fourfold.operation(x=tensor("rows cols"), weight=tensor("cols"), eps=EPSILONS, sizes=SOME)
+@operation(x=tensor("rows cols"), weight=tensor("cols"), eps=EPSILONS, sizes=SOME)
 def gemma_rms_norm(x, weight, eps=1e-6):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * (1 + weight)
 
 
-@fourfold.operation(x=tensor("... cols"), weight=tensor("cols"), bias=tensor("cols"), eps=EPSILONS, sizes=SOME)
+@operation(x=tensor("... cols"), weight=tensor("cols"), bias=tensor("cols"), eps=EPSILONS, sizes=SOME)
 def layer_norm(x, weight, bias, eps=1e-6):
     centered = x - x.mean(-1, keepdim=True)
     return centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + eps) * weight + bias
 
 
-@fourfold.operation(x=tensor("... cols"), eps=EPSILONS, sizes=SOME)
+@operation(x=tensor("... cols"), eps=EPSILONS, sizes=SOME)
 def l2_norm(x, eps=1e-6):
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
 
-@fourfold.operation(gate=tensor("... cols"), up=tensor("... cols"))
+@operation(gate=tensor("... cols"), up=tensor("... cols"))
 def swiglu(gate, up):
     return F.silu(gate) * up
 
 
-@fourfold.operation(gate=tensor("... cols"), up=tensor("... cols"))
+@operation(gate=tensor("... cols"), up=tensor("... cols"))
 def geglu(gate, up):
     return F.gelu(gate, approximate="tanh") * up
 
 
-@fourfold.operation(x=tensor("... cols"))
+@operation(x=tensor("... cols"))
 def silu(x):
     return F.silu(x)
 
 
-@fourfold.operation(x=tensor("... cols"))
+@operation(x=tensor("... cols"))
 def log_sigmoid(x):
     return F.logsigmoid(x)
 
 
-@fourfold.operation(x=tensor("... cols"))
+@operation(x=tensor("... cols"))
 def squared_relu(x):
     return F.relu(x).square()
 
 
-@fourfold.operation(x=tensor("... cols"))
+@operation(x=tensor("... cols"))
 def mish(x):
     return x * torch.tanh(F.softplus(x))
 
 
-@fourfold.operation(x=tensor("... cols"))
+@operation(x=tensor("... cols"))
 def hard_swish(x):
     return F.hardswish(x)
 
 
-@fourfold.operation(
-    x=tensor("... cols"), alpha=tensor("one"), gamma=tensor("cols"), beta=tensor("cols"), sizes={"one": 1}
-)
+@operation(x=tensor("... cols"), alpha=tensor("one"), gamma=tensor("cols"), beta=tensor("cols"), sizes={"one": 1})
 def dynamic_tanh(x, alpha, gamma, beta):
     return gamma * torch.tanh(alpha * x) + beta
 
@@ -119,26 +118,26 @@ def negative_log_likelihood(logits, target):
     return one * (logits.logsumexp(-1) - logits.gather(-1, target[:, None])[:, 0])
 
 
-@fourfold.operation(logits=tensor("rows cols"), target=tensor("rows", dtype="int64", high="cols"), sizes=SOME)
+@operation(logits=tensor("rows cols"), target=tensor("rows", dtype="int64", high="cols"), sizes=SOME)
 def cross_entropy_rows(logits, target):
     return negative_log_likelihood(logits, target)
 
 
-@fourfold.operation(
+@operation(
     logits=tensor("rows cols"), target=tensor("rows", dtype="int64", high="cols"), sizes={"rows": (1, None)} | SOME
 )
 def cross_entropy_mean(logits, target):
     return negative_log_likelihood(logits, target).mean()
 
 
-@fourfold.operation(
+@operation(
     p=tensor("rows cols", kind="probabilities"), q=tensor("rows cols", kind="probabilities", gradient=False), sizes=SOME
 )
 def total_variation(p, q):
     return 0.5 * (p - q).abs()
 
 
-@fourfold.operation(log_p=tensor("rows cols"), log_q=tensor("rows cols", gradient=False), sizes=SOME)
+@operation(log_p=tensor("rows cols"), log_q=tensor("rows cols", gradient=False), sizes=SOME)
 def kl_divergence(log_p, log_q):
     return log_q.exp() * (log_q - log_p)
 
@@ -154,7 +153,7 @@ def parts(boxes1, boxes2):
     return intersection, union, hull
 
 
-@fourfold.operation(**pair_of_boxes(eps=values(1e-7, 1e-2)))
+@operation(**pair_of_boxes(eps=values(1e-7, 1e-2)))
 def giou_loss(boxes1, boxes2, eps=1e-7):
     intersection, union, hull = parts(boxes1, boxes2)
     area = hull[:, 0] * hull[:, 1]
@@ -167,14 +166,14 @@ def distance(boxes1, boxes2):
     return apart[:, 0] * apart[:, 0] + apart[:, 1] * apart[:, 1]
 
 
-@fourfold.operation(**pair_of_boxes(eps=values(1e-7, 1e-2)))
+@operation(**pair_of_boxes(eps=values(1e-7, 1e-2)))
 def diou_loss(boxes1, boxes2, eps=1e-7):
     intersection, union, hull = parts(boxes1, boxes2)
     diagonal = hull[:, 0] * hull[:, 0] + hull[:, 1] * hull[:, 1] + eps
     return 1 - intersection / (union + eps) + distance(boxes1, boxes2) / diagonal
 
 
-@fourfold.operation(**pair_of_boxes(eps=values(1e-7, 1e-2)))
+@operation(**pair_of_boxes(eps=values(1e-7, 1e-2)))
 def ciou_loss(boxes1, boxes2, eps=1e-7):
     intersection, union, hull = parts(boxes1, boxes2)
     iou = intersection / (union + eps)
@@ -185,7 +184,7 @@ def ciou_loss(boxes1, boxes2, eps=1e-7):
     return 1 - iou + distance(boxes1, boxes2) / diagonal + (ratio / (1 - iou + ratio + eps)).detach() * ratio
 
 
-@fourfold.operation(logits=tensor("... cols"), targets=tensor("... cols", kind="unit", gradient=False))
+@operation(logits=tensor("... cols"), targets=tensor("... cols", kind="unit", gradient=False))
 def focal_loss(logits, targets):
     chosen = torch.sigmoid(logits)
     right = chosen * targets + (1 - chosen) * (1 - targets)
@@ -193,13 +192,13 @@ def focal_loss(logits, targets):
     return (0.25 * targets + 0.75 * (1 - targets)) * losses * (1 - right).square()
 
 
-@fourfold.operation(x=tensor("... cols"), target=tensor("... cols"), beta=values(1.0, 0.125))
+@operation(x=tensor("... cols"), target=tensor("... cols"), beta=values(1.0, 0.125))
 def smooth_l1(x, target, beta=1.0):
     apart = (x - target).abs()
     return torch.where(apart < beta, 0.5 * apart * apart / beta, apart - 0.5 * beta)
 
 
-@fourfold.operation(angles=tensor("seq dim", gradient=False), x=tensor("... seq dim"), sizes={"dim": range(2, 65, 2)})
+@operation(angles=tensor("seq dim", gradient=False), x=tensor("... seq dim"), sizes={"dim": range(2, 65, 2)})
 def rotary_embedding(angles, x):
     halves = x.unflatten(-1, (-1, 2))
     turned = torch.stack([-halves[..., 1], halves[..., 0]], -1).flatten(-2)
