@@ -221,7 +221,7 @@ def test_wrong_arguments_are_refused_before_the_launch():
         kernel.launch(5, 256, x, x, 300.0)
     with pytest.raises(ValueError, match="different devices: argument 0 on cuda:0, argument 1 on cpu"):
         kernel.launch(5, 256, x, x.cpu(), 300)
-    with pytest.raises(ValueError, match="1056 threads"):
+    with pytest.raises(ValueError, match="1,056 threads"):
         kernel.launch(5, (32, 33), x, x, 300)
     kernel.launch((0, 3), 256, x, x, 300)
 

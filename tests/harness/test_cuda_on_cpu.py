@@ -666,3 +666,32 @@ def test_a_missing_compiler_is_a_reason(monkeypatch):
             cuda_on_cpu.CpuKernel(CONTROLS, "last_warp_sums", [], checked=True)
     finally:
         build.unavailable_reason.cache_clear()
+
+
+SHIFTED = """
+__global__ void shifted(const float* x, float* out) {
+    __shared__ float tile[64], sum[64];
+    tile[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    sum[threadIdx.x] = 0;
+    out[threadIdx.x] = sum[threadIdx.x] + tile[63 - threadIdx.x];
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["_A", "_z"])  # before the variable and after it, as names are sorted
+def test_a_shared_array_may_have_a_second_name(name, tmp_path, monkeypatch):
+    """g++ 13 names a variable of a template whose argument is a lambda twice."""
+    with_redzones = build._with_redzones
+
+    def with_alias(assembly):
+        (tile,) = re.findall(r"^(_Z\w*tile\w*):$", assembly, re.MULTILINE)
+        return with_redzones(f"{assembly}\t.weak {name}\n\t.hidden {name}\n\t.set {name},{tile}\n")
+
+    monkeypatch.setattr(build, "_with_redzones", with_alias)
+    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "k.cu"
+    source.write_text(SHIFTED)
+    x, out = torch.arange(64.0), torch.zeros(64)
+    CudaKernel(source, "shifted").launch(1, 64, x, out)
+    assert torch.equal(out, x.flip(0))

@@ -56,7 +56,7 @@ __global__ void shared_array_overrun(const float* x, const float* y, float* outp
     __syncthreads();
     float sum = 0;
     for (const float* p = terms + threadIdx.x; p <= terms + 2 * THREADS; p += THREADS) {
-        float term = *p;  // FAULT: read of 4 bytes, just past the end of shared array
+        float term = *p;  // FAULT: (read of 4 bytes, just past the end of shared array|access to .* outside the array)
         if (p < terms + 2 * THREADS) sum += term;
     }
     if (at < n) output[at] = sum;

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fourfold.backends.cuda.compile import (
     CompilationError,
@@ -273,7 +273,7 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
         anchor = next(offset for mangled, _, offset, _ in symbols if mangled.endswith("6anchorE"))
         # The dynamic arrays share their memory, so keep the first of them only.
         others = (*dynamic[1:], "__tls_guard")
-        arrays = [symbol for symbol in symbols if symbol[0] not in others and "8fourfold" not in symbol[0]]
+        arrays = _distinct(s for s in symbols if s[0] not in others and "8fourfold" not in s[0])
         # Without arguments, c++filt would read names from its standard input.
         demangled = _run("c++filt", *(symbol[0] for symbol in arrays)).splitlines() if arrays else []
         # Reduce kernel(float*)::tile to tile, and the compiler's "guard variable for ..." to an empty name.
@@ -369,6 +369,17 @@ def _whole(directory: pathlib.Path, objects: Sequence[pathlib.Path]) -> bool:
     with contextlib.suppress(OSError, ValueError):
         return json.loads((directory / _CHECKSUMS).read_text()) == {o.name: checksum(o) for o in objects}
     return False
+
+
+def _distinct(symbols: Iterable[tuple[str, str, int, int]]) -> list[tuple[str, str, int, int]]:
+    """Return the first symbol at each offset.
+
+    From g++ 13 on, a variable of a template whose argument is a lambda has a second name, an alias.
+    """
+    first: dict[int, tuple[str, str, int, int]] = {}
+    for symbol in symbols:
+        first.setdefault(symbol[2], symbol)
+    return list(first.values())
 
 
 def _thread_local_symbols(file: pathlib.Path) -> list[tuple[str, str, int, int]]:
