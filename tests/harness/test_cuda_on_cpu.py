@@ -695,3 +695,22 @@ def test_a_shared_array_may_have_a_second_name(name, tmp_path, monkeypatch):
     x, out = torch.arange(64.0), torch.zeros(64)
     CudaKernel(source, "shifted").launch(1, 64, x, out)
     assert torch.equal(out, x.flip(0))
+
+
+def test_a_file_that_does_not_compile_is_compiled_once_until_it_changes(tmp_path, monkeypatch):
+    source, calls, compiled = tmp_path / "k.cu", [], build._compile
+
+    def counted(*arguments):
+        calls.append(arguments[1])
+        return compiled(*arguments)
+
+    monkeypatch.setattr(build, "_compile", counted)
+    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
+    source.write_text('#include "missing.h"\n__global__ void k(float* c) { *c = 1; }')
+    for _ in range(3):
+        with pytest.raises(CompilationError, match=r"k\.cu:1:10: fatal error: missing\.h: No such file"):
+            CudaKernel(source, "k").compile_for("cpu")
+    assert calls == [["k"]]
+    source.write_text("__global__ void k(float* c) { *c = 1; }")
+    CudaKernel(source, "k").compile_for("cpu")
+    assert calls == [["k"]] * 2
