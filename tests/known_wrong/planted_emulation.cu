@@ -16,6 +16,19 @@ __global__ void local_array_overrun(const float* x, const float* y, float* outpu
     output[at] = sum;
 }
 
+// The same by a pointer, whose array only -fsanitize=object-size knows.
+__global__ void local_pointer_overrun(const float* x, const float* y, float* output, int n) {
+    int at = blockIdx.x * blockDim.x + threadIdx.x, count = n > 0 ? 3 : 2;
+    if (at >= n) return;
+    float pair[2] = {x[at], y[at]}, sum = 0;
+    const float* from = pair;
+    for (int i = 0; i < count; i++) {
+        float term = from[i];  // FAULT: access to .* outside the array
+        if (i < 2) sum += term;
+    }
+    output[at] = sum;
+}
+
 // The first element of the second row is read as the third of the first.
 __global__ void local_row_overrun(const float* x, const float* y, float* output, int n) {
     int at = blockIdx.x * blockDim.x + threadIdx.x, next = n > 0 ? 2 : 0;
