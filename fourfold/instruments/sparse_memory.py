@@ -57,7 +57,7 @@ def wait_for_room(device: torch.device, needed: int) -> None:
 
 
 def room_needed(elements: int, like: torch.Tensor) -> int:
-    """Return the bytes of a GPU's memory to wait for, before so many elements of the dtype of `like` are laid out."""
+    """Return the bytes of GPU memory that `_storage` takes at once; 0 if only touched pages take memory."""
     return 0 if like.device.type == "cpu" or _has_managed_memory(like.device) else elements * like.element_size()
 
 
@@ -79,15 +79,13 @@ def _storage(elements: int, like: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _has_managed_memory(gpu: torch.device) -> bool:
-    """Return whether a GPU gives a page of managed memory its place when the page is first touched."""
+    """Return whether a page of managed memory takes memory only from the first time it is touched."""
     try:
         from cuda.bindings import driver
     except ImportError:
         return False
-    torch.cuda.init()
-    number = torch.cuda.current_device() if gpu.index is None else gpu.index
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
-    error, value = driver.cuDeviceGetAttribute(attribute, number)
+    error, value = driver.cuDeviceGetAttribute(attribute, gpu.index)
     return error == driver.CUresult.CUDA_SUCCESS and bool(value)
 
 
@@ -95,7 +93,7 @@ class _Managed:
     """Managed memory of the current GPU, as an object that torch takes for an array of bytes.
 
     Raises:
-        NotReached: the driver has no such range of addresses.
+        NotReached: the driver cannot reserve the addresses.
     """
 
     def __init__(self, size: int) -> None:

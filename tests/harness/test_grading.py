@@ -223,7 +223,7 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
 }
 
 
-# Of each kind one, which the default profile grades.
+# The candidates that the default profile grades: one for each way to end.
 PLAIN = ["right", "same", "wrong", "no function", "does not parse", "unknown", "reaches", "exits", "hangs"]
 
 

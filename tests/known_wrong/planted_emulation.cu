@@ -68,8 +68,9 @@ __global__ void shared_array_overrun(const float* x, const float* y, float* outp
     terms[threadIdx.x] = at < n ? x[at] + y[at] : 0;
     __syncthreads();
     float sum = 0;
-    for (const float* p = terms + threadIdx.x; p <= terms + 2 * THREADS; p += THREADS) {
-        float term = *p;  // FAULT: (read of 4 bytes, just past the end of shared array|access to .* outside the array)
+    const float* volatile from = terms + threadIdx.x;  // g++ must not know the array, or it reports the access itself
+    for (const float* p = from; p <= terms + 2 * THREADS; p += THREADS) {
+        float term = *p;  // FAULT: read of 4 bytes, just past the end of shared array
         if (p < terms + 2 * THREADS) sum += term;
     }
     if (at < n) output[at] = sum;

@@ -70,7 +70,7 @@ _REDZONE_BYTES = 64
 _THREAD_LOCAL_VARIABLES = re.compile(
     r"^\t\.section\t\.tbss.*\n(?:(?!\t\.(?:section|text|data|bss)\b).*\n)*", re.MULTILINE
 )
-# What the compiler said of a kernel that does not compile, by the folder of its text and by its name.
+# The compiler's output on kernels that do not compile, by the folder of the build and the name of the kernel.
 _rejected: dict[tuple[pathlib.Path, str], str] = {}
 # The checksums of the runtime's compiled files.
 _CHECKSUMS = "checksums.json"
@@ -155,18 +155,19 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool,
             return built
         alike = [n for n in also if _types(n) == _types(name)]
         missing = sorted({name, *(n for n in alike if not _find(directory, n, closure))})
-        # An error may lie in one of the other kernels, so compile this one alone then.
-        for names in (missing, [name]) if missing != [name] else ([name],):
+        try:
             try:
-                _compile(source, names, options, directory, runtime_key)
-                break
-            except CudaError as error:
-                failure = error
-        else:
-            # Without a place in the code the error may be one of the machine, as a lack of memory.
-            if re.search(r":\d+:\d+: (?:fatal )?error: ", str(failure)):
-                _rejected[directory, name] = str(failure)
-            raise failure
+                _compile(source, missing, options, directory, runtime_key)
+            except CudaError:
+                # The error may lie in one of the other kernels, so compile this one alone.
+                if missing == [name]:
+                    raise
+                _compile(source, [name], options, directory, runtime_key)
+        except CompilationError as error:
+            # An error without a place in the code may be due to the machine, for example to a lack of memory.
+            if re.search(r":\d+:\d+: (?:fatal )?error: ", str(error)):
+                _rejected[directory, name] = str(error)
+            raise
         built = _find(directory, name, closure)
         assert built is not None
         return built
