@@ -6,15 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis.errors import Unsatisfiable
 
 import fourfold
 from fourfold import Claims, tensor
 from fourfold.checks.records import operations
+from fourfold.checks.search import Search, Subject
 from fourfold.declaration.reductions import law_of
 from fourfold.inputs.constants import Constant, Constants, constants_in
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
 from fourfold.operations.claims import NO_CLAIMS
+from fourfold.operations.outcomes import Unsuitable
 
 FLOAT32 = DTYPES["float32"]
 
@@ -256,3 +260,32 @@ def test_two_constants_meet_on_two_axes_in_both_ways() -> None:
     large = LargeCases(operations()["softmax"], NO_CLAIMS, FLOAT32, constants)
     met = {tuple(chosen.sizes.values()) for chosen in large.chosen(25, False)}
     assert {(49, 131), (131, 49)} <= met
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "long"), [("cuda", "float16", False), ("cuda", "float32", True), ("cpu", "float16", True)]
+)
+def test_named_cases_that_triton_compiles_for_seconds_are_of_one_dtype_on_a_gpu(
+    device: str, dtype: str, long: bool
+) -> None:
+    softmax = operations()["softmax"]
+    subject = Subject(
+        operation=softmax,
+        backend="candidate",
+        dtype=DTYPES[dtype],
+        device=device,
+        implementation=torch.softmax,
+        sibling=lambda name: (softmax, torch.softmax),
+        foreign=True,
+        large=LargeCases(softmax, NO_CLAIMS, DTYPES[dtype]),
+    )
+    longest = []
+
+    def body(case: Case) -> None:
+        longest.append(case.inputs["x"].size)
+        raise Unsuitable
+
+    with pytest.raises(Unsatisfiable):
+        Search(examples=1).cases(subject, "sizes", body)
+    assert (max(longest) > 65_536) == long
+    assert max(longest) >= 16_384
