@@ -63,7 +63,8 @@ class Check:
         dtypes: the dtypes to check, if any of them is claimed; otherwise the first claimed dtype. Empty for all.
         plain: the dtypes of this library's own implementations under the default profile; empty for all.
         everywhere: whether the default profile checks all of this library's own backends in the dtypes `PLAIN`;
-            otherwise it checks one backend of each operation, chosen by the names of the test and of the operation.
+            otherwise it checks one backend of some of the operations, chosen by the names of the test and of the
+            operation.
         all_nightly: whether tests that are marked with the check use other dtypes, too: if none of `dtypes` is
             selected, and under the nightly profile.
         only: the only dtype that the check supports; None for any.

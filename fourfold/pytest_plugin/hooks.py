@@ -298,16 +298,22 @@ def thinned(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
 
 
 def spread(cells: list[Cell], test: str, everywhere: Collection[str]) -> list[Cell]:
-    """Return the cells of one backend for each operation and dtype, and all cells of the dtypes `everywhere`.
+    """Return the cells of one backend for some of the operations, and all cells of the dtypes `everywhere`.
 
-    The backend is chosen by the names of the test and of the operation alone, so that a new operation or a new test
-    changes no other choice.
+    The names of the test and of the operation choose both, so that a new operation or a new test changes no other
+    choice. At least one operation is chosen.
     """
     backends: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         backends.setdefault((cell.operation, cell.dtype), []).append(cell.backend)
-    chosen = {of: names[zlib.crc32(f"{test} {of[0]}".encode()) % len(names)] for of, names in backends.items()}
-    return [c for c in cells if c.dtype in everywhere or c.backend == chosen[c.operation, c.dtype]]
+    numbers = {cell.operation: zlib.crc32(f"{test} {cell.operation}".encode()) for cell in cells}
+    least = min(numbers.values(), default=0)
+    chosen = {
+        (operation, dtype): names[numbers[operation] // profiles.OWN_OPERATIONS % len(names)]
+        for (operation, dtype), names in backends.items()
+        if numbers[operation] % profiles.OWN_OPERATIONS == 0 or numbers[operation] == least
+    }
+    return [c for c in cells if c.dtype in everywhere or c.backend == chosen.get((c.operation, c.dtype))]
 
 
 def names_parameters(config: pytest.Config) -> bool:
