@@ -43,4 +43,5 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
         search.saw(*agreements)
 
     search.lays_out = True
-    search.cases(subject, "offsets", body, few=True, also=subject.operation.examples_for_offsets(subject.dtype))
+    also = subject.operation.examples_for_offsets(subject.dtype, subject.most_named)
+    search.cases(subject, "offsets", body, few=True, also=also)

@@ -50,8 +50,8 @@ from fourfold.operations.refusals import Refusals, chain, is_refusal, reason
 BRIEF_NAMED, BRIEF_NAMED_ELEMENTS, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 1024, 3, 64
 # The number of named examples of a kind, if a few are enough.
 FEW_NAMED = 6
-# On a GPU, the most elements of a named example of a foreign implementation, for each dtype but the first. Sizes hardly
-# depend on the dtype, and Triton's compiler takes seconds for a longer row in one block.
+# The most elements of a named example of a foreign implementation, for each dtype but the first. Sizes hardly depend on
+# the dtype, and Triton's compiler takes seconds for a longer row in one block.
 LONG = 16_384
 # The number of generated cases for an implementation that refused every named example.
 AFTER_REFUSALS = 5
@@ -161,6 +161,11 @@ class Subject:
         return evaluate_tensors(
             self.implementation, self.operation, case, self.dtype, self.device, wanted, place, watch
         )
+
+    @property
+    def most_named(self) -> float:
+        """Return the most elements of a named example: no limit but for the later dtypes of a foreign implementation."""
+        return LONG if self.foreign and self.large is not None and not self.large.is_first else math.inf
 
     def filled_examples(self) -> dict[str, Case]:
         """Return the named examples with nonempty results: those of several elements first, small ones before large."""
@@ -449,10 +454,9 @@ class Search:
         """Return the operation's examples, if `named`, and the cases in `also`; only small ones for a brief search.
 
         On a GPU they are sorted by size. The search then learns which size is too large for the compiler before it
-        compiles more cases of that size. There a foreign implementation gets the long ones in its first dtype only.
+        compiles more cases of that size.
         """
-        if subject.device == "cuda" and subject.foreign and subject.large and not subject.large.is_first:
-            most = min(most, LONG)
+        most = min(most, subject.most_named)
         makers = subject.operation.examples if named else {}
         made = ((name, make(subject.dtype)) for name, make in makers.items())
         cases = itertools.chain((pair for pair in made if pair[1].elements <= most), also.items())

@@ -1,5 +1,6 @@
 """The record of an operation: all information for its verification, independent of any backend."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -230,8 +231,8 @@ class Operation:
         """
         return self
 
-    def examples_for_offsets(self, dtype: DType) -> dict[str, Case]:
-        """Return named examples whose offsets need steps that few cases need.
+    def examples_for_offsets(self, dtype: DType, most: float = math.inf) -> dict[str, Case]:
+        """Return named examples of at most `most` elements whose offsets need steps that few cases need.
 
         These are the example with the most elements, which may need special kernels, and the smallest example with an
         input of three axes or more, none of them short.
@@ -240,7 +241,8 @@ class Operation:
         def elements(name: str) -> int:
             return made[name].elements
 
-        made = {name: make(dtype) for name, make in self.examples.items()}
+        every = {name: make(dtype) for name, make in self.examples.items()}
+        made = {name: case for name, case in every.items() if case.elements <= most}
         deep = [
             name
             for name, case in made.items()

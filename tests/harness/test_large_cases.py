@@ -263,29 +263,29 @@ def test_two_constants_meet_on_two_axes_in_both_ways() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "long"), [("cuda", "float16", False), ("cuda", "float32", True), ("cpu", "float16", True)]
+    ("dtype", "foreign", "long"), [("float16", True, False), ("float32", True, True), ("float16", False, True)]
 )
-def test_named_cases_that_triton_compiles_for_seconds_are_of_one_dtype_on_a_gpu(
-    device: str, dtype: str, long: bool
-) -> None:
+def test_a_foreign_kernel_gets_long_named_cases_in_its_first_dtype(dtype: str, foreign: bool, long: bool) -> None:
     softmax = operations()["softmax"]
     subject = Subject(
         operation=softmax,
         backend="candidate",
         dtype=DTYPES[dtype],
-        device=device,
+        device="cpu",
         implementation=torch.softmax,
         sibling=lambda name: (softmax, torch.softmax),
-        foreign=True,
+        foreign=foreign,
         large=LargeCases(softmax, NO_CLAIMS, DTYPES[dtype]),
     )
-    longest = []
+    sizes = []
 
     def body(case: Case) -> None:
-        longest.append(case.inputs["x"].size)
+        sizes.append(case.inputs["x"].size)
         raise Unsuitable
 
     with pytest.raises(Unsatisfiable):
         Search(examples=1).cases(subject, "sizes", body)
-    assert (max(longest) > 65_536) == long
-    assert max(longest) >= 16_384
+    assert (max(sizes) > 65_536) == long
+    assert max(sizes) >= 16_384
+    of_offsets = softmax.examples_for_offsets(DTYPES[dtype], subject.most_named).values()
+    assert (max(case.elements for case in of_offsets) > 65_536) == long
