@@ -164,7 +164,7 @@ class Subject:
 
     @property
     def most_named(self) -> float:
-        """Return the most elements of a named example: no limit but for the later dtypes of a foreign implementation."""
+        """Return the most elements of a named example: limited for the later dtypes of a foreign implementation."""
         return LONG if self.foreign and self.large is not None and not self.large.is_first else math.inf
 
     def filled_examples(self) -> dict[str, Case]:

@@ -81,7 +81,12 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("kernel", "claim"), [(of_contiguous, "contiguous=True"), (of_rows, "ranks=(2,)"), (of_fours, "sizes={'cols': 4}")]
+    ("kernel", "claim"),
+    [
+        pytest.param(of_contiguous, "contiguous=True", marks=pytest.mark.full),
+        pytest.param(of_rows, "ranks=(2,)", marks=pytest.mark.full),
+        (of_fours, "sizes={'cols': 4}"),
+    ],
 )
 def test_with_the_suggested_claim_nothing_is_refused(kernel: Callable[..., torch.Tensor], claim: str) -> None:
     verdict = fourfold.verify(kernel, scale, claims=Claims(gradients=False), **OPTIONS)

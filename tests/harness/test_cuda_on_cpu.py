@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import sampled
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.compile import CompilationError
@@ -679,7 +680,7 @@ __global__ void shifted(const float* x, float* out) {
 """
 
 
-@pytest.mark.parametrize("name", ["_A", "_z"])  # before the variable and after it, as names are sorted
+@pytest.mark.parametrize("name", sampled(["_A", "_z"], "_A"))  # before the variable and after it, as names are sorted
 def test_a_shared_array_may_have_a_second_name(name, tmp_path, monkeypatch):
     """g++ 13 names a variable of a template whose argument is a lambda twice."""
     with_redzones = build._with_redzones

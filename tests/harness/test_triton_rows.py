@@ -68,6 +68,7 @@ print(code["layer_norm_forward_kernel"])
 """
 
 
+@pytest.mark.full
 def test_lanes_that_share_a_row_round_its_variance_alike() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ASSEMBLY], env=environment(), capture_output=True, text=True

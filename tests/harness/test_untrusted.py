@@ -600,7 +600,11 @@ def test_torchs_function_comes_to_the_same_in_both_ways(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "check"), [("softmax_of_last", "interleaving"), ("softmax_of_few_calls", "many calls")]
+    ("function", "check"),
+    [
+        ("softmax_of_last", "interleaving"),
+        pytest.param("softmax_of_few_calls", "many calls", marks=pytest.mark.full),
+    ],
 )
 def test_state_that_calls_share_is_found_in_a_process_of_their_own(function: str, check: str, place: Path) -> None:
     given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1}
