@@ -1,6 +1,5 @@
 """Verification in a clone of this repository: the plugin, and the operations of this library."""
 
-import gc
 import os
 import sys
 
@@ -13,9 +12,3 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 pytest_plugins = ["fourfold"]
-
-
-def pytest_collection_finish() -> None:
-    """Exempt the modules and the thousands of tests from the garbage collector: each collection visits all of them."""
-    gc.collect()
-    gc.freeze()

@@ -52,7 +52,9 @@ def plan(cols: int, dtype: torch.dtype, held_bytes: int) -> Plan:
         return Plan(True, 1, LOOPED_COLS * 4 // size, 8)
     # A thread holds a 32nd of a kilobyte of each tensor: enough in flight, no spills, few threads per sum.
     block_rows = max(1, 4096 // size // block_cols)
-    per_warp = held_bytes // 32 if dtype.itemsize == 2 else 4096
+    # The longest rows take all threads. With half of them, each needs more registers than it has: backward, which then
+    # spills, takes five times as long.
+    per_warp = held_bytes // 32 if dtype.itemsize == 2 or block_cols * size == held_bytes else 4096
     return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols * size // per_warp, 1), 32))
 
 
