@@ -20,6 +20,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterError
 
 from fourfold.backends.triton import launch as triton_launch
+from fourfold.operations.refusals import is_fault
 
 BLOCK = 64
 
@@ -431,3 +432,47 @@ def test_a_block_may_have_one_element(block: int) -> None:
     doubled_kernel[(6 // block,)](x, out, block, block)
     doubled_kernel[(1,)](x, out, block, block)
     assert out.tolist() == [0, 2, 4, 6, 8, 10]
+
+
+@triton.jit
+def described_copy_kernel(
+    x_ptr, output_ptr, rows, cols, row_stride, column_stride, ROWS: tl.constexpr, COLS: tl.constexpr
+):
+    described = tl.make_tensor_descriptor(x_ptr, [rows, cols], [row_stride, column_stride], [ROWS, COLS])
+    at = tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :]
+    tl.store(output_ptr + at, described.load([0, 0]))
+
+
+def copied_by_descriptor(x: torch.Tensor) -> torch.Tensor:
+    output = torch.full((8, 16), torch.nan, dtype=x.dtype)
+    described_copy_kernel[(1,)](x, output, *x.shape, *x.stride(), 8, 16)
+    return output[: x.shape[0], : x.shape[1]]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.arange(32.0).view(4, 8),
+        torch.arange(36.0).view(3, 12)[:, :5],
+        torch.arange(35.0).view(5, 7)[:1],  # the stride of an only row does not matter
+        torch.arange(64.0).view(4, 16)[:, 4:],
+    ],
+    ids=["contiguous", "wide_rows", "one_row", "aligned_columns"],
+)
+def test_memory_that_a_descriptor_can_describe_is_read(x: torch.Tensor) -> None:
+    assert torch.equal(copied_by_descriptor(x), x)
+
+
+@pytest.mark.parametrize(
+    ("x", "says"),
+    [
+        (torch.zeros(4, 7), "stride 0 .* a multiple of 16 bytes, not 7 elements of 4 bytes"),
+        (torch.zeros(4, 12, dtype=torch.float16), "stride 0 .* a multiple of 16 bytes, not 12 elements of 2 bytes"),
+        (torch.zeros(4, 16)[:, 1:], "begin at a multiple of 16 bytes, not 4 bytes after one"),
+    ],
+    ids=["odd_rows", "odd_rows_of_halves", "misaligned"],
+)
+def test_memory_that_a_descriptor_cannot_describe_is_a_fault(x: torch.Tensor, says: str) -> None:
+    with pytest.raises(InterpreterError, match=says) as caught:
+        copied_by_descriptor(x)
+    assert is_fault(caught.value)

@@ -20,6 +20,8 @@ from triton.runtime import interpreter
 from fourfold.backends.triton.interpreter.arithmetic import OPERANDS, Handle, narrowed, numpy_type, widened
 from fourfold.operations.refusals import Fault
 
+# A GPU wants a tensor descriptor's memory, and all of its strides but the last, to be multiples of this many bytes.
+DESCRIPTOR_BYTES = 16
 # From this many elements on, NumPy reads and writes faster than the interpreter, up to ten times.
 MANY_ELEMENTS = 512
 
@@ -66,6 +68,10 @@ def undefined(kind: str, dtype: np.dtype, lanes: int) -> np.ndarray:
 
 class OutOfBounds(IndexError, Fault):
     """A kernel accessed memory that belongs to none of its tensors."""
+
+
+class InvalidDescriptor(ValueError, Fault):
+    """A kernel made a tensor descriptor of memory that a GPU cannot describe."""
 
 
 def tensor_of(argument: Any) -> torch.Tensor | None:
@@ -250,6 +256,35 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         """Perform tl.atomic_cas, which returns the former value."""
         self.check("atomic operation", ptr, np.array(True))
         return super().create_atomic_cas(ptr, cmp, val, *rest)
+
+    def create_make_tensor_descriptor(
+        self, base: Any, shape: list[Any], strides: list[Any], tensor_shape: list[int], *rest: Any, **options: Any
+    ) -> Any:
+        """Perform tl.make_tensor_descriptor. A GPU checks nothing, and moves other elements than those described.
+
+        The stride of an axis of one element does not matter.
+
+        Raises:
+            InvalidDescriptor: the memory begins between two multiples of 16 bytes, or a stride is no such multiple.
+        """
+        size = base.get_element_ty().primitive_bitwidth // 8
+        if (beyond := int(base.data.item()) % DESCRIPTOR_BYTES) != 0:
+            raise InvalidDescriptor(
+                f"the memory of a tensor descriptor must begin at a multiple of {DESCRIPTOR_BYTES} bytes, not {beyond}"
+                " bytes after one"
+            )
+        kept = []
+        for axis, (length, stride) in enumerate(zip(shape[:-1], strides[:-1], strict=True)):
+            number = int(stride.data.item())
+            if int(length.data.item()) <= 1:
+                stride = Handle(np.zeros_like(stride.data), stride.dtype)
+            elif number * size % DESCRIPTOR_BYTES:
+                raise InvalidDescriptor(
+                    f"stride {axis} of a tensor descriptor must be a multiple of {DESCRIPTOR_BYTES} bytes, not"
+                    f" {number} elements of {size} bytes"
+                )
+            kept.append(stride)
+        return super().create_make_tensor_descriptor(base, shape, [*kept, strides[-1]], tensor_shape, *rest, **options)
 
     def create_int_to_ptr(self, src: Any, dst_type: Any) -> Any:
         """Make a pointer from an integer, and stop checking: it may point to memory that only the caller knows."""

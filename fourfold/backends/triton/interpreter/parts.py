@@ -57,6 +57,7 @@ PARTS = (
     _builder("create_dot", "a b d", "tl.dot; overridden"),
     _interpreter("interpreter_builder.codegen_fns", None, "the least sizes of tl.dot; replaced by those of NVIDIA's"),
     PrivatePart("triton.backends.nvidia.compiler:min_dot_size", ("target",), "the least sizes of tl.dot on a GPU"),
+    _builder("create_make_tensor_descriptor", "base shape strides tensor_shape", "checks a descriptor; overridden"),
     _builder("create_splat", "ret_ty arg", "a block of one number; overridden"),
     _builder("create_expand_dims", "arg axis", "x[:, None]; overridden"),
     _interpreter("_ir.ROUNDING_MODE.RTZ", None, "the one rounding that is left as it is"),
