@@ -47,7 +47,7 @@ def output_is_linear_in_up(evaluate: Evaluate, case: Case, dtype: DType) -> Iter
     here, half = evaluate(case).output, evaluate(case.with_inputs(up=case["up"] / 2)).output
     smallest = np.minimum(abs(here.value), abs(case["up"].astype(dtype.wide)))
     normal = np.isfinite(here.value) & (smallest > 4 * dtype.smallest_normal)
-    yield equals_exactly(only(normal, half), np.where(normal, here.value / 2, 0))
+    yield equals_exactly(only(normal, half), only(normal, here / 2))
 
 
 def a_gate_and_its_negative_add_up(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:

@@ -56,10 +56,15 @@ class Evaluate(Protocol):
 
 @dataclass(frozen=True)
 class Relation:
-    """Two results that are equal by a law, within the sum of their bounds."""
+    """Two results that are equal by a law, within the sum of their bounds.
+
+    Attributes:
+        exact: whether this library's own implementations give the same numbers, without any error.
+    """
 
     actual: Bounded
     expected: Bounded
+    exact: bool = False
 
 
 # A law is a function whose name is a sentence. It yields the relations that hold for a case, and none if it does not

@@ -39,9 +39,14 @@ def equals(actual: Bounded, value: Any) -> Relation:
     return Relation(actual, exactly(value, actual))
 
 
-def equals_exactly(actual: Bounded, value: Any) -> Relation:
-    """Return the relation that a result equals a known value, to the last bit."""
-    return equals(exactly(actual.value, actual), value)
+def equals_exactly(actual: Bounded, expected: Any) -> Relation:
+    """Return the relation that two results are equal to the last bit; for foreign implementations, within their bounds.
+
+    Args:
+        actual: a result.
+        expected: another result, or known values.
+    """
+    return Relation(actual, expected if isinstance(expected, Bounded) else exactly(expected, actual), exact=True)
 
 
 def between(actual: Bounded, least: Any, most: Any) -> Relation:

@@ -19,10 +19,10 @@ def result(*values: float) -> Bounded:
     return Bounded(np.array(values), np.full(len(values), ERROR), FLOAT64.arithmetic)
 
 
-def holds(relation: Relation) -> bool:
+def holds(relation: Relation, exact: bool = True) -> bool:
     """Return whether the check of laws accepts a relation."""
     try:
-        list(hold(lambda *_: [relation], None, None, FLOAT64))
+        list(hold(lambda *_: [relation], None, None, FLOAT64, exact))
     except Disagreement:
         return False
     return True
@@ -50,3 +50,17 @@ def holds(relation: Relation) -> bool:
 )
 def test_relation_holds_where_and_as_far_as_it_says(relation: Relation, right: bool) -> None:
     assert holds(relation) == right
+
+
+@pytest.mark.parametrize(
+    ("relation", "right"),
+    [
+        (equals_exactly(result(1.0, 1.005), 1), True),
+        (equals_exactly(result(1.0, 1.02), 1), False),
+        (equals_exactly(result(1.0, 1.015), result(1.0, 1.0)), True),
+        (equals_exactly(result(1.0, 1.025), result(1.0, 1.0)), False),
+    ],
+)
+def test_an_exact_relation_of_a_foreign_kernel_holds_within_its_bounds(relation: Relation, right: bool) -> None:
+    assert holds(relation, exact=False) == right
+    assert not holds(relation)
