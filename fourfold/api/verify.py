@@ -18,7 +18,7 @@ from fourfold.checks.search import Search
 from fourfold.engine.verdict import Verdict, refusal_lines
 from fourfold.engine.verification import EXAMPLES, CheckPlan, Trial, _warn_of_refusals, verified
 from fourfold.operations.claims import Claims
-from fourfold.operations.outcomes import REFUSED
+from fourfold.operations.outcomes import Status
 from fourfold.operations.record import Operation
 
 # Options of a suite that do not configure its searches.
@@ -154,10 +154,10 @@ def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -
     def test(self: Any, dtype: str) -> None:
         own, name = replace(search), f"{trial.name} as {trial.operation.name}, {dtype}"
         with trial.settings():
-            outcome, _ = trial.outcome(check, dtype, own)
+            outcome = trial.outcome(check, dtype, own)
         if outcome.failure is not None:
             pytest.fail(f"{name}: {outcome.failure}", pytrace=False)
-        if outcome.outcome == REFUSED and catalogue.parts_of(check.name)[0] == FORWARD:
+        if outcome.outcome == Status.REFUSED and catalogue.parts_of(check.name)[0] == FORWARD:
             refused_all.add(dtype)
             if refused_all == {*dtypes}:
                 pytest.fail(f"{name}: nothing was verified: {outcome.reason}", pytrace=False)

@@ -5,9 +5,8 @@ import re
 import torch
 
 from fourfold.candidates.integrity.escapes import held
-from fourfold.checks.search import Search, Subject
+from fourfold.checks.search import OUTPUT, Search, Subject
 from fourfold.numerics.compare import Agreement
-from fourfold.operations.declared_errors import ON_ANOTHER_DEVICE
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.refusals import has_lost_device, is_fault, is_rejection, reason
 
@@ -39,7 +38,7 @@ def declared_errors_are_raised(subject: Subject, search: Search) -> None:
                 missing = f"no {declared.raises.__name__} naming {declared.names} was raised"
                 raise Failure(f"{subject}: {declared.name}: {missing}")
             if not output.isnan().all():
-                raise Failure(f"{subject}: {declared.name}: the output is {output}, not NaN")
+                raise Failure(f"{subject}: {declared.name}: the output is {output}, not NaN", OUTPUT)
         search.saw(Agreement(0.0, 1, 0))
     if not search.ran:
         raise Failure(f"{subject}: no error is declared, so none was looked for")
@@ -53,9 +52,10 @@ def _bad_input_is_noticed(subject: Subject, search: Search) -> None:
     """
     accepted = []
     for declared in subject.operation.errors:
-        if subject.device == "cuda" and declared.name.endswith(ON_ANOTHER_DEVICE):
-            continue
         arguments = declared.arguments(subject.device)
+        devices = {each.device.type for each in arguments.values() if isinstance(each, torch.Tensor)}
+        if subject.device == "cuda" and devices - {"cuda"}:
+            continue
         try:
             with held():
                 subject.call(**arguments)

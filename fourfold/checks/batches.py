@@ -83,14 +83,14 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
                     try:
                         agreements.append(compare(subject.dtype.array(among), within, dtype, what))
                     except Disagreement as disagreement:
-                        raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}") from None
+                        raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}", name) from None
                 else:
                     # Sums and products do not define the sign and the payload of a NaN.
                     differs = (bits(among) != bits(alone)) & ~(among.isnan() & alone.isnan())
                     if differs.any():
                         wrong = f"{int(differs.sum())} of {differs.numel()} elements differ from those of them alone"
                         claim = "the backend's module has no depends_on_batch, and so claims the same bits"
-                        raise Failure(f"{subject}: {what}: {wrong}; {claim}\nwith {describe(tensors)}")
+                        raise Failure(f"{subject}: {what}: {wrong}; {claim}\nwith {describe(tensors)}", name)
                     agreements.append(Agreement(0.0, among.numel(), 0))
         search.saw(*agreements)
 
@@ -174,5 +174,5 @@ def _require_repetition(
         if not alike.all():
             at = start + int(alike.flatten(1).all(1).logical_not().nonzero()[0]) * count
             what = f"{name} of samples {at} to {at + count - 1} is not that of the first {count}, their equals"
-            raise Failure(f"{subject}: {what}\nwith {described}")
+            raise Failure(f"{subject}: {what}\nwith {described}", name)
         start += len(piece)

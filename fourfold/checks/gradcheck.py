@@ -34,7 +34,7 @@ def gradcheck(subject: Subject, search: Search) -> None:
             with by_the_implementation():
                 torch.autograd.gradcheck(weighted, points, fast_mode=search.ran > 0)
         except GradcheckError as error:
-            raise Failure(f"{subject}: gradcheck: {error}") from error
+            raise Failure(f"{subject}: gradcheck: {error}", OUTPUT) from error
         search.saw(Agreement(0.0, weights.numel(), 0))
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)

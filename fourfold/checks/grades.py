@@ -38,8 +38,7 @@ def graded(check: Check) -> Check:
                     f"{failure}\nThat is storage accuracy: right if each intermediate is rounded to {subject.dtype}."
                     ' The claim accuracy="storage" accepts it.'
                 )
-                for note in getattr(failure, "__notes__", []):
-                    imprecise.add_note(note)
+                vars(imprecise).update(vars(failure))  # with its notes
                 raise imprecise from failure
 
     return run

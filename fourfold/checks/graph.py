@@ -60,9 +60,8 @@ def place_in_the_graph_does_not_matter(subject: Subject, search: Search) -> None
             output = subject.call(**given, **case.parameters)
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
             gradients = run(output, [leaves[name] for name in names], grad_output)
-            results = {name: gradient.detach() for name, gradient in zip(names, gradients)}
-            when = f"of a call {before}{by}, gradient of "
-            agreements += compare_results(subject, results, expected, given, when)
+            results = {name: gradient.detach() for name, gradient in zip(expected, gradients)}
+            agreements += compare_results(subject, results, expected, given, f"of a call {before}{by}, ")
             for name in names if run is not _accumulated else ():
                 if leaves[name].grad is not None:
                     raise Failure(f"{subject}: torch.autograd.grad{by} has written into the grad of {name}")

@@ -103,13 +103,13 @@ class _History:
         for name, count in zip(results, differing((results[name].detach(), copies[name]) for name in results)):
             if count:
                 by = f", by {', '.join(thread.name for thread in stray)}" if stray else ""
-                raise Failure(f"{subject}: {when}: {name} changed after the call had returned{by}")
+                raise Failure(f"{subject}: {when}: {name} changed after the call had returned{by}", name)
         try:
             compare_results(subject, results, expected, inputs, f"{when}: ")
         except Failure:
             for name, result in results.items():
                 if result.numel() and (result == OVERWRITTEN).all():
-                    raise Failure(f"{subject}: {when}: {name} is what was written into a former result") from None
+                    raise Failure(f"{subject}: {when}: {name} is what was written into a former result", name) from None
             raise
         self._former_results_stand(when)
         lent = {storage_of(tensor) for tensor in given.values()}  # a gradient may be the cotangent itself
@@ -137,7 +137,7 @@ class _History:
         kept = [(made, name, results[name], copies[name]) for made, results, copies in self._kept for name in results]
         for (made, name, _, _), count in zip(kept, differing((result, copy) for _, _, result, copy in kept)):
             if count:
-                raise Failure(f"{self.subject}: {name} of the call {made} was changed by the call {when}")
+                raise Failure(f"{self.subject}: {name} of the call {made} was changed by the call {when}", name)
 
 
 @graded
@@ -174,7 +174,8 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
             again = history.call(when, given_tensors(subject, case), expected)
             for name, count in zip(again, differing((again[name], first[name]) for name in again)):
                 if count and subject.claims.deterministic:
-                    raise Failure(f"{subject}: {when}: {name} is not the same bit for bit\nwith {describe(given)}")
+                    what = f"{when}: {name} is not the same bit for bit"
+                    raise Failure(f"{subject}: {what}\nwith {describe(given)}", name)
         search.saw(*(Agreement(0.0, result.value.size, 0) for result in expected.values()))
 
     search.cases(subject, "history", body, few=True, also=subject.examples_of_integers())

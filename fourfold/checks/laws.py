@@ -21,6 +21,8 @@ from fourfold.operations.record import Evaluate, Law, Operation, Result, referen
 MOST_KEPT = 100
 # The most elements of a named example for laws on a CPU. A law may set its own limit, `most_named`.
 MOST_NAMED = 10_000
+# The name of a relation's result in messages.
+LEFT_SIDE = "left side"
 
 
 class LawCases:
@@ -95,7 +97,7 @@ class _Evaluation:
             of = expected[name]
             if array.ndim != len(of.shape) or (array.shape != of.shape and not of.any_length):
                 shapes = f"shape {list(array.shape)}, expected {list(of.shape)}"
-                raise Failure(f"{subject}: {self.law.__name__}: {name} has {shapes}")
+                raise Failure(f"{subject}: {self.law.__name__}: {name} has {shapes}", name)
         dtypes = {OUTPUT: record.result_dtype(dtype)}
         return {
             name: Bounded(array, _bound(expected[name], array, dtypes.get(name, dtype)), dtype.arithmetic)
@@ -119,7 +121,7 @@ def _law_holds(law: Law, subject: Subject, search: Search) -> None:
         try:
             search.saw(*hold(law, evaluate, case, subject.dtype, exact=not subject.foreign))
         except Disagreement as disagreement:
-            raise Failure(f"{subject}: {law.__name__}: {disagreement}") from None
+            raise Failure(f"{subject}: {law.__name__}: {disagreement}", LEFT_SIDE) from None
 
     # Add no special values: each law restricts itself to numbers for which it holds, which the strategy draws.
     # The oracle checks named examples more strictly than a law can. If calls are slow, small ones in one dtype suffice.
@@ -142,4 +144,4 @@ def hold(law: Law, evaluate: Evaluate, case: Case, dtype: DType, exact: bool = T
         actual, expected = relation.actual, relation.expected
         without_error = relation.exact and exact
         error = np.zeros(expected.shape) if without_error else actual.error + expected.error
-        yield compare(actual.value, Bounded(expected.value, error, dtype.arithmetic), dtype, "left side")
+        yield compare(actual.value, Bounded(expected.value, error, dtype.arithmetic), dtype, LEFT_SIDE)

@@ -95,13 +95,14 @@ class _Calls:
                 changed_later, wrong = (self._differing(found, right, later=later) for later in (True, False))
                 if wrong and self.subject.claims.deterministic:
                     what = f"{len(wrong)} of {len(found)} calls on the same tensors gave another {name} than the first"
-                    raise Failure(f"{self.subject}: {what}: call {wrong[0] + 1} of {total}\nwith {describe(given)}")
+                    what += f": call {wrong[0] + 1} of {total}"
+                    raise Failure(f"{self.subject}: {what}\nwith {describe(given)}", name)
                 for n in wrong:
                     copy = {name: self.made[n][2][name]}
                     agreements += compare_results(self.subject, copy, expected, given, f"call {n + 1} of many: ")
                 if changed_later:
                     what = f"{name} of call {changed_later[0] + 1} of {total} was changed by a later call"
-                    raise Failure(f"{self.subject}: {what}, as were {len(changed_later)} of {len(found)}")
+                    raise Failure(f"{self.subject}: {what}, as were {len(changed_later)} of {len(found)}", name)
         return agreements
 
     @staticmethod

@@ -29,7 +29,7 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
             lent |= {storage_of(former): "a former result" for run in runs for former in run.values()}
             for name, result in results.items():
                 if result.numel() and storage_of(result) in lent:
-                    raise Failure(f"{subject}: {name} shares its memory with {lent[storage_of(result)]}")
+                    raise Failure(f"{subject}: {name} shares its memory with {lent[storage_of(result)]}", name)
             runs.append(results)
         if different := _difference(subject, *runs):
             name, at, first, second = different
@@ -47,7 +47,7 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
                 why = f"is {first} or {second} in two calls alike; Claims(deterministic=False) accepts that"
             else:
                 why = f"is {first} or {second}, depending on memory that the call was not given"
-            raise Failure(f"{subject}: {name}{at} {why}\nwith {describe(tensors)}")
+            raise Failure(f"{subject}: {name}{at} {why}\nwith {describe(tensors)}", name)
         search.saw(*(Agreement(0.0, result.numel(), 0) for result in runs[0].values()))
 
     search.cases(subject, "memory", body)

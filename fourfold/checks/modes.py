@@ -11,7 +11,7 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, describe, expected_results, named_results
-from fourfold.checks.search import Search, Subject
+from fourfold.checks.search import OUTPUT, Search, Subject
 from fourfold.inputs.combinations import combined
 from fourfold.instruments.evaluation import gradients_of
 from fourfold.instruments.hide_test_runner import out_of_sight
@@ -19,7 +19,7 @@ from fourfold.numerics.bounded import Bounded, NoRule, stored
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES, differing
 from fourfold.operations.case import Case, is_floating
-from fourfold.operations.outcomes import UNCLAIMED, Failure, Unsupported
+from fourfold.operations.outcomes import Failure, Unclaimed
 from fourfold.operations.record import reference
 
 # The dtype of autocast. It has almost float32's range, so that a cast hardly ever overflows.
@@ -70,7 +70,8 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
             outputs.append(output.detach())
             (count,) = differing([(outputs[0], outputs[-1])])
             if count and not subject.foreign and subject.claims.deterministic:
-                raise Failure(f"{subject}: {when}: output is not the same bit for bit\nwith {describe(tensors)}")
+                what = f"{when}: output is not the same bit for bit"
+                raise Failure(f"{subject}: {what}\nwith {describe(tensors)}", OUTPUT)
         search.saw(*agreements)
 
     also = subject.small_example() | combinations
@@ -91,7 +92,7 @@ def _called(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict
     if after != inside or before != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
         raise Failure(f"{subject}: {when}: the call has changed whether gradients are recorded")
     if mode not in (None, out_of_sight) and isinstance(output, torch.Tensor) and output.requires_grad:
-        raise Failure(f"{subject}: {when}: the output requires a gradient")
+        raise Failure(f"{subject}: {when}: the output requires a gradient", OUTPUT)
     return output, tensors
 
 
@@ -105,7 +106,7 @@ def autocast_changes_precision_alone(subject: Subject, search: Search) -> None:
         Unsupported: the implementation does not claim to support autocast.
     """
     if not subject.claims.autocast:
-        raise Unsupported(f"{UNCLAIMED} calls under autocast")
+        raise Unclaimed("calls under autocast")
 
     def body(case: Case) -> None:
         tensors = case.tensors(subject.dtype, subject.device)
@@ -148,7 +149,7 @@ def _as_cast(
             within = expectation(expected[name], dtype)
             agreements.append(compare(array, within, dtype, f"under autocast to {AUTOCAST}: {name}"))
         except Disagreement as disagreement:
-            raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}") from None
+            raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}", name) from None
     return agreements
 
 

@@ -8,7 +8,7 @@ from fourfold.checks.search import Search, Subject, need
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.gpu_memory_lock import room
 from fourfold.operations.case import Case
-from fourfold.operations.outcomes import UNCLAIMED, Unsupported
+from fourfold.operations.outcomes import Unclaimed, Unsupported
 
 
 @graded
@@ -21,7 +21,7 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
             support such offsets.
     """
     if subject.claims.contiguous:
-        raise Unsupported(f"{UNCLAIMED} elements that lie apart")
+        raise Unclaimed("elements that lie apart")
     if subject.offsets_in_32_bits:
         raise Unsupported(subject.offsets_in_32_bits)
 

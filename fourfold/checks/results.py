@@ -33,18 +33,17 @@ def compare_results(
             the result, `when` it was wrong, and the strides of the call's tensors.
     """
     what = {name: f"{when}{name}" for name in results}
-    problems = (_problem(subject, result, subject.dtype_of(name), what[name]) for name, result in results.items())
-    problem, worst = next(filter(None, problems), None), 0.0
-    if problem is None:
-        agreements = []
+    for name, result in results.items():
+        if problem := _problem(subject, result, subject.dtype_of(name), what[name]):
+            raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}", name)
+    agreements = []
+    for name, array in subject.dtype.arrays(results).items():
+        dtype = subject.dtype_of(name)
         try:
-            for name, array in subject.dtype.arrays(results).items():
-                dtype = subject.dtype_of(name)
-                agreements.append(compare(array, expectation(expected[name], dtype), dtype, what[name]))
-            return agreements
-        except Disagreement as disagreement:
-            problem, worst = str(disagreement), disagreement.worst
-    raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}", worst)
+            agreements.append(compare(array, expectation(expected[name], dtype), dtype, what[name]))
+        except Disagreement as wrong:
+            raise Failure(f"{subject}: {wrong}\nwith {describe(tensors)}", name, wrong.worst) from None
+    return agreements
 
 
 def _problem(subject: Subject, actual: torch.Tensor, dtype: DType, what: str) -> str | None:
@@ -86,11 +85,14 @@ def named_results(output: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -
 
 
 def expected_gradients(subject: Subject, case: Case) -> dict[str, Bounded]:
-    """Return the oracle's gradients with their running error, unbounded for a foreign subject where an input is NaN."""
+    """Return the oracle's gradients, as `named_results` names them, with their running error.
+
+    They are unbounded for a foreign subject where an input is NaN.
+    """
     gradients = reference_gradients(subject.operation, case, subject.dtype)
-    if not subject.foreign:
-        return gradients
-    return {name: _free_at_nan(gradient, case.inputs[name]) for name, gradient in gradients.items()}
+    if subject.foreign:
+        gradients = {name: _free_at_nan(gradient, case.inputs[name]) for name, gradient in gradients.items()}
+    return {f"gradient of {name}": gradient for name, gradient in gradients.items()}
 
 
 def _free_at_nan(gradient: Bounded, given: np.ndarray) -> Bounded:
@@ -103,8 +105,7 @@ def _free_at_nan(gradient: Bounded, given: np.ndarray) -> Bounded:
 def expected_results(subject: Subject, case: Case) -> dict[str, Bounded]:
     """Return the oracle's value for each of the `named_results`, with its running error."""
     gradients = expected_gradients(subject, case) if subject.differentiable else {}
-    output = {"output": reference(subject.operation, case, subject.dtype)}
-    return output | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
+    return {"output": reference(subject.operation, case, subject.dtype), **gradients}
 
 
 def storage_of(tensor: torch.Tensor) -> int:

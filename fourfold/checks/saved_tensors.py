@@ -33,7 +33,7 @@ def backward_is_of_the_call(subject: Subject, search: Search) -> None:
                 if torch_internals.says_written_into(error):
                     continue
                 raise
-            when = f"after {written} was written into, gradient of "
+            when = f"after {written} was written into, "
             agreements += compare_results(subject, dict(zip(expected, gradients)), expected, tensors, when)
         search.saw(*agreements)
 

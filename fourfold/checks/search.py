@@ -34,11 +34,11 @@ from fourfold.operations.case import Case, RecentCases
 from fourfold.operations.claims import EXACT, NO_CLAIMS, Claims
 from fourfold.operations.not_reached import NotReached, Unreached
 from fourfold.operations.outcomes import (
-    FORWARD_ONLY,
-    NO_GRADIENTS,
-    UNCLAIMED,
+    Exclusion,
     Failure,
     Refused,
+    Status,
+    Unclaimed,
     Unsuitable,
     Unsupported,
     Vacuous,
@@ -70,6 +70,8 @@ SEED = secrets.randbits(32)  # one for this process
 shared = RecentCases(2_000_000)
 # The output's name among the results of a call.
 OUTPUT = "output"
+# The attribute of an exception for a named example: the case, as text.
+NAMED_CASE = "fourfold_named_case"
 
 
 def need(condition: Any) -> None:
@@ -111,6 +113,8 @@ def _run_with_room(body: Callable[[Case], None], case: Case) -> None:
 
 class Unreachable(Unsupported):
     """The search reached no case that could have failed."""
+
+    status = Status.UNREACHED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,11 +199,11 @@ class Subject:
             Unsupported: it has none, or claims none, or the operation has none.
         """
         if not self.claims.gradients:
-            raise Unsupported(f"{UNCLAIMED} gradients")
+            raise Unclaimed("gradients")
         if not self.differentiable:
-            raise Unsupported(FORWARD_ONLY)
+            raise Unsupported("forward only: its output has no gradient where its inputs do", Exclusion.FORWARD_ONLY)
         if not self.operation.differentiable:
-            raise Unsupported(f"{self.operation.name} {NO_GRADIENTS}")
+            raise Unsupported(f"{self.operation.name} has no gradients", Exclusion.NO_GRADIENTS)
 
 
 @dataclass(kw_only=True)
@@ -355,6 +359,7 @@ class Search:
             return self._ran(body, case)
         except Exception as error:
             error.add_note(f"Named example {name}: {case!r}")
+            object.__setattr__(error, NAMED_CASE, repr(case))
             raise
 
     def cases(

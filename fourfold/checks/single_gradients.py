@@ -32,8 +32,9 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
             output = subject.call(**tensors, **case.parameters)
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
             gradients = gradients_of(output, [tensors[name] for name in wanted], grad_output)
-            when = f"for {' and '.join(wanted)} alone, gradient of "
-            agreements += compare_results(subject, dict(zip(wanted, gradients)), expected, tensors, when)
+            results = {f"gradient of {name}": gradient for name, gradient in zip(wanted, gradients)}
+            when = f"for {' and '.join(wanted)} alone, "
+            agreements += compare_results(subject, results, expected, tensors, when)
         search.saw(*agreements)
 
     search.cases(subject, "single gradients", body)

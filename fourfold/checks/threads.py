@@ -108,7 +108,8 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
                 same = differing((results[name], alone[place % 2][name]) for name in results) if same_bits else []
                 for name, count in zip(results, same):
                     if count:
-                        raise Failure(f"{subject}: {when}{name} is not the same bit for bit\nwith {describe(given)}")
+                        what = f"{when}{name} is not the same bit for bit"
+                        raise Failure(f"{subject}: {what}\nwith {describe(given)}", name)
         search.saw(*agreements)
         need_all(sum(map(len, found)), wanted * THREADS)
 

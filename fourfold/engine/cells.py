@@ -36,7 +36,7 @@ from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations import registry
 from fourfold.operations.case import Case
 from fourfold.operations.claims import Claims, claims_of
-from fourfold.operations.outcomes import UNCLAIMED
+from fourfold.operations.outcomes import Exclusion, Unclaimed, Unsupported
 from fourfold.operations.record import Operation
 
 # The backend of a user's implementation; a law relates it to torch's implementation of another operation.
@@ -254,15 +254,16 @@ class Selection:
             strict_errors=strict_errors,
         )
 
-    def unsupported(self, cell: Cell, device: str) -> str | None:
+    def unsupported(self, cell: Cell, device: str) -> Unsupported | None:
         """Return why a cell cannot run on a device, or None."""
-        if cell.backend == CANDIDATE:
+        if cell.backend != CANDIDATE:
+            reason = backends.unsupported(cell.operation, cell.backend, cell.dtype, device)
+        else:
             kernel = self.candidates[cell.operation].of_cuda
-            if kernel and (reason := kernel.unsupported(cell.dtype, device)):
-                return reason
-            claimed = self._claims(cell).dtypes
-            return f"{UNCLAIMED} {cell.dtype}" if claimed and cell.dtype not in claimed else None
-        return backends.unsupported(cell.operation, cell.backend, cell.dtype, device)
+            reason = kernel.unsupported(cell.dtype, device) if kernel else None
+            if not reason and cell.dtype not in (self._claims(cell).dtypes or DTYPES):
+                return Unclaimed(cell.dtype, Exclusion.DTYPE)
+        return Unsupported(reason, Exclusion.CELL) if reason else None
 
     def depends_on_batch(self, cell: Cell, device: str) -> str | None:
         """Return why the bits of a sample's result may depend on the batch around it, or None if they do not."""

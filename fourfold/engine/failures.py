@@ -1,19 +1,21 @@
-"""Classify failures: their kind, message, grade and counterexample."""
+"""Classify failures: their kind, message, grade, counterexample and cause."""
 
 import re
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
-from fourfold.candidates.frames import words
+from fourfold.candidates.frames import cause, own_frames, spelled, words
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.process.session import Unanswered
 from fourfold.checks.grades import Imprecise
+from fourfold.checks.search import NAMED_CASE
 from fourfold.compat import hypothesis_internals
 from fourfold.engine.cells import SelectionError
+from fourfold.engine.verdict import Finding
 from fourfold.instruments.tampering import Tampered
 from fourfold.operations.blame import Blame, marked, statement
-from fourfold.operations.claims import EXACT, STORAGE
-from fourfold.operations.outcomes import IMPRECISE, TAMPERED, UNDECIDED, WRONG, Failure, Vacuous
+from fourfold.operations.outcomes import Failure, Kind, Vacuous
 from fourfold.operations.refusals import Fault
 
 # Errors that say nothing of the implementation: who is to blame, and the start of the message.
@@ -23,9 +25,12 @@ UNDECIDED_BY = {
     Blame.HARNESS: "cannot judge: Fourfold, and not the kernel, raised (please report it)",
 }
 
+# What differs from case to case and from dtype to dtype in a message.
+_NUMBERS_AND_DTYPES = re.compile(r"\d+(\.\d+)?(e[+-]\d+)?|float\d+|bfloat16")
 
-def kind_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
-    """Return the kind of a failure: "wrong", "imprecise", "undecided", "crashed", "timed out" or "tampered".
+
+def kind_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> Kind:
+    """Return the kind of a failure.
 
     Args:
         error: the exception that failed a check.
@@ -35,10 +40,10 @@ def kind_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> s
     if isinstance(error, Unanswered):
         return error.kind
     if isinstance(error, Tampered):
-        return TAMPERED
+        return Kind.TAMPERED
     if isinstance(error, Vacuous) or blame_for_undecided(error, frames):
-        return UNDECIDED
-    return IMPRECISE if isinstance(error, Imprecise) else WRONG
+        return Kind.UNDECIDED
+    return Kind.IMPRECISE if isinstance(error, Imprecise) else Kind.WRONG
 
 
 def blame_for_undecided(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> Blame | None:
@@ -58,12 +63,36 @@ def failure_message(error: BaseException, frames: Sequence[traceback.FrameSummar
     return f"{UNDECIDED_BY[blame]}: {said}" if blame else said
 
 
-def failure_grade(kind: str) -> str:
-    """Return the grade of an implementation by the kind of its failure: "exact" if it is not to blame."""
-    return {IMPRECISE: STORAGE, UNDECIDED: EXACT}.get(kind, WRONG)
+def counterexample(error: BaseException) -> str | None:
+    """Return the case, as text, that an error is about: a named example, or the generated one in Hypothesis's note."""
+    return getattr(error, NAMED_CASE, None) or hypothesis_internals.argument_in(notes_of(error), "case", "Case")
 
 
-def counterexample(notes: str) -> str | None:
-    """Return the case in an error's notes: our note of a named example, or Hypothesis's of a generated case."""
-    named = re.search(r"^Named example .*?: (Case\(.*\))", notes, re.MULTILINE)
-    return named[1] if named else hypothesis_internals.argument_in(notes, "case", "Case")
+def notes_of(error: BaseException) -> str:
+    """Return the notes of an error."""
+    return "\n".join(map(str, getattr(error, "__notes__", [])))
+
+
+def finding(error: BaseException, origin: Path, last: str) -> Finding:
+    """Return the finding of a failed check.
+
+    Args:
+        error: the exception that failed it.
+        origin: the file or folder of the implementation.
+        last: the last case, as text; "" if there is none.
+    """
+    frames = own_frames(error, origin)
+    message = failure_message(error, frames)
+    # Hypothesis groups the failures of a case that does not always fail.
+    together = error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
+    result, worst = next(((each.result, each.worst) for each in together if isinstance(each, Failure)), ("", 0.0))
+    of_result = f"{result} is wrong" if result else _NUMBERS_AND_DTYPES.sub("N", message)
+    return Finding(
+        message=message,
+        counterexample=counterexample(error) or last or None,
+        frames=spelled(frames),
+        cause=cause(error, frames) if frames else of_result,  # one wrong result fails many checks
+        blob=hypothesis_internals.blob_in(notes_of(error)),
+        kind=kind_of(error, frames),
+        result=result if worst else "",
+    )

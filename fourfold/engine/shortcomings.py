@@ -1,46 +1,32 @@
 """Reasons why a run does not pass although no check failed, as the summary and the exit code report them."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from fourfold.engine.cells import CANDIDATE, Cell
-from fourfold.operations.outcomes import FORWARD_ONLY, NO_GRADIENTS, REFUSED_ALL, UNCLAIMED
+from fourfold.operations.outcomes import Exclusion, Status
 
+# The checks of each cell: the exclusion of each, or else its status.
+Coverage = Mapping[Cell, Sequence[Exclusion | Status]]
+# The checks that verified something.
+_VERIFIED = (Status.PASSED, Status.FAILED)
+# The exclusions of a whole cell.
+_NEVER = (Exclusion.CELL, Exclusion.DTYPE)
 # The report shows what a candidate refuses or does not claim, but that is no shortcoming.
-_ACCEPTED = (FORWARD_ONLY, REFUSED_ALL, UNCLAIMED)
+_ACCEPTED = (*_VERIFIED, Exclusion.FORWARD_ONLY, Exclusion.UNCLAIMED, Exclusion.DTYPE, Status.REFUSED)
 # The number of names in a line.
 SHOWN = 8
 
 
-@dataclass
-class Coverage:
-    """The checks of a cell that ran, and the reasons why others did not.
-
-    Attributes:
-        verified: the number that passed or failed.
-        unsupported: the reason for each of the others.
-        never: whether the whole cell cannot run here.
-    """
-
-    verified: int = 0
-    unsupported: list[str] = field(default_factory=list)
-    never: bool = False
-
-
 def shortcomings(
-    cells: Mapping[Cell, Coverage],
-    operations: Sequence[str],
-    backends: Sequence[str],
-    candidates: Collection[str],
-    forward_only: bool,
-) -> Iterator[str]:
-    """Yield a line for each reason why a run without a failed check does not pass.
+    cells: Coverage, operations: Sequence[str], backends: Sequence[str], candidates: Collection[str], forward_only: bool
+) -> list[str]:
+    """Return a line for each reason why a run without a failed check does not pass.
 
     What the options name must be verified: if a backend cannot run here, a plain run leaves it out, but a run that
     asks for it does not pass.
 
     Args:
-        cells: the coverage of each.
+        cells: the checks of each.
         operations: the names given by --op.
         backends: the names given by --backend.
         candidates: the operations named by --candidate.
@@ -49,46 +35,46 @@ def shortcomings(
     lines, told = [], set[Cell]()
     named = [("--op", "operation", name) for name in operations] + [("--backend", "backend", name) for name in backends]
     for option, kind, name in named:
-        of = {cell: found for cell, found in cells.items() if getattr(cell, kind) == name}
-        if of and all(found.never and not found.verified for found in of.values()):
+        of = {cell: checks for cell, checks in cells.items() if getattr(cell, kind) == name}
+        if of and all(_has(checks, _NEVER) and not _has(checks, _VERIFIED) for checks in of.values()):
             lines.append(f"nothing of {option} {name} can be verified here: {_spelled(of)}")
             told |= of.keys()
-    rest = {cell: found for cell, found in cells.items() if cell not in told}
-    if rest and (named or candidates) and not any(found.verified for found in cells.values()):
+    rest = {cell: checks for cell, checks in cells.items() if cell not in told}
+    if rest and (named or candidates) and not any(_has(checks, _VERIFIED) for checks in cells.values()):
         lines.append(f"nothing was verified: {_spelled(rest)}")
     elif candidates:
         lines += _left_out(rest, forward_only)
-    return (f"not passed: {line}" for line in lines)
+    return lines
 
 
-def _left_out(cells: Mapping[Cell, Coverage], forward_only: bool) -> Iterator[str]:
+def _left_out(cells: Coverage, forward_only: bool) -> Iterator[str]:
     """Yield the checks that a run with candidates must not leave out; `forward_only` excuses those of gradients."""
-    without = {cell: found for cell, found in cells.items() if FORWARD_ONLY in found.unsupported}
+    without = {cell: count for cell, checks in cells.items() if (count := checks.count(Exclusion.FORWARD_ONLY))}
     if without and not forward_only:
-        count = sum(found.unsupported.count(FORWARD_ONLY) for found in without.values())
         operations = listed(dict.fromkeys(cell.operation for cell in without if cell.backend == CANDIDATE))
         yield (
-            f"{_counted(count, 'check')} of gradients, which the candidate for {operations} does not have"
-            " (--forward-only accepts a candidate without)"
+            f"{_counted(sum(without.values()), 'check')} of gradients, which the candidate for {operations} does not"
+            " have (--forward-only accepts a candidate without)"
         )
+    accepted = (*_ACCEPTED, Exclusion.NO_GRADIENTS) if forward_only else _ACCEPTED
     others = {
-        cell: Coverage(unsupported=rest)
-        for cell, found in cells.items()
-        if (rest := [reason for reason in found.unsupported if not _is_accepted(reason, forward_only)])
-        and not (forward_only and found.never)  # a kernel of a `.cu` file has the dtypes of its pointers
+        cell: rest
+        for cell, checks in cells.items()
+        if (rest := [check for check in checks if check not in accepted])
+        and not (forward_only and _has(checks, _NEVER))  # a kernel of a `.cu` file has the dtypes of its pointers
     }
     if others:
         yield f"what is verified with a candidate must be in full: {_spelled(others)}"
 
 
-def _is_accepted(reason: str, forward_only: bool) -> bool:
-    return reason.startswith(_ACCEPTED) or (forward_only and reason.endswith(NO_GRADIENTS))
+def _has(checks: Sequence[Exclusion | Status], some: Collection[Exclusion | Status]) -> bool:
+    return any(check in some for check in checks)
 
 
-def _spelled(cells: Mapping[Cell, Coverage]) -> str:
-    checks = sum(len(found.unsupported) for found in cells.values())
+def _spelled(cells: Coverage) -> str:
+    unsupported = sum(check not in _VERIFIED for checks in cells.values() for check in checks)
     names = listed(f"{cell.operation} {cell.backend} {cell.dtype}" for cell in cells)
-    return f"{_counted(checks, 'check')} of {_counted(len(cells), 'cell')} unsupported ({names})"
+    return f"{_counted(unsupported, 'check')} of {_counted(len(cells), 'cell')} unsupported ({names})"
 
 
 def _counted(count: int, what: str) -> str:

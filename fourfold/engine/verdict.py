@@ -11,40 +11,27 @@ from typing import Any, Self
 
 from fourfold.instruments.line_coverage import Unexecuted, shown
 from fourfold.operations.claims import EXACT, STORAGE
-from fourfold.operations.outcomes import (
-    CRASHED,
-    FAILED,
-    IMPRECISE,
-    INVALID,
-    REFUSED,
-    RIGHT,
-    TAMPERED,
-    TIMED_OUT,
-    UNDECIDED,
-    UNREACHED,
-    UNSUPPORTED,
-    WRONG,
-)
+from fourfold.operations.outcomes import WRONG, Exclusion, Kind, Status
 
-# The kinds of failures; a failed verdict has the gravest of its failures' kinds.
-GRAVEST_FIRST = (TAMPERED, INVALID, CRASHED, TIMED_OUT, WRONG, UNDECIDED, IMPRECISE)
 # Failures after which other checks may still find something wrong.
-MAY_BE_WRONG = (UNDECIDED, IMPRECISE)
+MAY_BE_WRONG = (Kind.UNDECIDED, Kind.IMPRECISE)
 # The numbers of `Verdict.reward`, and the most that a speed may add to them and take from them.
 REWARDS: Mapping[str, float] = MappingProxyType(
     {
-        RIGHT: 1.0,
-        IMPRECISE: 0.2,
-        WRONG: 0.0,
-        UNDECIDED: 0.0,
-        REFUSED: 0.0,
-        TIMED_OUT: -0.2,
-        CRASHED: -0.2,
-        INVALID: -0.5,
-        TAMPERED: -1.0,
+        Kind.RIGHT: 1.0,
+        Kind.IMPRECISE: 0.2,
+        Kind.WRONG: 0.0,
+        Kind.UNDECIDED: 0.0,
+        Kind.REFUSED: 0.0,
+        Kind.TIMED_OUT: -0.2,
+        Kind.CRASHED: -0.2,
+        Kind.INVALID: -0.5,
+        Kind.TAMPERED: -1.0,
     }
 )
 MOST_FOR_SPEED, LEAST_FOR_SPEED = 2.0, -0.5
+# The fields of outcomes and findings that the JSON of a verdict leaves out.
+INTERNAL = ("exclusion", "search", "result")
 # The number of refusal reasons, and of warnings, in a text.
 SHOWN = 8
 
@@ -61,14 +48,17 @@ class Finding:
         blob: Hypothesis's encoding of the case, for `verify(..., reproduce=blob)`; None for a named example.
         kind: "wrong", "imprecise", "tampered", "undecided" if the definition or the harness failed, or, for a call
             in its own process, "crashed" or "timed out".
+        result: the name of the result whose values are wrong, "output" or "gradient of x"; "" for another failure.
+            `Verdict.json` leaves it out.
     """
 
     message: str
-    counterexample: str | None
-    frames: str
-    cause: str
-    blob: str | None
-    kind: str = WRONG
+    counterexample: str | None = None
+    frames: str = ""
+    cause: str = ""
+    blob: str | None = None
+    kind: Kind = Kind.WRONG
+    result: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         parts = [self.message, self.frames, f"at {self.counterexample}" if self.counterexample else ""]
@@ -92,11 +82,14 @@ class Outcome:
         seconds: the time that it took.
         failure: the finding of a failed check.
         remarks: observations beyond its claim.
+        exclusion: why it is unsupported, if that decides whether a run passes. `Verdict.json` leaves it out.
+        search: further records of its search for the report of a run; None without a search. `Verdict.json` leaves it
+            out.
     """
 
     check: str
     dtype: str
-    outcome: str
+    outcome: Status
     reason: str | None = None
     grade: str = EXACT
     worst: float = 0.0
@@ -105,6 +98,21 @@ class Outcome:
     seconds: float = 0.0
     failure: Finding | None = None
     remarks: tuple[str, ...] = ()
+    exclusion: Exclusion | None = field(default=None, compare=False)
+    search: dict[str, Any] | None = field(default=None, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the outcome as a mapping of plain values."""
+        return json.loads(json.dumps(asdict(self)))
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Self:
+        """Return the outcome from the result of `as_dict`."""
+        failure, exclusion = found.get("failure"), found.get("exclusion")
+        if failure:
+            failure = Finding(**_fields(Finding, {**failure, "kind": Kind(failure["kind"])}))
+        status, exclusion = Status(found["outcome"]), exclusion and Exclusion(exclusion)
+        return cls(**_fields(cls, {**found, "outcome": status, "exclusion": exclusion, "failure": failure}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +197,7 @@ class Verdict:
     speeds: tuple[Speed, ...] = ()
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """Return the verdict in a word.
 
         - "right": it passed.
@@ -198,12 +206,12 @@ class Verdict:
         - "refused": no check failed, but it accepts too few cases or lacks gradients.
         """
         if self.passed:
-            return RIGHT
+            return Kind.RIGHT
         kinds = {o.failure.kind for o in self.outcomes if o.failure is not None}
-        gravest = next((kind for kind in GRAVEST_FIRST if kind in kinds), None)
+        gravest = next((kind for kind in reversed(Kind) if kind in kinds), None)
         if gravest or self.left_out:
-            return gravest or TIMED_OUT
-        return UNDECIDED if any(o.outcome == UNREACHED for o in self.outcomes) else REFUSED
+            return gravest or Kind.TIMED_OUT
+        return Kind.UNDECIDED if any(o.outcome == Status.UNREACHED for o in self.outcomes) else Kind.REFUSED
 
     def reward(self, rewards: Mapping[str, float] = REWARDS) -> float:
         """Return a number for a learner.
@@ -224,7 +232,7 @@ class Verdict:
             if kind not in REWARDS:
                 raise ValueError(f"rewards: there is no verdict {kind!r}: there are {', '.join(REWARDS)}")
         number = {**REWARDS, **rewards}[self.kind]
-        if self.kind != RIGHT:
+        if self.kind != Kind.RIGHT:
             return number
         doublings = [math.log2(speed.certain) for speed in self.speeds]
         for_speed = sum(doublings) / len(doublings) if doublings else 0.0
@@ -239,14 +247,14 @@ class Verdict:
         """
         try:
             found = json.loads(text)
-            return cls(**_fields(cls, found, outcomes=_outcome, never_executed=_unexecuted, speeds=_speed))
+            return cls(**_fields(cls, found, outcomes=Outcome.of, never_executed=_unexecuted, speeds=_speed))
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"this is no verdict: {error}") from error
 
     @property
     def passed(self) -> bool:
         """Return whether no check failed and enough was verified."""
-        return not self.shortcomings and not any(o.outcome == FAILED for o in self.outcomes)
+        return not self.shortcomings and not any(o.outcome == Status.FAILED for o in self.outcomes)
 
     def __bool__(self) -> bool:
         return self.passed
@@ -295,12 +303,12 @@ class Verdict:
             within = f" (claims: {self.claims})" if self.claims else ""
             worst = f"worst error {self.worst:.2f} of its bound, {self.examples} examples"
             return f"{name}: {right}, {self.grade}; {worst}{within}"
-        failed = sum(o.outcome == FAILED for o in self.outcomes)
+        failed = sum(o.outcome == Status.FAILED for o in self.outcomes)
         if failed and self.grade == STORAGE:
             return f"{name}: NOT PASSED; right with storage accuracy, which it does not claim"
         if failed:
             many = f"{len(self.failures)} distinct failure{'s' * (len(self.failures) != 1)}"
-            shown = "CANNOT JUDGE" if self.kind == UNDECIDED else self.kind.upper()
+            shown = "CANNOT JUDGE" if self.kind == Kind.UNDECIDED else self.kind.upper()
             return f"{name}: {shown}; {failed} of {len(self.outcomes)} checks failed, {many}"
         return f"{name}: NOT PASSED; {'; '.join(self.shortcomings)}"
 
@@ -337,7 +345,8 @@ class Verdict:
         """Return the whole verdict as JSON."""
         about = {"kind": self.kind, "passed": self.passed, "grade": self.grade, "worst_error_over_bound": self.worst}
         about["refused_share"] = self.refused_share
-        return json.dumps({**about, "summary": self.summary, **asdict(self)}, indent=1, default=str)
+        fields_of_all = asdict(self, dict_factory=lambda pairs: {n: value for n, value in pairs if n not in INTERNAL})
+        return json.dumps({**about, "summary": self.summary, **fields_of_all}, indent=1, default=str)
 
     def html(self) -> str:
         """Return the whole verdict as an HTML page."""
@@ -373,11 +382,11 @@ def refusal_lines(refusals: Counter[str], examples: int, claim: str) -> Iterator
 def _cell(outcome: Outcome | None) -> str:
     if outcome is None:
         return ""
-    if outcome.failure is not None and outcome.failure.kind in (CRASHED, TIMED_OUT, TAMPERED, UNDECIDED):
+    if outcome.failure is not None and outcome.failure.kind not in (Kind.WRONG, Kind.IMPRECISE, Kind.INVALID):
         return outcome.failure.kind.upper()
-    if outcome.outcome == FAILED:
+    if outcome.outcome is Status.FAILED:
         return "FAILED" if outcome.grade == WRONG else "STORAGE"
-    if outcome.outcome in (REFUSED, UNREACHED, UNSUPPORTED):
+    if outcome.outcome is not Status.PASSED:
         return outcome.outcome
     storage = " storage" if outcome.grade == STORAGE else ""
     return f"{outcome.worst:.2f} {outcome.examples:>4}{storage}"
@@ -390,11 +399,6 @@ def _fields(kind: type, found: Mapping[str, Any], **makers: Any) -> dict[str, An
         if isinstance(value, list):
             made[name] = tuple(makers[name](each) for each in value) if name in makers else tuple(value)
     return made
-
-
-def _outcome(found: Mapping[str, Any]) -> Outcome:
-    failure = found.get("failure")
-    return Outcome(**_fields(Outcome, {**found, "failure": failure and Finding(**_fields(Finding, failure))}))
 
 
 def _unexecuted(found: Mapping[str, Any]) -> Unexecuted:

@@ -6,7 +6,6 @@ import importlib
 import importlib.metadata
 import inspect
 import math
-import re
 import secrets
 import time
 import warnings
@@ -19,7 +18,6 @@ import torch
 
 from fourfold import backends
 from fourfold.backends.triton import compilation, takeover
-from fourfold.candidates.frames import cause, own_frames, spelled
 from fourfold.candidates.integrity.escapes import held
 from fourfold.candidates.integrity.watch import PackageWatch
 from fourfold.candidates.load.calling import as_operation
@@ -30,42 +28,26 @@ from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import late_inputs_are_waited_for
 from fourfold.checks.outputs import requires_gradient, together
 from fourfold.checks.records import operations
-from fourfold.checks.search import Search, Subject, Unreachable
-from fourfold.compat import hypothesis_internals
+from fourfold.checks.search import Search, Subject
 from fourfold.declaration import defaults
 from fourfold.engine.exact_math import computing_exactly
-from fourfold.engine.failures import counterexample, failure_grade, failure_message, kind_of
+from fourfold.engine.failures import counterexample
+from fourfold.engine.run import run
 from fourfold.engine.shortcomings import listed
-from fourfold.engine.verdict import MAY_BE_WRONG, Finding, Outcome, Verdict
+from fourfold.engine.verdict import MAY_BE_WRONG, Outcome, Verdict
 from fourfold.inputs.constants import Constants, constants_in, constants_of
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.instruments.line_coverage import Executed, watched, watched_elsewhere
-from fourfold.instruments.tampering import Tampered, random_state_kept
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.case import Case
 from fourfold.operations.claims import Claims, claims_of
 from fourfold.operations.not_reached import NotReached, Unreached
-from fourfold.operations.outcomes import (
-    BRIEFLY,
-    FAILED,
-    FORWARD_ONLY,
-    NOT_MADE,
-    PASSED,
-    REFUSED,
-    UNREACHED,
-    UNSUPPORTED,
-    WRONG,
-    Failure,
-    Refused,
-    Unsupported,
-)
+from fourfold.operations.outcomes import NOT_MADE, WRONG, Exclusion, Failure, Status
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals
 
 EXAMPLES = 25
-# The result named in a message. A law names the output.
-_RESULT = re.compile(r"gradient of \w+|output|left side")
 # The number of cases tried outside of the claims.
 OUTSIDE = 12
 ACCEPT = "Claims(gradients=False) accepts a forward pass alone"
@@ -136,27 +118,27 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
                 outcomes.append(replace(refused[of], check=check.name, refusals={}, seconds=0.0))
                 continue
             if of in wrong and trial.device == "cuda":
-                outcomes.append(Outcome(check=check.name, dtype=dtype, outcome=UNSUPPORTED, reason=NOT_MADE))
+                outcomes.append(Outcome(check=check.name, dtype=dtype, outcome=Status.UNSUPPORTED, reason=NOT_MADE))
                 continue
             plan.told(check.name, dtype)
             own = replace(search, brief=plan.brief or of in wrong)
-            outcome, said = trial.outcome(check, dtype, own)
+            outcome = trial.outcome(check, dtype, own)
             constants = constants or own.constants
             boundary.update(own.boundary)
             outcomes.append(outcome)
-            failed = failed or outcome.outcome == FAILED
+            failed = failed or outcome.outcome == Status.FAILED
             stopped = plan.first_failure and outcome.failure is not None and outcome.failure.kind not in MAY_BE_WRONG
-            warnings += [warning for warning in said if warning not in warnings]
-            if kind == FORWARD and outcome.outcome == FAILED and outcome.grade == WRONG:
+            warnings += [warning for warning in own.warnings if warning not in warnings]
+            if kind == FORWARD and outcome.outcome == Status.FAILED and outcome.grade == WRONG:
                 wrong.add(of)
-            if kind == FORWARD and outcome.outcome == REFUSED:
+            if kind == FORWARD and outcome.outcome == Status.REFUSED:
                 refused[of] = outcome
         if not failed and not plan.only and not left:
             warnings += trial.silently_wrong_outside_of_the_claims(seed)
             warnings += trial.silently_wrong_on_another_stream(seed)
     shortcomings = list(_shortcomings(outcomes, trial.claims))
     if not trial.refusals and not shortcomings:
-        shortcomings += dict.fromkeys(o.reason or "" for o in outcomes if o.outcome == REFUSED)
+        shortcomings += dict.fromkeys(o.reason or "" for o in outcomes if o.outcome == Status.REFUSED)
     if left and not failed:
         names = dict.fromkeys(check.name for check, _ in left)
         shortcomings.insert(0, f"{len(left)} checks were not made within {plan.seconds:g} s: {listed(names)}")
@@ -313,44 +295,17 @@ class Trial:
             large=LargeCases(self.operation, self.claims, DTYPES[dtype].with_free_ties, self.constants),
         )
 
-    def outcome(self, check: Check, dtype: str, search: Search) -> tuple[Outcome, list[str]]:
-        """Run one check; return its outcome and warnings."""
+    def outcome(self, check: Check, dtype: str, search: Search) -> Outcome:
+        """Run one check; return its outcome."""
         search.refusals, search.unreached = Refusals() if self.refusals else None, Unreached()
         search.boundary = Boundary()
         search.warnings, search.remarks = [], []
         search.started = time.perf_counter()
-        told: dict[str, Any] = {"outcome": PASSED}
         last: list[str] = [""]
         search.note = lambda case: last.__setitem__(0, repr(case))
-        watched = PackageWatch(self.origin, self.operation, search)
-        try:
-            subject = self.subject(dtype)  # it calls the implementation to learn about gradients
-            with random_state_kept(), held():
-                check.judge(subject, search)
-            if search.brief:
-                told = {"outcome": UNSUPPORTED, "reason": BRIEFLY}
-        except (Unsupported, NotReached) as reason:
-            told = {"outcome": _outcome_of(reason), "reason": str(reason)}
-        except Exception as error:
-            finding = self._finding(error, last[0])
-            told, search.grade = {"outcome": FAILED, "failure": finding}, failure_grade(finding.kind)
-        if changes := watched.changes():
-            tampered = Tampered(f"the candidate changed what judges it: {listed(changes)}")
-            told = {"outcome": FAILED, "failure": self._finding(tampered, last[0])}
-            search.grade = WRONG
-        refused = {} if search.refusals is None else dict(search.refusals.counts)
-        made = Outcome(
-            check=check.name,
-            dtype=dtype,
-            grade=search.grade,
-            worst=search.worst,
-            examples=search.ran,
-            refusals=refused,
-            seconds=round(search.seconds, 3),
-            remarks=(*search.remarks, *search.unreached.lines()),
-            **told,
-        )
-        return made, search.warnings
+        watch = PackageWatch(self.origin, self.operation, search)
+        # The subject calls the implementation to learn about gradients.
+        return run(check, dtype, lambda: self.subject(dtype), search, self.origin, watch.changes, lambda: last[0])
 
     @functools.lru_cache  # noqa: B019 - a trial is short-lived
     def has_gradients(self, dtype: str) -> bool:
@@ -358,19 +313,6 @@ class Trial:
         if not self.claims.gradients or not self.operation.differentiable:
             return False
         return requires_gradient(self.implementation, self.operation, DTYPES[dtype], self.device)
-
-    def _finding(self, error: Exception, at: str) -> Finding:
-        notes = "\n".join(map(str, getattr(error, "__notes__", [])))
-        frames = own_frames(error, self.origin)
-        message = failure_message(error, frames)
-        return Finding(
-            message=message,
-            counterexample=counterexample(notes) or at or None,
-            frames=spelled(frames),
-            cause=cause(error, frames) if frames else _cause_of(message),
-            blob=hypothesis_internals.blob_in(notes),
-            kind=kind_of(error, frames),
-        )
 
     def silently_wrong_outside_of_the_claims(self, seed: int) -> list[str]:
         """Return a warning if a case outside of the claims gives a wrong result and no exception."""
@@ -389,7 +331,7 @@ class Trial:
         search = Search(examples=OUTSIDE, elements=256, seed=seed, refusals=Refusals())
         probe = together(replace(subject, operation=replace(record, cases=outside, examples={})))
         failure = _failure_of(forward_agrees, probe, search)
-        found = counterexample("\n".join(map(str, getattr(failure, "__notes__", []))))
+        found = failure and counterexample(failure)
         return [f"outside of its claims it gives a wrong result, and no error: {found}"] if found else []
 
     def silently_wrong_on_another_stream(self, seed: int) -> list[str]:
@@ -419,16 +361,9 @@ def _failure_of(check: Callable[[Subject, Search], None], subject: Subject, sear
     return None
 
 
-def _outcome_of(reason: Unsupported | NotReached) -> str:
-    """Return the outcome of a check that found no usable case."""
-    if isinstance(reason, Refused):
-        return REFUSED
-    return UNREACHED if isinstance(reason, Unreachable | NotReached) else UNSUPPORTED
-
-
 def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
     """Yield why an implementation does not pass although no check failed."""
-    if any(o.outcome == FAILED for o in outcomes):
+    if any(o.outcome == Status.FAILED for o in outcomes):
         return
     parts = list(dict.fromkeys(catalogue.parts_of(o.check)[1] for o in outcomes))
     for output in [output for output in parts if output] or parts:
@@ -440,21 +375,15 @@ def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
 def _shortcomings_of_one(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
     """Yield the shortcomings of the outcomes for one output."""
     decisive = [o for o in outcomes if catalogue.parts_of(o.check)[0] == FORWARD] or list(outcomes)
-    if not any(o.outcome == PASSED for o in decisive):
+    if not any(o.outcome == Status.PASSED for o in decisive):
         reasons = dict.fromkeys(o.reason or "" for o in decisive)
         yield f"nothing was verified: {'; '.join(reasons) or 'no check was planned'}"
-    elif claims.gradients and any(o.reason == FORWARD_ONLY for o in outcomes):
+    elif claims.gradients and any(o.exclusion is Exclusion.FORWARD_ONLY for o in outcomes):
         yield f"its output has no gradient where its inputs do; {ACCEPT}"
     else:
         backward = [o for o in outcomes if catalogue.parts_of(o.check)[0] == BACKWARD.name]
-        if backward and not any(o.outcome == PASSED for o in backward):
+        if backward and not any(o.outcome == Status.PASSED for o in backward):
             yield f"no gradient was verified: {backward[0].reason}; {ACCEPT}"
-
-
-def _cause_of(message: str) -> str:
-    """Return the cause of a disagreement; one wrong result fails many checks."""
-    found = _RESULT.search(message)
-    return f"{found[0]} is wrong" if found else re.sub(r"\d+(\.\d+)?(e[+-]\d+)?|float\d+|bfloat16", "N", message)
 
 
 def _record(operation: Operation | str) -> Operation:

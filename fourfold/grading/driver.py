@@ -16,7 +16,7 @@ from fourfold.grading.judging import STATIC, Settings, failed
 from fourfold.grading.pool import LocalWorker, NoWorkers, Pool, Task, gpus_here
 from fourfold.grading.results import Graded, Results, Shelf
 from fourfold.numerics.dtypes import DTYPES
-from fourfold.operations.outcomes import CRASHED, INVALID
+from fourfold.operations.outcomes import Kind
 
 # The most attempts to judge a candidate whose workers are lost.
 MOST_ATTEMPTS = 3
@@ -238,7 +238,7 @@ class _Run:
             ready.append(self.results.known[name])
         elif isinstance(candidate, BadCandidate):
             nobody = Submission(id=name)
-            verdict = failed(nobody, self.settings.device, self.seed, INVALID, f"it is {key}")
+            verdict = failed(nobody, self.settings.device, self.seed, Kind.INVALID, f"it is {key}")
             ready.append(self._kept(nobody, key, verdict, STATIC))
         elif key in self.judged:
             ready.append(self._copied(candidate, self.judged[key]))
@@ -279,7 +279,7 @@ class _Run:
         first = self.waiting[task.key][0]
         reasons = "; ".join(dict.fromkeys(task.lost))
         message = f"crashed: its worker was lost {task.attempts} times: {reasons}"
-        verdict = failed(first, self.settings.device, self.seed, CRASHED, message)
+        verdict = failed(first, self.settings.device, self.seed, Kind.CRASHED, message)
         return self._ended(task, {"verdict": verdict.json(), "seconds": 0.0, "stage": "", "where": ""})
 
     def _copied(self, candidate: Submission, of: Graded) -> Graded:

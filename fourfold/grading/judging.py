@@ -34,7 +34,7 @@ from fourfold.grading.candidates import CUDA, KERNELBENCH, Submission
 from fourfold.grading.speed import speeds_of
 from fourfold.numerics.compare import Disagreement
 from fourfold.operations.claims import NO_CLAIMS
-from fourfold.operations.outcomes import FAILED, INVALID, RIGHT, TAMPERED, WRONG
+from fourfold.operations.outcomes import WRONG, Kind, Status
 from fourfold.operations.record import Operation
 
 STATIC, SMOKE, FULL, SPEED = ("static", "smoke", "full", "speed")
@@ -111,9 +111,9 @@ def judge(
     say(STATIC, "", "")
     try:
         if found := list(static.reaches(candidate, settings.forbid_imports)):
-            return STATIC, failed(candidate, settings.device, seed, TAMPERED, "; ".join(found))
+            return STATIC, failed(candidate, settings.device, seed, Kind.TAMPERED, "; ".join(found))
     except static.Unparsable as error:
-        return STATIC, failed(candidate, settings.device, seed, INVALID, f"it does not parse: {error}")
+        return STATIC, failed(candidate, settings.device, seed, Kind.INVALID, f"it does not parse: {error}")
     try:
         with _trial(candidate, settings, folder) as (trial, reference):
             with _held(gpu, fcntl.LOCK_SH):
@@ -124,16 +124,16 @@ def judge(
                     return SPEED, _timed(trial, reference, verdict, candidate)
             return stage, verdict
     except BadDefinition as error:
-        return STATIC, failed(candidate, settings.device, seed, INVALID, str(error))
+        return STATIC, failed(candidate, settings.device, seed, Kind.INVALID, str(error))
     except Unanswered as error:
         return SMOKE, failed(candidate, settings.device, seed, error.kind, str(error))
     except (CannotBeImported, CannotBeCalled, CudaError, LookupError, OSError, ValueError) as error:
-        return SMOKE, failed(candidate, settings.device, seed, INVALID, words(error))
+        return SMOKE, failed(candidate, settings.device, seed, Kind.INVALID, words(error))
     except Escape as error:
-        return SMOKE, failed(candidate, settings.device, seed, INVALID, f"it cannot be imported: {words(error)}")
+        return SMOKE, failed(candidate, settings.device, seed, Kind.INVALID, f"it cannot be imported: {words(error)}")
     except Exception as error:
         message = f"it cannot be imported: {type(error).__name__}: {words(error)}"
-        return SMOKE, failed(candidate, settings.device, seed, INVALID, message)
+        return SMOKE, failed(candidate, settings.device, seed, Kind.INVALID, message)
 
 
 @contextlib.contextmanager
@@ -173,7 +173,7 @@ def _checked(
     )
     for plan in (replace(brief, brief=True), brief) if settings.device == "cuda" else (brief,):
         verdict = verified(trial, plan)
-        if settings.first_failure and verdict.kind not in (RIGHT, *MAY_BE_WRONG) and _failures(verdict):
+        if settings.first_failure and verdict.kind not in (Kind.RIGHT, *MAY_BE_WRONG) and verdict.failures:
             return SMOKE, verdict
     whole = CheckPlan(
         dtypes=dtypes,
@@ -196,25 +196,21 @@ def _timed(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candid
             return replace(verdict, speeds=tuple(speeds_of(*each)))
     except Disagreement as error:
         message = f"a result of a timed call is wrong: {error}"
-        wrong = failed(candidate, trial.device, verdict.seed, WRONG, message)
+        wrong = failed(candidate, trial.device, verdict.seed, Kind.WRONG, message)
         return replace(verdict, outcomes=(*verdict.outcomes, *wrong.outcomes))
     except Exception as error:
         return replace(verdict, warnings=(*verdict.warnings, f"not timed: {type(error).__name__}: {words(error)}"))
 
 
-def _failures(verdict: Verdict) -> bool:
-    return any(outcome.outcome == FAILED for outcome in verdict.outcomes)
-
-
-def failed(candidate: Submission, device: str, seed: int, kind: str, message: str) -> Verdict:
+def failed(candidate: Submission, device: str, seed: int, kind: Kind, message: str) -> Verdict:
     """Return the verdict on a candidate that reached no check, or did not return from one."""
-    finding = Finding(message=message, counterexample=None, frames="", cause=message, blob=None, kind=kind)
+    finding = Finding(message=message, cause=message, kind=kind)
     return Verdict(
         implementation=candidate.function.partition("<<<")[0] or candidate.operation or "ModelNew",
         operation=candidate.operation or "KernelBench",
         device=device,
         claims="",
-        outcomes=(Outcome(check="grading", dtype="", outcome=FAILED, grade=WRONG, failure=finding),),
+        outcomes=(Outcome(check="grading", dtype="", outcome=Status.FAILED, grade=WRONG, failure=finding),),
         shortcomings=(),
         warnings=(),
         versions={},

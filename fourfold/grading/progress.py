@@ -11,12 +11,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fourfold.engine.verdict import GRAVEST_FIRST
 from fourfold.grading.results import Graded
-from fourfold.operations.outcomes import REFUSED, RIGHT
+from fourfold.operations.outcomes import Kind
 
-# The order of kinds in tables.
-KINDS = (RIGHT, REFUSED, *reversed(GRAVEST_FIRST))
 # The number of latest failures, and of slowest candidates, in the display.
 SHOWN = 5
 # Seconds between two lines without a terminal.
@@ -94,7 +91,7 @@ class ProgressDisplay:
         return f"{self.counts.total()}{of_total} graded: " + ", ".join(f"{n} {kind}" for kind, n in self._counted())
 
     def _counted(self) -> list[tuple[str, int]]:
-        return [(kind, self.counts[kind]) for kind in KINDS if self.counts[kind]]
+        return [(kind, self.counts[kind]) for kind in Kind if self.counts[kind]]
 
     def closing(self) -> Table:
         """Return the table that closes a run."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jinja2 import Environment, select_autoescape
 
-from fourfold.grading.progress import KINDS
 from fourfold.grading.results import Graded
+from fourfold.operations.outcomes import Kind
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 
@@ -39,7 +39,7 @@ def write(graded: Sequence[Graded], folder: Path) -> Path:
                 "counterexample": (failure.counterexample if failure else None) or "",
             }
         )
-    counts = {kind: sum(one.kind == kind for one in graded) for kind in KINDS}
+    counts = {kind: sum(one.kind == kind for one in graded) for kind in Kind}
     environment = Environment(autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True)
     page = folder / "index.html"
     text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(

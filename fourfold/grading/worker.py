@@ -33,7 +33,7 @@ from fourfold.candidates.process.protocol import printable
 from fourfold.checks.records import operations
 from fourfold.grading.candidates import Submission
 from fourfold.grading.judging import Settings, failed, judge
-from fourfold.operations.outcomes import CRASHED, TIMED_OUT
+from fourfold.operations.outcomes import Kind
 
 # Seconds between two checks of a candidate's limits.
 BETWEEN_LOOKS = 0.25
@@ -201,7 +201,7 @@ class WorkerProcess:
 
     def _watched(
         self, begun: Judge, candidate: Submission, settings: Settings, started: float
-    ) -> tuple[str, str, bool]:
+    ) -> tuple[Kind, str, bool]:
         """Wait for the judge to end; return what to report if it left no verdict.
 
         Returns:
@@ -219,17 +219,17 @@ class WorkerProcess:
                 break
             if time.monotonic() - started > candidate.seconds:
                 self._end(begun)
-                return TIMED_OUT, f"timed out: it was not judged within {candidate.seconds:g} s", True
+                return Kind.TIMED_OUT, f"timed out: it was not judged within {candidate.seconds:g} s", True
             if time.monotonic() - looked < BETWEEN_LOOKS:
                 continue
             looked = time.monotonic()
             if too_much := self._too_much(begun, candidate, trusted):
                 self._end(begun)
-                return CRASHED, too_much, True
+                return Kind.CRASHED, too_much, True
         code = os.waitstatus_to_exitcode(status)
         message = "\n".join(filter(None, (f"the process that judges it {spelled(code)}", _printed(begun.folder))))
         # A fault of the harness is no verdict on a candidate. On a GPU, both share one process.
-        return CRASHED, f"crashed: {message}", trusted and code != 1 and code != -signal.SIGKILL
+        return Kind.CRASHED, f"crashed: {message}", trusted and code != 1 and code != -signal.SIGKILL
 
     def _too_much(self, begun: Judge, candidate: Submission, trusted: bool) -> str | None:
         """Return which limit the candidate exceeds, or None."""

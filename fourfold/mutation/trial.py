@@ -26,18 +26,10 @@ import hypothesis
 
 from fourfold.candidates.process.child import begin_child
 from fourfold.checks import ahead_of_time
-from fourfold.checks.backward import backward_agrees
-from fourfold.checks.bad_input import declared_errors_are_raised
-from fourfold.checks.forward import forward_agrees
-from fourfold.checks.gradcheck import gradcheck
-from fourfold.checks.laws import law_holds
-from fourfold.checks.memory import memory_is_respected
-from fourfold.checks.offsets import offsets_may_pass_32_bits
+from fourfold.checks.catalogue import BACKWARD, BAD_INPUT, FORWARD, LAW, named
 from fourfold.checks.outputs import of_output, together
 from fourfold.checks.records import operations
-from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.checks.search import Search, Subject
-from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.engine.cells import Candidate, Cell, Selection
 from fourfold.mutation.mutant import Mutant
 from fourfold.numerics.compare import Agreement
@@ -52,8 +44,8 @@ TIMES_AS_LONG = 10.0
 GRACE_SECONDS = 10.0
 # C++ is compiled when a kernel is first launched.
 COMPILING_SECONDS = {"cuda": 240.0}
-# A mutant that does not compile is invalid.
-INVALID = ("CompilationError: ", "SyntaxError: ")
+# The errors of a mutant that does not compile. It is invalid.
+INVALID = ("CompilationError", "SyntaxError")
 
 
 class KernelPackage(NamedTuple):
@@ -242,37 +234,35 @@ class Trials:
     def _steps(self, drawn: Mapping[str, Mapping[str, Case]]) -> Iterator[Step]:
         """Yield the steps, with those first that reject most mutants for the least time."""
 
-        def each(
-            name: str, check: Callable, dtypes: Sequence[str], share: int = 1, quick: bool = False
-        ) -> Iterator[Step]:
+        def each(name: str, dtypes: Sequence[str], quick: bool = False) -> Iterator[Step]:
             for dtype in dtypes:
-                cases = dict(list(drawn[dtype].items())[::share])
-                yield Step(name, check, dtype, cases, quick=quick)
+                yield Step(name, named(name).run, dtype, drawn[dtype], quick=quick)
 
         first, others, small = self.dtypes[:1], self.dtypes[1:], self.operation.cases
-        yield from each("forward", forward_agrees, first, quick=True)
-        yield from each("backward", backward_agrees, first, quick=True)
-        yield from each("memory", memory_is_respected, first, quick=True)
-        yield from each("forward", forward_agrees, others, quick=True)
-        yield from each("backward", backward_agrees, others, quick=True)
+        forward = named(FORWARD).run
+        for name in (FORWARD, BACKWARD.name, "memory"):
+            yield from each(name, first, quick=True)
+        for name in (FORWARD, BACKWARD.name):
+            yield from each(name, others, quick=True)
         for place, output in enumerate(self.operation.outputs):
             for dtype in self.dtypes if place not in self.operation.joined else ():
-                yield Step(f"forward of {output}", forward_agrees, dtype, drawn[dtype], quick=True, output=output)
+                yield Step(f"forward of {output}", forward, dtype, drawn[dtype], quick=True, output=output)
         half = DTYPES["float16"]
         apart = {**self.operation.examples_for_offsets(half), **_drawn(small(half, 512), 8)}
-        yield Step("offsets", offsets_may_pass_32_bits, "float16", apart, quick=True)
-        yield from each("single gradients", single_gradients_agree, first)
-        yield from each("repeats", repeats_bit_for_bit, first)
+        yield Step("offsets", named("offsets").run, "float16", apart, quick=True)
+        yield from each("single gradients", first)
+        yield from each("repeatability", first)
         for dtype in self.dtypes:
             if dtype == "float64":
                 smooth = _drawn(self.operation.smooth(DTYPES[dtype]), 3)
-                yield Step("gradcheck", gradcheck, dtype, smooth)
-        yield Step("errors", declared_errors_are_raised, first[0], {})
+                yield Step("gradcheck", named("gradcheck").run, dtype, smooth)
+        yield Step(BAD_INPUT.name, BAD_INPUT.run, first[0], {})
         for name in self._configurations():
             for dtype in self.dtypes:
-                yield Step(f"configuration {name}", forward_agrees, dtype, drawn[dtype], name)
+                yield Step(f"configuration {name}", forward, dtype, drawn[dtype], name)
         for law in self.operation.laws:
-            yield from each(law.__name__, functools.partial(law_holds, law), first, share=3)
+            cases = dict(list(drawn[first[0]].items())[::3])
+            yield Step(law.__name__, functools.partial(LAW.run, law), first[0], cases)
         if self.backend == "triton":
             yield Step("ahead of time", _compiles_ahead_of_time, "float16", {})
 
@@ -363,10 +353,8 @@ class Trials:
         outcome = TrialResult(status="survived")
         for message in self._fork(run, limit, mutant):
             if "failed" in message:
-                invalid = message["failed"].startswith(INVALID)
-                outcome = TrialResult(
-                    status="invalid" if invalid else "killed", by=message["by"], why=message["failed"][:300]
-                )
+                status = "invalid" if message["error"] in INVALID else "killed"
+                outcome = TrialResult(status=status, by=message["by"], why=message["failed"][:300])
             elif "ended" in message:
                 outcome = TrialResult(status="killed", by=message["by"], why=message["ended"])
         return dataclasses.replace(outcome, seconds=round(time.perf_counter() - started, 2))
@@ -572,7 +560,7 @@ def _child(
         root = error
         while root.__cause__ is not None and not isinstance(root, Failure):
             root = root.__cause__
-        say(failed=f"{type(root).__name__}: {root}", where=notes)
+        say(failed=f"{type(root).__name__}: {root}", error=type(root).__name__, where=notes)
 
 
 def _compiles_ahead_of_time(subject: Subject, search: Search) -> None:

@@ -23,8 +23,6 @@ from fourfold.operations.axes import Shape
 SIZES = (2, 3, 5, 7, 11, 13, 17)
 LEADING = (8, 9)
 NOT_FLOATING = (torch.int64, torch.uint8, torch.bool, torch.complex64)
-# The suffix of the name of an error for a tensor on another device.
-ON_ANOTHER_DEVICE = "_on_another_device"
 # Bad dtypes for a tensor with one valid dtype: those of the same size, and those that might be converted to it.
 NOT_THE_ONLY = (torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, *NOT_FLOATING)
 NOT_INTEGERS = (torch.float32, torch.float64, torch.bool, torch.complex64)
@@ -183,7 +181,7 @@ class Arguments:
 
     def _other_devices(self) -> Iterator[DeclaredError]:
         for name in list(self._tensors)[1:]:
-            yield self.wrong(f"{name}{ON_ANOTHER_DEVICE}", ValueError, name, {name: self.good[name].to("meta")})
+            yield self.wrong(f"{name}_on_another_device", ValueError, name, {name: self.good[name].to("meta")})
 
     def _other_shapes(self) -> Iterator[DeclaredError]:
         """Yield errors for a tensor, or all tensors with its axes, of another shape, if that tensor is at fault."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Status
 
 # The files that may raise `NotReached`. Code in any other file that raises it tries to skip a case.
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -23,6 +24,8 @@ class NotReached(BaseException):
     Attributes:
         lasts: whether other cases of the search would also wait in vain.
     """
+
+    status, exclusion = Status.UNREACHED, None
 
     def __init__(self, reason: str, lasts: bool = False) -> None:
         super().__init__(reason)

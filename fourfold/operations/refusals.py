@@ -21,9 +21,8 @@ _NO_GPU = re.compile(
 # Exceptions by which a test runner or a check skips a case, besides those of `PASSING_OVER`.
 _PASS_OVER_CLASSES = {
     "unittest.case.SkipTest",
-    "fourfold.operations.outcomes.Unsuitable",
-    "fourfold.operations.outcomes.Unsupported",
-    "fourfold.operations.outcomes.Refused",
+    *(f"fourfold.operations.outcomes.{name}" for name in ("Refused", "Unclaimed", "Unsuitable", "Unsupported")),
+    "fourfold.checks.search.Unreachable",
 }
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 

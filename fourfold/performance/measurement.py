@@ -14,6 +14,7 @@ from fourfold.compat import pytest_benchmark_internals
 from fourfold.engine.cells import CANDIDATE, Cell, Selection
 from fourfold.numerics.compare import Disagreement
 from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.record import Cost, Operation
 from fourfold.operations.workloads import Make, Workload
 from fourfold.performance import code_identity, machine
@@ -151,7 +152,7 @@ class Bench:
             functions[measurement.contender] = measurement.function()
         return functions[measurement.contender]
 
-    def unsupported(self, measurement: Measurement) -> str | None:
+    def unsupported(self, measurement: Measurement) -> Unsupported | None:
         """Return why a measurement cannot run here, or None."""
         return self.selection.unsupported(measurement.cell, self.device) if measurement.cell else None
 

@@ -21,7 +21,7 @@ from fourfold.performance.measurement import Bench, Measurement, measurements, r
 from fourfold.performance.peers import INSTALLED, LIBRARY
 from fourfold.performance.report import cause_of
 from fourfold.performance.timed_run import TimedRun
-from fourfold.pytest_plugin.failures import DEVICE, FAILURE, SELECTION
+from fourfold.pytest_plugin.failures import DEVICE, REPEAT, SELECTION, reported_outcome
 from fourfold.pytest_plugin.hooks import TABLE, examples, is_benchmark
 from fourfold.pytest_plugin.identity import Identity
 from fourfold.pytest_plugin.paths import folder_to_write
@@ -111,7 +111,7 @@ class Performance:
     def time(self, benchmark: Any, measurement: Measurement) -> None:
         """Time a measurement within the limits of pytest-benchmark's options; skip it if it cannot run here."""
         if reason := self.run.bench.unsupported(measurement):
-            pytest.skip(reason)
+            pytest.skip(str(reason))
         least, most = (self.config.getoption(f"--benchmark-{name}") for name in ("min-rounds", "max-time"))
         try:
             self.run.bench.time(benchmark, measurement, least, float(most))
@@ -219,16 +219,15 @@ class Performance:
         """Collect the failures for the report."""
         if report.failed:
             self.failed.add(report.nodeid)
-            repeat = "\n".join(text for title, text in report.sections if title == "repeat with")
+            repeat = "\n".join(text for title, text in report.sections if title == REPEAT)
             identity = Identity.of_report(report)
-            found: Any = next((value for name, value in report.user_properties if name == FAILURE), {})
             self.failures.append(
                 {
                     "name": report.nodeid,
                     "text": report.longreprtext,
                     "repeat": repeat,
                     "cell": vars(identity.cell) if identity else None,
-                    "cause": cause_of(found),
+                    "cause": cause_of(reported_outcome(report).failure),
                 }
             )
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jinja2
 from markupsafe import Markup
 
+from fourfold.engine.verdict import Finding
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance.beside import Beside, beside_the_best
 from fourfold.performance.charts import Point, chart, quantity, sparkline
@@ -23,30 +24,27 @@ PARTS = ("verification", "performance")
 # A contender has the same colour in every chart. All others share one more colour.
 CONTENDERS = ("torch", "triton", "cuda", "candidate", "compile", "library")
 RUNS_SHOWN = 60
-# What a comparison says of its worst element.
-RESULT = re.compile(r"(gradient of \w+|output)\[[^\]]*\] is \S+ expected ")
 # A number in a message, with what else differs from case to case: its sign, and a list of numbers.
 NUMBERS = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\bnan\b|\binf\b)(?:, \d+)*")
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def cause_of(failure: Mapping[str, Any]) -> str:
+def cause_of(failure: Finding | None) -> str:
     """Return the cause of a failure: the line that raised an exception, the wrong result, or else the message.
 
     A result that is wrong in one check is wrong in others, which report it for other cases. Numbers make no difference.
 
     Args:
-        failure: the record of `fourfold.pytest_plugin.failures`; empty if there is none.
+        failure: the failure; None if there is none.
     """
-    if failure.get("cause"):
-        return str(failure["cause"])
-    (first, *_) = str(failure.get("message", "")).splitlines() or [""]
-    kind = failure.get("kind", "")
-    if wrong := RESULT.search(first):
-        return f"{kind}: {wrong[1]} is not as expected"
+    if failure is None or failure.cause:
+        return "" if failure is None else failure.cause
+    if failure.result:
+        return f"{failure.kind}: {failure.result} is not as expected"
+    (first, *_) = failure.message.splitlines() or [""]
     # The message begins with the cell, whose dtype is not a cause.
     said = first.partition(": ")[2] if " · " in first.partition(": ")[0] else first
-    return f"{kind}: {NUMBERS.sub('N', said)}" if said else ""
+    return f"{failure.kind}: {NUMBERS.sub('N', said)}" if said else ""
 
 
 class Tallied(Protocol):

@@ -12,15 +12,13 @@ import hypothesis
 import pytest
 
 from fourfold.engine.cells import CANDIDATE, Cell
-from fourfold.engine.shortcomings import Coverage, listed, shortcomings
+from fourfold.engine.shortcomings import listed, shortcomings
 from fourfold.instruments.line_coverage import Executed
 from fourfold.operations.claims import Claims
-from fourfold.pytest_plugin.failures import SEARCH, Entries, skip_reason
+from fourfold.operations.outcomes import Exclusion, Status
+from fourfold.pytest_plugin.failures import Entries, reported_outcome
 from fourfold.pytest_plugin.identity import Identity
 from fourfold.pytest_plugin.table import Matrix
-
-# A user property of a report: its whole cell cannot run here.
-NEVER = "never"
 
 
 class Account:
@@ -30,7 +28,7 @@ class Account:
         config: of the run.
 
     Attributes:
-        coverage: the coverage of each cell.
+        coverage: the checks of each cell: see `fourfold.engine.shortcomings.Coverage`.
         matrix: the table.
         changed: changes of candidates to the program that judges them, and forged entries.
         executed: the lines of the implementations that ran.
@@ -38,7 +36,7 @@ class Account:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.entries, self.matrix = config, Entries(), Matrix()
-        self.coverage: dict[Cell, Coverage] = {}
+        self.coverage: dict[Cell, list[Exclusion | Status]] = {}
         self.changed: list[str] = []
         self.executed = Executed()
         self._collected: dict[str, None] = {}
@@ -58,16 +56,11 @@ class Account:
         identity = Identity.of_report(report)
         if identity is None or (report.when != "call" and report.passed):
             return None
-        self.entries.add(identity, report)
-        self.matrix.add(identity.cell, report)
-        coverage = self.coverage.setdefault(identity.cell, Coverage())
-        if report.skipped:
-            coverage.unsupported.append(skip_reason(report))
-            coverage.never |= any(name == NEVER for name, _ in report.user_properties)
-        else:
-            coverage.verified += 1
-        seen = next((seen for name, seen in report.user_properties if name == SEARCH), None)
-        if report.passed and identity.cell.backend == CANDIDATE and seen and seen["examples"] == 0:
+        outcome = reported_outcome(report)
+        self.entries.add(identity, report, outcome)
+        self.matrix.add(identity.cell, outcome)
+        self.coverage.setdefault(identity.cell, []).append(outcome.exclusion or outcome.outcome)
+        if report.passed and identity.cell.backend == CANDIDATE and outcome.search and not outcome.examples:
             self._without_example.append(report.nodeid)
         return identity
 
@@ -77,8 +70,8 @@ class Account:
         claims = None if given("claims") is None else Claims.parse(given("claims"))
         forward_only = given("forward_only") or (claims is not None and not claims.gradients)
         candidates = [text.partition("=")[0] for text in given("candidate")]
-        lines = list(shortcomings(self.coverage, given("op"), given("backend"), candidates, forward_only))
-        return lines + [f"not passed: {line}" for line in self.contradictions()]
+        lines = shortcomings(self.coverage, given("op"), given("backend"), candidates, forward_only)
+        return [*lines, *self.contradictions()]
 
     def contradictions(self) -> Iterator[str]:
         """Yield the contradictions to a passed run: tampering, passes without a call, and missing results."""

@@ -19,7 +19,9 @@ from fourfold.pytest_plugin.identity import Identity
 
 # At the time limit Python is interrupted; the process then has the same time again to react, but at most this.
 MOST_GRACE_SECONDS = 30.0
-_TIMED_OUT = "had to be ended:"
+_TIMED_OUT = r"Timeout \((\S+)\)!"  # as faulthandler says it
+# The mark of a reason that `BlackBox.say` wrote; faulthandler writes the rest of the file.
+_SAID = "fourfold: "
 SILENT = "ended without a word: it called exit, or was killed"
 
 
@@ -40,6 +42,7 @@ class Found:
         path: the file of the test that was running.
         identity: the identity of that test.
         importing: the candidate that was being imported, before any test.
+        timed_out: whether the process was ended because it exceeded its time limit.
     """
 
     cause: str
@@ -47,11 +50,7 @@ class Found:
     path: Path | None
     identity: Identity | None
     importing: str
-
-    @property
-    def timed_out(self) -> bool:
-        """Return whether the process was ended because it exceeded its time limit."""
-        return self.cause.startswith(_TIMED_OUT)
+    timed_out: bool
 
 
 class BlackBox:
@@ -94,7 +93,7 @@ class BlackBox:
     def say(self, text: str) -> None:
         """Record the reason why the process is about to end."""
         if self._words is not None:
-            self._words.write(text + "\n")
+            self._words.write(f"{_SAID}{text}\n")
             self._words.flush()
 
     def expect_within(self, seconds: float) -> None:
@@ -110,26 +109,28 @@ class BlackBox:
         """Cancel the limit of `expect_within`."""
         faulthandler.cancel_dump_traceback_later()
 
-    def found(self) -> Found:
-        """Return the record of a dead process."""
+    def found(self, silent: str = SILENT) -> Found:
+        """Return the record of a dead process, with the cause `silent` if it left none."""
         test: dict[str, Any] = {}
         with contextlib.suppress(json.JSONDecodeError):  # it had not run any test
             test = json.loads(self._read("test"))
         identity = Identity.of_dict(test["identity"]) if test.get("identity") else None
         path = Path(test["path"]) if test.get("path") else None
-        return Found(self._cause(), self._read("case"), path, identity, test.get("importing", ""))
+        cause, timed_out = self._cause()
+        return Found(cause or silent, self._read("case"), path, identity, test.get("importing", ""), timed_out)
 
-    def _cause(self) -> str:
+    def _cause(self) -> tuple[str, bool]:
+        """Return the cause in the record, "" if there is none, and whether it is the time limit."""
         words = self._read("words")
         for pattern, cause in (
             (r"Fatal Python error: (.*)", "died of: {}"),
-            (r"Timeout \((\S+)\)!", _TIMED_OUT + " it did not come back within {}, its time limit and a grace"),
-            (r"(lost the device: .*)", "{}"),
+            (_TIMED_OUT, "had to be ended: it did not come back within {}, its time limit and a grace"),
+            (rf"^{_SAID}(.*)", "{}"),
         ):
-            if match := re.search(pattern, words):
+            if match := re.search(pattern, words, re.MULTILINE):
                 where = own_frames(words[match.end() :])
-                return cause.format(match[1]) + (f"\n{where}" if where else "")
-        return SILENT
+                return cause.format(match[1]) + (f"\n{where}" if where else ""), pattern == _TIMED_OUT
+        return "", False
 
     def _read(self, name: str) -> str:
         with contextlib.suppress(FileNotFoundError):

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,28 @@ import pytest
 
 from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.backends.triton import compilation
-from fourfold.candidates.frames import cause, own_frames, spelled
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.process.client import CALL_SECONDS
 from fourfold.candidates.process.session import Unanswered
-from fourfold.compat import hypothesis_internals, pytest_internals
 from fourfold.engine.cells import CANDIDATE, Selection, SelectionError
-from fourfold.engine.failures import counterexample, failure_grade, failure_message, kind_of
+from fourfold.engine.failures import counterexample, notes_of
+from fourfold.engine.verdict import Finding, Outcome
 from fourfold.instruments.tampering import Tampered
 from fourfold.operations.boundary import Boundary
-from fourfold.operations.outcomes import Failure
+from fourfold.operations.outcomes import Failure, Status
 from fourfold.pytest_plugin.identity import Identity
 
-# The names of user properties in a test's report: the record of a search, and the failure.
-SEARCH, FAILURE = "search", "failure"
+# The name of its outcome among the user properties of a test's report.
+OUTCOME = "outcome"
 DEVICE = pytest.StashKey[str]()
 SELECTION = pytest.StashKey[Selection]()
+# The title of the section of a failed test's report with the command that repeats it.
+REPEAT = "repeat with"
 
 
-def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, identity: Identity, at: str) -> None:
+def tell(
+    item: pytest.Item, report: pytest.TestReport, error: BaseException, identity: Identity, failure: Finding
+) -> str:
     """Show in the report of a failed check the error, its case and the command that repeats it, without our own code.
 
     Args:
@@ -38,38 +42,42 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException, ide
         report: of its failure.
         error: the exception that failed it.
         identity: the identity of the test.
-        at: the last case that ran; "" if there is none.
+        failure: the finding of its failure.
+
+    Returns:
+        the line of the implementation that raised the error, as a key; "" if there is none.
     """
-    notes = "\n".join(map(str, getattr(error, "__notes__", [])))
-    case = counterexample(notes)
-    repeated = repeat(item.config, item.path, item.nodeid, identity, notes)
     origin = item.config.stash[SELECTION].origin(identity.cell)
-    frames = own_frames(error, origin)
     of_a_check = isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered)
     of_cuda = origin.suffix in SUFFIXES and not of_a_check  # no frame of Python's is in such a file
-    message = failure_message(error, frames)
-    failure = {"message": message, "counterexample": case or at or None, "repeat": repeated}
-    kind = kind_of(error, frames)
-    failure |= {"kind": kind, "grade": failure_grade(kind)}
-    if frames:
-        failure["cause"] = cause(error, frames)
-    elif of_cuda:
-        failure["cause"] = f"{origin}:{getattr(error, 'line', '')}: {type(error).__name__}"
-    if item.config.getoption("--tb") == "auto" and (frames or of_a_check or of_cuda):
+    if item.config.getoption("--tb") == "auto" and (failure.frames or of_a_check or of_cuda):
         whose = f"{' · '.join([*vars(identity.cell).values(), item.config.stash[DEVICE]])}: "
-        said = message if isinstance(error, Failure | SelectionError) else f"{whose}{message}"
-        seen = without_advice(notes) if case or not at else f"at {at}"
-        report.longrepr = "\n\n".join(filter(None, (f"{said}\n{spelled(frames)}".rstrip(), seen)))
-    report.user_properties.append((FAILURE, failure))
-    report.sections.append(("repeat with", repeated))
+        said = failure.message if isinstance(error, Failure | SelectionError) else f"{whose}{failure.message}"
+        at_last = failure.counterexample and not counterexample(error)
+        seen = f"at {failure.counterexample}" if at_last else without_advice(notes_of(error))
+        report.longrepr = "\n\n".join(filter(None, (f"{said}\n{failure.frames}".rstrip(), seen)))
+    repeated = repeat(item.config, item.path, item.nodeid, identity, failure.blob)
+    report.sections.append((REPEAT, repeated))
+    if of_cuda and not failure.frames:
+        return f"{origin}:{getattr(error, 'line', '')}: {type(error).__name__}"
+    return failure.cause if failure.frames else ""
 
 
-def refer(report: Any, first: str) -> None:
+def refer(report: Any, first: str, failure: Finding) -> None:
     """Shorten a failure whose cause was already reported."""
-    failure = next(value for name, value in report.user_properties if name == FAILURE)
-    (line, *_) = failure["message"].splitlines()
-    case = failure["counterexample"]
+    (line, *_) = failure.message.splitlines()
+    case = failure.counterexample
     report.longrepr = f"same cause as {first}: {line}" + (f"\n\nat {case}" if case else "")
+
+
+def reported_outcome(report: Any) -> Outcome:
+    """Return the outcome that a report carries, with the status that the report itself has."""
+    carried = next((value for name, value in report.user_properties if name == OUTCOME), None)
+    status = {"passed": Status.PASSED, "failed": Status.FAILED}.get(report.outcome, Status.UNSUPPORTED)
+    outcome = Outcome.of(carried) if carried else Outcome(check="", dtype="", outcome=status)
+    if status is Status.UNSUPPORTED and outcome.outcome not in (Status.PASSED, Status.FAILED):
+        return outcome
+    return replace(outcome, outcome=status)
 
 
 def without_advice(notes: str) -> str:
@@ -77,7 +85,7 @@ def without_advice(notes: str) -> str:
     return re.sub(r"^.*@reproduce_failure\(.*$", "", notes, flags=re.MULTILINE).rstrip()
 
 
-def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | None, notes: str = "") -> str:
+def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | None, blob: str | None) -> str:
     """Return the command that runs one failed check again, from the user's folder.
 
     Args:
@@ -85,7 +93,7 @@ def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | 
         path: of the test's file.
         nodeid: pytest's name for the test.
         identity: the identity of the test.
-        notes: of the error; if Hypothesis names a case in them, the command runs only that case.
+        blob: Hypothesis's, of the case that the command runs alone; None to run the whole test.
     """
     here = config.invocation_params.dir
     file = path.relative_to(here) if path.is_relative_to(here) else path
@@ -109,7 +117,7 @@ def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | 
             command.append(f"--call-seconds={seconds:g}")
         if config.getoption("claims"):
             command += ["--claims", config.getoption("claims")]
-    if blob := hypothesis_internals.blob_in(notes):
+    if blob:
         command += ["--reproduce", blob]
     return shlex.join(command)
 
@@ -120,8 +128,8 @@ class Entries:
     def __init__(self) -> None:
         self.checks: dict[str, dict[str, Any]] = {}
 
-    def add(self, identity: Identity, report: pytest.TestReport) -> None:
-        """Count a report; of several reports of a test, keep the worst."""
+    def add(self, identity: Identity, report: pytest.TestReport, outcome: Outcome) -> None:
+        """Count a report and its outcome; of several reports of a test, keep the worst."""
         entry = self.checks.setdefault(
             report.nodeid,
             {**vars(identity.cell), "check": identity.check, "test": report.nodeid, "outcome": "passed"},
@@ -129,19 +137,20 @@ class Entries:
         if report.failed:
             entry |= {"outcome": "failed", "message": report.longreprtext}
         elif report.skipped:
-            entry |= {"outcome": "unsupported", "reason": skip_reason(report)}
-        for key, seen in report.user_properties:
-            if key == SEARCH and isinstance(seen, dict):
-                entry |= {"worst_error_over_bound": seen["worst"], "examples": seen["examples"]}
-                told = ("grade", "refusals", "warnings", "remarks", "unreached", "constants")
-                entry |= {name: seen[name] for name in told if seen[name]}
-                if seen["refusals"]:
-                    refused = sum(seen["refusals"].values())
-                    entry["refused_share"] = refused / (refused + seen["examples"])
-                    entry["suggested_claim"] = Boundary.of(seen["boundary"]).claim()
-                entry["seconds"] = round(seen["seconds"], 3)
-            elif key == FAILURE and isinstance(seen, dict):
-                entry |= seen
+            entry |= {"outcome": "unsupported", "reason": outcome.reason}
+        if outcome.search is not None:
+            entry |= {"worst_error_over_bound": outcome.worst, "examples": outcome.examples}
+            seen = {"grade": outcome.grade, "refusals": outcome.refusals, **outcome.search}
+            entry |= {name: value for name, value in seen.items() if value and name != "boundary"}
+            if outcome.refusals:
+                refused = sum(outcome.refusals.values())
+                entry["refused_share"] = refused / (refused + outcome.examples)
+                entry["suggested_claim"] = Boundary.of(outcome.search["boundary"]).claim()
+            entry["seconds"] = outcome.seconds
+        if failure := outcome.failure:
+            entry |= {"message": failure.message, "counterexample": failure.counterexample, "kind": failure.kind}
+            entry["repeat"] = dict(report.sections)[REPEAT]
+            entry |= {key: value for key, value in (("grade", outcome.grade), ("cause", failure.cause)) if value}
 
     def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> None:
         """Write the file atomically.
@@ -160,8 +169,3 @@ class Entries:
         unfinished = path.with_name(path.name + ".unfinished")
         unfinished.write_text(json.dumps(content, indent=1, default=str) + "\n")
         unfinished.replace(path)
-
-
-def skip_reason(report: pytest.TestReport) -> str:
-    """Return why a test was skipped."""
-    return pytest_internals.skip_reason_of(report)

@@ -9,6 +9,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import zlib
 from collections.abc import Callable, Collection, Generator, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +19,28 @@ import torch
 
 from fourfold.backends.triton import compilation
 from fourfold.backends.tuning import Configuration
-from fourfold.candidates.integrity.escapes import hear_ctrl_c, held
+from fourfold.candidates.integrity.escapes import hear_ctrl_c
 from fourfold.candidates.integrity.watch import WATCH, ProgramWatch
 from fourfold.candidates.process.client import CALL_SECONDS, UntrustedFunction
 from fourfold.candidates.process.session import end_all
 from fourfold.checks.catalogue import ALL, PLAIN, Check, named, outputs_for
 from fourfold.checks.outputs import of_output, together
 from fourfold.checks.search import Search, Subject
-from fourfold.compat import xdist_internals
+from fourfold.compat import pytest_internals, xdist_internals
 from fourfold.engine import profiles
 from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.engine.exact_math import compute_exactly
-from fourfold.engine.shortcomings import listed
+from fourfold.engine.run import containment, outcome_of
 from fourfold.instruments.line_coverage import Executed
 from fourfold.instruments.line_recorder import recorder
-from fourfold.instruments.tampering import Tampered, random_state_kept
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
-from fourfold.operations.outcomes import BRIEFLY, NOT_MADE, Unsupported
+from fourfold.operations.outcomes import NOT_MADE, Status, Unsupported
 from fourfold.operations.record import Law, Operation
 from fourfold.operations.refusals import Refusals
 from fourfold.pytest_plugin import isolation
-from fourfold.pytest_plugin.account import NEVER, Account, is_of_all_checks
-from fourfold.pytest_plugin.failures import DEVICE, FAILURE, SEARCH, SELECTION, refer, tell
+from fourfold.pytest_plugin.account import Account, is_of_all_checks
+from fourfold.pytest_plugin.failures import DEVICE, OUTCOME, SELECTION, refer, reported_outcome, tell
 from fourfold.pytest_plugin.identity import Identity
 from fourfold.pytest_plugin.isolation import BLACK_BOX, LEFT_BEHIND, LINES
 from fourfold.pytest_plugin.leftover_threads import LeftBehind
@@ -426,8 +426,7 @@ def subject(
     """Return the implementation under test; skip the test with a reason if it cannot run here."""
     selection = request.config.stash[SELECTION]
     if reason := selection.unsupported(cell, device):
-        request.node.user_properties.append((NEVER, True))
-        pytest.skip(reason)
+        raise pytest.skip.Exception(str(reason)) from reason
     if LINES in request.config.stash and (cell.backend == CANDIDATE or request.config.getoption("executed")):
         function = selection.implementation(cell.operation, cell.backend)
         elsewhere = function if isinstance(function, UntrustedFunction) else None
@@ -479,29 +478,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     Raises:
         Tampered: a candidate changed the code that judges it.
     """
-    identity = Identity.of_item(pyfuncitem)
+    stash, identity = pyfuncitem.config.stash, Identity.of_item(pyfuncitem)
     try:
         if identity is None:
             return (yield)
-        if pyfuncitem.config.stash[DEVICE] == "cuda" and identity.cell in pyfuncitem.config.stash[WRONG]:
-            raise Unsupported(NOT_MADE)
-        with random_state_kept(), held(pytest.skip.Exception, pytest.exit.Exception):
-            result = yield
+        watched = identity.cell.backend == CANDIDATE and WATCH in stash
+        with containment(stash[WATCH].changes if watched else list, pytest.skip.Exception, pytest.exit.Exception):
+            if stash[DEVICE] == "cuda" and identity.cell in stash[WRONG]:
+                raise Unsupported(NOT_MADE)
+            return (yield)
     except (Unsupported, NotReached) as reason:
-        _tampered(pyfuncitem.config, identity)
-        pytest.skip(str(reason))
-    except Exception:
-        _tampered(pyfuncitem.config, identity)
-        raise
-    _tampered(pyfuncitem.config, identity)
-    return result
-
-
-def _tampered(config: pytest.Config, identity: Identity | None) -> None:
-    if identity is None or identity.cell.backend != CANDIDATE or WATCH not in config.stash:
-        return
-    if changes := config.stash[WATCH].changes():
-        raise Tampered(f"the candidate changed what judges it: {listed(dict.fromkeys(changes))}") from None
+        raise pytest.skip.Exception(str(reason)) from reason
 
 
 @pytest.hookimpl(wrapper=True)
@@ -509,21 +496,29 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Report a failed check by its case and the command that repeats it, without the harness's own frames."""
-    search = getattr(item, "funcargs", {}).get("search")
-    if call.when == "call" and search is not None:
-        seen = {"worst": search.worst, "examples": search.ran, "seconds": search.seconds, "grade": search.grade}
-        seen |= {"refusals": dict(search.refusals.counts) if search.refusals else {}, "warnings": search.warnings}
-        seen["remarks"], seen["unreached"] = search.remarks, search.unreached.lines()
-        seen["constants"], seen["boundary"] = search.constants, search.boundary.as_dict()
-        item.user_properties.append((SEARCH, seen))
     report = yield
-    identity = Identity.of_item(item)
-    if report.failed and call.excinfo is not None and identity is not None:
-        tell(item, report, call.excinfo.value, identity, item.config.stash[BLACK_BOX].last)
+    identity, error = Identity.of_item(item), call.excinfo.value if call.excinfo is not None else None
+    if identity is None or (report.failed and error is None) or (report.passed and call.when != "call"):
+        return report
+    if report.skipped:
+        reason = error.__cause__ if error is not None else None
+        typed = isinstance(reason, Unsupported | NotReached)
+        error = reason if typed else Unsupported(pytest_internals.skip_reason_of(report))
+    elif report.passed:
+        error = None
+    search = getattr(item, "funcargs", {}).get("search") if call.when == "call" else None
+    origin = item.config.stash[SELECTION].origin(identity.cell) if report.failed else Path()
+    last = item.config.stash[BLACK_BOX].last
+    outcome = outcome_of(error, identity.check, identity.cell.dtype, search, origin, last)
+    if outcome.failure is not None and error is not None:
+        cause = tell(item, report, error, identity, outcome.failure)
+        outcome = replace(outcome, failure=replace(outcome.failure, cause=cause))
         if identity.cell.backend == CANDIDATE and item.get_closest_marker("decisive"):
             item.config.stash[WRONG].add(identity.cell)
-    if report.passed and call.when == "call" and search is not None and search.brief:
-        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, BRIEFLY)
+    elif report.passed and outcome.outcome is not Status.PASSED:
+        path, line, _ = item.reportinfo()
+        report.outcome, report.longrepr = "skipped", (str(path), line or 0, str(outcome.reason))
+    report.user_properties.append((OUTCOME, outcome.as_dict()))
     return report
 
 
@@ -570,11 +565,11 @@ class RunReporter:
 
     def _shorten(self, report: Any) -> None:
         """Show a cause once: later failures with the same cause refer to the first."""
-        cause = next((seen.get("cause") for name, seen in report.user_properties if name == FAILURE), None)
-        if cause and isinstance(report.longrepr, str):
-            first = self.causes.setdefault(cause, report.nodeid)
+        failure = reported_outcome(report).failure
+        if failure and failure.cause and isinstance(report.longrepr, str):
+            first = self.causes.setdefault(failure.cause, report.nodeid)
             if first != report.nodeid:
-                refer(report, first)
+                refer(report, first, failure)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
@@ -613,4 +608,4 @@ class RunReporter:
             for line in self.account.executed.lines(self.config.getoption("executed")):
                 terminalreporter.line(line)
         for line in self.shortcomings:
-            terminalreporter.line(line, red=True)
+            terminalreporter.line(f"not passed: {line}", red=True)

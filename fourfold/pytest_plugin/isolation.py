@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from fourfold.candidates.integrity.watch import WATCH
 from fourfold.candidates.process import child
 from fourfold.candidates.process.exit_codes import spelled
 from fourfold.compat import pytest_internals, xdist_internals
+from fourfold.engine.verdict import Finding, Outcome
 from fourfold.instruments.line_coverage import Executed
-from fourfold.operations.outcomes import CRASHED, TIMED_OUT
+from fourfold.operations.outcomes import Kind, Status
 from fourfold.pytest_plugin.account import Account, conclude
 from fourfold.pytest_plugin.black_box import SILENT, BlackBox, Found, new_folder
-from fourfold.pytest_plugin.failures import FAILURE, SELECTION, repeat
+from fourfold.pytest_plugin.failures import OUTCOME, REPEAT, SELECTION, repeat
 from fourfold.pytest_plugin.journal import Journal, Pipe
 from fourfold.pytest_plugin.leftover_threads import LeftBehind
 from fourfold.pytest_plugin.preparation import import_candidates, prepare, time_limit
@@ -279,15 +280,15 @@ def try_import(config: pytest.Config) -> None:
                 said.write_text("")
             finally:
                 os._exit(code)
-        code, found = stop.wait(), box.found()
+        code = stop.wait()
+        found = box.found(spelled(code))
     if stop.signal is not None or code == pytest.ExitCode.INTERRUPTED:
         raise SystemExit(int(pytest.ExitCode.INTERRUPTED))
     if said.exists():
         if text := said.read_text():
             raise pytest.UsageError(text)
     elif found.importing:
-        cause = spelled(code) if found.cause == SILENT else found.cause
-        raise pytest.UsageError(died_of_import(replace(found, cause=cause)))
+        raise pytest.UsageError(died_of_import(found))
 
 
 def said_on_import(config: pytest.Config, box: BlackBox) -> str:
@@ -384,10 +385,8 @@ def told_by_child(
     code = stop.wait()
     if config.getoption("candidate"):
         end_orphans()
-    entries, found = pipe.entries(), BlackBox(folder).found()
-    if found.cause == SILENT and code < 0:
-        found = replace(found, cause=spelled(code))
-    return code, entries, found, pipe.false
+    found = BlackBox(folder).found(spelled(code) if code < 0 else SILENT)
+    return code, pipe.entries(), found, pipe.false
 
 
 def concluded(config: pytest.Config, entries: list[dict[str, Any]], false: int, code: int, end: dict[str, Any]) -> int:
@@ -397,7 +396,7 @@ def concluded(config: pytest.Config, entries: list[dict[str, Any]], false: int, 
     """
     code, account, lacking = conclude(config, entries, false, code, end)
     for line in lacking:
-        print(f"not passed: {line.removeprefix('not passed: ')}")
+        print(f"not passed: {line}")
     return written(config, account, code, entries)
 
 
@@ -487,13 +486,14 @@ def describe(config: pytest.Config, report: pytest.TestReport, found: Found) -> 
     file, _, name = report.nodeid.partition("::")
     report.location = (file, None, name)
     report.longrepr = f"the process that ran this test {found.cause}" + (f"\n\nat {found.case}" if found.case else "")
-    repeated = repeat(config, found.path or config.rootpath / file, report.nodeid, found.identity)
-    failure = {"message": report.longrepr, "counterexample": found.case or None, "repeat": repeated}
-    failure["kind"] = TIMED_OUT if found.timed_out else CRASHED
+    kind = Kind.TIMED_OUT if found.timed_out else Kind.CRASHED
+    failure = Finding(message=report.longrepr, counterexample=found.case or None, kind=kind)
+    outcome = Outcome(check="", dtype="", outcome=Status.FAILED, grade="", failure=failure)
     if found.identity is not None:
         report.user_properties.append(found.identity.property)
-    report.user_properties.append((FAILURE, failure))
-    report.sections.append(("repeat with", repeated))
+    report.user_properties.append((OUTCOME, outcome.as_dict()))
+    repeated = repeat(config, found.path or config.rootpath / file, report.nodeid, found.identity, None)
+    report.sections.append((REPEAT, repeated))
 
 
 class Workers:

@@ -1,26 +1,24 @@
 """The table that closes a run: the results of each cell, and why some checks did not run."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from fourfold.backends import BACKENDS
 from fourfold.engine.cells import CANDIDATE, Cell
-from fourfold.engine.verdict import refusal_lines
+from fourfold.engine.verdict import Outcome, refusal_lines
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import STORAGE
-from fourfold.operations.outcomes import CRASHED, IMPRECISE, TAMPERED, TIMED_OUT, UNDECIDED
-from fourfold.pytest_plugin.failures import FAILURE, SEARCH, skip_reason
+from fourfold.operations.outcomes import Kind, Status
 
 # Footnotes for failures other than wrong results.
 KINDS = {
-    IMPRECISE: "imprecise: right if each intermediate is rounded to the dtype, which is not claimed",
-    UNDECIDED: "undecided: the definition or Fourfold has failed, which says nothing of the kernel",
-    CRASHED: "crashed: the process that ran the kernel died",
-    TIMED_OUT: "timed out: the kernel did not return in time",
-    TAMPERED: "tampered: the kernel changed what judges it",
+    Kind.IMPRECISE: "imprecise: right if each intermediate is rounded to the dtype, which is not claimed",
+    Kind.UNDECIDED: "undecided: the definition or Fourfold has failed, which says nothing of the kernel",
+    Kind.CRASHED: "crashed: the process that ran the kernel died",
+    Kind.TIMED_OUT: "timed out: the kernel did not return in time",
+    Kind.TAMPERED: "tampered: the kernel changed what judges it",
 }
 # The number of warnings of a cell.
 SHOWN = 4
@@ -52,16 +50,27 @@ class Tally:
     # The constants in a candidate's source that give sizes, in a line.
     constants: str = ""
 
-    def searched(self, seen: Mapping[str, Any], of_candidate: bool) -> None:
-        """Add the record of a check's search."""
-        self.worst = max(self.worst, seen["worst"])
-        self.examples += seen["examples"]
-        self.seconds += seen["seconds"]
-        self.refusals.update(seen["refusals"])
+    def add(self, outcome: Outcome, of_candidate: bool) -> None:
+        """Add the outcome of a check."""
+        if outcome.outcome is Status.FAILED:
+            self.failed += 1
+            self.kinds |= {outcome.failure.kind} if outcome.failure else set()
+        elif outcome.outcome is Status.PASSED:
+            self.passed += 1
+        else:
+            reason = outcome.reason or ""
+            self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        if outcome.search is None:
+            return
+        seen = outcome.search
+        self.worst = max(self.worst, outcome.worst)
+        self.examples += outcome.examples
+        self.seconds += outcome.seconds
+        self.refusals.update(outcome.refusals)
         self.boundary.update(Boundary.of(seen["boundary"]))
         self.warnings += [said for said in seen["warnings"] if said not in self.warnings]
         self.remarks += [said for said in seen["unreached"] if said not in self.remarks]
-        self.storage |= seen["grade"] == STORAGE
+        self.storage |= outcome.grade == STORAGE
         if of_candidate:
             self.remarks += [said for said in seen["remarks"] if said not in self.remarks]
             self.constants = self.constants or seen["constants"]
@@ -106,20 +115,9 @@ class Matrix:
     def __init__(self) -> None:
         self.tallies: dict[Cell, Tally] = {}
 
-    def add(self, cell: Cell, report: Any) -> None:
-        """Count a report of a cell's test."""
-        tally = self.tallies.setdefault(cell, Tally())
-        if report.skipped:
-            reason = skip_reason(report)
-            tally.skipped[reason] = tally.skipped.get(reason, 0) + 1
-        else:
-            tally.failed += report.failed
-            tally.passed += report.passed
-        for name, seen in report.user_properties if report.when == "call" else ():
-            if name == FAILURE:
-                tally.kinds.add(seen["kind"])
-            if name == SEARCH:
-                tally.searched(seen, cell.backend == CANDIDATE)
+    def add(self, cell: Cell, outcome: Outcome) -> None:
+        """Count the outcome of a cell's test."""
+        self.tallies.setdefault(cell, Tally()).add(outcome, cell.backend == CANDIDATE)
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the table, for a terminal of 80 columns, one operation below the other."""

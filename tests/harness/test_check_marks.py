@@ -163,7 +163,7 @@ def test_each_check_of_the_table_has_one_test_in_the_operations_folder() -> None
     marks = Counter(
         name
         for path in OPERATIONS.glob("test_*.py")
-        for name in re.findall(r'^@pytest\.mark\.check\("([^"]+)"\)$', path.read_text(), re.MULTILINE)
+        for name in re.findall(r'\b(?:mark\.check|check_test)\("([^"]+)"\)', path.read_text())
     )
     assert marks == Counter(
         check.name

@@ -12,6 +12,7 @@ import pytest
 import warm
 
 from fourfold.engine.cells import Cell
+from fourfold.engine.verdict import Finding
 from fourfold.performance import machine, report
 from fourfold.performance.charts import (
     BOTTOM,
@@ -249,17 +250,18 @@ def test_failures_of_one_cause_are_together_and_their_cells_lead_to_them(tmp_pat
 
 
 def test_a_cause_is_the_line_that_raised_or_the_result_that_is_wrong_or_the_message_without_its_numbers() -> None:
-    def cause(said: str, dtype: str = "float32", **others: str) -> str:
-        return report.cause_of({"message": f"softmax · cuda · {dtype} · cpu: {said}", "kind": "wrong", **others})
+    def cause(said: str, dtype: str = "float32", result: str = "", cause: str = "") -> str:
+        return report.cause_of(Finding(message=f"softmax · cuda · {dtype} · cpu: {said}", cause=cause, result=result))
 
     value = "is 3, expected 0.5 within 2e-06 (error over bound 7; 3 of 8 elements are wrong)"
-    alike = {cause(f"output[3, 2] {value}"), cause(f"on new tensors, output[] {value}", "float16")}
+    there = f"on new tensors, output[] {value}"
+    alike = {cause(f"output[3, 2] {value}", result="output"), cause(there, "float16", "output")}
     assert alike == {"wrong: output is not as expected"}
-    assert cause(f"gradient of x[0] {value}") == "wrong: gradient of x is not as expected"
+    assert cause(f"gradient of x[0] {value}", result="gradient of x") == "wrong: gradient of x is not as expected"
     numbers = {cause(f"{n} elements differ, the first by {x}") for n, x in ((3, -0.25), (12, "nan"), (7, "1e-30"))}
     assert numbers == {"wrong: N elements differ, the first by N"}
     assert cause(f"output[0] {value}", cause="mine.py:3: ValueError") == "mine.py:3: ValueError"
-    assert report.cause_of({}) == ""
+    assert report.cause_of(None) == ""
 
 
 def test_headers_of_tables_say_what_they_are_of(tmp_path: Path) -> None:

@@ -25,9 +25,11 @@ from fourfold.checks.outputs import requires_gradient
 from fourfold.checks.records import operations
 from fourfold.declaration.inference import like
 from fourfold.engine.exact_math import INEXACT
+from fourfold.engine.failures import finding
 from fourfold.numerics.bounded import NoRule
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure
 
 ROOT = Path(__file__).parents[2]
 QUICK: dict[str, Any] = {"examples": 6, "device": "cpu", "seed": 1}
@@ -119,6 +121,13 @@ def test_a_right_function_passes_every_check() -> None:
     assert {o.dtype for o in verdict.outcomes} == {"float16", "bfloat16", "float32", "float64"}
     assert {"forward", "backward", "gradcheck", "memory", "history", "bad input"} <= checks_that(verdict, "passed")
     assert verdict.summary.startswith("softmax as softmax on cpu: right, exact")
+
+
+def test_failures_of_one_result_have_one_cause_whatever_their_words() -> None:
+    wrong = [Failure(words, "output", 2.0) for words in ("output[0] is 1", "the gradient of x is 1")]
+    assert {finding(each, Path(), "").cause for each in (*wrong, ExceptionGroup("", wrong))} == {"output is wrong"}
+    of_none = "the call changed its input grad_output"
+    assert finding(Failure(of_none), Path(), "").cause == of_none
 
 
 def test_a_wrong_function_is_rejected_with_its_distinct_failures() -> None:

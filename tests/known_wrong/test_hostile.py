@@ -18,8 +18,9 @@ from fourfold.checks.search import Search
 from fourfold.engine.cells import Candidate, Selection, SelectionError
 from fourfold.engine.failures import kind_of
 from fourfold.engine.verdict import Verdict
-from fourfold.operations.outcomes import CRASHED, TAMPERED, TIMED_OUT, WRONG, Failure
+from fourfold.operations.outcomes import Failure, Kind
 
+CRASHED, TAMPERED, TIMED_OUT, WRONG = Kind.CRASHED, Kind.TAMPERED, Kind.TIMED_OUT, Kind.WRONG
 HOSTILE = Path(__file__).with_name("hostile")
 # What a call may take of a kernel that never returns.
 SECONDS = 0.1

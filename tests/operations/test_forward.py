@@ -2,11 +2,6 @@
 
 import pytest
 
-from fourfold.checks.forward import forward_agrees
-from fourfold.checks.search import Search, Subject
+from fourfold.pytest_plugin.checks import check_test
 
-
-@pytest.mark.check("forward")
-@pytest.mark.decisive
-def test_output_agrees_with_the_oracle(subject: Subject, search: Search) -> None:
-    forward_agrees(subject, search)
+test_output_agrees_with_the_oracle = pytest.mark.decisive(check_test("forward"))

@@ -1,11 +1,5 @@
 """Every implementation's gradient is the derivative of its own output."""
 
-import pytest
+from fourfold.pytest_plugin.checks import check_test
 
-from fourfold.checks.gradcheck import gradcheck
-from fourfold.checks.search import Search, Subject
-
-
-@pytest.mark.check("gradcheck")
-def test_gradient_is_the_derivative_of_the_output(subject: Subject, search: Search) -> None:
-    gradcheck(subject, search)
+test_gradient_is_the_derivative_of_the_output = check_test("gradcheck")

@@ -3,16 +3,13 @@
 import pytest
 
 from fourfold.checks.batches import many_samples_are_alike
-from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.search import Search, Subject
+from fourfold.pytest_plugin.checks import check_test
 
 # The largest extent of a CUDA grid along its second and third axis.
 GRID_LIMIT = 65_535
 
-
-@pytest.mark.check("offsets")
-def test_offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
-    offsets_may_pass_32_bits(subject, search)
+test_offsets_may_pass_32_bits = check_test("offsets")
 
 
 @pytest.mark.only(devices=["cuda"], dtypes=["float16", "float32"], batched=True)

@@ -1,11 +1,5 @@
 """Inputs may lie in one storage, overlap, or be one tensor."""
 
-import pytest
+from fourfold.pytest_plugin.checks import check_test
 
-from fourfold.checks.search import Search, Subject
-from fourfold.checks.sharing import inputs_may_share_memory
-
-
-@pytest.mark.check("sharing")
-def test_inputs_may_share_memory(subject: Subject, search: Search) -> None:
-    inputs_may_share_memory(subject, search)
+test_inputs_may_share_memory = check_test("sharing")

@@ -24,7 +24,7 @@ from fourfold.candidates.process.protocol import Connection, Malformed, printabl
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.hide_test_runner import VARIABLES
 from fourfold.operations.blame import Blame
-from fourfold.operations.outcomes import CRASHED, TIMED_OUT, Unsupported
+from fourfold.operations.outcomes import Kind, Unsupported
 from fourfold.operations.refusals import OutOfTime
 
 # Seconds for the first process to import torch, and to answer.
@@ -39,7 +39,7 @@ class Unanswered(Exception):
     """The candidate's process did not answer a call: a failure, not a refusal."""
 
     fourfold_blame = Blame.BUG
-    kind = CRASHED
+    kind = Kind.CRASHED
 
 
 class Crashed(Unanswered):
@@ -49,7 +49,7 @@ class Crashed(Unanswered):
 class TimedOut(Unanswered, OutOfTime):
     """The process did not answer in time, and was ended."""
 
-    kind = TIMED_OUT
+    kind = Kind.TIMED_OUT
 
 
 class AnsweredWrongly(Unanswered):

@@ -21,7 +21,11 @@ Array = np.ndarray
 
 
 class NoTorchRule(NoRule):
-    """torch ran an operator that has no running-error rule."""
+    """torch ran an operator, of this full name, that has no running-error rule."""
+
+    def __init__(self, operator: object, message: str) -> None:
+        super().__init__(f"{operator} {message}")
+        self.operator = str(operator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,14 +398,15 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
                 result = decomposition(*args, **kwargs)
         except NoTorchRule as missing:
             # The operators below aten are unknown to users: name the one that they called.
-            if "prims." not in str(missing):
+            if not missing.operator.startswith("prims."):
                 raise
             result = NotImplemented
         if result is NotImplemented:
             self.missing = NoTorchRule(
-                f"{name} has no running-error rule, and torch does not take it apart. Give one:"
+                name,
+                "has no running-error rule, and torch does not take it apart. Give one:"
                 f" @fourfold.numerics.torch_adapter.evaluate.rule(torch.ops.{name}) makes a function the rule of this"
-                " operator"
+                " operator",
             )
             raise self.missing
         return result
@@ -476,14 +481,14 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             if target.dtype == torch.bool and functional is not None:
                 # `plain` refuses what rounding may change.
                 return target.copy_(plain(self.call(functional, args, kwargs)))
-            raise NoTorchRule(f"{func} would write numbers with an error into a tensor that was made without one")
+            raise NoTorchRule(func, "would write numbers with an error into a tensor that was made without one")
         if torch.Tag.inplace_view in func.tags and functional is not None:
             turned = self.call(functional, args, kwargs)
             target.data = turned
             target.memory, target.part, target.seen = turned.memory, turned.part, turned.seen
             return target
         if functional is None:
-            raise NoTorchRule(f"{func} has no running-error rule: take the function that returns a new tensor")
+            raise NoTorchRule(func, "has no running-error rule: take the function that returns a new tensor")
         self.store(target, self.call(functional, args, kwargs))
         return target
 

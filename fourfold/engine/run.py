@@ -1,0 +1,114 @@
+"""Run one check of one implementation, and sum up its outcome, for every user of the engine."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from fourfold.candidates.integrity.escapes import held
+from fourfold.checks.catalogue import Check
+from fourfold.checks.search import Search, Subject
+from fourfold.engine.failures import finding
+from fourfold.engine.shortcomings import listed
+from fourfold.engine.verdict import Outcome
+from fourfold.instruments.tampering import Tampered, random_state_kept
+from fourfold.operations.claims import EXACT, STORAGE
+from fourfold.operations.not_reached import NotReached
+from fourfold.operations.outcomes import BRIEFLY, WRONG, Kind, Status, Unsupported
+
+# The grade of an implementation by the kind of its failure, if that is not wrong.
+_GRADES = {Kind.IMPRECISE: STORAGE, Kind.UNDECIDED: EXACT}
+
+
+def run(
+    check: Check,
+    dtype: str,
+    subject: Callable[[], Subject],
+    search: Search,
+    origin: Path,
+    changes: Callable[[], Collection[str]],
+    last: Callable[[], str],
+) -> Outcome:
+    """Run a check; return its outcome.
+
+    Args:
+        check: the check.
+        dtype: the name of the subject's dtype.
+        subject: returns the subject, which may call the implementation.
+        search: the limits of the search.
+        origin: see `outcome_of`.
+        changes: see `containment`.
+        last: returns the last case, as text.
+    """
+    error: BaseException | None = None
+    try:
+        with containment(changes):
+            check.judge(subject(), search)
+    except (Exception, NotReached) as raised:
+        error = raised
+    return outcome_of(error, check.name, dtype, search, origin, last())
+
+
+@contextlib.contextmanager
+def containment(changes: Callable[[], Collection[str]], *but: type[BaseException]) -> Iterator[None]:
+    """Keep an implementation that is called inside the block from ending the run, and detect tampering.
+
+    Args:
+        changes: returns the names of what the implementation changed of the program that judges it.
+        but: exceptions that propagate unchanged, see `held`.
+
+    Raises:
+        Tampered: the implementation changed something, whatever else the block raised.
+    """
+    error: BaseException | None = None
+    try:
+        with random_state_kept(), held(*but):
+            yield
+    except (Exception, NotReached) as raised:
+        error = raised
+    if found := changes():
+        raise Tampered(f"the candidate changed what judges it: {listed(dict.fromkeys(found))}") from None
+    if error is not None:
+        raise error
+
+
+def outcome_of(
+    error: BaseException | None, check: str, dtype: str, search: Search | None, origin: Path, last: str
+) -> Outcome:
+    """Return the outcome of a check that has ended.
+
+    Args:
+        error: the exception that ended it; None if it returned.
+        check: its name.
+        dtype: the dtype's name.
+        search: its search; None for a test of a cell that does not search for cases.
+        origin: the file or folder of the implementation.
+        last: the last case, as text; "" if there is none.
+    """
+    outcome = Outcome(check=check, dtype=dtype, outcome=Status.PASSED)
+    if search is not None:
+        unreached = search.unreached.lines()
+        outcome = replace(
+            outcome,
+            grade=search.grade,
+            worst=search.worst,
+            examples=search.ran,
+            refusals={} if search.refusals is None else dict(search.refusals.counts),
+            seconds=round(search.seconds, 3),
+            remarks=(*search.remarks, *unreached),
+            search={
+                "warnings": search.warnings,
+                "remarks": search.remarks,
+                "unreached": unreached,
+                "constants": search.constants,
+                "boundary": search.boundary.as_dict(),
+            },
+        )
+    if isinstance(error, Unsupported | NotReached):
+        return replace(outcome, outcome=error.status, reason=str(error), exclusion=error.exclusion)
+    if error is not None:
+        failure = finding(error, origin, last)
+        return replace(outcome, outcome=Status.FAILED, failure=failure, grade=_GRADES.get(failure.kind, WRONG))
+    if search is not None and search.brief:
+        return replace(outcome, outcome=Status.UNSUPPORTED, reason=BRIEFLY)
+    return outcome

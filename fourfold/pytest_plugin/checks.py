@@ -1,0 +1,18 @@
+"""The tests of the catalogue's checks, one for each cell."""
+
+from collections.abc import Callable
+
+import pytest
+
+from fourfold.checks.catalogue import named
+from fourfold.checks.search import Search, Subject
+
+
+def check_test(name: str) -> Callable[..., None]:
+    """Return the test that makes a check of the catalogue, by its name."""
+    run = named(name).run
+
+    def test(subject: Subject, search: Search) -> None:
+        run(subject, search)
+
+    return pytest.mark.check(name)(test)
