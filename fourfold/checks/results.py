@@ -8,7 +8,7 @@ import torch
 from fourfold.checks.search import Subject
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
-from fourfold.numerics.dtypes import DType, differing
+from fourfold.numerics.dtypes import DType, differing, on_host
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import reference, reference_gradients
@@ -38,8 +38,9 @@ def compare_results(
     if problem is None:
         agreements = []
         try:
-            for name, array in subject.dtype.arrays(results).items():
+            for name, tensor in zip(results, on_host(*results.values())):
                 dtype = subject.dtype_of(name)
+                array = dtype.array(tensor)
                 agreements.append(compare(array, expectation(expected[name], dtype), dtype, what[name]))
             return agreements
         except Disagreement as disagreement:

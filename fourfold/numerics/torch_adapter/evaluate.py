@@ -20,10 +20,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fourfold.numerics.bounded import Arithmetic, Bounded, lift
-from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.numerics.dtypes import DTYPES, DType, is_chosen, name_of
 
 # These register the rules.
 from fourfold.numerics.torch_adapter import along_axes, networks  # noqa: F401
+from fourfold.numerics.torch_adapter.integers import chosen_result
 from fourfold.numerics.torch_adapter.tensors import Evaluation, NoTorchRule, rule
 
 __all__ = ["NoTorchRule", "backward_of", "forward_of", "rule"]
@@ -113,7 +114,7 @@ def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded
 
     Returns:
         A function of the same arguments: floating inputs as `Bounded`, integers as NumPy arrays, parameters as they
-        are. It gives the output.
+        are. It gives the output. Integers, booleans and quantised numbers are a `OneOf`.
 
     Raises:
         NoTorchRule: when called, if the definition runs an operator that has no rule.
@@ -125,7 +126,10 @@ def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded
         evaluation = evaluation_of(list(arguments.values()))
         with np.errstate(all="ignore"), torch.no_grad(), evaluation:
             tensors = {name: tensor_of(argument, evaluation) for name, argument in arguments.items()}
-            return bounded_of(output_of(definition, tensors, evaluation), evaluation)
+            output = output_of(definition, tensors, evaluation)
+            if is_chosen(name_of(output.dtype)):
+                return chosen_result(output, evaluation)
+            return bounded_of(output, evaluation)
 
     return forward
 

@@ -46,16 +46,45 @@ class Tied(Comparison):
 
 
 @dataclass(frozen=True, eq=False)
+class Whole:
+    """Integers that rounding may change: those of the exact numbers, and the least and the largest that may be.
+
+    Nothing is known of an integer between two infinities.
+    """
+
+    outcome: Array
+    low: Array
+    high: Array
+
+    def moved(self, by: Callable[[Array], Array]) -> "Whole":
+        """Return the integers with their elements rearranged by `by` like those of a plain array."""
+        return Whole(by(self.outcome), by(self.low), by(self.high))
+
+    def bounded(self, arithmetic: Arithmetic) -> Bounded:
+        """Return the integers with a bound on the error of each."""
+        error = np.maximum(self.high - self.outcome, self.outcome - self.low)
+        return Bounded(self.outcome, error, arithmetic, self.low)
+
+
+@dataclass(frozen=True, eq=False)
 class Places:
     """The indices along an axis where numbers of `source` were found, and these numbers, `values`.
 
     Where two numbers of a row are equal, or differ by less than their errors, each may have been found at either place.
+
+    Attributes:
+        index: the indices.
+        source: the numbers.
+        values: the numbers at the indices.
+        axis: the axis.
+        order: how the indices order the numbers; None if their places are no choice of the results.
     """
 
     index: Array
     source: Bounded
     values: Bounded
     axis: int
+    order: "Order | None" = None
 
     @property
     def outcome(self) -> Array:
@@ -119,8 +148,32 @@ class Places:
         value, error = (np.moveaxis(part.reshape(shape), -1, self.axis) for part in (value, error))
         return Bounded(value, error, grad.arithmetic)
 
+    def nearest(self, actual: Array) -> Array:
+        """Return the right indices that are nearest to those of `actual`, in its shape.
+
+        Raises:
+            HangsOnRounding: other indices may be right, and it is not known which.
+        """
+        if self.order is None:
+            return self.certain()
+        row, rank = self.positions()
+        return self.order.nearest(actual, self.index, row, rank)
+
+    def positions(self) -> tuple[Array, Array]:
+        """Return the row and the place in the order of each index."""
+        assert self.order is not None
+        rows = self.rows(self.index)
+        found = np.indices(rows.shape)
+        index = self.index if self.index.ndim == self.source.ndim else np.expand_dims(self.index, self.axis)
+        moved = np.moveaxis(index, self.axis, -1).shape
+        row, rank = (
+            np.moveaxis(part.reshape(moved), -1, self.axis).reshape(self.index.shape)
+            for part in (found[0], found[1] + self.order.first)
+        )
+        return row, rank
+
     def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return a view of the indices: the same places if it only drops or restores the axis, else plain indices."""
+        """Return a view of the indices: the same places if it only drops or restores the axis, else some of them."""
         index = func(torch.from_numpy(self.index), *args[1:], **kwargs)
         if isinstance(index, torch.Tensor) and index.numel() == self.index.size:
             shape = self.source.shape
@@ -128,13 +181,145 @@ class Places:
             if kept in (self.index.shape, shape[: self.axis] + shape[self.axis + 1 :]) or (
                 len(kept) == len(shape) and all(i == self.axis or kept[i] == shape[i] for i in range(len(shape)))
             ):
-                places = Places(index.numpy(), self.source, self.values.reshape(kept), self.axis)
-                return BoundedTensor.of(ViewedStorage(places), places, torch.int64)
+                places = Places(index.numpy(), self.source, self.values.reshape(kept), self.axis, self.order)
+                return BoundedTensor.of(ViewedStorage(places), places, args[0].dtype)
+        if self.order is not None:
+            return self.some(func, args, kwargs)
         self.certain()
         return index
 
+    def some(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Return some of the indices, which an operator picks or moves, or lists of them."""
 
-Payload = Bounded | Comparison
+        def one(index: torch.Tensor, row: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+            parts = (np.array(part.numpy(), order="C") for part in (index, row, rank))
+            places = SomePlaces(*parts, of=self)
+            return BoundedTensor.of(ViewedStorage(places), places, args[0].dtype)
+
+        moved = [func(torch.from_numpy(part), *args[1:], **kwargs) for part in (self.index, *self.positions())]
+        return one(*moved) if isinstance(moved[0], torch.Tensor) else [one(*parts) for parts in zip(*moved)]
+
+
+class SomePlaces(Places):
+    """Some of the indices of `Places`, in any shape, with the row and the place in the order of each."""
+
+    def __init__(self, index: Array, row: Array, rank: Array, of: Places) -> None:
+        for name, value in {"index": index, "source": of.source, "values": of.values, "axis": of.axis}.items():
+            object.__setattr__(self, name, value)
+        for name, value in {"order": of.order, "row": row, "rank": rank, "of": of}.items():
+            object.__setattr__(self, name, value)
+
+    row: Array
+    rank: Array
+    of: Places
+
+    def positions(self) -> tuple[Array, Array]:
+        """Return the row and the place in the order of each index."""
+        return self.row, self.rank
+
+    def certain(self) -> Array:
+        """Return the indices; see `Places.certain`."""
+        self.of.certain()
+        return self.index
+
+    def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Return a view of the indices."""
+        return self.some(func, args, kwargs)
+
+    def spread(self, grad: Bounded, with_ties: bool) -> Bounded:
+        """Refuse a derivative: the axis of the places is not known."""
+        raise HangsOnRounding("a gradient goes to places that were moved after they were found")
+
+
+class Order:
+    """The order in which a function returns the numbers of each row, and the indices that may come at each place.
+
+    Args:
+        numbers: the numbers as rows, with their errors.
+        descending: whether the largest number comes first.
+        nan_first: whether NaN comes first; it is larger than all numbers otherwise.
+        stable: whether the lower index comes first among equal numbers.
+        sorted: whether the returned indices are in order; otherwise the same indices in any order are right.
+        first: the place in the order of the first index that the function returns, of all rows or, in a column, of
+            each.
+    """
+
+    def __init__(
+        self,
+        numbers: tuple[Array, Array],
+        descending: bool = False,
+        nan_first: bool = False,
+        stable: bool = False,
+        is_sorted: bool = True,
+        first: int | Array = 0,
+    ) -> None:
+        value, error = numbers
+        unknown = np.isinf(error)
+        with np.errstate(invalid="ignore"):
+            low = np.where(unknown, -np.inf, np.where(np.isfinite(value), value - error, value))
+            high = np.where(unknown, np.nan, np.where(np.isfinite(value), value + error, value))
+        # Ranks, in which NaN is an ordinary number and the last one, like numpy.unique's.
+        _, ranks = np.unique(np.stack([low, high]), return_inverse=True)
+        self.low, self.high = ranks.reshape(2, *value.shape).astype(np.int64)
+        if nan_first:
+            self.low, self.high = (np.where(np.isnan(part), -1, rank) for part, rank in ((low, self.low), (high, self.high)))
+            self.low = np.where(unknown, -1, self.low)
+        if descending:
+            self.low, self.high = -self.high, -self.low
+        self.stable, self.is_sorted, self.first = stable, is_sorted, first
+
+    def nearest(self, actual: Array, index: Array, row: Array, rank: Array) -> Array:
+        """Return the right indices nearest to `actual`, given the exact ones with their rows and places."""
+        expected, flat_row, flat_rank = index.reshape(-1).astype(actual.dtype), row.reshape(-1), rank.reshape(-1)
+        given = actual.reshape(-1)
+        for of in np.unique(flat_row[given != expected]):
+            places = np.flatnonzero(flat_row == of)
+            places = places[np.argsort(flat_rank[places], kind="stable")]
+            expected[places] = self._nearest_row(int(of), given[places], expected[places], flat_rank[places])
+        return expected.reshape(index.shape)
+
+    def _nearest_row(self, row: int, given: Array, exact: Array, rank: Array) -> Array:
+        """Return the right indices of one row nearest to `given`, in the order of their places."""
+        low, high = self.low[row], self.high[row]
+        size = len(low)
+        valid = (given >= 0) & (given < size) & (given == np.trunc(given))
+        at = np.where(valid, given, 0).astype(np.int64)
+        _, first = np.unique(given, return_index=True)
+        repeated = ~np.isin(np.arange(len(given)), first)
+        wrong = ~valid | repeated
+        is_prefix = np.array_equal(rank, np.arange(len(rank)))
+        if self.is_sorted:
+            # The lowest value that each number can have, given those before it; one more for a lower index of equals.
+            steps = np.concatenate([[0], np.cumsum((at[1:] < at[:-1]) & self.stable)])
+            scale = len(at) + 1
+            reached = np.maximum.accumulate(low[at] * scale - steps) + steps
+            wrong |= reached > high[at] * scale
+            wrong |= ~self._may_stand(low, high, at, rank)
+            last = reached[-1] if len(at) else 0
+            missed = np.isin(np.arange(size), at, invert=True) & (
+                (high * scale < last) | (self.stable & (high * scale == last) & (np.arange(size) < at[-1]))
+            )
+        else:
+            missed = np.isin(np.arange(size), at, invert=True) & (high < low[at].max(initial=low.min(initial=0)))
+        if not wrong.any() and not (is_prefix and missed.any()):
+            return given
+        mended = np.where(wrong, exact, given)
+        return exact if np.array_equal(mended, given) or not wrong.any() else mended
+
+    def _may_stand(self, low: Array, high: Array, at: Array, rank: Array) -> Array:
+        """Return whether each number may stand at its place in the order, whatever stands at the others."""
+        below = np.searchsorted(np.sort(high), low[at], side="left")
+        above = len(low) - np.searchsorted(np.sort(low), high[at], side="right")
+        if self.stable:
+            for place, number in enumerate(at):
+                exact = low[number] == high[number]
+                same = exact & (low == low[number]) & (high == high[number])
+                below[place] += same[:number].sum()
+                above[place] += same[number + 1 :].sum()
+        return (below <= rank) & (above <= len(low) - 1 - rank)
+
+
+Payload = Bounded | Comparison | Whole
 
 
 @dataclass(eq=False)
@@ -276,6 +461,13 @@ def has_error(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, BoundedTensor) or tensor.is_floating_point()
 
 
+def is_of_integers(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether all tensors hold integers or truth values, and rounding may change one of them."""
+    return not any(tensor.is_floating_point() for tensor in tensors) and any(
+        isinstance(tensor, BoundedTensor) for tensor in tensors
+    )
+
+
 def may_differ(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is more than certain integers or truth values."""
     certainly = isinstance(tensor, BoundedTensor) and tensor.dtype == torch.bool and not tensor.payload.uncertain.any()
@@ -365,6 +557,12 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             result = func(*map(plain, args), **kwargs)
             if not any(tensor.is_floating_point() for tensor in tensors_in([result])):
                 return result
+        if not self.backward and is_of_integers(tensors):
+            from fourfold.numerics.torch_adapter.integers import evaluate_integers  # it imports this module
+
+            result = evaluate_integers(self, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         apart = self.dtype.arithmetic.rounds_each_step and operator in FUSED and name in decompositions()
         if not apart and (compute := RULES.get(name)):
             given = {key: self.given(value) for key, value in kwargs.items() if key not in UNUSED}
@@ -418,6 +616,8 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             payload = argument.payload
             if isinstance(payload, Places):
                 return payload.certain()
+            if isinstance(payload, Whole):
+                return payload.bounded(self.dtype.arithmetic)
             return payload.free() if self.backward and isinstance(payload, Tied) else payload
         if isinstance(argument, torch.Tensor):
             if argument.is_floating_point():
@@ -434,6 +634,9 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             return BoundedTensor.of(ViewedStorage(payload), payload, dtype)
         if isinstance(result, Comparison):
             return self.compared(result, torch.bool)
+        if isinstance(result, Whole):
+            part = result.moved(lambda array: np.array(array, dtype=np.float64, order="C"))
+            return BoundedTensor.of(ViewedStorage(part), part, dtype)
         if isinstance(result, list | tuple):
             return type(result)(self.made(part, dtype) for part in result)
         if isinstance(result, np.ndarray | np.generic):
@@ -473,7 +676,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             tensors = list(tensors_in((*args, *kwargs.values())))
             if not any(isinstance(tensor, BoundedTensor) for tensor in tensors):
                 return func(*args, **kwargs)
-            if target.dtype == torch.bool and functional is not None:
+            if not target.dtype.is_floating_point and functional is not None:
                 # `plain` refuses what rounding may change.
                 return target.copy_(plain(self.call(functional, args, kwargs)))
             raise NoTorchRule(f"{func} would write numbers with an error into a tensor that was made without one")
@@ -490,6 +693,8 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
     def store(self, target: BoundedTensor, result: Any) -> None:
         """Replace the elements of a tensor."""
         memory, given = target.memory, self.given(result)
+        if isinstance(memory.payload, Whole):
+            raise HangsOnRounding("an integer depends on rounding errors, and is written into")
         comparison = isinstance(memory.payload, Comparison)
         item = as_comparison(given) if comparison else lift(given, self.dtype.arithmetic)
         item = item.moved(lambda part: np.broadcast_to(part, target.shape))
@@ -521,7 +726,9 @@ def plain(argument: Any) -> Any:
     Raises:
         HangsOnRounding: a selection depends on rounding.
     """
-    if isinstance(argument, BoundedTensor) and not isinstance(argument.payload, Bounded):
+    if isinstance(argument, BoundedTensor) and not argument.dtype.is_floating_point:
         payload = argument.payload
+        if isinstance(payload, Whole):
+            raise HangsOnRounding("an integer depends on rounding errors, and decides what is computed")
         return torch.from_numpy(np.array(certain(payload) if isinstance(payload, Comparison) else payload.certain()))
     return [plain(part) for part in argument] if isinstance(argument, list | tuple) else argument
