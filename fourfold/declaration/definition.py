@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from fourfold.declaration import defaults, named_cases
 from fourfold.declaration.arguments import Output, TensorInput, Values, lengths, offsets, result, tensor, values
 from fourfold.declaration.cases import FEW_TO_TRY, Declaration
-from fourfold.numerics.dtypes import DTYPES
+from fourfold.numerics.dtypes import DTYPES, is_chosen
 from fourfold.operations.case import Case
 from fourfold.operations.outputs import alone, in_a_row
 from fourfold.operations.record import FOLLOWS, Operation, reference, reference_gradients
@@ -102,7 +103,7 @@ class DefinitionError(ValueError):
 def operation(
     *,
     sizes: Mapping[str, Any] | None = None,
-    returns: str | Mapping[str, str | Output | None] | None = None,
+    returns: str | torch.dtype | Mapping[str, str | torch.dtype | Output | None] | None = None,
     tried: bool = True,
     **given: Any,
 ) -> Callable[[Callable], DefinedOperation]:
@@ -111,8 +112,8 @@ def operation(
     Args:
         sizes: the sizes that an axis may have, by its name: a pair of the least and the largest (None: any), a range, a
             list of sizes, or one size. ``"..."`` stands for the product of all leading axes.
-        returns: the dtype of the result, as `result` takes it, if it is not the tested one. For a definition that
-            returns a tuple, the names of the outputs in order, each with its dtype or a `result`.
+        returns: the dtype of the result, as `result` takes it. For a definition that returns a tuple, the names of the
+            outputs in order, each with its dtype or a `result`.
         tried: whether to evaluate the definition for a few named examples immediately, so that its errors surface here.
         given: the declaration of each argument of the definition, by its name: `tensor`, `lengths`, `offsets`,
             `values`, or a Hypothesis strategy of a parameter. An argument with a default may be left out; it is then
@@ -127,8 +128,8 @@ def operation(
     Raises:
         TypeError: an argument of the definition is not declared and has no default, or the definition has no argument
             of a declared name. The decorator raises it.
-        ValueError: the definition does not accept such tensors, or does not return one floating-point tensor, or not
-            as many as `returns` names.
+        ValueError: the definition does not accept such tensors, or does not return one tensor, or not as many as
+            `returns` names, or another kind of numbers than `returns` says.
         DefinitionError: the definition raises an error where its rounding errors are bounded, because it is random,
             works in place, or calls an operator without a rule. The message names the line.
     """
@@ -205,7 +206,7 @@ def _of_several(
     declared: Mapping[str, Any],
     fields: Mapping[str, Any],
     sizes: Mapping[str, Any],
-    returns: Mapping[str, str | Output | None],
+    returns: Mapping[str, str | torch.dtype | Output | None],
 ) -> DefinedOperation:
     """Return the record of all outputs in a row. Its `outputs` are the records of the single outputs."""
     from fourfold.numerics.torch_adapter.evaluate import backward_of
@@ -218,10 +219,15 @@ def _of_several(
     outputs = {name: what if isinstance(what, Output) else Output(what) for name, what in returns.items()}
     if not names or any(not name.isidentifier() for name in names):
         raise TypeError(f"operation: returns must name each output by a word, not {list(names)}")
-    places = [place for place, of in enumerate(outputs.values()) if of.gradient]
+    found = [
+        _declaration(whole, alone(definition, names, place), declared, sizes, of.dtype).result_dtype()
+        for place, of in enumerate(outputs.values())
+    ]
+    chosen = [*map(is_chosen, found)]
+    places = [place for place, of in enumerate(outputs.values()) if of.gradient and not chosen[place]]
 
     def only(place: int, of: Output) -> DefinedOperation:
-        inputs = declared if of.gradient else {name: _without_gradient(what) for name, what in declared.items()}
+        inputs = declared if place in places else {name: _without_gradient(what) for name, what in declared.items()}
         these = {**fields, "name": f"{whole}.{names[place]}", "returns": of.dtype}
         order = [place, *(other for other in places if other != place)]
         gradients = functools.partial(backward_of, definition, places=order)
@@ -229,7 +235,8 @@ def _of_several(
 
     each = {name: only(place, of) for place, (name, of) in enumerate(outputs.items())}
     shared = {name: what for name, what in fields.items() if name != "batched"} | {"name": whole}
-    joined = _made(in_a_row(definition, names, places or range(len(names))), declared, shared, sizes)
+    rounded = [place for place in range(len(names)) if not chosen[place]]
+    joined = _made(in_a_row(definition, names, places or rounded or [0]), declared, shared, sizes)
     return dataclasses.replace(joined, definition=definition, outputs=each)
 
 
@@ -254,6 +261,7 @@ def _made(
         each: what if callable(what) else _example(declaration, what) for each, what in (own_examples or {}).items()
     }
     examples = {**named_cases.examples(declaration), **added} if follow else added
+    fields = {**fields, "returns": declaration.returns}
     record: dict[str, Any] = {
         "name": name,
         "differentiable": declaration.differentiable,
@@ -338,7 +346,7 @@ def _oracle(
         found = dict(zip(given, differentiated(given)(grad_output, **arguments), strict=True))
         return tuple(found.get(name) for name in names)
 
-    return {"forward": forward_of(definition), "backward": backward}
+    return {"forward": forward_of(definition, declaration.returns), "backward": backward}
 
 
 def _errors(made: Operation, declaration: Declaration) -> tuple:

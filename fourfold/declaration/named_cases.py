@@ -196,7 +196,7 @@ class NamedCases:
             yield "without_any_that_may_be_left_out", Wanted(parameters=dict.fromkeys(self._of.optional))
 
     def _floating(self) -> dict[str, TensorInput]:
-        return {name: of for name, of in self._of.tensors.items() if not of.dtypes and of.make is None}
+        return {name: of for name, of in self._of.tensors.items() if of.is_floating and of.make is None}
 
     def _numbers(self) -> Iterator[tuple[str, Wanted]]:
         floating = self._floating()
@@ -211,7 +211,7 @@ class NamedCases:
 
     def _integers(self) -> Iterator[tuple[str, Wanted]]:
         for name, of in self._of.tensors.items():
-            if not of.dtypes or of.make is not None or isinstance(of, Ragged):
+            if of.is_floating or of.make is not None or isinstance(of, Ragged):
                 continue
             if of.dtypes == ("bool",):
                 yield f"{name}_all_false", Wanted(how={name: "least"})
@@ -242,7 +242,8 @@ class NamedCases:
             normal = {name: "normal" for name, of in self._floating().items() if not limited(of)}
             inputs = self._of.made(plan, rng, dtype, {**normal, **wanted.how})
             if wanted.special in inputs:
-                inputs[wanted.special] = _with_special_values(inputs[wanted.special], dtype, plan.parameters)
+                own = self._of.tensors[wanted.special].dtype(dtype)
+                inputs[wanted.special] = _with_special_values(inputs[wanted.special], own, plan.parameters)
             return self._of.case(plan, inputs, rng, dtype, _of_present(wanted.layouts, inputs))
 
         return make

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from fourfold.numerics.dtypes import DType
+from fourfold.numerics.dtypes import QUANTISED, DType
 from fourfold.operations.layouts import LAYOUTS
 
 # At and next to the sizes of vectors, warps and blocks, with some small and odd sizes.
@@ -89,6 +89,8 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind:
     elif kind == "probabilities":  # their sum along the last axis is 1, within rounding
         drawn = np.exp(drawn)
         drawn = drawn / drawn.sum(-1 if shape else None, keepdims=True)
+    if dtype.name in QUANTISED:  # a cast makes numbers past its largest one infinite, or NaN
+        drawn = np.clip(drawn, -dtype.largest, dtype.largest)
     return np.asarray(drawn).astype(dtype.numpy)  # arithmetic turns arrays without axes into scalars
 
 

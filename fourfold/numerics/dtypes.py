@@ -200,7 +200,7 @@ def dtype_of(dtype: np.dtype) -> DType:
 def _integers(name: str) -> DType:
     """Return an integer dtype of results, or bool. They are compared exactly, in a type that holds them exactly."""
     numpy = np.dtype(name)
-    largest = 1.0 if numpy == bool else float(np.iinfo(numpy).max)
+    largest = 1.0 if name == "bool" else float(np.iinfo(numpy).max)
     wide: type = np.longdouble if numpy.itemsize == 8 else np.float64
     arithmetic = DTYPES["float64"].arithmetic
     return DType(name, numpy, getattr(torch, name), wide, 0.0, largest, 0.0, 0.0, arithmetic)

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis.strategies import SearchStrategy
 
 from fourfold.numerics.bounded import Arithmetic, Bounded, lift
-from fourfold.numerics.dtypes import DType, returned
+from fourfold.numerics.dtypes import DType, is_chosen, returned
 from fourfold.operations import axes as notation
 from fourfold.operations.axes import SHORTEST_AXIS
 from fourfold.operations.case import Case, is_floating, scaled
@@ -152,7 +152,7 @@ class Operation:
         other_numbers: returns other values of a case's floating-point inputs, by name, of the same shape and dtype,
             with another result. Unless given, the values are scaled.
         returns: the dtype of the output: a name, "compute" for float64 of float64 inputs and float32 of all others,
-            "int64" or "int32", None for the tested dtype. Cotangents, if any, have the same dtype.
+            None for the tested dtype. Cotangents, if any, have the same dtype.
         length_varies: whether the length of the output depends on the inputs' numbers, like the number of kept boxes.
             `forward` then returns a `OneOf` of any length. There is no gradient; a case's cotangent has the length of
             the oracle's result for the inputs from `cases`. A CUDA graph cannot hold such a call.
@@ -193,9 +193,13 @@ class Operation:
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """Return the indices of the joined outputs: those with gradients, or all outputs if none has one."""
-        places = tuple(place for place, of in enumerate(self.outputs.values()) if of.differentiable)
-        return places or tuple(range(len(self.outputs)))
+        """Return the indices of the joined outputs.
+
+        These are the outputs with gradients; if none has one, those of numbers that a kernel rounds; or the first one.
+        """
+        outputs = self.outputs.values()
+        places = tuple(place for place, of in enumerate(outputs) if of.differentiable)
+        return places or tuple(place for place, of in enumerate(outputs) if not is_chosen(of.returns)) or (0,)
 
     def result_dtype(self, dtype: DType) -> DType:
         """Return the dtype of the output if `dtype` is tested."""

@@ -20,7 +20,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fourfold.numerics.bounded import Arithmetic, Bounded, lift
-from fourfold.numerics.dtypes import DTYPES, DType, is_chosen, name_of
+from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType, is_chosen, name_of
 
 # These register the rules.
 from fourfold.numerics.torch_adapter import along_axes, networks  # noqa: F401
@@ -106,11 +106,12 @@ def gradient_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
     return Bounded(grad.value, np.where(unknown, np.inf, grad.error), grad.arithmetic)
 
 
-def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded]:
+def forward_of(definition: Callable[..., torch.Tensor], returns: str | None = None) -> Callable[..., Bounded]:
     """Return an `Operation.forward` that evaluates a definition in torch with a running error bound.
 
     Args:
         definition: takes the tensors and parameters of the operation by name, and returns one tensor.
+        returns: the dtype of the result, if it is not the definition's. A result of float8 is rounded to it.
 
     Returns:
         A function of the same arguments: floating inputs as `Bounded`, integers as NumPy arrays, parameters as they
@@ -127,6 +128,8 @@ def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded
         with np.errstate(all="ignore"), torch.no_grad(), evaluation:
             tensors = {name: tensor_of(argument, evaluation) for name, argument in arguments.items()}
             output = output_of(definition, tensors, evaluation)
+            if returns in QUANTISED and name_of(output.dtype) != returns:
+                output = output.to(QUANTISED[returns].torch)
             if is_chosen(name_of(output.dtype)):
                 return chosen_result(output, evaluation)
             return bounded_of(output, evaluation)

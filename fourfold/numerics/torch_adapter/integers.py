@@ -6,7 +6,7 @@ tensors are evaluated for each of the integers that may be.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -53,9 +53,9 @@ def evaluate_integers(evaluation: Evaluation, func: Any, args: tuple, kwargs: di
     if operator not in known or any(map(places_in, tensors)) or len(tensors) > MOST_OPERANDS:
         return func(*map(plain, args), **kwargs)
     operands = [whole_of(tensor.payload) for tensor in tensors]
-    ways = itertools.product(("low", "outcome", "high"), repeat=len(operands))
+    ways = [*itertools.product(("low", "outcome", "high"), repeat=len(operands))]
     if operator in MONOTONIC:
-        ways = iter([("low",) * len(operands), ("high",) * len(operands)])
+        ways = [("low",) * len(operands), ("high",) * len(operands)]
     found = [exact.numpy()]
     for way in ways:
         chosen = iter([_cut(getattr(part, end), tensor.dtype) for part, end, tensor in zip(operands, way, tensors)])
@@ -142,7 +142,10 @@ def chosen_result(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
         if isinstance(payload, Bounded):
             return OneOf(payload.value, arithmetic).within(payload.error)
         numbers = whole_of(payload)
-        nearest: Callable[[Array], Array] = lambda actual: np.clip(actual, numbers.low, numbers.high)
+
+        def nearest(actual: Array) -> Array:
+            return np.clip(actual, numbers.low, numbers.high)
+
         return OneOf(numbers.outcome, arithmetic, nearest).within(np.where(np.isinf(numbers.low), np.inf, 0.0))
     if tensor.is_floating_point():
         tensor = tensor.double()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding, NoRule, certain, lift
+from fourfold.numerics.bounded import Bounded, Comparison, NoRule, certain, lift
 from fourfold.numerics.dtypes import QUANTISED
 from fourfold.numerics.steps.along_axes import SEQUENTIAL_TERMS
 from fourfold.numerics.steps.elementwise import ROUNDED_ONCE, divide, rounded

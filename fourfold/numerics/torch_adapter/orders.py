@@ -21,6 +21,7 @@ from fourfold.numerics.torch_adapter.tensors import (
     Evaluation,
     Order,
     Places,
+    SomePlaces,
     ViewedStorage,
     places_in,
     plain,
@@ -185,11 +186,22 @@ def ordered(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
 
     def order(part: Array) -> Array:
         values, _ = func(torch.from_numpy(ranked(part)), *rest, **kwargs)
-        return np.sort(part.reshape(-1))[values.numpy()]
+        found = np.sort(part.reshape(-1))[values.numpy()]
+        return np.where(spoiled_rows(part, axis, found.shape), np.nan, found) if name == "median" else found
 
+    if name == "median":
+        first = torch.from_numpy(np.isnan(source.value).argmax(axis if source.ndim else None))
+        index = torch.where(
+            torch.from_numpy(spoiled_rows(source.value, axis, tuple(index.shape))), first.reshape(index.shape), index
+        )
     values = in_order(order, source)
     how = order_of(func, source, rest, kwargs, axis)
     return evaluation.made(values, a.dtype), found_along(evaluation, source, index.numpy(), values, axis, **how)
+
+
+def spoiled_rows(part: Array, axis: int, shape: tuple[int, ...]) -> Array:
+    """Return whether each row along an axis has a NaN, which torch's median of it is, in a shape."""
+    return np.isnan(part).any(axis if part.ndim else None).reshape(shape)
 
 
 def order_of(func: Any, source: Bounded, rest: Sequence[Any], kwargs: dict[str, Any], axis: int) -> dict[str, Any]:
@@ -290,7 +302,7 @@ def scatter(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
     """Put or add numbers at indices; in a derivative, at indices where numbers were found."""
     a, dim, index, items = args
     places = places_in(index)
-    if places is None or not evaluation.backward:
+    if places is None or isinstance(places, SomePlaces) or not evaluation.backward:
         if func is torch.ops.aten.scatter.src:
             return move(evaluation, func, (a, dim, plain(index), items), kwargs)
         index, given = evaluation.given(index), (evaluation.given(a), evaluation.given(items))
@@ -304,6 +316,8 @@ def gather(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any
     """Return the numbers at indices: the known values, if the indices were found in the same tensor."""
     a, dim, index = args[:3]
     places = places_in(index)
+    if isinstance(places, SomePlaces):
+        places = None
     if places is not None and isinstance(a, BoundedTensor) and a.payload is places.source:
         return evaluation.made(places.values, a.dtype)
     return move(evaluation, func, (a, dim, plain(index)), {})

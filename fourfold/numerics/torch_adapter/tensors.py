@@ -192,8 +192,8 @@ class Places:
         """Return some of the indices, which an operator picks or moves, or lists of them."""
 
         def one(index: torch.Tensor, row: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-            parts = (np.array(part.numpy(), order="C") for part in (index, row, rank))
-            places = SomePlaces(*parts, of=self)
+            parts = [np.array(part.numpy(), order="C") for part in (index, row, rank)]
+            places = SomePlaces(self, *parts)
             return BoundedTensor.of(ViewedStorage(places), places, args[0].dtype)
 
         moved = [func(torch.from_numpy(part), *args[1:], **kwargs) for part in (self.index, *self.positions())]
@@ -203,7 +203,7 @@ class Places:
 class SomePlaces(Places):
     """Some of the indices of `Places`, in any shape, with the row and the place in the order of each."""
 
-    def __init__(self, index: Array, row: Array, rank: Array, of: Places) -> None:
+    def __init__(self, of: Places, index: Array, row: Array, rank: Array) -> None:
         for name, value in {"index": index, "source": of.source, "values": of.values, "axis": of.axis}.items():
             object.__setattr__(self, name, value)
         for name, value in {"order": of.order, "row": row, "rank": rank, "of": of}.items():
@@ -225,10 +225,6 @@ class SomePlaces(Places):
     def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return a view of the indices."""
         return self.some(func, args, kwargs)
-
-    def spread(self, grad: Bounded, with_ties: bool) -> Bounded:
-        """Refuse a derivative: the axis of the places is not known."""
-        raise HangsOnRounding("a gradient goes to places that were moved after they were found")
 
 
 class Order:
@@ -262,7 +258,9 @@ class Order:
         _, ranks = np.unique(np.stack([low, high]), return_inverse=True)
         self.low, self.high = ranks.reshape(2, *value.shape).astype(np.int64)
         if nan_first:
-            self.low, self.high = (np.where(np.isnan(part), -1, rank) for part, rank in ((low, self.low), (high, self.high)))
+            self.low, self.high = (
+                np.where(np.isnan(part), -1, rank) for part, rank in ((low, self.low), (high, self.high))
+            )
             self.low = np.where(unknown, -1, self.low)
         if descending:
             self.low, self.high = -self.high, -self.low
