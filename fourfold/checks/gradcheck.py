@@ -3,7 +3,7 @@
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
-from fourfold.checks.search import OUTPUT, Search, Subject
+from fourfold.checks.search import OUTPUT, Search, Subject, need
 from fourfold.instruments.evaluation import by_the_implementation
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
@@ -16,9 +16,13 @@ def gradcheck(subject: Subject, search: Search) -> None:
     kept = subject.dtype_of(OUTPUT)
     if kept.roundoff > subject.dtype.roundoff:
         raise Unsupported(f"its output is {kept}, too coarse for numerical differentiation")
+    fine = [name for name in subject.operation.differentiable if not _is_coarse(subject, name)]
+    if not fine:
+        raise Unsupported("its inputs are too coarse for numerical differentiation")
 
     def body(case: Case) -> None:
-        names = subject.operation.differentiable_in(case)
+        names = tuple(name for name in subject.operation.differentiable_in(case) if name in fine)
+        need(names)
         constants = {
             name: tensor for name, tensor in case.tensors(subject.dtype, subject.device).items() if name not in names
         }
@@ -39,3 +43,8 @@ def gradcheck(subject: Subject, search: Search) -> None:
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)
     search.must_have_seen_something(subject, "gradcheck")
+
+
+def _is_coarse(subject: Subject, name: str) -> bool:
+    """Return whether an input has fewer digits than the tested dtype."""
+    return subject.operation.input_dtype(name, subject.dtype).roundoff > subject.dtype.roundoff

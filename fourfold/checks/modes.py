@@ -132,8 +132,8 @@ def _as_cast(
     subject: Subject, case: Case, results: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], failure: Failure
 ) -> list[Agreement]:
     """Compare results that are wrong without autocast with the oracle's results if every step is rounded."""
-    own = subject.dtype_of(OUTPUT)
-    admitted = {subject.dtype.torch: subject.dtype, DTYPES[AUTOCAST].torch: DTYPES[AUTOCAST], own.torch: own}
+    own = (subject.dtype, DTYPES[AUTOCAST], *map(subject.dtype_of, [OUTPUT, *subject.operation.differentiable]))
+    admitted = {dtype.torch: dtype for dtype in own}
     for result in results.values():
         if type(result) is not torch.Tensor or result.dtype not in admitted or result.device.type != subject.device:
             raise failure

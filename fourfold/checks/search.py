@@ -67,6 +67,8 @@ SEED = secrets.randbits(32)  # one for this process
 shared = RecentCases(2_000_000)
 # The output's name among the results of a call.
 OUTPUT = "output"
+# The beginning of a gradient's name, before that of its input.
+GRADIENT_OF = "gradient of "
 
 
 def need(condition: Any) -> None:
@@ -139,7 +141,9 @@ class Subject:
 
     def dtype_of(self, result: str) -> DType:
         """Return the required dtype of a result. The record may declare the output's; gradients have their input's."""
-        return self.operation.result_dtype(self.dtype) if result == OUTPUT else self.dtype
+        if result == OUTPUT:
+            return self.operation.result_dtype(self.dtype)
+        return self.operation.input_dtype(result.removeprefix(GRADIENT_OF), self.dtype)
 
     def call(self, **arguments: Any) -> torch.Tensor:
         """Call the implementation, and mark its exceptions as its own."""

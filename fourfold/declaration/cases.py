@@ -106,6 +106,7 @@ class Declaration:
         self.tensors, self.parameters, self.defaults = tensors, parameters, defaults
         self.optional = tuple(name for name, of in tensors.items() if of.optional)
         self.differentiable = tuple(name for name, of in tensors.items() if of.has_gradient)
+        self.dtypes = {name: of.dtypes[0] for name, of in tensors.items() if of.dtypes and of.is_floating}
         self.ragged = {of.total: of for of in tensors.values() if isinstance(of, Ragged)}
         self._require_axes(sizes)
         self.allowed = {axis: extent(axis, sizes.get(axis, (0, None))) for axis in self.axes}

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -36,7 +36,7 @@ FEW_NAMED = 40
 MOST_KINDS = 8
 _FIELDS = {each.name for each in dataclasses.fields(Operation)}
 # Fields that follow from the arguments and cannot be given.
-_OF_ARGUMENTS = {"axes", "differentiable", "ordinary", "outputs"}
+_OF_ARGUMENTS = {"axes", "differentiable", "dtypes", "ordinary", "outputs"}
 # Fields that may be given for an operation with several outputs. They hold for each output.
 OF_EACH_OUTPUT = {"name", "source", "examples", "batched", "errors"}
 
@@ -249,7 +249,7 @@ def _made(
     declared: Mapping[str, Any],
     fields: Mapping[str, Any],
     sizes: Mapping[str, Any],
-    gradients: Callable[[Sequence[str]], Callable] | None = None,
+    gradients: Callable[..., Callable] | None = None,
 ) -> DefinedOperation:
     name = fields.get("name") or definition.__name__
     declaration = _declaration(name, definition, declared, sizes, fields.get("returns"))
@@ -269,6 +269,7 @@ def _made(
         "source": _place(definition),
         "smooth": declaration.smooth if own_cases is None else FOLLOWS,
         "sized": named_cases.sized(declaration) if own_cases is None else None,
+        "dtypes": declaration.dtypes,
         "axes": {argument: " ".join(of.axes) for argument, of in declaration.tensors.items()},
         "other_integers": declaration.other_integers,
         "ordinary": tuple(argument for argument, of in declaration.tensors.items() if not of.special),
@@ -332,24 +333,25 @@ def _place(definition: Callable[..., Any]) -> str:
 def _oracle(
     definition: Callable[..., Any],
     declaration: Declaration,
-    gradients: Callable[[Sequence[str]], Callable] | None,
+    gradients: Callable[..., Callable] | None,
 ) -> dict[str, Callable]:
     """Return forward and backward functions with a running error, derived from the definition."""
     from fourfold.numerics.torch_adapter.evaluate import backward_of, forward_of
 
     differentiated = gradients or functools.partial(backward_of, definition)
+    dtypes = {name: getattr(torch, dtype) for name, dtype in declaration.dtypes.items()}
 
     def backward(grad_output: Any, **arguments: Any) -> tuple:
         """Return the gradients of the definition, None for an input that is None."""
         names = declaration.differentiable
         given = tuple(name for name in names if arguments.get(name) is not None)
-        found = dict(zip(given, differentiated(given)(grad_output, **arguments), strict=True))
+        found = dict(zip(given, differentiated(given, dtypes=dtypes)(grad_output, **arguments), strict=True))
         return tuple(found.get(name) for name in names)
 
-    return {"forward": forward_of(definition, declaration.returns), "backward": backward}
+    return {"forward": forward_of(definition, declaration.returns, dtypes), "backward": backward}
 
 
 def _errors(made: Operation, declaration: Declaration) -> tuple:
     """Return the errors that follow from arguments of any shapes. None is no error where an input may be None."""
     may_be = {f"{name}_is_none" for name in declaration.optional}
-    return tuple(error for error in defaults.errors(made.examples) if error.name not in may_be)
+    return tuple(error for error in defaults.errors(made.examples, made.dtypes) if error.name not in may_be)

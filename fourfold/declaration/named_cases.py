@@ -8,6 +8,7 @@ import numpy as np
 
 from fourfold.declaration.arguments import Ragged, TensorInput
 from fourfold.declaration.cases import CallPlan, Declaration, limited
+from fourfold.inputs.arrays import ZERO
 from fourfold.inputs.special_values import special_values
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.axes import LEADING, Shape
@@ -204,6 +205,8 @@ class NamedCases:
             how = {name: kind for name, of in floating.items() if kind in of.kinds and not limited(of)}
             if how:
                 yield spoken, Wanted(how=how)
+        if zero := {name: ZERO for name, of in floating.items() if not limited(of)}:
+            yield "zeros", Wanted(how=zero)
         for name, of in floating.items():
             if of.special:
                 first = {of.axes[0]: self._of.allowed[of.axes[0]].nearest(16)} if of.axes and _named(of) else {}

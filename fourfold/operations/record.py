@@ -142,6 +142,7 @@ class Operation:
         cost: forward and backward cost of a case. Unless given, forward moves inputs and output, and the backward
             cost is unknown.
         workloads: the cases for timing, by name, on "cpu" and on "cuda". Unless given, the largest named examples.
+        dtypes: the dtypes of floating-point inputs that keep them whatever dtype is tested, by name.
         axes: the notation of the axes of inputs, by name: see `fourfold.operations.axes`. Unless given, the
             axes are unknown.
         ordinary: inputs that get no special values beyond those from `cases`, because the operation is undefined
@@ -181,6 +182,7 @@ class Operation:
     errors: tuple[DeclaredError, ...] = FOLLOWS
     cost: Callable[[Case], tuple[Cost, Cost]] = what_must_be_moved
     workloads: Mapping[str, Mapping[str, Make]] = FOLLOWS
+    dtypes: Mapping[str, str] = field(default_factory=dict)
     axes: Mapping[str, str] = field(default_factory=dict)
     ordinary: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -204,6 +206,10 @@ class Operation:
     def result_dtype(self, dtype: DType) -> DType:
         """Return the dtype of the output if `dtype` is tested."""
         return returned(dtype, self.returns)
+
+    def input_dtype(self, name: str, dtype: DType) -> DType:
+        """Return the dtype of a floating-point input, and of its gradient, if `dtype` is tested."""
+        return returned(dtype, self.dtypes.get(name))
 
     sized: Sized | None = None
     reduction: str = ""
@@ -255,11 +261,17 @@ class Operation:
 
 
 def wide(case: Case, dtype: DType) -> dict[str, Any]:
-    """Return the inputs of a case as exact `Bounded` arrays (integers and booleans unchanged), and its parameters."""
-    arrays = {
-        name: Bounded.exact(array.astype(dtype.wide), dtype.arithmetic) if is_floating(array) else array
-        for name, array in case.inputs.items()
-    }
+    """Return the inputs of a case as exact `Bounded` arrays (integers and booleans unchanged), and its parameters.
+
+    Kernels round an input of a wider dtype than their arithmetic once, when they read it.
+    """
+
+    def bounded(array: np.ndarray) -> Bounded:
+        if array.dtype == np.float64 and dtype.arithmetic.roundoff > np.finfo(np.float64).eps:
+            return lift(array, dtype.arithmetic)
+        return Bounded.exact(array.astype(dtype.wide), dtype.arithmetic)
+
+    arrays = {name: bounded(array) if is_floating(array) else array for name, array in case.inputs.items()}
     return {**arrays, **case.parameters}
 
 
