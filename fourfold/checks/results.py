@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from fourfold.checks.search import Subject
+from fourfold.checks.search import OUTPUT, Subject
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DType, differing, on_host
@@ -45,7 +45,15 @@ def compare_results(
             return agreements
         except Disagreement as disagreement:
             problem, worst = str(disagreement), disagreement.worst
-    raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}", worst)
+    raise Failure(f"{subject}: {problem}{_unwritten(subject, results, tensors)}\nwith {describe(tensors)}", worst)
+
+
+def _unwritten(subject: Subject, results: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the note that a call has not written into an argument that it must change, or an empty string."""
+    changed = subject.operation.changed
+    if changed not in tensors or OUTPUT not in results or differing([(results[OUTPUT], tensors[changed])])[0]:
+        return ""
+    return f"; the call has written nothing new into {changed}"
 
 
 def _problem(subject: Subject, actual: torch.Tensor, dtype: DType, what: str) -> str | None:

@@ -1,6 +1,7 @@
 """The arguments of a check: a subject, and a search for cases that it gets wrong."""
 
 import contextlib
+import functools
 import itertools
 import math
 import secrets
@@ -43,6 +44,7 @@ from fourfold.operations.outcomes import (
     Unsupported,
     Vacuous,
 )
+from fourfold.operations.outputs import READS_BACK, read_back
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals, chain, is_refusal, reason
 
@@ -136,6 +138,13 @@ class Subject:
     large: LargeCases | None = None  # further cases for the checks of forward and backward
     offsets_in_32_bits: str | None = None  # why it does not support offsets of 2^31 and more
 
+    def __post_init__(self) -> None:
+        mutates = self.operation.mutates
+        if mutates and not getattr(self.implementation, READS_BACK, False):
+            others = tuple(name for name in self.operation.outputs if name not in mutates)
+            # The instance is frozen, so plain assignment fails.
+            object.__setattr__(self, "implementation", _read_back(self.implementation, mutates, others))
+
     def __str__(self) -> str:
         return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
 
@@ -196,6 +205,12 @@ class Subject:
             raise Unsupported(FORWARD_ONLY)
         if not self.operation.differentiable:
             raise Unsupported(f"{self.operation.name} {NO_GRADIENTS}")
+
+
+@functools.lru_cache(maxsize=16)
+def _read_back(implementation: Callable, mutates: tuple[str, ...], others: tuple[str, ...]) -> Callable:
+    """Return the same function for the same one that works in place, so that caches keyed by it find its results."""
+    return read_back(implementation, mutates, others)
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ import copy
 import functools
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from fourfold.numerics.dtypes import DTYPES, INTEGERS, QUANTISED, DType, is_chos
 from fourfold.operations import axes as notation
 from fourfold.operations.axes import LEADING, Shape
 from fourfold.operations.case import Case
+from fourfold.operations.layouts import writable
 
 # The limit on an input's elements in a smooth case, as a multiple of the least. Numerical differentiation calls the
 # definition once for each element.
@@ -86,6 +87,7 @@ class Declaration:
         defaults: the values of the parameters in named cases.
         sizes: the sizes that axes may have, as `extent` takes them.
         returns: the dtype of the definition's result: see `fourfold.numerics.dtypes.returned`.
+        mutates: the names of the tensors that a call changes in place.
 
     Raises:
         ValueError: an axis is named that no tensor has, or the definition does not accept the declared arguments.
@@ -100,8 +102,9 @@ class Declaration:
         defaults: Mapping[str, Any],
         sizes: Mapping[str, Any],
         returns: str | None = None,
+        mutates: Sequence[str] = (),
     ) -> None:
-        self.returns = returns
+        self.returns, self.mutates = returns, mutates
         self.name, self.definition = name, definition
         self.tensors, self.parameters, self.defaults = tensors, parameters, defaults
         self.optional = tuple(name for name, of in tensors.items() if of.optional)
@@ -371,7 +374,7 @@ class Declaration:
         grad_axis: int = 0,
     ) -> Case:
         """Return a case of a plan's numbers in some layouts. An "expanded" tensor is constant along one axis."""
-        held = dict(inputs)
+        held, layouts = dict(inputs), writable(layouts, self.mutates)
         for place, (name, array) in enumerate(inputs.items()):
             if layouts.get(name) == "expanded":
                 held[name] = self._repeated(name, array, place)

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from fourfold.declaration.arguments import Output, TensorInput, Values, lengths,
 from fourfold.declaration.cases import FEW_TO_TRY, Declaration
 from fourfold.numerics.dtypes import DTYPES, is_chosen
 from fourfold.operations.case import Case
-from fourfold.operations.outputs import alone, in_a_row
+from fourfold.operations.outputs import alone, functional, in_a_row
 from fourfold.operations.record import FOLLOWS, Operation, reference, reference_gradients
 
 __all__ = ["DefinedOperation", "lengths", "offsets", "operation", "result", "tensor", "values"]
@@ -36,9 +36,9 @@ FEW_NAMED = 40
 MOST_KINDS = 8
 _FIELDS = {each.name for each in dataclasses.fields(Operation)}
 # Fields that follow from the arguments and cannot be given.
-_OF_ARGUMENTS = {"axes", "differentiable", "dtypes", "ordinary", "outputs"}
+_OF_ARGUMENTS = {"axes", "differentiable", "dtypes", "ordinary", "outputs", "changed"}
 # Fields that may be given for an operation with several outputs. They hold for each output.
-OF_EACH_OUTPUT = {"name", "source", "examples", "batched", "errors"}
+OF_EACH_OUTPUT = {"name", "source", "examples", "batched", "errors", "mutates"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -104,6 +104,7 @@ def operation(
     *,
     sizes: Mapping[str, Any] | None = None,
     returns: str | torch.dtype | Mapping[str, str | torch.dtype | Output | None] | None = None,
+    mutates: str | Sequence[str] = (),
     tried: bool = True,
     **given: Any,
 ) -> Callable[[Callable], DefinedOperation]:
@@ -114,6 +115,8 @@ def operation(
             list of sizes, or one size. ``"..."`` stands for the product of all leading axes.
         returns: the dtype of the result, as `result` takes it. For a definition that returns a tuple, the names of the
             outputs in order, each with its dtype or a `result`.
+        mutates: the names of the tensors that a kernel changes in place. The definition may do so, too, or return their
+            new values in this order. What it returns beside them is named by `returns`. There are no gradients.
         tried: whether to evaluate the definition for a few named examples immediately, so that its errors surface here.
         given: the declaration of each argument of the definition, by its name: `tensor`, `lengths`, `offsets`,
             `values`, or a Hypothesis strategy of a parameter. An argument with a default may be left out; it is then
@@ -127,12 +130,13 @@ def operation(
 
     Raises:
         TypeError: an argument of the definition is not declared and has no default, or the definition has no argument
-            of a declared name. The decorator raises it.
+            of a declared name, or no such tensor to change. The decorator raises it.
         ValueError: the definition does not accept such tensors, or does not return one tensor, or not as many as
             `returns` names, or another kind of numbers than `returns` says.
         DefinitionError: the definition raises an error where its rounding errors are bounded, because it is random,
             works in place, or calls an operator without a rule. The message names the line.
     """
+    changed = (mutates,) if isinstance(mutates, str) else tuple(mutates)
     for field in _OF_ARGUMENTS:
         if field in given and not _is_declared(given[field]):
             raise TypeError(f"operation: {field} follows from the declarations of the arguments")
@@ -144,7 +148,9 @@ def operation(
             raise TypeError(f"operation: {name} must be {wanted}, not {what!r}")
 
     def decorate(definition: Callable[..., Any]) -> DefinedOperation:
-        if isinstance(returns, Mapping):
+        if changed:
+            made = _in_place(definition, declared, fields, sizes or {}, returns, changed)
+        elif isinstance(returns, Mapping):
             made = _of_several(definition, declared, fields, sizes or {}, returns)
         else:
             made = _made(definition, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
@@ -240,6 +246,45 @@ def _of_several(
     return dataclasses.replace(joined, definition=definition, outputs=each)
 
 
+def _in_place(
+    definition: Callable[..., Any],
+    declared: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    returns: Any,
+    mutates: tuple[str, ...],
+) -> DefinedOperation:
+    """Return the record of an operation that changes arguments in place."""
+    name = fields.get("name") or definition.__name__
+    if returns is not None and not isinstance(returns, Mapping):
+        raise TypeError(f"{name}: returns must name each output that is returned beside {' and '.join(mutates)}")
+    for argument in mutates:
+        what = declared.get(argument)
+        if not isinstance(what, TensorInput):
+            raise TypeError(f"{name}: mutates names {argument}, which is not declared to be a tensor")
+        if what.optional or len(what.dtypes) > 1:
+            problem = "be None" if what.optional else f"have the dtypes {' and '.join(what.dtypes)}"
+            raise TypeError(f"{name}: {argument} may {problem}, and so cannot be changed in place")
+        if argument in (returns or {}):
+            raise TypeError(f"{name}: returns names {argument}, which mutates names already")
+    inputs = {argument: _without_gradient(what) for argument, what in declared.items()}
+    new = {argument: result(*inputs[argument].dtypes, gradient=False) for argument in mutates}
+    others = {other: what if isinstance(what, Output) else Output(what) for other, what in (returns or {}).items()}
+    outputs = {**new, **others}
+    fields = {**fields, "mutates": mutates}
+    changed = functional(definition, mutates, tuple(others))
+    if len(outputs) > 1:
+        made = _of_several(changed, inputs, fields, sizes, outputs)
+        each = {
+            output: dataclasses.replace(of, changed=output if output in mutates else "")
+            for output, of in made.outputs.items()
+        }
+        return dataclasses.replace(made, definition=definition, outputs=each)
+    (only,) = outputs.items()
+    made = _made(changed, inputs, {**fields, "changed": only[0], "returns": only[1].dtype}, sizes)
+    return dataclasses.replace(made, definition=definition)
+
+
 def _without_gradient(what: Any) -> Any:
     return dataclasses.replace(what, gradient=False) if isinstance(what, TensorInput) else what
 
@@ -252,7 +297,7 @@ def _made(
     gradients: Callable[..., Callable] | None = None,
 ) -> DefinedOperation:
     name = fields.get("name") or definition.__name__
-    declaration = _declaration(name, definition, declared, sizes, fields.get("returns"))
+    declaration = _declaration(name, definition, declared, sizes, fields.get("returns"), fields.get("mutates", ()))
     own_cases, own_examples = fields.get("cases"), fields.get("examples")
     follow = own_cases is None or own_examples is None
     if follow:
@@ -291,6 +336,7 @@ def _declaration(
     declared: Mapping[str, Any],
     sizes: Mapping[str, Any],
     returns: str | None,
+    mutates: Sequence[str] = (),
 ) -> Declaration:
     """Match the declared arguments with the definition's signature."""
     tensors: dict[str, TensorInput] = {}
@@ -316,7 +362,7 @@ def _declaration(
             default[argument] = of.choices[0] if parameter.default is parameter.empty else parameter.default
     if not tensors:
         raise TypeError(f"{name}: none of its arguments is declared to be a tensor")
-    return Declaration(name, definition, tensors, parameters, default, sizes, returns)
+    return Declaration(name, definition, tensors, parameters, default, sizes, returns, mutates)
 
 
 def _example(declaration: Declaration, arguments: Mapping[str, Any]) -> named_cases.Make:

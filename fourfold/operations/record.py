@@ -159,6 +159,9 @@ class Operation:
             the oracle's result for the inputs from `cases`. A CUDA graph cannot hold such a call.
         outputs: an operation for each of several outputs, by name, in the returned order. This record then describes
             all outputs that have gradients, `joined` in a row, or the only such output unchanged.
+        mutates: the names of the inputs that a call changes in place. Their new values are the first `outputs`, or the
+            only output. No input has a gradient.
+        changed: for one of several outputs, or for an only one, the input whose new value it is.
         admissible: for several outputs, a function of the case and of one call's results by name, including
             "gradient of x" for the gradients under the case's cotangent. It returns, in words, a contradiction between
             the results, beyond the requirements for each alone; None if there is none.
@@ -191,6 +194,8 @@ class Operation:
     returns: str | None = None
     length_varies: bool = False
     outputs: Mapping[str, "Operation"] = field(default_factory=dict)
+    mutates: tuple[str, ...] = ()
+    changed: str = ""
     admissible: Callable[[Case, Mapping[str, np.ndarray]], str | None] | None = None
 
     @property
