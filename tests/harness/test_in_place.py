@@ -301,6 +301,27 @@ def test_a_kernel_in_a_process_of_its_own_changes_the_same_memory(tmp_path: Path
     assert "the call has written nothing new into x" in str(wrong)
 
 
+@operation(x=tensor("... n"), out=tensor("... n"), mutates="out")
+def doubled(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+@pytest.mark.parametrize(
+    ("kernel", "passes"),
+    [
+        (lambda x, out: torch.mul(x, 2, out=out), True),
+        (lambda x, out: out.copy_(x + x), True),
+        (lambda x, out: out.mul_(0).add_(x, alpha=2), False),
+        (lambda x, out: out.view(-1)[:-1].copy_((2 * x).reshape(-1)[:-1]) and None, False),
+        (lambda x, out: x.mul_(2), False),
+    ],
+)
+def test_a_result_may_be_written_into_an_argument(kernel: Any, passes: bool) -> None:
+    """What the argument held does not matter: a kernel that adds to it, or multiplies NaN by 0, is wrong."""
+    verdict = fourfold.verify(kernel, doubled, device="cpu", only=["forward"], dtypes=["float32"], examples=3, seed=0)
+    assert verdict.passed == passes, verdict
+
+
 # ---- mistakes
 
 X = tensor("n")

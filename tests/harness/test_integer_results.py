@@ -17,6 +17,7 @@ from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES, INTEGERS
 from fourfold.numerics.torch_adapter.evaluate import forward_of
+from fourfold.numerics.torch_adapter.ranking import Ranking
 
 FLOAT32 = DTYPES["float32"].with_free_ties
 BINS = 16
@@ -256,6 +257,13 @@ def test_what_rounding_or_a_tie_decides_may_have_either_value(
         assert admits(definition, x, given), given
     for given in wrong:
         assert not admits(definition, x, given), given
+
+
+def test_a_number_without_a_bound_may_be_the_smallest_one() -> None:
+    ranking = Ranking((np.array([[1.0, 2.0, 3.0]]), np.array([[0.0, np.inf, 0.0]])), nan_first=True, stable=True)
+    index, row = np.array([0.0]), np.array([0])
+    assert ranking.nearest(np.array([1.0]), index, row, row).tolist() == [1.0]
+    assert ranking.nearest(np.array([2.0]), index, row, row).tolist() == [0.0]
 
 
 # ---- mistakes

@@ -14,6 +14,7 @@ import torch
 
 from fourfold.numerics.bounded import Bounded, Comparison, OneOf
 from fourfold.numerics.torch_adapter.tensors import (
+    INTEGERS,
     BoundedTensor,
     Evaluation,
     Whole,
@@ -70,6 +71,9 @@ def evaluate_integers(evaluation: Evaluation, func: Any, args: tuple, kwargs: di
         unknown |= lost.any() if operator in MONOTONIC else np.broadcast_to(lost, low.shape)
     low, high = np.where(unknown, -np.inf, low), np.where(unknown, np.inf, high)
     return integers_of(evaluation, Whole(exact.numpy().astype(np.float64), low, high), exact.dtype)
+
+
+INTEGERS.append(evaluate_integers)
 
 
 def exactly(argument: Any) -> Any:

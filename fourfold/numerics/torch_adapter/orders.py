@@ -16,10 +16,10 @@ import torch
 from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding
 from fourfold.numerics.torch_adapter.elementwise import axes, compared, lifted
 from fourfold.numerics.torch_adapter.moves import move, scatter_add
+from fourfold.numerics.torch_adapter.ranking import Ranking
 from fourfold.numerics.torch_adapter.tensors import (
     BoundedTensor,
     Evaluation,
-    Order,
     Places,
     SomePlaces,
     ViewedStorage,
@@ -125,14 +125,14 @@ def found_along(
         index: the indices.
         values: the numbers at the indices.
         axis: the axis.
-        **order: how the indices order the numbers: the arguments of `Order` after the numbers.
+        **order: how the indices order the numbers: the arguments of `Ranking` after the numbers.
     """
     unique = order.get("stable", False) and not evaluation.free_ties
     if not source.ndim or not source.size or not (source.error.any() or not unique):
         return torch.from_numpy(np.array(index))
     places = Places(np.array(index, order="C"), source, values, axis)
     rows = places.rows(source.value), places.rows(source.error)
-    object.__setattr__(places, "order", Order(rows, **order))
+    object.__setattr__(places, "order", Ranking(rows, **order))
     return BoundedTensor.of(ViewedStorage(places), places, torch.int64)
 
 
@@ -205,7 +205,7 @@ def spoiled_rows(part: Array, axis: int, shape: tuple[int, ...]) -> Array:
 
 
 def order_of(func: Any, source: Bounded, rest: Sequence[Any], kwargs: dict[str, Any], axis: int) -> dict[str, Any]:
-    """Return the arguments of `Order` for a function that orders numbers, from the arguments of its call."""
+    """Return the arguments of `Ranking` for a function that orders numbers, from the arguments of its call."""
     names = [argument.name for argument in func._schema.arguments]
     defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
     given = {**defaults, **dict(zip(names[1:], rest)), **kwargs}
