@@ -3,11 +3,12 @@
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
-from fourfold.checks.search import OUTPUT, Search, Subject, need
+from fourfold.checks.search import OUTPUT, Search, Subject
 from fourfold.instruments.evaluation import by_the_implementation
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure, Unsupported
+from fourfold.operations.record import computed_in
 
 
 def gradcheck(subject: Subject, search: Search) -> None:
@@ -16,13 +17,11 @@ def gradcheck(subject: Subject, search: Search) -> None:
     kept = subject.dtype_of(OUTPUT)
     if kept.roundoff > subject.dtype.roundoff:
         raise Unsupported(f"its output is {kept}, too coarse for numerical differentiation")
-    fine = [name for name in subject.operation.differentiable if not _is_coarse(subject, name)]
-    if not fine:
-        raise Unsupported("its inputs are too coarse for numerical differentiation")
+    if computed_in(subject.operation, subject.dtype) is not subject.dtype:
+        raise Unsupported("an input has another dtype, too coarse for numerical differentiation")
 
     def body(case: Case) -> None:
-        names = tuple(name for name in subject.operation.differentiable_in(case) if name in fine)
-        need(names)
+        names = subject.operation.differentiable_in(case)
         constants = {
             name: tensor for name, tensor in case.tensors(subject.dtype, subject.device).items() if name not in names
         }
@@ -43,8 +42,3 @@ def gradcheck(subject: Subject, search: Search) -> None:
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)
     search.must_have_seen_something(subject, "gradcheck")
-
-
-def _is_coarse(subject: Subject, name: str) -> bool:
-    """Return whether an input has fewer digits than the tested dtype."""
-    return subject.operation.input_dtype(name, subject.dtype).roundoff > subject.dtype.roundoff

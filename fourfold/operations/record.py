@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis.strategies import SearchStrategy
 
 from fourfold.numerics.bounded import Arithmetic, Bounded, lift
-from fourfold.numerics.dtypes import DType, is_chosen, returned
+from fourfold.numerics.dtypes import DTYPES, DType, is_chosen, returned
 from fourfold.operations import axes as notation
 from fourfold.operations.axes import SHORTEST_AXIS
 from fourfold.operations.case import Case, is_floating, scaled
@@ -307,13 +307,25 @@ def _once(oracle: Callable, case: Case, dtype: DType, ask: Callable[[], Any]) ->
     return said[key]
 
 
+def computed_in(operation: Operation, dtype: DType) -> DType:
+    """Return a dtype with the arithmetic of kernels: that of float32 if an input is no wider whatever is tested."""
+    of_inputs = [DTYPES[name].arithmetic for name in operation.dtypes.values() if name in DTYPES]
+    coarse = max(of_inputs, key=lambda arithmetic: arithmetic.roundoff, default=dtype.arithmetic)
+    if coarse.roundoff <= dtype.arithmetic.roundoff:
+        return dtype
+    ties = dtype.arithmetic.documented_ties
+    return replace(dtype, arithmetic=replace(coarse, storage=None, documented_ties=ties))
+
+
 def reference(operation: Operation, case: Case, dtype: DType) -> Bounded:
     """Return the oracle's output with its running error."""
+    dtype = computed_in(operation, dtype)
     return _once(operation.forward, case, dtype, lambda: operation.forward(**wide(case, dtype)))
 
 
 def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[str, Bounded]:
     """Return the oracle's gradients with their running error, by input."""
+    dtype = computed_in(operation, dtype)
 
     def ask() -> dict[str, Bounded]:
         # Kernels round a cotangent of a wider dtype than their arithmetic once, when they read it.

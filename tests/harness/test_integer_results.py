@@ -75,6 +75,12 @@ def test_right_places_pass_every_check() -> None:
     assert checked(by_triton(-np.inf), place_of_the_largest, finite=True).passed
 
 
+def test_a_call_with_other_numbers_has_other_places() -> None:
+    case = place_of_the_largest.examples["ordinary"](FLOAT32)
+    other = place_of_the_largest.with_other_numbers(case)
+    assert (case["x"].argmax(-1) != other["x"].argmax(-1)).any()
+
+
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -261,9 +267,10 @@ def test_what_rounding_or_a_tie_decides_may_have_either_value(
 
 def test_a_number_without_a_bound_may_be_the_smallest_one() -> None:
     ranking = Ranking((np.array([[1.0, 2.0, 3.0]]), np.array([[0.0, np.inf, 0.0]])), nan_first=True, stable=True)
-    index, row = np.array([0.0]), np.array([0])
-    assert ranking.nearest(np.array([1.0]), index, row, row).tolist() == [1.0]
-    assert ranking.nearest(np.array([2.0]), index, row, row).tolist() == [0.0]
+    row = np.array([0])
+    assert ranking.nearest(np.array([1.0]), np.array([0.0]), row, row).tolist() == [1.0]
+    assert ranking.nearest(np.array([0.0]), np.array([1.0]), row, row).tolist() == [0.0]
+    assert ranking.nearest(np.array([2.0]), np.array([0.0]), row, row).tolist() == [0.0]
 
 
 # ---- mistakes

@@ -251,12 +251,21 @@ def in_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight).to(x.dtype)
 
 
+def in_half_of_float64(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Compute in the dtype of the weight, as a kernel for it may."""
+    return in_float32(x.float(), weight).to(x.dtype)
+
+
 def test_a_weight_of_float32_beside_half_data_has_a_gradient_of_float32() -> None:
     case = scaled_rows.examples["ordinary"](DTYPES["bfloat16"])
     assert [case[name].dtype.name for name in ("x", "weight")] == ["bfloat16", "float32"]
     checks = ["forward", "backward", "single gradients", "graph", "interleaving"]
     right = fourfold.verify(in_float32, scaled_rows, device="cpu", dtypes=["bfloat16"], only=checks, examples=4, seed=0)
     assert right.passed, str(right)
+    checks = ["forward", "backward", "gradcheck"]
+    usual = Claims(dtypes=("float64",), finite=True, largest=1e15)
+    wide = fourfold.verify(in_half_of_float64, scaled_rows, device="cpu", claims=usual, only=checks, examples=4, seed=0)
+    assert [outcome.outcome for outcome in wide.outcomes] == ["passed", "passed", "unsupported"], str(wide)
     coarse = fourfold.verify(
         lambda x, weight: in_float32(x, weight.bfloat16().float()),
         scaled_rows,

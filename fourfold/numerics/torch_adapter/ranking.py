@@ -64,19 +64,14 @@ class Ranking:
         repeated = ~np.isin(np.arange(len(given)), first)
         wrong = ~valid | repeated
         is_prefix = np.array_equal(rank, np.arange(len(rank)))
+        others = np.isin(np.arange(size), at, invert=True)
         if self.is_sorted:
-            # The lowest value that each number can have, given those before it; one more for a lower index of equals.
-            steps = np.concatenate([[0], np.cumsum((at[1:] < at[:-1]) & self.stable)])
-            scale = len(at) + 1
-            reached = np.maximum.accumulate(low[at] * scale - steps) + steps
-            wrong |= reached > high[at] * scale
-            wrong |= ~self._may_stand(low, high, at, rank)
-            last = reached[-1] if len(at) else 0
-            missed = np.isin(np.arange(size), at, invert=True) & (
-                (high * scale < last) | (self.stable & (high * scale == last) & (np.arange(size) < at[-1]))
-            )
+            # The lowest value that each number can have, given those before it.
+            reached = np.maximum.accumulate(low[at])
+            wrong |= (reached > high[at]) | ~self._may_stand(low, high, at, rank)
+            missed = others & (high < reached[-1])
         else:
-            missed = np.isin(np.arange(size), at, invert=True) & (high < low[at].max(initial=low.min(initial=0)))
+            missed = others & (high < low[at].max())
         if not wrong.any() and not (is_prefix and missed.any()):
             return given
         mended = np.where(wrong, exact, given)
