@@ -17,8 +17,6 @@ Layout = Callable[[torch.Tensor], torch.Tensor]
 
 def _holder(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     poison = POISON if like.dtype.is_floating_point else INTEGER_POISON
-    if like.dtype == torch.uint8:
-        poison = torch.iinfo(torch.uint8).max
     return torch.full(shape, poison, dtype=like.dtype, device=like.device)
 
 
