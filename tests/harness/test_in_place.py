@@ -32,7 +32,7 @@ def checked(kernel: Any, record: Any, *only: str, examples: int = 3, **options: 
     v=tensor("n", dtype=torch.float32, kind="positive"),
     weight_decay=values(0.0, 0.1),
     step=values(1, 7),
-    sizes={"n": (0, 700)},
+    sizes={"n": (0, 300)},
     mutates=("param", "m", "v"),
 )
 def adam_(param: Any, grad: Any, m: Any, v: Any, weight_decay: float = 0.0, step: int = 1) -> Any:
@@ -81,9 +81,9 @@ def by_triton(decoupled: bool = False, last: Callable[[int], int] = lambda n: n,
         n = len(param)
         strides = (1, 1, 1, 1) if unit else [each.stride(0) for each in (param, grad, m, v)]
         if n:
-            adam_kernel[(triton.cdiv(n, 256),)](
+            adam_kernel[(triton.cdiv(n, 128),)](
                 param, grad, m, v, n, last(n), *strides, weight_decay, 1 - B1**step, 1 - B2**step, B1, B2, EPS,
-                decoupled, 256,
+                decoupled, 128,
             )  # fmt: skip
         return param, m, v
 
