@@ -13,6 +13,8 @@ import triton.language as tl
 import fourfold
 from fourfold import Claims, operation, tensor, values
 from fourfold.engine.verdict import Verdict
+from fourfold.engine.verification import Trial
+from fourfold.grading import judging
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.record import reference
 
@@ -320,6 +322,15 @@ def test_a_result_may_be_written_into_an_argument(kernel: Any, passes: bool) -> 
     """What the argument held does not matter: a kernel that adds to it, or multiplies NaN by 0, is wrong."""
     verdict = fourfold.verify(kernel, doubled, device="cpu", only=["forward"], dtypes=["float32"], examples=3, seed=0)
     assert verdict.passed == passes, verdict
+
+
+def test_a_kernel_that_works_in_place_is_not_timed() -> None:
+    """A second call on the same tensors has another result, which is no mistake."""
+    kernel = changed()
+    trial = Trial.of(kernel, leaky_relu_, None, "cpu", refusals=True, strict_errors=False)
+    timed = judging._timed(trial, leaky_relu_, checked(kernel, leaky_relu_, "forward"), None)  # type: ignore[arg-type]
+    assert timed.passed
+    assert timed.warnings == ("not timed: each call changes x",)
 
 
 # ---- mistakes
