@@ -67,6 +67,10 @@ class Whole:
         return Bounded(self.outcome, error, arithmetic, self.low)
 
 
+# Operators that put the elements of a tensor in another order.
+REORDERING = {"flip", "t", "transpose", "permute", "as_strided", "unfold", "roll", "rot90"}
+
+
 @dataclass(frozen=True, eq=False)
 class Places:
     """The indices along an axis where numbers of `source` were found, and these numbers, `values`.
@@ -176,7 +180,8 @@ class Places:
     def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return a view of the indices: the same places if it only drops or restores the axis, else some of them."""
         index = func(torch.from_numpy(self.index), *args[1:], **kwargs)
-        if isinstance(index, torch.Tensor) and index.numel() == self.index.size:
+        in_order = self.order is None or str(func).split(".")[1] not in REORDERING
+        if in_order and isinstance(index, torch.Tensor) and index.numel() == self.index.size:
             shape = self.source.shape
             kept = tuple(index.shape)
             if kept in (self.index.shape, shape[: self.axis] + shape[self.axis + 1 :]) or (
