@@ -49,8 +49,9 @@ def verify(
 
     Args:
         implementation: a function, an ``autograd.Function`` or an ``nn.Module``, which takes the operation's arguments
-            by their names or in their order and returns a new tensor. An untrusted one may be given as
-            "FILE_OR_MODULE:FUNCTION", and is then never imported in this process.
+            by their names or in their order and returns a new tensor, or changes the arguments that the operation
+            mutates. An untrusted one may be given as "FILE_OR_MODULE:FUNCTION", and is then never imported in this
+            process.
         operation: the operation that it must compute: a record, see `fourfold.operation`, or the name of a known one.
         claims: its claims; by default those of the decorator `fourfold.claims`.
         device: "cpu", "cuda", or "auto" for a GPU if there is one. After a verification on the CPU, all Triton kernels

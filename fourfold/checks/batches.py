@@ -81,7 +81,7 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
                     if not isinstance(within, OneOf):  # each call may choose another of several right results
                         within = Bounded(subject.dtype.array(alone), 2 * within.error, within.arithmetic)
                     try:
-                        agreements.append(compare(subject.dtype.array(among), within, dtype, what))
+                        agreements.append(compare(dtype.array(among), within, dtype, what))
                     except Disagreement as disagreement:
                         raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}", name) from None
                 else:
@@ -160,7 +160,7 @@ def _require_repetition(
         dtype = subject.dtype_of(name)
         for at in range(count, len(result), max(len(result) // SOME_REPETITIONS // count, 1) * count):
             samples = f"{name} of samples {at} to {at + count - 1}"
-            compare(subject.dtype.array(result[at : at + count]), expectation(expected, dtype), dtype, samples)
+            compare(dtype.array(result[at : at + count]), expectation(expected, dtype), dtype, samples)
         return
     error = expectation(expected, subject.dtype_of(name)).error
     allowed = (

@@ -8,6 +8,7 @@ from fourfold.instruments.evaluation import by_the_implementation
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure, Unsupported
+from fourfold.operations.record import computed_in
 
 
 def gradcheck(subject: Subject, search: Search) -> None:
@@ -16,6 +17,8 @@ def gradcheck(subject: Subject, search: Search) -> None:
     kept = subject.dtype_of(OUTPUT)
     if kept.roundoff > subject.dtype.roundoff:
         raise Unsupported(f"its output is {kept}, too coarse for numerical differentiation")
+    if computed_in(subject.operation, subject.dtype) is not subject.dtype:
+        raise Unsupported("an input has another dtype, too coarse for numerical differentiation")
 
     def body(case: Case) -> None:
         names = subject.operation.differentiable_in(case)

@@ -16,7 +16,7 @@ from fourfold.checks.results import (
     named_results,
     storage_of,
 )
-from fourfold.checks.search import Search, Subject, need
+from fourfold.checks.search import OUTPUT, Search, Subject, need
 from fourfold.compat import python_internals, torch_internals
 from fourfold.instruments.evaluation import gradients_of
 from fourfold.numerics.bounded import Bounded
@@ -42,7 +42,10 @@ def changed(subject: Subject, case: Case) -> Case:
     other = subject.operation.with_other_numbers(case)
     if integers := subject.operation.other_integers(case):
         moved = replace(other, inputs={**other.inputs, **integers})
-        if reference(subject.operation, moved, subject.dtype).shape == case.grad_output.shape:
+        result, former = (reference(subject.operation, each, subject.dtype) for each in (moved, case))
+        if result.shape == case.grad_output.shape and (
+            subject.operation.differentiable or tells_apart(subject, {OUTPUT: result}, {OUTPUT: former})
+        ):
             return moved
     return other
 

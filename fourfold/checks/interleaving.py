@@ -117,7 +117,7 @@ def _call_of_another_dtype(subject: Subject, case: Case) -> None:
         return
     dtype = DTYPES[name]
     tensors = {
-        each: tensor.to(dtype.torch) if tensor.is_floating_point() else tensor
+        each: tensor.to(dtype.torch) if tensor.is_floating_point() and each not in subject.operation.dtypes else tensor
         for each, tensor in case.tensors(subject.dtype, subject.device).items()
     }
     for each in subject.operation.differentiable_in(case):

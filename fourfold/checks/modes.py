@@ -15,7 +15,7 @@ from fourfold.checks.search import OUTPUT, Search, Subject
 from fourfold.inputs.combinations import combined
 from fourfold.instruments.evaluation import gradients_of
 from fourfold.instruments.hide_test_runner import out_of_sight
-from fourfold.numerics.bounded import Bounded, NoRule, stored
+from fourfold.numerics.bounded import Bounded, HangsOnRounding, NoRule, stored
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES, differing
 from fourfold.operations.case import Case, is_floating
@@ -133,19 +133,23 @@ def _as_cast(
     subject: Subject, case: Case, results: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], failure: Failure
 ) -> list[Agreement]:
     """Compare results that are wrong without autocast with the oracle's results if every step is rounded."""
-    admitted = {subject.dtype.torch: subject.dtype, DTYPES[AUTOCAST].torch: DTYPES[AUTOCAST]}
+    own = (subject.dtype, DTYPES[AUTOCAST], *map(subject.dtype_of, [OUTPUT, *subject.operation.differentiable]))
+    admitted = {dtype.torch: dtype for dtype in own}
     for result in results.values():
         if type(result) is not torch.Tensor or result.dtype not in admitted or result.device.type != subject.device:
             raise failure
     try:
         expected = _rounded_throughout(subject, case)
-    except NoRule:  # the reference needs a number exactly that rounding may change, the index of a row for example
+    except (
+        NoRule,
+        HangsOnRounding,
+    ):  # the reference needs a number exactly that rounding may change, the index of a row for example
         raise failure from None
     agreements = []
     for name, result in results.items():
         dtype = admitted[result.dtype]
         try:
-            array: np.ndarray = dtype.array(result).astype(subject.dtype.wide)
+            array: np.ndarray = dtype.array(result).astype(np.promote_types(dtype.wide, subject.dtype.wide))
             within = expectation(expected[name], dtype)
             agreements.append(compare(array, within, dtype, f"under autocast to {AUTOCAST}: {name}"))
         except Disagreement as disagreement:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from fourfold.checks.search import Subject
+from fourfold.checks.search import OUTPUT, Subject
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
-from fourfold.numerics.dtypes import DType, differing
+from fourfold.numerics.dtypes import DType, differing, on_host
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import reference, reference_gradients
@@ -33,17 +33,30 @@ def compare_results(
             the result, `when` it was wrong, and the strides of the call's tensors.
     """
     what = {name: f"{when}{name}" for name in results}
+
+    def failure(problem: object, name: str, worst: float = 0.0) -> Failure:
+        unwritten = _unwritten(subject, results, tensors)
+        return Failure(f"{subject}: {problem}{unwritten}\nwith {describe(tensors)}", name, worst)
+
     for name, result in results.items():
         if problem := _problem(subject, result, subject.dtype_of(name), what[name]):
-            raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}", name)
+            raise failure(problem, name)
     agreements = []
-    for name, array in subject.dtype.arrays(results).items():
+    for name, tensor in zip(results, on_host(*results.values())):
         dtype = subject.dtype_of(name)
         try:
-            agreements.append(compare(array, expectation(expected[name], dtype), dtype, what[name]))
+            agreements.append(compare(dtype.array(tensor), expectation(expected[name], dtype), dtype, what[name]))
         except Disagreement as wrong:
-            raise Failure(f"{subject}: {wrong}\nwith {describe(tensors)}", name, wrong.worst) from None
+            raise failure(wrong, name, wrong.worst) from None
     return agreements
+
+
+def _unwritten(subject: Subject, results: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the note that a call has not written into an argument that it must change, or an empty string."""
+    changed = subject.operation.changed
+    if changed not in tensors or OUTPUT not in results or differing([(results[OUTPUT], tensors[changed])])[0]:
+        return ""
+    return f"; the call has written nothing new into {changed}"
 
 
 def _problem(subject: Subject, actual: torch.Tensor, dtype: DType, what: str) -> str | None:

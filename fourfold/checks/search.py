@@ -1,6 +1,7 @@
 """The arguments of a check: a subject, and a search for cases that it gets wrong."""
 
 import contextlib
+import functools
 import itertools
 import math
 import secrets
@@ -43,6 +44,7 @@ from fourfold.operations.outcomes import (
     Unsupported,
     Vacuous,
 )
+from fourfold.operations.outputs import READS_BACK, read_back
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals, chain, is_refusal, reason
 
@@ -72,6 +74,8 @@ shared = RecentCases(2_000_000)
 OUTPUT = "output"
 # The attribute of an exception for a named example: the case, as text.
 NAMED_CASE = "fourfold_named_case"
+# The beginning of a gradient's name, before that of its input.
+GRADIENT_OF = "gradient of "
 
 
 def need(condition: Any) -> None:
@@ -141,12 +145,21 @@ class Subject:
     large: LargeCases | None = None  # further cases for the checks of forward and backward
     offsets_in_32_bits: str | None = None  # why it does not support offsets of 2^31 and more
 
+    def __post_init__(self) -> None:
+        mutates = self.operation.mutates
+        if mutates and not getattr(self.implementation, READS_BACK, False):
+            others = tuple(name for name in self.operation.outputs if name not in mutates)
+            # The instance is frozen, so plain assignment fails.
+            object.__setattr__(self, "implementation", _read_back(self.implementation, mutates, others))
+
     def __str__(self) -> str:
         return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
 
     def dtype_of(self, result: str) -> DType:
         """Return the required dtype of a result. The record may declare the output's; gradients have their input's."""
-        return self.operation.result_dtype(self.dtype) if result == OUTPUT else self.dtype
+        if result == OUTPUT:
+            return self.operation.result_dtype(self.dtype)
+        return self.operation.input_dtype(result.removeprefix(GRADIENT_OF), self.dtype)
 
     def call(self, **arguments: Any) -> torch.Tensor:
         """Call the implementation, and mark its exceptions as its own."""
@@ -204,6 +217,12 @@ class Subject:
             raise Unsupported("forward only: its output has no gradient where its inputs do", Exclusion.FORWARD_ONLY)
         if not self.operation.differentiable:
             raise Unsupported(f"{self.operation.name} has no gradients", Exclusion.NO_GRADIENTS)
+
+
+@functools.lru_cache(maxsize=16)
+def _read_back(implementation: Callable, mutates: tuple[str, ...], others: tuple[str, ...]) -> Callable:
+    """Return the same function for the same one that works in place, so that caches keyed by it find its results."""
+    return read_back(implementation, mutates, others)
 
 
 @dataclass(kw_only=True)

@@ -140,7 +140,9 @@ def _square_cases(subject: Subject) -> Iterator[Case]:
 
 
 def _of_one_shape(subject: Subject, case: Case) -> list[tuple[str, str]]:
-    free = [n for n, array in case.inputs.items() if is_floating(array) and n not in subject.operation.ordinary]
+    # A call may not be given a tensor twice that it writes into.
+    kept = {*subject.operation.ordinary, *subject.operation.mutates}
+    free = [name for name, array in case.inputs.items() if is_floating(array) and name not in kept]
     pairs = itertools.combinations(free, 2)
     return [(a, b) for a, b in pairs if _alike(case[a], case[b]) and case[a].ndim]
 

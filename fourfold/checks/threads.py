@@ -15,7 +15,7 @@ from fourfold.instruments.costs import need_all
 from fourfold.instruments.evaluation import by_the_implementation, gradients_of
 from fourfold.numerics.dtypes import differing
 from fourfold.operations.case import Case
-from fourfold.operations.outcomes import Failure
+from fourfold.operations.outcomes import Failure, Unsupported
 
 # The number of threads that call at once, half of them with other values.
 THREADS = 4
@@ -87,7 +87,12 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
     This library's own kernels must give the same bits as a call from a single thread. Torch need not, nor somebody
     else's implementation, which may call torch: in another thread, torch divides a call's work differently, and then
     sums in another order.
+
+    Raises:
+        Unsupported: the implementation works in place, in a process of its own.
     """
+    if subject.elsewhere and subject.operation.mutates:
+        raise Unsupported("threads cannot share a process of its own with a call that writes into its arguments")
     same_bits = subject.claims.deterministic and not subject.foreign and subject.backend != "torch"
 
     def body(case: Case) -> None:

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from fourfold.inputs import arrays
 from fourfold.inputs.arrays import FEW_ELEMENTS, GENERATORS, KINDS, LIMITED
-from fourfold.numerics.dtypes import COMPUTE, DTYPES, DType
+from fourfold.numerics.dtypes import COMPUTE, DTYPES, INTEGERS, QUANTISED, DType, is_chosen, name_of, returned
 from fourfold.operations import axes as notation
 from fourfold.operations.axes import Axes, Shape
 
 # The range of float32's normal numbers.
 LEAST, MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
-INTEGERS = ("int64", "int32", "bool")
 # The patterns of a tensor's integers: any, all equal, only the two ends of the range, or consecutive.
 PATTERNS = ("any", "any", "constant", "ends", "ascending")
 # The ways in which samples share the rows of a ragged batch.
@@ -41,13 +41,18 @@ class TensorInput:
     special: bool = True
 
     @property
+    def is_floating(self) -> bool:
+        """Whether it holds floating-point numbers, of the tested or of another dtype."""
+        return not self.dtypes or self.dtypes[0] not in INTEGERS
+
+    @property
     def has_gradient(self) -> bool:
         """Whether the operation has a gradient with respect to this input."""
-        return self.gradient and not self.dtypes
+        return self.gradient and not any(map(is_chosen, self.dtypes))
 
-    def numpy_dtype(self, dtype: DType, place: int = 0) -> np.dtype:
-        """Return the dtype of its arrays if `dtype` is tested. `place` chooses among several declared dtypes."""
-        return np.dtype(self.dtypes[place % len(self.dtypes)]) if self.dtypes else dtype.numpy
+    def dtype(self, tested: DType, place: int = 0) -> DType:
+        """Return its dtype if `tested` is tested. `place` chooses among several declared dtypes."""
+        return returned(tested, self.dtypes[place % len(self.dtypes)] if self.dtypes else None)
 
     def range(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Return the least integer, and the integer past the largest."""
@@ -70,21 +75,22 @@ class TensorInput:
                 the least, the largest, or the first of `also`. The default is the first kind, and for integers a
                 uniform distribution.
         """
-        kept = self.numpy_dtype(dtype, int(rng.integers(2)))
+        own = self.dtype(dtype, int(rng.integers(2)))
+        kept = own.numpy
         if self.make is not None:
             return self._checked(np.asarray(self.make(rng, shape, kept)), shape, kept)
-        if not self.dtypes:
-            return arrays.values(rng, shape, dtype, how or self.kinds[0])
+        if self.is_floating:
+            return arrays.values(rng, shape, own, how or self.kinds[0])
         return _integers(rng, shape, *self.range(sizes), self.also, how or "even").astype(kept)
 
     def drawn(self, dtype: DType, shape: Shape, sizes: Mapping[str, int]) -> st.SearchStrategy[np.ndarray]:
         """Return a strategy of arrays of a shape, for these sizes of the named axes."""
         size = int(np.prod(shape, dtype=np.int64))
-        if not self.dtypes and self.special and self.make is None:
-            return arrays.arrays(dtype, shape, self.kinds)
-        ways = PATTERNS if self.dtypes else self.kinds
+        if self.is_floating and self.special and self.make is None:
+            return arrays.arrays(self.dtype(dtype), shape, self.kinds)
+        ways = self.kinds if self.is_floating else PATTERNS
         bulk = st.builds(lambda rng, how: self.made(rng, shape, dtype, sizes, how), GENERATORS, st.sampled_from(ways))
-        if self.make is not None or not self.dtypes or not 0 < size <= FEW_ELEMENTS:
+        if self.make is not None or self.is_floating or not 0 < size <= FEW_ELEMENTS:
             return bulk
         low, high = self.range(sizes)
         element = st.one_of(st.integers(low, high - 1), *([st.sampled_from(self.also)] if self.also else []))
@@ -94,7 +100,7 @@ class TensorInput:
 
     def other_integers(self, array: np.ndarray) -> np.ndarray | None:
         """Return other integers that are as valid as those of an array, or None if none are known."""
-        return np.flip(array).copy() if self.dtypes and self.make is None else None
+        return np.flip(array).copy() if not self.is_floating and self.make is None else None
 
     def _checked(self, array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
         if array.shape != shape:
@@ -159,8 +165,8 @@ def _is_no_overflow(value: Any) -> bool:
 def tensor(
     axes: str,
     *,
-    dtype: str | Sequence[str] | None = None,
-    low: int = 0,
+    dtype: str | torch.dtype | Sequence[str | torch.dtype] | None = None,
+    low: int | None = None,
     high: int | str | None = None,
     also: Sequence[int] = (),
     kind: str | Sequence[str] | None = None,
@@ -173,15 +179,18 @@ def tensor(
 
     Args:
         axes: ``"... cols"``, ``"batch heads seq dim"``, ``"rows 4"``, ``"batch+1"``: see `fourfold.operations.axes`.
-        dtype: "int64", "int32" or "bool", or several of them. The default is the tested floating-point dtype.
-        low: the least integer.
+        dtype: a dtype or its name. It may be an integer dtype or bool, or several of these, of which each case has one;
+            float8; or one floating-point dtype that the tensor has whatever dtype is tested. The default is the tested
+            dtype.
+        low: the least integer. The default is 0, or the least of the dtype for int8 without `high`.
         high: the integer past the largest, as in `torch.randint`. The name of an axis declares indices into that axis.
+            The default for int8 and uint8 is the end of the dtype.
         also: integers outside the range that may occur, too, such as -100 for "ignored".
         kind: the kind of a floating-point tensor's numbers: one or several of `KINDS` or `LIMITED` in
             `fourfold.inputs.arrays`. The default is all of `KINDS`.
         make: a function that makes the array from a NumPy generator, a shape and a NumPy dtype.
         optional: whether the argument may be None.
-        gradient: whether the operation has a gradient with respect to the tensor. Integers have none.
+        gradient: whether the operation has a gradient with respect to the tensor. Integers and float8 have none.
         special: whether NaN, infinities and other special values may occur. By default they occur only if neither
             `kind` nor `make` limits the numbers.
 
@@ -189,22 +198,35 @@ def tensor(
         TypeError: `axes` is not a string.
         ValueError: an argument does not fit. The message names it.
     """
-    dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype or ())
+    dtypes = tuple(map(name_of, (dtype,) if isinstance(dtype, str | torch.dtype) else dtype or ()))
     kinds = (kind,) if isinstance(kind, str) else tuple(kind or KINDS)
-    if unknown := [name for name in dtypes if name not in INTEGERS]:
+    known = (*INTEGERS, *QUANTISED, *DTYPES)
+    if unknown := [name for name in dtypes if name not in known]:
         raise ValueError(
-            f"dtype must be among {', '.join(INTEGERS)}, or left out for the tested dtype, not {unknown[0]!r}"
+            f"dtype must be among {', '.join(known)}, or left out for the tested dtype, not {unknown[0]!r}"
         )
+    if len(dtypes) > 1 and any(name not in INTEGERS for name in dtypes):
+        raise ValueError(f"dtype may list integer dtypes only, not {', '.join(dtypes)}")
     if unknown := [name for name in kinds if name not in (*KINDS, *LIMITED)]:
         raise ValueError(f"kind must be among {', '.join((*KINDS, *LIMITED))}, not {unknown[0]!r}")
-    whole = bool(dtypes) and dtypes != ("bool",)
+    integers = bool(dtypes) and dtypes[0] in INTEGERS
+    whole = integers and dtypes != ("bool",)
+    if whole and high is None and len(dtypes) == 1 and dtypes[0] in ("int8", "uint8"):
+        ends = np.iinfo(dtypes[0])
+        low, high = int(ends.min) if low is None else low, int(ends.max) + 1
     if whole and high is None and make is None:
         raise ValueError(
             f"high must be given for a tensor of {dtypes[0]}: a number, or the axis that it is an index of"
         )
     if not whole and (high is not None or also or low):
-        raise ValueError("low, high and also are for tensors of int32 or int64")
-    if dtypes and kind is not None:
+        raise ValueError("low, high and also are for tensors of integers")
+    low = low or 0
+    for name in dtypes if whole else ():
+        ends = np.iinfo(name)
+        for argument, number in [("low", low), *(("also", each) for each in also), ("high", high)]:
+            if isinstance(number, int) and not ends.min <= number <= ends.max + (argument == "high"):
+                raise ValueError(f"{argument} must fit into {name}, not be {number}")
+    if integers and kind is not None:
         raise ValueError("kind is for floating-point tensors; low and high say which integers there are")
     limited = make is not None or any(name in LIMITED for name in kinds)
     return TensorInput(
@@ -225,22 +247,28 @@ def tensor(
 class Output:
     """One output of a definition: see `result`."""
 
-    dtype: str | None = None
+    dtype: Any = None
     gradient: bool = True
 
     def __post_init__(self) -> None:
-        if self.dtype not in (None, COMPUTE, *DTYPES):
-            known = ", ".join((*DTYPES, COMPUTE))
+        if isinstance(self.dtype, torch.dtype):
+            object.__setattr__(self, "dtype", name_of(self.dtype))
+        if self.dtype not in (None, COMPUTE, *DTYPES, *QUANTISED, *INTEGERS):
+            known = ", ".join((*DTYPES, *QUANTISED, *INTEGERS, COMPUTE))
             raise ValueError(f"the dtype of a result must be among {known}, or None, not {self.dtype!r}")
+        if is_chosen(self.dtype):
+            object.__setattr__(self, "gradient", False)
 
 
-def result(dtype: str | None = None, *, gradient: bool = True) -> Output:
+def result(dtype: str | torch.dtype | None = None, *, gradient: bool = True) -> Output:
     """Declare one of several outputs.
 
     Args:
-        dtype: the name of a floating-point dtype, or "compute", the dtype in which kernels compute: float64 for
-            float64, and float32 for all others. The default is the tested dtype.
-        gradient: whether gradients flow through the output. Statistics that a kernel returns mostly have none.
+        dtype: a dtype or its name, or "compute", the dtype in which kernels compute: float64 for float64, and float32
+            for all others. The default is the definition's own dtype for integers, booleans and float8, and the tested
+            dtype for all other results.
+        gradient: whether gradients flow through the output. Statistics that a kernel returns mostly have none, and
+            integers, booleans and float8 never have one.
 
     Raises:
         ValueError: there is no such dtype.

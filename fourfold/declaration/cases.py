@@ -4,7 +4,7 @@ import copy
 import functools
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 from fourfold.declaration.arguments import SHARES, Ragged, TensorInput, Values, shared
 from fourfold.inputs.arrays import GENERATORS, LIMITED, cotangent, layouts_for, leading_axes, repeated
 from fourfold.inputs.extents import Extent, drawn_sizes, extent
-from fourfold.numerics.dtypes import DTYPES, DType, returned
+from fourfold.numerics.dtypes import DTYPES, INTEGERS, QUANTISED, DType, is_chosen, name_of, returned
 from fourfold.operations import axes as notation
 from fourfold.operations.axes import LEADING, Shape
-from fourfold.operations.case import Case, is_floating
+from fourfold.operations.case import Case
+from fourfold.operations.layouts import writable
 
 # The limit on an input's elements in a smooth case, as a multiple of the least. Numerical differentiation calls the
 # definition once for each element.
@@ -28,6 +29,8 @@ FEW_ELEMENTS = 6
 INTERMEDIATE = 16
 # The most elements of all inputs together for which the definition runs on numbers. Beyond it runs on shapes alone.
 FEW_TO_TRY = 4096
+# The draws that show both dtypes of an input which may have either.
+SEEDS_OF_DTYPES = 16
 # An optional input is left out of one case in `ABSENT`.
 ABSENT = 4
 # One case in `ALONE` has no leading axes.
@@ -49,10 +52,11 @@ class _Largest(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class OutputShape:
-    """The shape of a definition's output, and the number of elements of its largest intermediate result, `largest`."""
+    """The shape and dtype of a definition's output, and the number of elements of its `largest` intermediate result."""
 
     shape: Shape
     largest: int
+    dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,7 @@ class Declaration:
         defaults: the values of the parameters in named cases.
         sizes: the sizes that axes may have, as `extent` takes them.
         returns: the dtype of the definition's result: see `fourfold.numerics.dtypes.returned`.
+        mutates: the names of the tensors that a call changes in place.
 
     Raises:
         ValueError: an axis is named that no tensor has, or the definition does not accept the declared arguments.
@@ -97,12 +102,14 @@ class Declaration:
         defaults: Mapping[str, Any],
         sizes: Mapping[str, Any],
         returns: str | None = None,
+        mutates: Sequence[str] = (),
     ) -> None:
-        self.returns = returns
+        self.returns, self.mutates = returns, mutates
         self.name, self.definition = name, definition
         self.tensors, self.parameters, self.defaults = tensors, parameters, defaults
         self.optional = tuple(name for name, of in tensors.items() if of.optional)
         self.differentiable = tuple(name for name, of in tensors.items() if of.has_gradient)
+        self.dtypes = {name: of.dtypes[0] for name, of in tensors.items() if of.dtypes and of.is_floating}
         self.ragged = {of.total: of for of in tensors.values() if isinstance(of, Ragged)}
         self._require_axes(sizes)
         self.allowed = {axis: extent(axis, sizes.get(axis, (0, None))) for axis in self.axes}
@@ -144,12 +151,40 @@ class Declaration:
 
         for absent in (None, *self.optional):
             runs(few, absent)
+        self.returns = self._result_dtype(few)
+        if is_chosen(self.returns):
+            self.differentiable = ()
         for axis in self.axes:
             if self.allowed[axis].nearest(0) == 0:
                 try:
                     runs({**few, axis: 0})
                 except ValueError:
                     self.allowed[axis] = self.allowed[axis].not_empty()
+
+    def result_dtype(self) -> str | None:
+        """Return the name of the result's dtype, as `returned` takes it: see `fourfold.operation`.
+
+        Raises:
+            ValueError: the definition does not accept the declared arguments, or returns another kind of numbers than
+                declared, or integers whose dtype is that of an input of several dtypes.
+        """
+        return self._result_dtype({axis: self.allowed[axis].nearest(2 + i % 3) for i, axis in enumerate(self.axes)})
+
+    def _result_dtype(self, sizes: Mapping[str, int]) -> str | None:
+        plan = self.plan(sizes, (sizes[LEADING],) if LEADING in sizes else (), self.defaults)
+        found = {
+            self.tried(self.made(plan, np.random.default_rng(seed), DTYPES["float32"], {}), plan.parameters).dtype
+            for seed in range(SEEDS_OF_DTYPES if any(len(of.dtypes) > 1 for of in self.tensors.values()) else 1)
+        }
+        if self.returns is None and len(found) > 1:
+            raise ValueError(f"{self.name} returns {' or '.join(sorted(found))}: `returns` must name one of them")
+        own = next(iter(found))
+        if self.returns is None:
+            return own if is_chosen(own) else None
+        kinds = [of if of == "bool" else "integers" if of in INTEGERS else "numbers" for of in (own, self.returns)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(f"returns: {self.name} returns {own}, not {self.returns}")
+        return self.returns
 
     def within(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
         """Return the same declaration with fewer sizes: see `Extent.within`.
@@ -214,10 +249,10 @@ class Declaration:
         """Return the output shape for inputs, from a run in float32: the tested dtype gives the same shape.
 
         Raises:
-            ValueError: the definition raises an error, or does not return one floating-point tensor.
+            ValueError: the definition raises an error, or does not return one tensor of real numbers.
         """
         try:
-            return _outcome(*self._ran(_in(np.float32, inputs), parameters))
+            return _outcome(*self._ran(self._tensors(DTYPES["float32"], inputs), parameters))
         except Exception as error:
             shown = [f"{name}{list(array.shape)}" for name, array in inputs.items()]
             shown += [f"{name}={value!r}" for name, value in parameters.items()]
@@ -228,16 +263,24 @@ class Declaration:
         with torch.no_grad(), _Largest() as largest, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as torch's about a variance of no numbers
             output = self.definition(**tensors, **parameters)
-        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+        if not isinstance(output, torch.Tensor) or name_of(output.dtype) not in {**DTYPES, **QUANTISED, **INTEGERS}:
             what = output.dtype if isinstance(output, torch.Tensor) else type(output).__name__
             several = "; `returns` names several" if isinstance(output, tuple | list) else ""
-            raise TypeError(f"a definition must return one floating-point tensor, not {what}{several}")
+            raise TypeError(f"a definition must return one tensor of real numbers, not {what}{several}")
         return output, max(largest.elements, output.numel())
 
     def is_finite(self, case: Case) -> bool:
         """Return whether the definition's output for a case is free of NaN and infinities."""
-        output, _ = self._ran(_in(np.float64, case.inputs), case.parameters)
+        output, _ = self._ran(self._tensors(DTYPES["float64"], case.inputs), case.parameters)
         return bool(output.isfinite().all())
+
+    def _tensors(self, dtype: DType, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Return the inputs as tensors. Those of the tested dtype are converted to another one."""
+        with np.errstate(over="ignore"):
+            return {
+                name: dtype.tensor(array if self.tensors[name].dtypes else array.astype(dtype.numpy), "cpu")
+                for name, array in inputs.items()
+            }
 
     def outcome(self, plan: CallPlan) -> OutputShape:
         """Return the output shape of a call: from a run without numbers or, if the definition needs them, with some."""
@@ -300,7 +343,7 @@ class Declaration:
         """Return the number of elements of the largest floating-point input if each axis is as short as allowed."""
         sizes = {axis: allowed[axis].nearest(0) for axis in self.axes}
         leading = (sizes[LEADING],) if LEADING in sizes else ()
-        floating = [of for of in self.tensors.values() if not of.dtypes]
+        floating = [of for of in self.tensors.values() if of.is_floating]
         return max((int(np.prod(notation.shape(of.axes, sizes, leading))) for of in floating), default=1)
 
     def other_integers(self, case: Case) -> dict[str, np.ndarray]:
@@ -331,14 +374,18 @@ class Declaration:
         grad_axis: int = 0,
     ) -> Case:
         """Return a case of a plan's numbers in some layouts. An "expanded" tensor is constant along one axis."""
-        held = dict(inputs)
+        held, layouts = dict(inputs), writable(layouts, self.mutates)
         for place, (name, array) in enumerate(inputs.items()):
             if layouts.get(name) == "expanded":
                 held[name] = self._repeated(name, array, place)
-        grad_output = cotangent(rng, self.output_shape(plan, held), returned(dtype, self.returns))
+        grad_output = cotangent(rng, self.output_shape(plan, held), self._cotangent_dtype(dtype))
         if layouts.get("grad_output") == "expanded":
             grad_output = repeated(grad_output, grad_axis)
         return Case(held, grad_output, dict(plan.parameters), layouts)
+
+    def _cotangent_dtype(self, dtype: DType) -> DType:
+        """Return the dtype of cotangents, which no kernel reads if the result has no gradient."""
+        return dtype if is_chosen(self.returns) else returned(dtype, self.returns)
 
     def redrawn(self, case: Case, scaled: Case, integers: bool) -> Case:
         """Return a case with other numbers that the declaration allows.
@@ -357,10 +404,12 @@ class Declaration:
         def anew(these: Mapping[str, TensorInput]) -> dict[str, np.ndarray]:
             return {name: self._redrawn(name, case, known, rng) for name in these if name in case.inputs}
 
-        floating = {name: of for name, of in self.tensors.items() if not of.dtypes}
-        kept_within = {name: of for name, of in floating.items() if of.make is not None or limited(of)}
+        floating = {name: of for name, of in self.tensors.items() if of.is_floating}
+        # Scaled numbers mostly have the same order, signs and places, and so the same result of integers.
+        redrawn = is_chosen(self.returns)
+        kept_within = {name: of for name, of in floating.items() if redrawn or of.make is not None or limited(of)}
         found = replace(scaled, inputs={**scaled.inputs, **anew(kept_within)})
-        whole = {name: of for name, of in self.tensors.items() if of.dtypes and not isinstance(of, Ragged)}
+        whole = {n: of for n, of in self.tensors.items() if not of.is_floating and not isinstance(of, Ragged)}
         if not integers or not whole:
             return found
         others = replace(found, inputs={**found.inputs, **anew(whole)})
@@ -373,8 +422,9 @@ class Declaration:
     def _redrawn(self, name: str, case: Case, sizes: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
         """Return another array for an input, in the same layout."""
         of, former = self.tensors[name], case[name]
-        how = "any" if of.dtypes else str(rng.choice(of.kinds))
-        dtype = DTYPES[former.dtype.name if is_floating(former) else "float32"]
+        how = str(rng.choice(of.kinds)) if of.is_floating else "any"
+        tested = of.is_floating and not of.dtypes
+        dtype = DTYPES[former.dtype.name if tested else "float32"]
         made = of.made(rng, former.shape, dtype, sizes, how).astype(former.dtype)
         if case.layouts.get(name) == "expanded":
             made = self._repeated(name, made, list(case.inputs).index(name))
@@ -397,30 +447,21 @@ class Declaration:
                     raise ValueError(f"{self.name}: an example must give {name}")
                 parameters[name] = None
                 continue
-            inputs[name] = np.array(arguments[name], np.float64 if not of.dtypes else None).astype(
-                of.numpy_dtype(dtype)
+            inputs[name] = np.array(arguments[name], np.float64 if of.is_floating else None).astype(
+                of.dtype(dtype).numpy
             )
             if not notation.fits(of.axes, inputs[name].shape, known):
                 raise ValueError(
                     f"{self.name}: {name} of shape {list(inputs[name].shape)} is not {' '.join(of.axes)!r}"
                 )
         shape = self.tried(inputs, parameters).shape
-        kept = returned(dtype, self.returns).numpy
+        kept = self._cotangent_dtype(dtype).numpy
         grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(kept)
         return Case(inputs, grad_output, parameters)
 
 
-def _in(dtype: type, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """Return the inputs as tensors. Floating-point inputs are converted to one dtype."""
-    with np.errstate(over="ignore"):
-        return {
-            name: torch.from_numpy(np.array(array, dtype if is_floating(array) else array.dtype, order="C"))
-            for name, array in inputs.items()
-        }
-
-
 def _outcome(output: torch.Tensor, largest: int) -> OutputShape:
-    return OutputShape(tuple(output.shape), largest)
+    return OutputShape(tuple(output.shape), largest, name_of(output.dtype))
 
 
 @st.composite
@@ -470,7 +511,7 @@ def _cases(draw: st.DrawFn, of: Declaration, dtype: DType, elements: int) -> Cas
 def _smooth(draw: st.DrawFn, of: Declaration, dtype: DType) -> Case:
     allowed = {axis: extent.not_empty() for axis, extent in of.allowed.items()}
     plan, rng = draw(_plans(of, allowed, FEW_ELEMENTS * of.least(allowed))), draw(GENERATORS)
-    how = {name: "normal" for name, tensor in of.tensors.items() if not tensor.dtypes and not limited(tensor)}
+    how = {name: "normal" for name, tensor in of.tensors.items() if tensor.is_floating and not limited(tensor)}
     return of.case(plan, of.made(plan, rng, dtype, how), rng, dtype, {})
 
 

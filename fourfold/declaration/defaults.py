@@ -30,7 +30,7 @@ def completed(operation: Operation) -> Operation:
     if operation.smooth is FOLLOWS:
         changes["smooth"] = smooth(operation.cases, operation.ordinary)
     if operation.errors is FOLLOWS:
-        changes["errors"] = errors(operation.examples)
+        changes["errors"] = errors(operation.examples, operation.dtypes)
     if operation.reduction:
         law = law_of(operation)
         if law.__name__ not in [each.__name__ for each in operation.laws]:
@@ -61,13 +61,18 @@ def smooth(cases: Cases, ordinary: Collection[str] = ()) -> Callable[[DType], st
     return strategy
 
 
-def errors(examples: Examples) -> tuple[DeclaredError, ...]:
-    """Return the errors of the first named example with elements. They hold for arguments of any shapes."""
+def errors(examples: Examples, dtypes: Collection[str] = ()) -> tuple[DeclaredError, ...]:
+    """Return the errors of the first named example with elements. They hold for arguments of any shapes.
+
+    Args:
+        examples: the named examples.
+        dtypes: the floating-point inputs whose dtype is not the tested one.
+    """
     dtype = DTYPES["float32"]
     for make in examples.values():
         case = make(dtype)
         if _has_elements(case):
-            return ArgumentsOf({**case.tensors(dtype, "cpu"), **case.parameters}).errors
+            return ArgumentsOf({**case.tensors(dtype, "cpu"), **case.parameters}, dtypes).errors
     return ()
 
 

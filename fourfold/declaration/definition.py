@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from fourfold.declaration import defaults, named_cases
 from fourfold.declaration.arguments import Output, TensorInput, Values, lengths, offsets, result, tensor, values
 from fourfold.declaration.cases import FEW_TO_TRY, Declaration
-from fourfold.numerics.dtypes import DTYPES
+from fourfold.numerics.dtypes import DTYPES, is_chosen
 from fourfold.operations.case import Case
-from fourfold.operations.outputs import alone, in_a_row
+from fourfold.operations.outputs import alone, functional, in_a_row
 from fourfold.operations.record import FOLLOWS, Operation, reference, reference_gradients
 
 __all__ = ["DefinedOperation", "lengths", "offsets", "operation", "result", "tensor", "values"]
@@ -35,9 +36,9 @@ FEW_NAMED = 40
 MOST_KINDS = 8
 _FIELDS = {each.name for each in dataclasses.fields(Operation)}
 # Fields that follow from the arguments and cannot be given.
-_OF_ARGUMENTS = {"axes", "differentiable", "ordinary", "outputs"}
+_OF_ARGUMENTS = {"axes", "differentiable", "dtypes", "ordinary", "outputs", "changed"}
 # Fields that may be given for an operation with several outputs. They hold for each output.
-OF_EACH_OUTPUT = {"name", "source", "examples", "batched", "errors"}
+OF_EACH_OUTPUT = {"name", "source", "examples", "batched", "errors", "mutates"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -102,7 +103,8 @@ class DefinitionError(ValueError):
 def operation(
     *,
     sizes: Mapping[str, Any] | None = None,
-    returns: str | Mapping[str, str | Output | None] | None = None,
+    returns: str | torch.dtype | Mapping[str, str | torch.dtype | Output | None] | None = None,
+    mutates: str | Sequence[str] = (),
     tried: bool = True,
     **given: Any,
 ) -> Callable[[Callable], DefinedOperation]:
@@ -111,8 +113,10 @@ def operation(
     Args:
         sizes: the sizes that an axis may have, by its name: a pair of the least and the largest (None: any), a range, a
             list of sizes, or one size. ``"..."`` stands for the product of all leading axes.
-        returns: the dtype of the result, as `result` takes it, if it is not the tested one. For a definition that
-            returns a tuple, the names of the outputs in order, each with its dtype or a `result`.
+        returns: the dtype of the result, as `result` takes it. For a definition that returns a tuple, the names of the
+            outputs in order, each with its dtype or a `result`.
+        mutates: the names of the tensors that a kernel changes in place. The definition may do so, too, or return their
+            new values in this order. What it returns beside them is named by `returns`. There are no gradients.
         tried: whether to evaluate the definition for a few named examples immediately, so that its errors surface here.
         given: the declaration of each argument of the definition, by its name: `tensor`, `lengths`, `offsets`,
             `values`, or a Hypothesis strategy of a parameter. An argument with a default may be left out; it is then
@@ -126,12 +130,13 @@ def operation(
 
     Raises:
         TypeError: an argument of the definition is not declared and has no default, or the definition has no argument
-            of a declared name. The decorator raises it.
-        ValueError: the definition does not accept such tensors, or does not return one floating-point tensor, or not
-            as many as `returns` names.
+            of a declared name, or no such tensor to change. The decorator raises it.
+        ValueError: the definition does not accept such tensors, or does not return one tensor, or not as many as
+            `returns` names, or another kind of numbers than `returns` says.
         DefinitionError: the definition raises an error where its rounding errors are bounded, because it is random,
             works in place, or calls an operator without a rule. The message names the line.
     """
+    changed = (mutates,) if isinstance(mutates, str) else tuple(mutates)
     for field in _OF_ARGUMENTS:
         if field in given and not _is_declared(given[field]):
             raise TypeError(f"operation: {field} follows from the declarations of the arguments")
@@ -143,7 +148,9 @@ def operation(
             raise TypeError(f"operation: {name} must be {wanted}, not {what!r}")
 
     def decorate(definition: Callable[..., Any]) -> DefinedOperation:
-        if isinstance(returns, Mapping):
+        if changed:
+            made = _in_place(definition, declared, fields, sizes or {}, returns, changed)
+        elif isinstance(returns, Mapping):
             made = _of_several(definition, declared, fields, sizes or {}, returns)
         else:
             made = _made(definition, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
@@ -205,7 +212,7 @@ def _of_several(
     declared: Mapping[str, Any],
     fields: Mapping[str, Any],
     sizes: Mapping[str, Any],
-    returns: Mapping[str, str | Output | None],
+    returns: Mapping[str, str | torch.dtype | Output | None],
 ) -> DefinedOperation:
     """Return the record of all outputs in a row. Its `outputs` are the records of the single outputs."""
     from fourfold.numerics.torch_adapter.evaluate import backward_of
@@ -218,10 +225,15 @@ def _of_several(
     outputs = {name: what if isinstance(what, Output) else Output(what) for name, what in returns.items()}
     if not names or any(not name.isidentifier() for name in names):
         raise TypeError(f"operation: returns must name each output by a word, not {list(names)}")
-    places = [place for place, of in enumerate(outputs.values()) if of.gradient]
+    found = [
+        _declaration(whole, alone(definition, names, place), declared, sizes, of.dtype).result_dtype()
+        for place, of in enumerate(outputs.values())
+    ]
+    chosen = [*map(is_chosen, found)]
+    places = [place for place, of in enumerate(outputs.values()) if of.gradient and not chosen[place]]
 
     def only(place: int, of: Output) -> DefinedOperation:
-        inputs = declared if of.gradient else {name: _without_gradient(what) for name, what in declared.items()}
+        inputs = declared if place in places else {name: _without_gradient(what) for name, what in declared.items()}
         these = {**fields, "name": f"{whole}.{names[place]}", "returns": of.dtype}
         order = [place, *(other for other in places if other != place)]
         gradients = functools.partial(backward_of, definition, places=order)
@@ -229,8 +241,48 @@ def _of_several(
 
     each = {name: only(place, of) for place, (name, of) in enumerate(outputs.items())}
     shared = {name: what for name, what in fields.items() if name != "batched"} | {"name": whole}
-    joined = _made(in_a_row(definition, names, places or range(len(names))), declared, shared, sizes)
+    rounded = [place for place in range(len(names)) if not chosen[place]]
+    joined = _made(in_a_row(definition, names, places or rounded or [0]), declared, shared, sizes)
     return dataclasses.replace(joined, definition=definition, outputs=each)
+
+
+def _in_place(
+    definition: Callable[..., Any],
+    declared: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    returns: Any,
+    mutates: tuple[str, ...],
+) -> DefinedOperation:
+    """Return the record of an operation that changes arguments in place."""
+    name = fields.get("name") or definition.__name__
+    if returns is not None and not isinstance(returns, Mapping):
+        raise TypeError(f"{name}: returns must name each output that is returned beside {' and '.join(mutates)}")
+    for argument in mutates:
+        what = declared.get(argument)
+        if not isinstance(what, TensorInput):
+            raise TypeError(f"{name}: mutates names {argument}, which is not declared to be a tensor")
+        if what.optional or len(what.dtypes) > 1:
+            problem = "be None" if what.optional else f"have the dtypes {' and '.join(what.dtypes)}"
+            raise TypeError(f"{name}: {argument} may {problem}, and so cannot be changed in place")
+        if argument in (returns or {}):
+            raise TypeError(f"{name}: returns names {argument}, which mutates names already")
+    inputs = {argument: _without_gradient(what) for argument, what in declared.items()}
+    new = {argument: result(*inputs[argument].dtypes, gradient=False) for argument in mutates}
+    others = {other: what if isinstance(what, Output) else Output(what) for other, what in (returns or {}).items()}
+    outputs = {**new, **others}
+    fields = {**fields, "mutates": mutates}
+    changed = functional(definition, mutates, tuple(others))
+    if len(outputs) > 1:
+        made = _of_several(changed, inputs, fields, sizes, outputs)
+        each = {
+            output: dataclasses.replace(of, changed=output if output in mutates else "")
+            for output, of in made.outputs.items()
+        }
+        return dataclasses.replace(made, definition=definition, outputs=each)
+    (only,) = outputs.items()
+    made = _made(changed, inputs, {**fields, "changed": only[0], "returns": only[1].dtype}, sizes)
+    return dataclasses.replace(made, definition=definition)
 
 
 def _without_gradient(what: Any) -> Any:
@@ -242,10 +294,10 @@ def _made(
     declared: Mapping[str, Any],
     fields: Mapping[str, Any],
     sizes: Mapping[str, Any],
-    gradients: Callable[[Sequence[str]], Callable] | None = None,
+    gradients: Callable[..., Callable] | None = None,
 ) -> DefinedOperation:
     name = fields.get("name") or definition.__name__
-    declaration = _declaration(name, definition, declared, sizes, fields.get("returns"))
+    declaration = _declaration(name, definition, declared, sizes, fields.get("returns"), fields.get("mutates", ()))
     own_cases, own_examples = fields.get("cases"), fields.get("examples")
     follow = own_cases is None or own_examples is None
     if follow:
@@ -254,6 +306,7 @@ def _made(
         each: what if callable(what) else _example(declaration, what) for each, what in (own_examples or {}).items()
     }
     examples = {**named_cases.examples(declaration), **added} if follow else added
+    fields = {**fields, "returns": declaration.returns}
     record: dict[str, Any] = {
         "name": name,
         "differentiable": declaration.differentiable,
@@ -261,6 +314,7 @@ def _made(
         "source": _place(definition),
         "smooth": declaration.smooth if own_cases is None else FOLLOWS,
         "sized": named_cases.sized(declaration) if own_cases is None else None,
+        "dtypes": declaration.dtypes,
         "axes": {argument: " ".join(of.axes) for argument, of in declaration.tensors.items()},
         "other_integers": declaration.other_integers,
         "ordinary": tuple(argument for argument, of in declaration.tensors.items() if not of.special),
@@ -282,6 +336,7 @@ def _declaration(
     declared: Mapping[str, Any],
     sizes: Mapping[str, Any],
     returns: str | None,
+    mutates: Sequence[str] = (),
 ) -> Declaration:
     """Match the declared arguments with the definition's signature."""
     tensors: dict[str, TensorInput] = {}
@@ -307,7 +362,7 @@ def _declaration(
             default[argument] = of.choices[0] if parameter.default is parameter.empty else parameter.default
     if not tensors:
         raise TypeError(f"{name}: none of its arguments is declared to be a tensor")
-    return Declaration(name, definition, tensors, parameters, default, sizes, returns)
+    return Declaration(name, definition, tensors, parameters, default, sizes, returns, mutates)
 
 
 def _example(declaration: Declaration, arguments: Mapping[str, Any]) -> named_cases.Make:
@@ -324,24 +379,25 @@ def _place(definition: Callable[..., Any]) -> str:
 def _oracle(
     definition: Callable[..., Any],
     declaration: Declaration,
-    gradients: Callable[[Sequence[str]], Callable] | None,
+    gradients: Callable[..., Callable] | None,
 ) -> dict[str, Callable]:
     """Return forward and backward functions with a running error, derived from the definition."""
     from fourfold.numerics.torch_adapter.evaluate import backward_of, forward_of
 
     differentiated = gradients or functools.partial(backward_of, definition)
+    dtypes = {name: getattr(torch, dtype) for name, dtype in declaration.dtypes.items()}
 
     def backward(grad_output: Any, **arguments: Any) -> tuple:
         """Return the gradients of the definition, None for an input that is None."""
         names = declaration.differentiable
         given = tuple(name for name in names if arguments.get(name) is not None)
-        found = dict(zip(given, differentiated(given)(grad_output, **arguments), strict=True))
+        found = dict(zip(given, differentiated(given, dtypes=dtypes)(grad_output, **arguments), strict=True))
         return tuple(found.get(name) for name in names)
 
-    return {"forward": forward_of(definition), "backward": backward}
+    return {"forward": forward_of(definition, declaration.returns, dtypes), "backward": backward}
 
 
 def _errors(made: Operation, declaration: Declaration) -> tuple:
     """Return the errors that follow from arguments of any shapes. None is no error where an input may be None."""
     may_be = {f"{name}_is_none" for name in declaration.optional}
-    return tuple(error for error in defaults.errors(made.examples) if error.name not in may_be)
+    return tuple(error for error in defaults.errors(made.examples, made.dtypes) if error.name not in may_be)

@@ -9,10 +9,10 @@ import torch
 
 from fourfold.declaration.arguments import TensorInput, Values, tensor, values
 from fourfold.declaration.definition import DefinedOperation, operation
+from fourfold.numerics.dtypes import INTEGERS, QUANTISED, name_of
 
 # The most elements of an input. With more, the reference takes minutes a case.
 MOST_ELEMENTS = 1 << 22
-_INTEGERS = {torch.int64: "int64", torch.int32: "int32"}
 
 
 def like(
@@ -71,13 +71,11 @@ def _declared(argument: str, given: Any, lengths: Sequence[int]) -> TensorInput 
         raise ValueError(f"{argument} has {given.numel()} elements: a reference takes at most {MOST_ELEMENTS}")
     axes = " ".join(map(_axis, given.shape))
     if given.is_floating_point():
-        return tensor(axes)
+        return tensor(axes, dtype=given.dtype if name_of(given.dtype) in QUANTISED else None)
     if given.dtype == torch.bool:
         return tensor(axes, dtype="bool")
-    if given.dtype not in _INTEGERS:
+    if name_of(given.dtype) not in INTEGERS:
         raise ValueError(f"{argument} has dtype {given.dtype}, which cannot be drawn")
     low, high = (int(given.min()), int(given.max()) + 1) if given.numel() else (0, 1)
     along = next((length for length in lengths if length >= high and low >= 0), None)
-    return tensor(
-        axes, dtype=_INTEGERS[given.dtype], low=low if along is None else 0, high=_axis(along) if along else high
-    )
+    return tensor(axes, dtype=given.dtype, low=low if along is None else 0, high=_axis(along) if along else high)

@@ -8,6 +8,7 @@ import numpy as np
 
 from fourfold.declaration.arguments import Ragged, TensorInput
 from fourfold.declaration.cases import CallPlan, Declaration, limited
+from fourfold.inputs.arrays import ZERO
 from fourfold.inputs.special_values import special_values
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.axes import LEADING, Shape
@@ -196,7 +197,7 @@ class NamedCases:
             yield "without_any_that_may_be_left_out", Wanted(parameters=dict.fromkeys(self._of.optional))
 
     def _floating(self) -> dict[str, TensorInput]:
-        return {name: of for name, of in self._of.tensors.items() if not of.dtypes and of.make is None}
+        return {name: of for name, of in self._of.tensors.items() if of.is_floating and of.make is None}
 
     def _numbers(self) -> Iterator[tuple[str, Wanted]]:
         floating = self._floating()
@@ -204,6 +205,8 @@ class NamedCases:
             how = {name: kind for name, of in floating.items() if kind in of.kinds and not limited(of)}
             if how:
                 yield spoken, Wanted(how=how)
+        if zero := {name: ZERO for name, of in floating.items() if not limited(of)}:
+            yield "zeros", Wanted(how=zero)
         for name, of in floating.items():
             if of.special:
                 first = {of.axes[0]: self._of.allowed[of.axes[0]].nearest(16)} if of.axes and _named(of) else {}
@@ -211,7 +214,7 @@ class NamedCases:
 
     def _integers(self) -> Iterator[tuple[str, Wanted]]:
         for name, of in self._of.tensors.items():
-            if not of.dtypes or of.make is not None or isinstance(of, Ragged):
+            if of.is_floating or of.make is not None or isinstance(of, Ragged):
                 continue
             if of.dtypes == ("bool",):
                 yield f"{name}_all_false", Wanted(how={name: "least"})
@@ -242,7 +245,8 @@ class NamedCases:
             normal = {name: "normal" for name, of in self._floating().items() if not limited(of)}
             inputs = self._of.made(plan, rng, dtype, {**normal, **wanted.how})
             if wanted.special in inputs:
-                inputs[wanted.special] = _with_special_values(inputs[wanted.special], dtype, plan.parameters)
+                own = self._of.tensors[wanted.special].dtype(dtype)
+                inputs[wanted.special] = _with_special_values(inputs[wanted.special], own, plan.parameters)
             return self._of.case(plan, inputs, rng, dtype, _of_present(wanted.layouts, inputs))
 
         return make

@@ -188,7 +188,13 @@ def _checked(
 
 
 def _timed(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candidate: Submission) -> Verdict:
-    """Add the speeds to a right verdict. If a timed call gives another result, the verdict becomes wrong."""
+    """Add the speeds to a right verdict. If a timed call gives another result, the verdict becomes wrong.
+
+    A call that changes its arguments is not timed: the next one would begin with other values.
+    """
+    if trial.operation.mutates:
+        changed = " and ".join(trial.operation.mutates)
+        return replace(verdict, warnings=(*verdict.warnings, f"not timed: each call changes {changed}"))
     gradients = trial.claims.gradients and bool(trial.operation.differentiable)
     each = trial.implementation, reference, trial.operation, trial.claims, trial.device, gradients
     try:

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from fourfold.numerics.dtypes import DType
+from fourfold.numerics.dtypes import QUANTISED, DType
 from fourfold.operations.layouts import LAYOUTS
 
 # At and next to the sizes of vectors, warps and blocks, with some small and odd sizes.
@@ -14,6 +14,8 @@ AWKWARD_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 1
 AWKWARD_LARGE = (1000, 1023, 1024, 1025, 2047, 2049, 4097)
 
 KINDS = ("normal", "whole", "constant", "offset", "spread", "huge", "tiny")
+# The kind of a named case: quantizers and norms divide by what is 0 in it.
+ZERO = "zero"
 # Kinds of numbers within a range, for inputs on which the operation is defined only there.
 LIMITED = ("positive", "unit", "probabilities")
 # Arrays of at most this many elements are sometimes drawn element by element.
@@ -68,10 +70,12 @@ def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> np.ndarray:
-    """Return a random array of one of `KINDS` or `LIMITED`, rounded to the dtype."""
+    """Return a random array of one of `KINDS` or `LIMITED`, or `ZERO`, rounded to the dtype."""
     drawn = np.asarray(rng.normal(0, 2, shape))
     if kind == "whole":  # many ties, and exact sums
         drawn = np.rint(drawn)
+    elif kind == ZERO:
+        drawn = np.zeros(shape)
     elif kind == "constant":
         drawn = np.full(shape, rng.normal(0, 2))
     elif kind == "offset":  # differences are small against the values
@@ -89,6 +93,8 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind:
     elif kind == "probabilities":  # their sum along the last axis is 1, within rounding
         drawn = np.exp(drawn)
         drawn = drawn / drawn.sum(-1 if shape else None, keepdims=True)
+    if dtype.name in QUANTISED:  # a cast makes numbers past its largest one infinite, or NaN
+        drawn = np.clip(drawn, -dtype.largest, dtype.largest)
     return np.asarray(drawn).astype(dtype.numpy)  # arithmetic turns arrays without axes into scalars
 
 

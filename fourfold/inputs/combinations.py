@@ -21,7 +21,7 @@ from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations import axes as notation
 from fourfold.operations.axes import LEADING, Shape
 from fourfold.operations.case import Case, is_floating
-from fourfold.operations.layouts import COMPOSED, parts
+from fourfold.operations.layouts import COMPOSED, parts, writable
 from fourfold.operations.record import Operation, reference
 
 # Sizes that are all multiples of 16, so that every tensor can be read by vectors, and sizes that are all odd.
@@ -237,6 +237,7 @@ def _with_numbers(operation: Operation, dtype: DType, case: Case, change: Change
 def _laid_out(operation: Operation, case: Case, layouts: Mapping[str, str]) -> Case:
     """Return the case in layouts. Expanded tensors that may hold any numbers become constant along their first axis."""
     inputs, grad_output = dict(case.inputs), case.grad_output
+    layouts = writable(layouts, operation.mutates)
     for name, layout in layouts.items():
         if "expanded" in parts(layout):
             if name == "grad_output":

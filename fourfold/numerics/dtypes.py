@@ -57,7 +57,7 @@ class DType:
         """Return a tensor's exact values as an array of the wide type."""
         (tensor,) = on_host(tensor)
         tensor = tensor.contiguous()
-        if tensor.dtype not in _OF_NUMPY:
+        if tensor.dtype.is_floating_point and tensor.dtype not in _OF_NUMPY:
             tensor = tensor.float()
         return tensor.numpy().astype(self.wide)
 
@@ -88,16 +88,27 @@ def returned(dtype: DType, declared: str | None) -> DType:
 
     Args:
         dtype: the tested dtype.
-        declared: the name of a dtype, floating-point, "int32" or "int64"; "compute" for float64 if float64 is tested,
-            and float32 otherwise; None for `dtype`.
+        declared: the name of a dtype in `DTYPES`, `QUANTISED` or `INTEGERS`; "compute" for float64 if float64 is
+            tested, and float32 otherwise; None for `dtype`.
     """
     if declared is None:
         return dtype
     if declared == COMPUTE:
         return dtype if dtype.arithmetic.storage is None else DTYPES["float32"]
-    if declared in INTEGERS:
-        return INTEGERS[declared]
-    return dtype if declared == dtype.name else DTYPES[declared]
+    return dtype if declared == dtype.name else {**DTYPES, **QUANTISED, **INTEGERS}[declared]
+
+
+def is_chosen(declared: str | None) -> bool:
+    """Return whether results of a dtype are chosen among few numbers, so that a definition says them exactly.
+
+    These are integers, booleans and quantised numbers. No gradient flows through them.
+    """
+    return declared in INTEGERS or declared in QUANTISED
+
+
+def name_of(dtype: str | torch.dtype) -> str:
+    """Return the name of a dtype that is given by its name or as torch's object."""
+    return str(dtype).removeprefix("torch.")
 
 
 # The floating-point dtypes that torch converts to NumPy's.
@@ -187,12 +198,13 @@ def dtype_of(dtype: np.dtype) -> DType:
 
 
 def _integers(name: str) -> DType:
-    """Return an integer dtype of results. They are compared exactly, in a type that holds those below 2^53 exactly."""
+    """Return an integer dtype of results, or bool. They are compared exactly, in a type that holds them exactly."""
     numpy = np.dtype(name)
-    largest = float(np.iinfo(numpy).max)
+    largest = 1.0 if name == "bool" else float(np.iinfo(numpy).max)
+    wide: type = np.longdouble if numpy.itemsize == 8 else np.float64
     arithmetic = DTYPES["float64"].arithmetic
-    return DType(name, numpy, getattr(torch, name), np.float64, 0.0, largest, 0.0, 0.0, arithmetic)
+    return DType(name, numpy, getattr(torch, name), wide, 0.0, largest, 0.0, 0.0, arithmetic)
 
 
-# The integer dtypes of results: no operation is tested for them.
-INTEGERS = {name: _integers(name) for name in ("int32", "int64")}
+# The integer dtypes of inputs and results, and bool: no operation is tested for them.
+INTEGERS = {name: _integers(name) for name in ("int8", "uint8", "int16", "int32", "int64", "bool")}

@@ -8,7 +8,7 @@ input by `Arguments.wrong`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -236,11 +236,21 @@ class Arguments:
 
 
 class ArgumentsOf(Arguments):
-    """The arguments of a valid call, with tensors on the CPU and unknown axes."""
+    """The arguments of a valid call, with tensors on the CPU and unknown axes.
 
-    def __init__(self, call: Mapping[str, Any]) -> None:
+    Args:
+        call: the arguments, by name.
+        dtypes: the floating-point tensors whose dtype is the only valid one.
+    """
+
+    def __init__(self, call: Mapping[str, Any], dtypes: Collection[str] = ()) -> None:
         tensors = {name: value for name, value in call.items() if isinstance(value, torch.Tensor)}
-        kinds = {name: TensorArgument(None, None if of.is_floating_point() else ()) for name, of in tensors.items()}
+        kinds = {
+            name: TensorArgument(
+                None, None if of.is_floating_point() else (), dtype=of.dtype if name in dtypes else None
+            )
+            for name, of in tensors.items()
+        }
         super().__init__(**kinds)
         self.good = dict(call)
 

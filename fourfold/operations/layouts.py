@@ -1,7 +1,7 @@
 """Memory layouts: arrangements of the same values that expose a kernel which assumes one of them."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 import torch
@@ -126,3 +126,8 @@ def layout(name: str) -> Layout:
 def parts(name: str) -> list[str]:
     """Return the names of the layouts that compose a layout; for one of `LAYOUTS`, its own name."""
     return name.split(AND)
+
+
+def writable(layouts: Mapping[str, str], written: Collection[str]) -> dict[str, str]:
+    """Return the layouts of tensors without those in which a written tensor has several elements at one place."""
+    return {name: how for name, how in layouts.items() if name not in written or "expanded" not in parts(how)}

@@ -1,4 +1,8 @@
-"""Adapt functions with several outputs to functions with one: an output alone, or all outputs in a row."""
+"""Adapt functions to those that return one output.
+
+A function with several outputs becomes one that returns an output alone, or all of them in a row. A function that works
+in place becomes one that returns what it has written.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -45,6 +49,127 @@ def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Cal
         one.called_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
         one.compared = function.compared  # type: ignore[attr-defined]
     return one
+
+
+def functional(
+    definition: Callable[..., Any], mutates: Sequence[str], others: Sequence[str]
+) -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
+    """Return a definition that returns the new values of arguments which it changes in place, or returns anew.
+
+    Args:
+        definition: a function that changes tensors of the call, or returns their new values first.
+        mutates: the names of these tensors.
+        others: the names of what it returns beside them.
+
+    Returns:
+        a function of the same arguments by name, which it leaves unchanged. It returns the new values and the other
+        outputs, in a tuple if there are several.
+
+    Raises:
+        WrongOutputs: when called, if the definition returns another number of tensors.
+        ValueError: when called, if a new value has another shape than its argument.
+    """
+
+    @functools.wraps(definition)
+    def called(**arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        own = {name: arguments[name].clone() for name in mutates}
+        returned = _tensors(definition(**{**arguments, **own}))
+        if len(returned) != len(mutates) + len(others):
+            beside = [each for each in returned if not any(each is tensor for tensor in own.values())]
+            if len(beside) != len(others):
+                wanted = " and ".join(others) or "nothing"
+                raise WrongOutputs(
+                    f"a definition that mutates {' and '.join(mutates)} must return {wanted}, or the new values"
+                    f" before that, not {len(returned)} tensors"
+                )
+            returned = (*own.values(), *beside)
+        for name, new in zip(mutates, returned):
+            if new.shape != arguments[name].shape:
+                raise ValueError(
+                    f"{name} has shape {list(arguments[name].shape)}, and its new value has {list(new.shape)}"
+                )
+        return returned if len(returned) > 1 else returned[0]
+
+    return called
+
+
+def _tensors(returned: Any) -> tuple[Any, ...]:
+    """Return what a function returns as a tuple."""
+    if returned is None:
+        return ()
+    return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+
+
+# Marks a function from `read_back`, and those that are made of it.
+READS_BACK = "fourfold_reads_back"
+
+
+def read_back(
+    function: Callable[..., Any], mutates: Sequence[str], others: Sequence[str]
+) -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
+    """Return a function that returns what another one has written into its arguments.
+
+    The arguments have their former values again when it returns. What the other function returns must be the tensors
+    that it changes, or nothing, and `others`.
+
+    Args:
+        function: a function that changes tensors of the call.
+        mutates: the names of these tensors.
+        others: the names of what it returns beside them.
+
+    Returns:
+        a function of the same arguments by name. It returns copies of the changed tensors and the other outputs, in a
+        tuple if there are several.
+
+    Raises:
+        WrongOutputs: when called, if the function returns other tensors.
+    """
+
+    @functools.wraps(function)
+    def called(**arguments: Any) -> Any:
+        if not all(isinstance(arguments.get(name), torch.Tensor) for name in mutates):
+            return function(**arguments)  # bad input
+        # The memory of the arguments, even if the function exchanges that of the tensors.
+        memory = {name: arguments[name].detach() for name in mutates}
+        former = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in memory.items()}
+        try:
+            given = {name: arguments[name] for name in mutates}
+            returned = _tensors(function(**arguments))
+            for name, tensor in given.items():
+                if not _is_same(tensor, memory[name]):
+                    raise WrongOutputs(f"the call gives {name} other memory, instead of writing into its own")
+            beside = [each for each in returned if not any(each is tensor for tensor in given.values())]
+            for each in [each for each in beside if any(_is_same(each, tensor) for tensor in memory.values())]:
+                if len(beside) > len(others):  # empty tensors all lie at one place
+                    beside = [other for other in beside if other is not each]
+            if len(beside) != len(others) or not all(isinstance(each, torch.Tensor) for each in beside):
+                raise WrongOutputs(_other_return(beside, mutates, others))
+            results = [tensor.clone(memory_format=torch.contiguous_format) for tensor in memory.values()]
+        finally:
+            for name, tensor in memory.items():
+                tensor.copy_(former[name])
+        return (*results, *beside) if len(results) + len(beside) > 1 else results[0]
+
+    setattr(called, READS_BACK, True)
+    # Calls from several threads, and observed ones, would have to be made in the function's own process.
+    for name in ("called_at_once", "compared"):
+        called.__dict__.pop(name, None)
+    return called
+
+
+def _is_same(each: Any, tensor: torch.Tensor) -> bool:
+    """Return whether a returned object is a tensor with the elements of another one, in the same memory."""
+    if not isinstance(each, torch.Tensor) or each.dtype != tensor.dtype:
+        return False
+    return (each.shape, each.stride(), each.data_ptr()) == (tensor.shape, tensor.stride(), tensor.data_ptr())
+
+
+def _other_return(beside: Sequence[Any], mutates: Sequence[str], others: Sequence[str]) -> str:
+    """Return the message for a function that returns other objects than it may."""
+    changed = " and ".join(mutates)
+    kinds = ", ".join("a new tensor" if isinstance(each, torch.Tensor) else type(each).__name__ for each in beside)
+    either = " and ".join(others) or "nothing", " and ".join([changed, *others])
+    return f"the call changes {changed} in place, and must return {' or '.join(either)}, not {kinds or 'nothing'}"
 
 
 def in_a_row(

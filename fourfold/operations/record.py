@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis.strategies import SearchStrategy
 
 from fourfold.numerics.bounded import Arithmetic, Bounded, lift
-from fourfold.numerics.dtypes import DType, returned
+from fourfold.numerics.dtypes import DTYPES, DType, is_chosen, returned
 from fourfold.operations import axes as notation
 from fourfold.operations.axes import SHORTEST_AXIS
 from fourfold.operations.case import Case, is_floating, scaled
@@ -148,6 +148,7 @@ class Operation:
         cost: forward and backward cost of a case. Unless given, forward moves inputs and output, and the backward
             cost is unknown.
         workloads: the cases for timing, by name, on "cpu" and on "cuda". Unless given, the largest named examples.
+        dtypes: the dtypes of floating-point inputs that keep them whatever dtype is tested, by name.
         axes: the notation of the axes of inputs, by name: see `fourfold.operations.axes`. Unless given, the
             axes are unknown.
         ordinary: inputs that get no special values beyond those from `cases`, because the operation is undefined
@@ -158,12 +159,15 @@ class Operation:
         other_numbers: returns other values of a case's floating-point inputs, by name, of the same shape and dtype,
             with another result. Unless given, the values are scaled.
         returns: the dtype of the output: a name, "compute" for float64 of float64 inputs and float32 of all others,
-            "int64" or "int32", None for the tested dtype. Cotangents, if any, have the same dtype.
+            None for the tested dtype. Cotangents, if any, have the same dtype.
         length_varies: whether the length of the output depends on the inputs' numbers, like the number of kept boxes.
             `forward` then returns a `OneOf` of any length. There is no gradient; a case's cotangent has the length of
             the oracle's result for the inputs from `cases`. A CUDA graph cannot hold such a call.
         outputs: an operation for each of several outputs, by name, in the returned order. This record then describes
             all outputs that have gradients, `joined` in a row, or the only such output unchanged.
+        mutates: the names of the inputs that a call changes in place. Their new values are the first `outputs`, or the
+            only output. No input has a gradient.
+        changed: for one of several outputs, or for an only one, the input whose new value it is.
         admissible: for several outputs, a function of the case and of one call's results by name, including
             "gradient of x" for the gradients under the case's cotangent. It returns, in words, a contradiction between
             the results, beyond the requirements for each alone; None if there is none.
@@ -187,6 +191,7 @@ class Operation:
     errors: tuple[DeclaredError, ...] = FOLLOWS
     cost: Callable[[Case], tuple[Cost, Cost]] = what_must_be_moved
     workloads: Mapping[str, Mapping[str, Make]] = FOLLOWS
+    dtypes: Mapping[str, str] = field(default_factory=dict)
     axes: Mapping[str, str] = field(default_factory=dict)
     ordinary: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -195,17 +200,27 @@ class Operation:
     returns: str | None = None
     length_varies: bool = False
     outputs: Mapping[str, "Operation"] = field(default_factory=dict)
+    mutates: tuple[str, ...] = ()
+    changed: str = ""
     admissible: Callable[[Case, Mapping[str, np.ndarray]], str | None] | None = None
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """Return the indices of the joined outputs: those with gradients, or all outputs if none has one."""
-        places = tuple(place for place, of in enumerate(self.outputs.values()) if of.differentiable)
-        return places or tuple(range(len(self.outputs)))
+        """Return the indices of the joined outputs.
+
+        These are the outputs with gradients; if none has one, those of numbers that a kernel rounds; or the first one.
+        """
+        outputs = self.outputs.values()
+        places = tuple(place for place, of in enumerate(outputs) if of.differentiable)
+        return places or tuple(place for place, of in enumerate(outputs) if not is_chosen(of.returns)) or (0,)
 
     def result_dtype(self, dtype: DType) -> DType:
         """Return the dtype of the output if `dtype` is tested."""
         return returned(dtype, self.returns)
+
+    def input_dtype(self, name: str, dtype: DType) -> DType:
+        """Return the dtype of a floating-point input, and of its gradient, if `dtype` is tested."""
+        return returned(dtype, self.dtypes.get(name))
 
     sized: Sized | None = None
     reduction: str = ""
@@ -258,11 +273,17 @@ class Operation:
 
 
 def wide(case: Case, dtype: DType) -> dict[str, Any]:
-    """Return the inputs of a case as exact `Bounded` arrays (integers and booleans unchanged), and its parameters."""
-    arrays = {
-        name: Bounded.exact(array.astype(dtype.wide), dtype.arithmetic) if is_floating(array) else array
-        for name, array in case.inputs.items()
-    }
+    """Return the inputs of a case as exact `Bounded` arrays (integers and booleans unchanged), and its parameters.
+
+    Kernels round an input of a wider dtype than their arithmetic once, when they read it.
+    """
+
+    def bounded(array: np.ndarray) -> Bounded:
+        if array.dtype == np.float64 and dtype.arithmetic.roundoff > np.finfo(np.float64).eps:
+            return lift(array, dtype.arithmetic)
+        return Bounded.exact(array.astype(dtype.wide), dtype.arithmetic)
+
+    arrays = {name: bounded(array) if is_floating(array) else array for name, array in case.inputs.items()}
     return {**arrays, **case.parameters}
 
 
@@ -293,13 +314,25 @@ def _once(oracle: Callable, case: Case, dtype: DType, ask: Callable[[], Any]) ->
     return said[key]
 
 
+def computed_in(operation: Operation, dtype: DType) -> DType:
+    """Return a dtype with the arithmetic of kernels: that of float32 if an input is no wider whatever is tested."""
+    of_inputs = [DTYPES[name].arithmetic for name in operation.dtypes.values() if name in DTYPES]
+    coarse = max(of_inputs, key=lambda arithmetic: arithmetic.roundoff, default=dtype.arithmetic)
+    if coarse.roundoff <= dtype.arithmetic.roundoff:
+        return dtype
+    ties = dtype.arithmetic.documented_ties
+    return replace(dtype, arithmetic=replace(coarse, storage=None, documented_ties=ties))
+
+
 def reference(operation: Operation, case: Case, dtype: DType) -> Bounded:
     """Return the oracle's output with its running error."""
+    dtype = computed_in(operation, dtype)
     return _once(operation.forward, case, dtype, lambda: operation.forward(**wide(case, dtype)))
 
 
 def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[str, Bounded]:
     """Return the oracle's gradients with their running error, by input."""
+    dtype = computed_in(operation, dtype)
 
     def ask() -> dict[str, Bounded]:
         # Kernels round a cotangent of a wider dtype than their arithmetic once, when they read it.

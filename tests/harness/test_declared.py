@@ -477,8 +477,12 @@ def test_named_cases_of_few_elements_come_first(name: str) -> None:
         (lambda: operation(x=X, p=st.floats(0, 1))(lambda x, p: x), TypeError, "p needs a default or values"),
         (lambda: operation(x=X, axes={})(lambda x: x), TypeError, "axes follows from the declarations"),
         (lambda: operation(x=X, sizes={"rows": 3})(lambda x: x), ValueError, "sizes: no tensor .* an axis 'rows'"),
-        (lambda: operation(x=X)(lambda x: (x, x)), ValueError, "must return one floating-point tensor, not tuple"),
-        (lambda: operation(x=X)(lambda x: x > 0), ValueError, "must return one floating-point tensor, not torch.bool"),
+        (lambda: operation(x=X)(lambda x: (x, x)), ValueError, "must return one tensor of real numbers, not tuple"),
+        (
+            lambda: operation(x=X)(lambda x: x + 1j),
+            ValueError,
+            "must return one tensor of real numbers, not torch.complex64",
+        ),
         (lambda: operation(x=X)(lambda x: x @ x), ValueError, r"<lambda>\(x\[2, 3\]\): RuntimeError: .*mat1"),
         (
             lambda: operation(x=X, w=tensor("cols", optional=True))(lambda x, w: x * w),

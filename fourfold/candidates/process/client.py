@@ -427,7 +427,9 @@ def _outputs(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[b
 
 
 def _result(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:
-    """Return a result and whether it requires a gradient; replace a non-tensor by a stub of its class name."""
+    """Return a result and whether it requires a gradient; replace a non-tensor by a stub of its class name, or None."""
+    if said == {"other": type(None).__name__}:
+        return None, False
     if isinstance(said, dict) and isinstance(said.get("other"), str):
         return type(printable(said["other"])[:100].replace("\n", " "), (), {})(), False
     if not isinstance(said, dict) or "tensor" not in said:

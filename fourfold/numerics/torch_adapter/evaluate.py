@@ -11,7 +11,7 @@ cast between floating types changes no value: values are wide throughout.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fourfold.numerics.bounded import Arithmetic, Bounded, lift
-from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType, is_chosen, name_of
 
 # These register the rules.
 from fourfold.numerics.torch_adapter import along_axes, networks  # noqa: F401
+from fourfold.numerics.torch_adapter.integers import chosen_result
 from fourfold.numerics.torch_adapter.tensors import Evaluation, NoTorchRule, rule
 
+NO_DTYPES: Mapping[str, torch.dtype] = {}
 __all__ = ["NoTorchRule", "backward_of", "forward_of", "rule"]
 
 
@@ -52,10 +54,10 @@ def evaluation_of(arguments: Sequence[Any]) -> Evaluation:
     return Evaluation(DTYPES["float32"] if first is None else dtype_of(first))
 
 
-def tensor_of(argument: Any, evaluation: Evaluation) -> Any:
-    """Return an input as a tensor, and a parameter unchanged."""
+def tensor_of(argument: Any, evaluation: Evaluation, dtype: torch.dtype | None = None) -> Any:
+    """Return an input as a tensor of a dtype, by default the tested one, and a parameter unchanged."""
     if isinstance(argument, Bounded):
-        return evaluation.made(argument, evaluation.dtype.torch)
+        return evaluation.made(argument, dtype or evaluation.dtype.torch)
     return torch.from_numpy(np.array(argument)) if isinstance(argument, np.ndarray) else argument
 
 
@@ -105,15 +107,19 @@ def gradient_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
     return Bounded(grad.value, np.where(unknown, np.inf, grad.error), grad.arithmetic)
 
 
-def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded]:
+def forward_of(
+    definition: Callable[..., torch.Tensor], returns: str | None = None, dtypes: Mapping[str, torch.dtype] = NO_DTYPES
+) -> Callable[..., Bounded]:
     """Return an `Operation.forward` that evaluates a definition in torch with a running error bound.
 
     Args:
         definition: takes the tensors and parameters of the operation by name, and returns one tensor.
+        returns: the dtype of the result, if it is not the definition's. A result of float8 is rounded to it.
+        dtypes: the dtypes of inputs that do not have the tested one, by name.
 
     Returns:
         A function of the same arguments: floating inputs as `Bounded`, integers as NumPy arrays, parameters as they
-        are. It gives the output.
+        are. It gives the output. Integers, booleans and quantised numbers are a `OneOf`.
 
     Raises:
         NoTorchRule: when called, if the definition runs an operator that has no rule.
@@ -124,14 +130,22 @@ def forward_of(definition: Callable[..., torch.Tensor]) -> Callable[..., Bounded
     def forward(**arguments: Any) -> Bounded:
         evaluation = evaluation_of(list(arguments.values()))
         with np.errstate(all="ignore"), torch.no_grad(), evaluation:
-            tensors = {name: tensor_of(argument, evaluation) for name, argument in arguments.items()}
-            return bounded_of(output_of(definition, tensors, evaluation), evaluation)
+            tensors = {name: tensor_of(given, evaluation, dtypes.get(name)) for name, given in arguments.items()}
+            output = output_of(definition, tensors, evaluation)
+            if returns in QUANTISED and name_of(output.dtype) != returns:
+                output = output.to(QUANTISED[returns].torch)
+            if is_chosen(name_of(output.dtype)):
+                return chosen_result(output, evaluation)
+            return bounded_of(output, evaluation)
 
     return forward
 
 
 def backward_of(
-    definition: Callable[..., Any], differentiable: Sequence[str], places: Sequence[int] = ()
+    definition: Callable[..., Any],
+    differentiable: Sequence[str],
+    places: Sequence[int] = (),
+    dtypes: Mapping[str, torch.dtype] = NO_DTYPES,
 ) -> Callable[..., tuple[Bounded, ...]]:
     """Return an `Operation.backward` that differentiates a definition by autograd, with a running error bound.
 
@@ -140,6 +154,7 @@ def backward_of(
         differentiable: the names of the inputs that have a gradient.
         places: for a definition that returns several outputs, the position of the output with the cotangent, followed
             by those of the other outputs that have gradients. Their cotangents are zeros.
+        dtypes: as in `forward_of`.
 
     Returns:
         A function of the cotangent, a `Bounded` of the output's shape, and of the arguments of `forward_of` by name. It
@@ -153,7 +168,7 @@ def backward_of(
     def backward(grad_output: Bounded, **arguments: Any) -> tuple[Bounded, ...]:
         evaluation = evaluation_of([grad_output])
         with np.errstate(all="ignore"), torch.enable_grad(), evaluation:
-            tensors = {name: tensor_of(argument, evaluation) for name, argument in arguments.items()}
+            tensors = {name: tensor_of(given, evaluation, dtypes.get(name)) for name, given in arguments.items()}
             wanted = [tensors[name].requires_grad_() for name in differentiable]
             outputs = [output_of(definition, tensors, evaluation)] if not places else []
             if places:

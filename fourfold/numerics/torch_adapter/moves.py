@@ -6,16 +6,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding, NoRule, certain, lift
+from fourfold.numerics.bounded import Bounded, Comparison, NoRule, certain, lift
 from fourfold.numerics.dtypes import QUANTISED
 from fourfold.numerics.steps.along_axes import SEQUENTIAL_TERMS
 from fourfold.numerics.steps.elementwise import ROUNDED_ONCE, divide, rounded
 from fourfold.numerics.torch_adapter.elementwise import aten, lifted, scaled
+from fourfold.numerics.torch_adapter.integers import evaluate_integers, integers_of, truncated, whole_of
 from fourfold.numerics.torch_adapter.tensors import (
     BoundedTensor,
     Evaluation,
     Payload,
     Tied,
+    ViewedStorage,
+    Whole,
     arithmetic,
     as_numpy,
     as_torch,
@@ -65,6 +68,10 @@ def parts_of(evaluation: Evaluation, tensors: Sequence[torch.Tensor]) -> tuple[l
         if len(payloads) == 1 and isinstance(payloads[0], Tied):
             return [*parts, [payloads[0].ties], [payloads[0].kinks]], lambda a, b, *c: Tied(a, b, arithmetic(), *c)
         return parts, lambda a, b: Comparison(a, b, arithmetic())
+    if all(isinstance(payload, Whole | np.ndarray) for payload in payloads):
+        integers = [whole_of(payload) for payload in payloads]
+        return [[n.outcome for n in integers], [n.low for n in integers], [n.high for n in integers]], Whole
+    payloads = [p.bounded(arithmetic()) if isinstance(p, Whole) else p for p in payloads]
     numbers = [p if isinstance(p, Bounded) else evaluation.tidy(lift(p, evaluation.dtype.arithmetic)) for p in payloads]
     parts = [[n.value for n in numbers], [n.error for n in numbers]]
     if any(number.limit is not None for number in numbers):
@@ -136,6 +143,9 @@ def joined_parts(evaluation: Evaluation, parts: Sequence[torch.Tensor], join: Ca
 def move(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Move elements into a new memory."""
     places = MOVED.get(str(func).removeprefix("aten."), (0,))
+    if (found := places_in(args[0])) and str(func) in ("aten.clone.default", "aten.flip.default"):
+        without = {name: value for name, value in kwargs.items() if name != "memory_format"}
+        return found.viewed(func, args, without)
     if not has_error(args, places):
         result = unchanged(func, args, kwargs, places)
         if str(func) != "aten.lift_fresh.default" or not result.is_floating_point():
@@ -174,11 +184,17 @@ whole(*MOVES.split())(move)
 def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Cast: exactly between floating types, whose values are wide, but for those of 8 bits.
 
-    A cast to integers must not hang on rounding.
+    A cast to integers has the error of all integers that rounding may give.
     """
     (a,) = args
     dtype = kwargs.get("dtype") or a.dtype
+    if (places := places_in(a)) and not dtype.is_floating_point and dtype != torch.bool:
+        return BoundedTensor.of(ViewedStorage(places), places, dtype)
     payload = evaluation.given_as_it_is(a)
+    if isinstance(payload, Whole):
+        if not dtype.is_floating_point and dtype != torch.bool:
+            return evaluate_integers(evaluation, func, args, kwargs)
+        payload = payload.bounded(evaluation.dtype.arithmetic)
     if not isinstance(payload, Bounded | Comparison):
         return evaluation.made(lifted(payload), dtype) if dtype.is_floating_point else a.to(dtype, copy=True)
     if isinstance(payload, Comparison) and (dtype.is_floating_point or dtype == torch.bool):
@@ -187,7 +203,8 @@ def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
         return evaluation.made(quantised(payload, dtype), dtype)
     if dtype == torch.bool:
         return evaluation.compared(payload != 0.0, dtype)
-    return torch.from_numpy(np.array(whole_numbers(payload))).to(dtype)
+    numbers = truncated(payload, dtype) if isinstance(payload, Bounded) else whole_of(payload)
+    return integers_of(evaluation, numbers, dtype)
 
 
 def quantised(a: Bounded, dtype: torch.dtype) -> Bounded:
@@ -207,20 +224,6 @@ def quantised(a: Bounded, dtype: torch.dtype) -> Bounded:
         error = np.maximum(value - low, high - value)
         error = np.where(abs(a.value) + a.error > kind.largest, np.inf, error)
         return Bounded(value, np.where(np.isnan(a.value), 0, error), a.arithmetic)
-
-
-def whole_numbers(payload: Payload) -> Array:
-    """Cast numbers to integers.
-
-    Raises:
-        HangsOnRounding: the cast depends on rounding.
-    """
-    if isinstance(payload, Comparison):
-        return certain(payload).astype(np.int64)
-    low, high = np.trunc(payload.value - payload.error), np.trunc(payload.value + payload.error)
-    if ((low != high) & ~payload.terms.exact(payload.arithmetic)).any():
-        raise HangsOnRounding("a cast to integers depends on rounding errors")
-    return np.trunc(payload.value).astype(np.int64)
 
 
 # The number with which an operator fills a tensor; None if it is an argument.

@@ -596,6 +596,14 @@ def pooled_windows(
 class WindowPlaces(Places):
     """The place of each number in its window. The elements of a window lie along the last axis of `source`."""
 
+    def nearest(self, actual: np.ndarray) -> np.ndarray:
+        """Refuse the places as a result: they are counted within windows.
+
+        Raises:
+            NoRule: always.
+        """
+        raise NoRule("the indices of max pooling have no running-error rule as a result")
+
     def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return a view of the places: the same ones without an axis of length 1, as used by pooling along one axis."""
         if str(func).split(".")[1] != "squeeze":

@@ -6,7 +6,7 @@ rounding, or be a choice among equal numbers. Autograd puts gradients at these i
 at a place may receive its gradient.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,12 @@ import torch
 from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding
 from fourfold.numerics.torch_adapter.elementwise import axes, compared, lifted
 from fourfold.numerics.torch_adapter.moves import move, scatter_add
+from fourfold.numerics.torch_adapter.ranking import Ranking
 from fourfold.numerics.torch_adapter.tensors import (
     BoundedTensor,
     Evaluation,
     Places,
+    SomePlaces,
     ViewedStorage,
     places_in,
     plain,
@@ -112,12 +114,25 @@ def rivals(row: Bounded, top: Bounded) -> Comparison:
     return Comparison(outcome, near & ~alone & ~exact, row.arithmetic)
 
 
-def found_along(evaluation: Evaluation, a: torch.Tensor, index: Array, values: Bounded, axis: int) -> torch.Tensor:
-    """Return indices as a tensor: a plain one unless they depend on rounding, or gradients on a choice among equals."""
-    source = lifted(evaluation.given(a))
-    if not source.ndim or not (source.error.any() or evaluation.free_ties):
+def found_along(
+    evaluation: Evaluation, source: Bounded, index: Array, values: Bounded, axis: int, **order: Any
+) -> torch.Tensor:
+    """Return indices as a tensor: a plain one if they are the only right ones and gradients hang on no choice.
+
+    Args:
+        evaluation: the evaluation that runs.
+        source: the numbers.
+        index: the indices.
+        values: the numbers at the indices.
+        axis: the axis.
+        **order: how the indices order the numbers: the arguments of `Ranking` after the numbers.
+    """
+    unique = order.get("stable", False) and not evaluation.free_ties
+    if not source.ndim or not source.size or not (source.error.any() or not unique):
         return torch.from_numpy(np.array(index))
     places = Places(np.array(index, order="C"), source, values, axis)
+    rows = places.rows(source.value), places.rows(source.error)
+    object.__setattr__(places, "order", Ranking(rows, **order))
     return BoundedTensor.of(ViewedStorage(places), places, torch.int64)
 
 
@@ -139,8 +154,10 @@ def extreme_along(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[s
         index = find(rows.value, axis=axis, keepdims=keepdim and dim is not None)
         values = (amax if "max" in name else amin)(rows, axis, keepdim and dim is not None)
     index = index.reshape((1,) * source.ndim) if dim is None and keepdim else index
-    flat = a if dim is not None else evaluation.made(rows, a.dtype)
-    indices = found_along(evaluation, flat, np.asarray(index, dtype=np.int64), values, axis)
+    # torch documents the first of equal numbers. NaN is the extreme of its row.
+    largest = "max" in name
+    order = {"descending": largest, "nan_first": not largest, "stable": True}
+    indices = found_along(evaluation, rows, np.asarray(index, dtype=np.int64), values, axis, **order)
     return indices if name.startswith("arg") else (evaluation.made(values, a.dtype), indices)
 
 
@@ -148,21 +165,60 @@ def extreme_along(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[s
 def ordered(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the numbers in order and their indices, as torch finds them for the exact numbers."""
     a, *rest = args
+    name = str(func).split(".")[1]
+    axis = kwargs.get("dim", next((x for x in rest[name in ("topk", "kthvalue") :] if type(x) is int), -1))
     if not isinstance(a, BoundedTensor):
-        return func(*args, **kwargs)
+        values, index = func(*args, **kwargs)
+        if a.is_floating_point() or evaluation.backward:
+            return values, index
+        # Integers have no error, and equal ones may come in any order unless the sort is stable.
+        exact = Bounded.exact(ranked(a.numpy()).astype(np.float64), evaluation.dtype.arithmetic)
+        axis = axis % max(a.ndim, 1)
+        how = order_of(func, exact, rest, kwargs, axis)
+        if how.get("stable"):
+            return values, index
+        found = Bounded.exact(values.numpy().astype(np.float64), exact.arithmetic)
+        return values, found_along(evaluation, exact, index.numpy(), found, axis, **how)
     source = lifted(evaluation.given(a))
     ranks = ranked(source.value)
     _, index = func(torch.from_numpy(ranks), *rest, **kwargs)
-    name = str(func).split(".")[1]
-    axis = kwargs.get("dim", next((x for x in rest[name in ("topk", "kthvalue") :] if type(x) is int), -1))
     axis = axis % max(source.ndim, 1)
 
     def order(part: Array) -> Array:
         values, _ = func(torch.from_numpy(ranked(part)), *rest, **kwargs)
-        return np.sort(part.reshape(-1))[values.numpy()]
+        found = np.sort(part.reshape(-1))[values.numpy()]
+        return np.where(spoiled_rows(part, axis, found.shape), np.nan, found) if name == "median" else found
 
+    if name == "median":
+        first = torch.from_numpy(np.isnan(source.value).argmax(axis if source.ndim else None))
+        index = torch.where(
+            torch.from_numpy(spoiled_rows(source.value, axis, tuple(index.shape))), first.reshape(index.shape), index
+        )
     values = in_order(order, source)
-    return evaluation.made(values, a.dtype), found_along(evaluation, a, index.numpy(), values, axis)
+    how = order_of(func, source, rest, kwargs, axis)
+    return evaluation.made(values, a.dtype), found_along(evaluation, source, index.numpy(), values, axis, **how)
+
+
+def spoiled_rows(part: Array, axis: int, shape: tuple[int, ...]) -> Array:
+    """Return whether each row along an axis has a NaN, which torch's median of it is, in a shape."""
+    return np.isnan(part).any(axis if part.ndim else None).reshape(shape)
+
+
+def order_of(func: Any, source: Bounded, rest: Sequence[Any], kwargs: dict[str, Any], axis: int) -> dict[str, Any]:
+    """Return the arguments of `Ranking` for a function that orders numbers, from the arguments of its call."""
+    names = [argument.name for argument in func._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
+    given = {**defaults, **dict(zip(names[1:], rest)), **kwargs}
+    name = str(func).split(".")[1]
+    if name == "topk":
+        return {"descending": given["largest"], "is_sorted": given["sorted"]}
+    if name == "kthvalue":
+        return {"first": given["k"] - 1}
+    if name == "median":
+        rows = np.moveaxis(source.value, axis, -1).reshape(-1, source.shape[axis]) if source.ndim else source.value
+        size = rows.shape[-1] if source.ndim else 1
+        return {"first": np.where(np.isnan(rows).any(-1, keepdims=True), size - 1, (size - 1) // 2)}
+    return {"descending": given["descending"], "stable": bool(given.get("stable"))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,6 +239,17 @@ class RunningPlaces(Places):
             if not with_ties:
                 settled |= ~(near & (error > 0)).any(1) & (top_error == 0)
             yield near & ~settled[:, None]
+
+    def nearest(self, actual: Array) -> Array:
+        """Return the right indices nearest to `actual`: at each place any of the numbers that may be the extreme."""
+        given, expected = (self.rows(part) for part in (actual, self.index.astype(actual.dtype)))
+        expected = expected.copy()
+        for row, near in enumerate(self.rivals(with_ties=True)):
+            at = np.where((given[row] >= 0) & (given[row] < near.shape[1]), given[row], 0).astype(np.int64)
+            right = near[np.arange(len(at)), at] & (at == given[row])
+            expected[row] = np.where(right, given[row], expected[row])
+        shape = np.moveaxis(self.index, self.axis, -1).shape
+        return np.moveaxis(expected.reshape(shape), -1, self.axis)
 
     def certain(self) -> Array:
         """Return the indices.
@@ -235,7 +302,7 @@ def scatter(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
     """Put or add numbers at indices; in a derivative, at indices where numbers were found."""
     a, dim, index, items = args
     places = places_in(index)
-    if places is None or not evaluation.backward:
+    if places is None or isinstance(places, SomePlaces) or not evaluation.backward:
         if func is torch.ops.aten.scatter.src:
             return move(evaluation, func, (a, dim, plain(index), items), kwargs)
         index, given = evaluation.given(index), (evaluation.given(a), evaluation.given(items))
@@ -249,6 +316,8 @@ def gather(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any
     """Return the numbers at indices: the known values, if the indices were found in the same tensor."""
     a, dim, index = args[:3]
     places = places_in(index)
+    if isinstance(places, SomePlaces):
+        places = None
     if places is not None and isinstance(a, BoundedTensor) and a.payload is places.source:
         return evaluation.made(places.values, a.dtype)
     return move(evaluation, func, (a, dim, plain(index)), {})

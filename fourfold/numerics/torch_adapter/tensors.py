@@ -16,6 +16,7 @@ import torch
 from fourfold.compat.torch_internals import decompositions, dispatch_mode, wrapper_tensor
 from fourfold.numerics.bounded import Arithmetic, Bounded, Comparison, HangsOnRounding, NoRule, certain, lift, stored
 from fourfold.numerics.dtypes import DType
+from fourfold.numerics.torch_adapter.ranking import Ranking
 
 Array = np.ndarray
 
@@ -50,16 +51,49 @@ class Tied(Comparison):
 
 
 @dataclass(frozen=True, eq=False)
+class Whole:
+    """Integers that rounding may change: those of the exact numbers, and the least and the largest that may be.
+
+    Nothing is known of an integer between two infinities.
+    """
+
+    outcome: Array
+    low: Array
+    high: Array
+
+    def moved(self, by: Callable[[Array], Array]) -> "Whole":
+        """Return the integers with their elements rearranged by `by` like those of a plain array."""
+        return Whole(by(self.outcome), by(self.low), by(self.high))
+
+    def bounded(self, arithmetic: Arithmetic) -> Bounded:
+        """Return the integers with a bound on the error of each."""
+        error = np.maximum(self.high - self.outcome, self.outcome - self.low)
+        return Bounded(self.outcome, error, arithmetic, self.low)
+
+
+# Operators that put the elements of a tensor in another order.
+REORDERING = {"flip", "t", "transpose", "permute", "as_strided", "unfold", "roll", "rot90"}
+
+
+@dataclass(frozen=True, eq=False)
 class Places:
     """The indices along an axis where numbers of `source` were found, and these numbers, `values`.
 
     Where two numbers of a row are equal, or differ by less than their errors, each may have been found at either place.
+
+    Attributes:
+        index: the indices.
+        source: the numbers.
+        values: the numbers at the indices.
+        axis: the axis.
+        order: how the indices order the numbers; None if their places are no choice of the results.
     """
 
     index: Array
     source: Bounded
     values: Bounded
     axis: int
+    order: Ranking | None = None
 
     @property
     def outcome(self) -> Array:
@@ -123,22 +157,87 @@ class Places:
         value, error = (np.moveaxis(part.reshape(shape), -1, self.axis) for part in (value, error))
         return Bounded(value, error, grad.arithmetic)
 
+    def nearest(self, actual: Array) -> Array:
+        """Return the right indices that are nearest to those of `actual`, in its shape.
+
+        Raises:
+            HangsOnRounding: other indices may be right, and it is not known which.
+        """
+        if self.order is None:
+            return self.certain()
+        row, rank = self.positions()
+        return self.order.nearest(actual, self.index, row, rank)
+
+    def positions(self) -> tuple[Array, Array]:
+        """Return the row and the place in the order of each index."""
+        assert self.order is not None
+        rows = self.rows(self.index)
+        found = np.indices(rows.shape)
+        index = self.index if self.index.ndim == self.source.ndim else np.expand_dims(self.index, self.axis)
+        moved = np.moveaxis(index, self.axis, -1).shape
+        row, rank = (
+            np.moveaxis(part.reshape(moved), -1, self.axis).reshape(self.index.shape)
+            for part in (found[0], found[1] + self.order.first)
+        )
+        return row, rank
+
     def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return a view of the indices: the same places if it only drops or restores the axis, else plain indices."""
+        """Return a view of the indices: the same places if it only drops or restores the axis, else some of them."""
         index = func(torch.from_numpy(self.index), *args[1:], **kwargs)
-        if isinstance(index, torch.Tensor) and index.numel() == self.index.size:
+        in_order = self.order is None or str(func).split(".")[1] not in REORDERING
+        if in_order and isinstance(index, torch.Tensor) and index.numel() == self.index.size:
             shape = self.source.shape
             kept = tuple(index.shape)
             if kept in (self.index.shape, shape[: self.axis] + shape[self.axis + 1 :]) or (
                 len(kept) == len(shape) and all(i == self.axis or kept[i] == shape[i] for i in range(len(shape)))
             ):
-                places = Places(index.numpy(), self.source, self.values.reshape(kept), self.axis)
-                return BoundedTensor.of(ViewedStorage(places), places, torch.int64)
+                places = Places(index.numpy(), self.source, self.values.reshape(kept), self.axis, self.order)
+                return BoundedTensor.of(ViewedStorage(places), places, args[0].dtype)
+        if self.order is not None:
+            return self.some(func, args, kwargs)
         self.certain()
         return index
 
+    def some(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Return some of the indices, which an operator picks or moves, or lists of them."""
 
-Payload = Bounded | Comparison
+        def one(index: torch.Tensor, row: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+            parts = [np.array(part.numpy(), order="C") for part in (index, row, rank)]
+            places = SomePlaces(self, *parts)
+            return BoundedTensor.of(ViewedStorage(places), places, args[0].dtype)
+
+        moved = [func(torch.from_numpy(part), *args[1:], **kwargs) for part in (self.index, *self.positions())]
+        return one(*moved) if isinstance(moved[0], torch.Tensor) else [one(*parts) for parts in zip(*moved)]
+
+
+class SomePlaces(Places):
+    """Some of the indices of `Places`, in any shape, with the row and the place in the order of each."""
+
+    def __init__(self, of: Places, index: Array, row: Array, rank: Array) -> None:
+        for name, value in {"index": index, "source": of.source, "values": of.values, "axis": of.axis}.items():
+            object.__setattr__(self, name, value)
+        for name, value in {"order": of.order, "row": row, "rank": rank, "of": of}.items():
+            object.__setattr__(self, name, value)
+
+    row: Array
+    rank: Array
+    of: Places
+
+    def positions(self) -> tuple[Array, Array]:
+        """Return the row and the place in the order of each index."""
+        return self.row, self.rank
+
+    def certain(self) -> Array:
+        """Return the indices; see `Places.certain`."""
+        self.of.certain()
+        return self.index
+
+    def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Return a view of the indices."""
+        return self.some(func, args, kwargs)
+
+
+Payload = Bounded | Comparison | Whole
 
 
 @dataclass(eq=False)
@@ -249,6 +348,9 @@ def whole(*names: str) -> Callable:
     return register
 
 
+# The rule of all operators on integers that rounding may change: see `fourfold.numerics.torch_adapter.integers`.
+INTEGERS: list[Callable[["Evaluation", Any, tuple, dict[str, Any]], Any]] = []
+
 # Operators whose results are elements of their operands, or zero.
 SELECTING = {
     *("abs", "neg", "relu", "sign", "sgn", "where", "masked_fill", "clamp", "clamp_min", "clamp_max", "hardtanh"),
@@ -278,6 +380,13 @@ LOGICAL: set[str] = set()
 def has_error(tensor: torch.Tensor) -> bool:
     """Return whether a tensor carries an error or the ties of a comparison, or may, being of a floating type."""
     return isinstance(tensor, BoundedTensor) or tensor.is_floating_point()
+
+
+def is_of_integers(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether all tensors hold integers or truth values, and rounding may change one of them."""
+    return not any(tensor.is_floating_point() for tensor in tensors) and any(
+        isinstance(tensor, BoundedTensor) for tensor in tensors
+    )
 
 
 def may_differ(tensor: torch.Tensor) -> bool:
@@ -369,6 +478,10 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             result = func(*map(plain, args), **kwargs)
             if not any(tensor.is_floating_point() for tensor in tensors_in([result])):
                 return result
+        if not self.backward and is_of_integers(tensors):
+            result = INTEGERS[0](self, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         apart = self.dtype.arithmetic.rounds_each_step and operator in FUSED and name in decompositions()
         if not apart and (compute := RULES.get(name)):
             given = {key: self.given(value) for key, value in kwargs.items() if key not in UNUSED}
@@ -423,6 +536,8 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             payload = argument.payload
             if isinstance(payload, Places):
                 return payload.certain()
+            if isinstance(payload, Whole):
+                return payload.bounded(self.dtype.arithmetic)
             return payload.free() if self.backward and isinstance(payload, Tied) else payload
         if isinstance(argument, torch.Tensor):
             if argument.is_floating_point():
@@ -439,6 +554,9 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             return BoundedTensor.of(ViewedStorage(payload), payload, dtype)
         if isinstance(result, Comparison):
             return self.compared(result, torch.bool)
+        if isinstance(result, Whole):
+            part = result.moved(lambda array: np.array(array, dtype=np.float64, order="C"))
+            return BoundedTensor.of(ViewedStorage(part), part, dtype)
         if isinstance(result, list | tuple):
             return type(result)(self.made(part, dtype) for part in result)
         if isinstance(result, np.ndarray | np.generic):
@@ -478,7 +596,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             tensors = list(tensors_in((*args, *kwargs.values())))
             if not any(isinstance(tensor, BoundedTensor) for tensor in tensors):
                 return func(*args, **kwargs)
-            if target.dtype == torch.bool and functional is not None:
+            if not target.dtype.is_floating_point and functional is not None:
                 # `plain` refuses what rounding may change.
                 return target.copy_(plain(self.call(functional, args, kwargs)))
             raise NoTorchRule(func, "would write numbers with an error into a tensor that was made without one")
@@ -495,6 +613,8 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
     def store(self, target: BoundedTensor, result: Any) -> None:
         """Replace the elements of a tensor."""
         memory, given = target.memory, self.given(result)
+        if isinstance(memory.payload, Whole):
+            raise HangsOnRounding("an integer depends on rounding errors, and is written into")
         comparison = isinstance(memory.payload, Comparison)
         item = as_comparison(given) if comparison else lift(given, self.dtype.arithmetic)
         item = item.moved(lambda part: np.broadcast_to(part, target.shape))
@@ -526,7 +646,9 @@ def plain(argument: Any) -> Any:
     Raises:
         HangsOnRounding: a selection depends on rounding.
     """
-    if isinstance(argument, BoundedTensor) and not isinstance(argument.payload, Bounded):
+    if isinstance(argument, BoundedTensor) and not argument.dtype.is_floating_point:
         payload = argument.payload
+        if isinstance(payload, Whole):
+            raise HangsOnRounding("an integer depends on rounding errors, and decides what is computed")
         return torch.from_numpy(np.array(certain(payload) if isinstance(payload, Comparison) else payload.certain()))
     return [plain(part) for part in argument] if isinstance(argument, list | tuple) else argument

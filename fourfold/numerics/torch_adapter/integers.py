@@ -1,0 +1,157 @@
+"""Integers and truth values that rounding may change, and the results that a definition chooses among few numbers.
+
+A count of comparisons, a number that is cast to integers or the index of the largest number may depend on rounding. Its
+tensor then carries the integers that may be, as `Whole`, or the `Places` at which numbers were found. Operators on such
+tensors are evaluated for each of the integers that may be.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.numerics.bounded import Bounded, Comparison, OneOf
+from fourfold.numerics.torch_adapter.tensors import (
+    INTEGERS,
+    BoundedTensor,
+    Evaluation,
+    Whole,
+    places_in,
+    plain,
+    tensors_in,
+)
+
+Array = np.ndarray
+
+# Operators whose elements depend on one element of each operand, and lie between those of the operands' ends.
+BETWEEN = {
+    *("add", "sub", "rsub", "mul", "neg", "abs", "sign", "where", "masked_fill", "minimum", "maximum", "clamp"),
+    *("clamp_min", "clamp_max", "bitwise_not", "_to_copy", "__lshift__", "__rshift__"),
+    *("bitwise_left_shift", "bitwise_right_shift", "div", "floor_divide"),
+}
+# The same, where integers between the ends may give any result.
+ANYWHERE = {"bitwise_and", "bitwise_or", "bitwise_xor", "__and__", "__or__", "__xor__", "remainder", "fmod"}
+# Operators that never decrease if an element of an operand increases.
+MONOTONIC = {"sum", "cumsum", "amax", "amin", "max", "min"}
+# The most operands that rounding may change.
+MOST_OPERANDS = 4
+
+
+def evaluate_integers(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operator on integers that rounding may change; `NotImplemented` if it has no integers.
+
+    Raises:
+        HangsOnRounding: more than the values of the result depends on rounding.
+    """
+    exact = func(*exactly(args), **kwargs)
+    if any(result.is_floating_point() or result.dtype == torch.bool for result in tensors_in([exact])):
+        return NotImplemented
+    operator = str(func).split(".")[1]
+    tensors = [tensor for tensor in tensors_in((*args, *kwargs.values())) if isinstance(tensor, BoundedTensor)]
+    known = BETWEEN | ANYWHERE | MONOTONIC
+    if operator not in known or any(map(places_in, tensors)) or len(tensors) > MOST_OPERANDS:
+        return func(*map(plain, args), **kwargs)
+    operands = [whole_of(tensor.payload) for tensor in tensors]
+    ways = [*itertools.product(("low", "outcome", "high"), repeat=len(operands))]
+    if operator in MONOTONIC:
+        ways = [("low",) * len(operands), ("high",) * len(operands)]
+    found = [exact.numpy()]
+    for way in ways:
+        chosen = iter([_cut(getattr(part, end), tensor.dtype) for part, end, tensor in zip(operands, way, tensors)])
+        found.append(func(*[_replaced(argument, chosen) for argument in args], **kwargs).numpy())
+    low, high = (end(np.stack(found).astype(np.float64), axis=0) for end in (np.min, np.max))
+    unknown: Array = np.zeros(low.shape, dtype=bool)
+    for part in operands:
+        lost = np.isinf(part.low)
+        if operator in ANYWHERE:
+            # The ends and the middle are all integers that may be.
+            lost = lost | (part.high - part.outcome > 1) | (part.outcome - part.low > 1)
+        unknown |= lost.any() if operator in MONOTONIC else np.broadcast_to(lost, low.shape)
+    low, high = np.where(unknown, -np.inf, low), np.where(unknown, np.inf, high)
+    return integers_of(evaluation, Whole(exact.numpy().astype(np.float64), low, high), exact.dtype)
+
+
+INTEGERS.append(evaluate_integers)
+
+
+def exactly(argument: Any) -> Any:
+    """Return an argument of an operator with the integers of the exact numbers, as plain tensors."""
+    if isinstance(argument, BoundedTensor):
+        return torch.from_numpy(np.array(argument.payload.outcome, dtype=np.float64)).to(argument.dtype)
+    return type(argument)(map(exactly, argument)) if isinstance(argument, list | tuple) else argument
+
+
+def _replaced(argument: Any, chosen: Iterator[torch.Tensor]) -> Any:
+    """Return an argument with the next of other tensors in place of each that rounding may change."""
+    if isinstance(argument, BoundedTensor):
+        return next(chosen)
+    return [_replaced(each, chosen) for each in argument] if isinstance(argument, list | tuple) else argument
+
+
+def _cut(numbers: Array, dtype: torch.dtype) -> torch.Tensor:
+    """Return whole numbers as a tensor; those past the ends of the dtype are the ends."""
+    low, high = (0.0, 1.0) if dtype == torch.bool else limits(dtype)
+    return torch.from_numpy(np.clip(np.nan_to_num(numbers), low, high)).to(dtype)
+
+
+def limits(dtype: torch.dtype) -> tuple[float, float]:
+    """Return the least and the largest integer of a dtype that a float64 can hold, too."""
+    info = torch.iinfo(dtype)
+    return float(info.min), float(np.nextafter(2.0**63, 0)) if dtype == torch.int64 else float(info.max)
+
+
+def whole_of(payload: Whole | Comparison | Array) -> Whole:
+    """Return integers, or truth values as ones and zeros, with the least and the largest that may be."""
+    if isinstance(payload, Whole):
+        return payload
+    if isinstance(payload, Comparison):
+        outcome = payload.outcome.astype(np.float64)
+        return Whole(outcome, np.where(payload.uncertain, 0, outcome), np.where(payload.uncertain, 1, outcome))
+    number = payload.astype(np.float64)
+    return Whole(number, number, number)
+
+
+def integers_of(evaluation: Evaluation, numbers: Whole, dtype: torch.dtype) -> torch.Tensor:
+    """Return integers as a tensor: a plain one if rounding may change none."""
+    if np.array_equal(numbers.low, numbers.high):
+        return torch.from_numpy(np.array(numbers.outcome, dtype=np.float64)).to(dtype)
+    return evaluation.made(numbers, dtype)
+
+
+def truncated(payload: Bounded, dtype: torch.dtype) -> Whole:
+    """Return numbers cast to integers, towards 0.
+
+    Nothing is known of NaN and of numbers past the ends of the dtype: a cast differs between devices there.
+    """
+    apart = np.where(payload.terms.exact(payload.arithmetic), 0.0, payload.error)
+    low, value, high = (np.trunc(payload.value + sign * apart) for sign in (-1, 0, 1))
+    least, most = limits(dtype)
+    beyond = ~((low >= least) & (high <= most))
+    return Whole(np.where(beyond, 0, value), np.where(beyond, -np.inf, low), np.where(beyond, np.inf, high))
+
+
+def chosen_result(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
+    """Return the values of a tensor of integers, booleans or quantised numbers, which no kernel rounds further.
+
+    Where rounding decides, each of the values that it may decide for is right.
+    """
+    arithmetic = evaluation.dtype.arithmetic
+    places = places_in(tensor)
+    if places is not None:
+        return OneOf(places.outcome.astype(np.float64), arithmetic, places.nearest)
+    if isinstance(tensor, BoundedTensor):
+        payload = tensor.payload
+        if isinstance(payload, Bounded):
+            return OneOf(payload.value, arithmetic).within(payload.error)
+        numbers = whole_of(payload)
+
+        def nearest(actual: Array) -> Array:
+            return np.clip(actual, numbers.low, numbers.high)
+
+        return OneOf(numbers.outcome, arithmetic, nearest).within(np.where(np.isinf(numbers.low), np.inf, 0.0))
+    if tensor.is_floating_point():
+        tensor = tensor.double()
+    wide = np.longdouble if tensor.dtype == torch.int64 else np.float64
+    return OneOf(tensor.numpy().astype(wide), arithmetic)
