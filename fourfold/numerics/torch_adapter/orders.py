@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fourfold.compat.torch_internals import argument_names
 from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding
 from fourfold.numerics.torch_adapter.elementwise import axes, compared, lifted
 from fourfold.numerics.torch_adapter.moves import move, scatter_add
@@ -206,9 +207,8 @@ def spoiled_rows(part: Array, axis: int, shape: tuple[int, ...]) -> Array:
 
 def order_of(func: Any, source: Bounded, rest: Sequence[Any], kwargs: dict[str, Any], axis: int) -> dict[str, Any]:
     """Return the arguments of `Ranking` for a function that orders numbers, from the arguments of its call."""
-    names = [argument.name for argument in func._schema.arguments]
-    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
-    given = {**defaults, **dict(zip(names[1:], rest)), **kwargs}
+    defaults = {"descending": False, "largest": True, "sorted": True}
+    given = {**defaults, **dict(zip(argument_names(func)[1:], rest)), **kwargs}
     name = str(func).split(".")[1]
     if name == "topk":
         return {"descending": given["largest"], "is_sorted": given["sorted"]}
