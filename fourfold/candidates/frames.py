@@ -2,7 +2,7 @@
 
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fourfold.operations.blame import Owner, owner_of
@@ -12,10 +12,28 @@ FRAMES_ELSEWHERE = "fourfold_frames_elsewhere"
 
 
 def own_frames(error: BaseException, origin: Path) -> list[traceback.FrameSummary]:
-    """Return the frames from the first one in a file or folder on, without those of libraries and of the harness."""
-    frames = getattr(error, FRAMES_ELSEWHERE, None) or traceback.extract_tb(error.__traceback__)
+    """Return the frames from the first one in a file or folder on, without those of libraries and of the harness.
+
+    Those of an interpreted kernel are among them.
+    """
+    frames = getattr(error, FRAMES_ELSEWHERE, None)
+    if frames is None:
+        frames = [frame for each in _wrapped(error) for frame in traceback.extract_tb(each.__traceback__)]
     first = next((place for place, frame in enumerate(frames) if _lies_in(frame, origin)), len(frames))
     return [frame for frame in frames[first:] if _lies_in(frame, origin) or not is_of_a_library(frame)]
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """Return the error of an interpreted kernel, which Triton's interpreter wraps at each call; others unchanged."""
+    *_, innermost = _wrapped(error)
+    return innermost
+
+
+def _wrapped(error: BaseException) -> Iterator[BaseException]:
+    yield error
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
+        error = error.__cause__
+        yield error
 
 
 def spelled(frames: Sequence[traceback.FrameSummary]) -> str:

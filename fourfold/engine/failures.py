@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from fourfold.candidates.frames import cause, own_frames, spelled, words
+from fourfold.candidates.frames import cause, own_frames, spelled, unwrapped, words
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.process.session import Unanswered
 from fourfold.checks.grades import Imprecise
@@ -58,7 +58,8 @@ def failure_message(error: BaseException, frames: Sequence[traceback.FrameSummar
     """Return the message of a failure: a check's own, or the exception with who is to blame for it."""
     if isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered):
         return words(error)
-    said = f"{type(error).__name__}: {words(error) or statement(error)}"
+    shown = unwrapped(error)
+    said = f"{type(shown).__name__}: {words(shown) or statement(shown)}"
     blame = blame_for_undecided(error, frames)
     return f"{UNDECIDED_BY[blame]}: {said}" if blame else said
 
@@ -91,7 +92,7 @@ def finding(error: BaseException, origin: Path, last: str) -> Finding:
         message=message,
         counterexample=counterexample(error) or last or None,
         frames=spelled(frames),
-        cause=cause(error, frames) if frames else of_result,  # one wrong result fails many checks
+        cause=cause(unwrapped(error), frames) if frames else of_result,  # one wrong result fails many checks
         blob=hypothesis_internals.blob_in(notes_of(error)),
         kind=kind_of(error, frames),
         result=result if worst else "",

@@ -3,6 +3,7 @@
 import enum
 import math
 import operator
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import triton.language as tl
 
 import fourfold
 from fourfold.backends.triton import takeover
+from fourfold.candidates.load import modules
 from fourfold.instruments.evaluation import by_the_implementation
 from fourfold.operations.blame import Blame, Lack, blame_of, marked
 from fourfold.operations.claims import Claims
@@ -223,3 +225,50 @@ def test_a_bug_for_some_cases_is_a_failure_and_a_refusal_of_them_is_none() -> No
     assert "has no attribute 'no_such_attribute'" in failure.message
     assert "in mistaken" in failure.frames
     assert fourfold.verify(of_rows, scale, **FORWARD).passed
+
+
+@fourfold.operation(x=fourfold.tensor("...", gradient=False))
+def identity(x: torch.Tensor) -> torch.Tensor:
+    """Return x."""
+    return x * 1
+
+
+OUT_OF_BOUNDS = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def next_of(x_ptr, at):
+    return tl.load(x_ptr + at + 1)
+
+@triton.jit
+def copy_kernel(x_ptr, output_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(output_ptr + at, next_of(x_ptr, at), mask=at < n)
+
+def copied(x):
+    x = x.contiguous()
+    output = torch.empty_like(x)
+    if x.numel():
+        copy_kernel[(triton.cdiv(x.numel(), 64),)](x, output, x.numel(), 64)
+    return output
+"""
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_a_fault_of_a_triton_kernel_is_shown_at_its_lines(untrusted: bool, tmp_path: Path) -> None:
+    (tmp_path / "copies.py").write_text(OUT_OF_BOUNDS)
+    place = f"{tmp_path / 'copies.py'}:copied"
+    kernel = place if untrusted else modules.of_file(tmp_path / "copies.py").copied
+    verdict = fourfold.verify(
+        kernel, identity, untrusted=untrusted, device="cpu", seed=1, dtypes=["float32"], only=["forward"]
+    )
+    ((_, failure),) = verdict.failures
+    assert failure.message.startswith("OutOfBounds: load of 4 bytes, 4 bytes outside of the memory of x_ptr")
+    lines = [int(line) for line in re.findall(r'copies\.py", line (\d+)', failure.frames)]
+    assert [OUT_OF_BOUNDS.splitlines()[line - 1].strip() for line in lines] == [
+        "copy_kernel[(triton.cdiv(x.numel(), 64),)](x, output, x.numel(), 64)",
+        "tl.store(output_ptr + at, next_of(x_ptr, at), mask=at < n)",
+        "return tl.load(x_ptr + at + 1)",
+    ]

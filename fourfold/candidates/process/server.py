@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from fourfold.backends.python_source import SizeComparison
-from fourfold.candidates.frames import own_frames, words
+from fourfold.candidates.frames import own_frames, unwrapped, words
 from fourfold.candidates.load import models, modules
 from fourfold.candidates.load.calling import CannotBeCalled, as_operation
 from fourfold.candidates.process import protocol
@@ -390,7 +390,7 @@ class Served:
                     "cause": cause.__cause__ is not None,
                     "line": getattr(cause, "line", None) if type(getattr(cause, "line", None)) is int else None,
                 }
-                for cause, _ in zip(chain(error), range(MOST_CAUSES))
+                for cause, _ in zip(chain(unwrapped(error)), range(MOST_CAUSES))
             ],
             "frames": [[frame.filename, frame.lineno or 0, frame.name, frame.line or ""] for frame in frames],
             "blame": blame_of(error).value,
