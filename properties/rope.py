@@ -166,13 +166,16 @@ def neighbours_and_halves_differ_by_their_places(evaluate: Evaluate, case: Case,
 
 
 def positions_count_from_0(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Without positions each token is at its place in its sequence, to the last bit."""
+    """Without positions each token is at its place in its sequence.
+
+    A GPU's compiler may fuse other products in the kernel for no positions, which changes last bits.
+    """
     shape = case["x"].shape[:-2]
     if case["cos"].shape[0] < shape[-1]:
         return
     given = case.with_inputs(positions=np.broadcast_to(np.arange(shape[-1]), shape).copy())
     absent = replace(case, inputs={name: array for name, array in case.inputs.items() if name != "positions"})
-    yield equals_exactly(evaluate(absent).output, evaluate(given).output)
+    yield Relation(evaluate(absent).output, evaluate(given).output)
 
 
 def other_positions(case: Case) -> dict[str, np.ndarray]:
