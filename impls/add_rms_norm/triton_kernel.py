@@ -85,7 +85,7 @@ def _forward(
 ) -> None:
     num_rows, cols = rstd.shape[0], x.shape[-1]
     inner, (rows, residual_rows) = as_rows(x, residual)
-    by = forward_plan(cols, x.dtype)
+    by = forward_plan(cols, x.dtype, least=2048)
     triton_launch.launch(
         add_rms_norm_forward_kernel,
         (cdiv(num_rows, by.block_rows),),

@@ -14,8 +14,9 @@ from ..triton_rows import NUMBERS_OF_ROWS, load_parameter, load_tile, row_offset
 from .arguments import check_layer_norm
 from .operators import Needs, register_layer_norm
 
-# Columns per piece of a looped row.
+# Columns per piece of a looped row. Forward, a program of all threads takes more at once.
 LOOPED_COLS = 4096
+FORWARD_COLS = 16384
 # The same of a looped row backward, where a program has several rows.
 COLUMN_BLOCK = 256
 # Of the second stage: columns of a program, partial sums that it adds at once, and as many programs as any GPU needs.
@@ -55,8 +56,14 @@ def forward_plan(cols: int, dtype: torch.dtype) -> Plan:
     """Choose how forward walks through rows of `cols` columns, at least 1."""
     wide = 2 if dtype == torch.float64 else 1
     block_cols = next_power_of_2(cols)
+    if cols % 16 and block_cols > 2048 and wide == 1:
+        # Triton moves single elements unless it knows that a row is a multiple of 16. Short pieces are on their way in
+        # turn: to read them twice, from a cache, takes less than to wait for a whole row.
+        return Plan(True, 1, 1024 if block_cols <= 8192 else 2048, 4)
     if block_cols * wide > 32768:
-        return Plan(True, 1, LOOPED_COLS // wide, 8)
+        if wide == 2:
+            return Plan(True, 1, LOOPED_COLS // wide, 8)
+        return Plan(True, 1, FORWARD_COLS, 16 if dtype.itemsize == 2 else 32)
     # A thread holds 128 bytes of data (64 elements of half types): enough in flight, no spills, few threads per sum.
     per_warp, fewest = (2048, 2) if dtype.itemsize == 2 else (1024 // wide, 1)
     block_rows = max(1, per_warp // block_cols)

@@ -18,8 +18,9 @@ from .operators import register_rms_norm
 # and the sums of weight's gradient.
 HELD_BYTES = 131072
 HELD_BYTES_BACKWARD = 65536
-# Columns of a piece of a longer row.
+# Columns of a piece of a longer row. Forward, a program of all threads takes more at once.
 LOOPED_COLS = 4096
+FORWARD_COLS = 16384
 # Columns and rows of a tile, where the gradients of longer rows are written.
 TILE_COLS = 256
 TILE_ROWS = 8
@@ -58,11 +59,28 @@ def plan(cols: int, dtype: torch.dtype, held_bytes: int) -> Plan:
     return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols * size // per_warp, 1), 32))
 
 
-def forward_plan(cols: int, dtype: torch.dtype) -> Plan:
-    """How to walk through rows of `cols` columns forward."""
+def forward_plan(cols: int, dtype: torch.dtype, least: int = 512) -> Plan:
+    """How to walk through rows of `cols` columns forward.
+
+    Args:
+        cols: at least 1.
+        dtype: of the rows.
+        least: the least block, in columns, of rows that are read in pieces because Triton cannot read vectors of them.
+    """
     by = plan(cols, dtype, HELD_BYTES)
-    # Rows that are no whole vectors are moved in single elements. More threads have more of them on their way.
-    return by._replace(num_warps=max(by.num_warps, 4)) if cols * dtype.itemsize % 16 else by
+    # Triton moves vectors only if it knows that a row is a multiple of 16 elements. Of single elements, more threads
+    # have more on their way.
+    if cols % (16 if by.block_cols >= 512 else 16 // dtype.itemsize):
+        by = by._replace(num_warps=max(by.num_warps, 4))
+    if dtype == torch.float64 or by.block_cols < least:
+        return by
+    if cols % 16 == 0:
+        return Plan(True, 1, FORWARD_COLS, 32) if by.looped else by
+    # Short pieces are on their way in turn. To read them twice, from a cache, takes less than to wait for a whole row.
+    if by.block_cols <= 1024:
+        return Plan(True, 1, by.block_cols, 1)
+    block_cols = min(max(next_power_of_2(cols) // (8 if dtype.itemsize == 2 else 2), 1024), LOOPED_COLS)
+    return Plan(True, 1, block_cols, 8 if block_cols == LOOPED_COLS else 4)
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
