@@ -20,6 +20,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterError
 
 from fourfold.backends.triton import launch as triton_launch
+from fourfold.operations.blame import Blame, blame_of
 from fourfold.operations.refusals import is_fault
 
 BLOCK = 64
@@ -476,3 +477,23 @@ def test_memory_that_a_descriptor_cannot_describe_is_a_fault(x: torch.Tensor, sa
     with pytest.raises(InterpreterError, match=says) as caught:
         copied_by_descriptor(x)
     assert is_fault(caught.value)
+
+
+@triton.jit
+def looped_kernel(bounds_ptr, output_ptr, HAS_STEP: tl.constexpr):
+    first, last = tl.load(bounds_ptr), tl.load(bounds_ptr + 1)
+    total = 0
+    for number in range(first, last, tl.load(bounds_ptr) + 2) if HAS_STEP else range(first, last):
+        total += number
+    tl.store(output_ptr, total)
+
+
+@pytest.mark.parametrize("has_step", [False, True])
+@pytest.mark.parametrize("programs", [1, 4])
+def test_a_loop_over_floats_is_refused_as_the_compiler_refuses_it(has_step: bool, programs: int) -> None:
+    output = torch.zeros(1, dtype=torch.int64)
+    looped_kernel[(programs,)](torch.tensor([0, 5]), output, has_step)
+    assert output == (6 if has_step else 10)
+    with pytest.raises(InterpreterError, match=r"bounds and step must all be ints, are \(fp32, fp32") as caught:
+        looped_kernel[(programs,)](torch.tensor([0.0, 5.0]), output, has_step)
+    assert blame_of(caught.value) is Blame.REFUSAL

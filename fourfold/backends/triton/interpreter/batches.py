@@ -83,11 +83,16 @@ def loop(*bounds: Any, **options: Any) -> Any:
     Programs with the same number of iterations stay together, even if they start at different numbers.
 
     Raises:
+        TypeError: a bound or the step is no integer, as the compiler raises it.
         Diverged: the number of iterations differs.
     """
+    limits = [*bounds, *(options[name] for name in ("step",) if name in options)]
+    if not all(limit.dtype.is_int() for limit in limits if isinstance(limit, tl.tensor)):
+        kinds = ", ".join(str(limit.dtype) if isinstance(limit, tl.tensor) else "int32" for limit in limits)
+        raise TypeError(f"For loop bounds and step must all be ints, are ({kinds})")
     if not _are_batched((*bounds, *options.values())):
-        numbers = range(*bounds, *[options[name] for name in ("step",) if name in options])
-        types = [x.dtype for x in (*bounds, options.get("step")) if isinstance(x, tl.tensor)]
+        numbers = range(*limits)
+        types = [limit.dtype for limit in limits if isinstance(limit, tl.tensor)]
         fits = min(numbers.start, numbers.stop) >= -(1 << 31) and max(numbers.start, numbers.stop) < 1 << 31
         kind = max([tl.int32 if fits else tl.int64, *types], key=lambda each: each.primitive_bitwidth)
         return (tl.tensor(Handle(np.array([number], numpy_type(kind)), kind), kind) for number in numbers)
