@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.results import compare_results, describe, expected_results, named_results
+from fourfold.checks.results import compare_results, describe, expected_results, named_gradients, named_results
 from fourfold.checks.search import OUTPUT, Search, Subject
 from fourfold.inputs.combinations import combined
 from fourfold.instruments.evaluation import gradients_of
@@ -140,10 +140,8 @@ def _as_cast(
             raise failure
     try:
         expected = _rounded_throughout(subject, case)
-    except (
-        NoRule,
-        HangsOnRounding,
-    ):  # the reference needs a number exactly that rounding may change, the index of a row for example
+    except (NoRule, HangsOnRounding):
+        # The reference needs the exact value of a number that rounding may change, such as the index of a row.
         raise failure from None
     agreements = []
     for name, result in results.items():
@@ -171,4 +169,4 @@ def _rounded_throughout(subject: Subject, case: Case) -> dict[str, Bounded]:
     expected = {"output": operation.forward(**arguments)}
     gradients = operation.backward(rounded(case.grad_output), **arguments)
     found = dict(zip(operation.differentiable, gradients, strict=True))
-    return expected | {f"gradient of {name}": found[name] for name in operation.differentiable_in(case)}
+    return expected | named_gradients({name: found[name] for name in operation.differentiable_in(case)})

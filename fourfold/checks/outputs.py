@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fourfold.candidates.integrity.escapes import held
-from fourfold.checks.results import describe
+from fourfold.checks.results import describe, named_gradients
 from fourfold.checks.search import Search, Subject
 from fourfold.instruments.evaluation import gradients_of
 from fourfold.instruments.tampering import random_state_kept
@@ -72,7 +72,7 @@ def outputs_fit(subject: Subject, search: Search) -> None:
             joined = in_a_row(lambda: tuple(found.values()), names, operation.joined, dtype.torch)()
             cotangent = case.tensor("grad_output", dtype, subject.device)
             gradients = gradients_of(joined, [tensors[name] for name in wanted], cotangent)
-            results |= {f"gradient of {name}": gradient for name, gradient in zip(wanted, gradients)}
+            results |= named_gradients(dict(zip(wanted, gradients)))
         problem = admissible(case, dtype.arrays(results))
         if problem is not None:
             raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}")

@@ -1,11 +1,12 @@
 """The results of a call: their names, their expected values and the comparison."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
-from fourfold.checks.search import OUTPUT, Subject
+from fourfold.checks.search import GRADIENT_OF, OUTPUT, Subject
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DType, differing, on_host
@@ -92,9 +93,14 @@ def given_tensors(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
     return case.tensors(subject.dtype, subject.device) | grad_output
 
 
+def named_gradients(gradients: Mapping[str, Any]) -> dict[str, Any]:
+    """Return gradients by the names of results, "gradient of ...", from gradients by the names of their inputs."""
+    return {f"{GRADIENT_OF}{name}": gradient for name, gradient in gradients.items()}
+
+
 def named_results(output: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the results of a call by name: "output", and "gradient of ..." for each input that has one."""
-    return {"output": output, **{f"gradient of {name}": gradient for name, gradient in gradients.items()}}
+    return {OUTPUT: output, **named_gradients(gradients)}
 
 
 def expected_gradients(subject: Subject, case: Case) -> dict[str, Bounded]:
@@ -105,7 +111,7 @@ def expected_gradients(subject: Subject, case: Case) -> dict[str, Bounded]:
     gradients = reference_gradients(subject.operation, case, subject.dtype)
     if subject.foreign:
         gradients = {name: _free_at_nan(gradient, case.inputs[name]) for name, gradient in gradients.items()}
-    return {f"gradient of {name}": gradient for name, gradient in gradients.items()}
+    return named_gradients(gradients)
 
 
 def _free_at_nan(gradient: Bounded, given: np.ndarray) -> Bounded:
@@ -118,7 +124,7 @@ def _free_at_nan(gradient: Bounded, given: np.ndarray) -> Bounded:
 def expected_results(subject: Subject, case: Case) -> dict[str, Bounded]:
     """Return the oracle's value for each of the `named_results`, with its running error."""
     gradients = expected_gradients(subject, case) if subject.differentiable else {}
-    return {"output": reference(subject.operation, case, subject.dtype), **gradients}
+    return {OUTPUT: reference(subject.operation, case, subject.dtype), **gradients}
 
 
 def storage_of(tensor: torch.Tensor) -> int:

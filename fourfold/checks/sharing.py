@@ -16,7 +16,7 @@ from fourfold.checks.results import (
     inputs_are_unchanged,
     named_results,
 )
-from fourfold.checks.search import OUTPUT, Search, Subject
+from fourfold.checks.search import GRADIENT_OF, OUTPUT, Search, Subject
 from fourfold.inputs.combinations import made
 from fourfold.instruments.evaluation import gradients_of
 from fourfold.numerics.bounded import Bounded, stored
@@ -90,9 +90,9 @@ def _given_twice(subject: Subject, search: Search, arrangement: Arrangement, cas
     results, of_results = {OUTPUT: output.detach()}, {OUTPUT: expected[OUTPUT]}
     if wanted:
         cotangent = case.tensor("grad_output", subject.dtype, subject.device)
-        (results[f"gradient of {first}"],) = gradients_of(output, [tensors[first]], cotangent)
-        both = [stored(expected[f"gradient of {name}"]) for name in (first, second)]
-        of_results[f"gradient of {first}"] = both[0] + both[1]
+        (results[f"{GRADIENT_OF}{first}"],) = gradients_of(output, [tensors[first]], cotangent)
+        both = [stored(expected[f"{GRADIENT_OF}{name}"]) for name in (first, second)]
+        of_results[f"{GRADIENT_OF}{first}"] = both[0] + both[1]
     search.saw(*compare_results(subject, results, of_results, tensors, f"where {arrangement.what}, "))
     inputs_are_unchanged(subject, case, tensors)
 

@@ -1,7 +1,7 @@
 """The check that the gradient of one input alone, or of some of them, agrees with the oracle's."""
 
 from fourfold.checks.grades import graded
-from fourfold.checks.results import compare_results, expected_gradients
+from fourfold.checks.results import compare_results, expected_gradients, named_gradients
 from fourfold.checks.search import Search, Subject
 from fourfold.instruments.evaluation import gradients_of
 from fourfold.numerics.compare import Agreement
@@ -32,7 +32,7 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
             output = subject.call(**tensors, **case.parameters)
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
             gradients = gradients_of(output, [tensors[name] for name in wanted], grad_output)
-            results = {f"gradient of {name}": gradient for name, gradient in zip(wanted, gradients)}
+            results = named_gradients(dict(zip(wanted, gradients)))
             when = f"for {' and '.join(wanted)} alone, "
             agreements += compare_results(subject, results, expected, tensors, when)
         search.saw(*agreements)

@@ -179,9 +179,9 @@ def tensor(
 
     Args:
         axes: ``"... cols"``, ``"batch heads seq dim"``, ``"rows 4"``, ``"batch+1"``: see `fourfold.operations.axes`.
-        dtype: a dtype or its name. It may be an integer dtype or bool, or several of these, of which each case has one;
-            float8; or one floating-point dtype that the tensor has whatever dtype is tested. The default is the tested
-            dtype.
+        dtype: a dtype or its name: an integer dtype, bool, float8, or a floating-point dtype that the tensor keeps
+            whatever dtype is tested. For a list of integer dtypes, each case uses one of them. The default is the
+            tested dtype.
         low: the least integer. The default is 0, or the least of the dtype for int8 without `high`.
         high: the integer past the largest, as in `torch.randint`. The name of an axis declares indices into that axis.
             The default for int8 and uint8 is the end of the dtype.

@@ -130,7 +130,7 @@ def operation(
 
     Raises:
         TypeError: an argument of the definition is not declared and has no default, or the definition has no argument
-            of a declared name, or no such tensor to change. The decorator raises it.
+            of a declared name, or `mutates` names an argument that cannot be changed. The decorator raises it.
         ValueError: the definition does not accept such tensors, or does not return one tensor, or not as many as
             `returns` names, or another kind of numbers than `returns` says.
         DefinitionError: the definition raises an error where its rounding errors are bounded, because it is random,
@@ -269,10 +269,9 @@ def _in_place(
             raise TypeError(f"{name}: returns names {argument}, which mutates names already")
     inputs = {argument: _without_gradient(what) for argument, what in declared.items()}
     new = {argument: result(*inputs[argument].dtypes, gradient=False) for argument in mutates}
-    others = {other: what if isinstance(what, Output) else Output(what) for other, what in (returns or {}).items()}
-    outputs = {**new, **others}
+    outputs = {**new, **(returns or {})}
     fields = {**fields, "mutates": mutates}
-    changed = functional(definition, mutates, tuple(others))
+    changed = functional(definition, mutates, tuple(returns or ()))
     if len(outputs) > 1:
         made = _of_several(changed, inputs, fields, sizes, outputs)
         each = {
@@ -280,8 +279,8 @@ def _in_place(
             for output, of in made.outputs.items()
         }
         return dataclasses.replace(made, definition=definition, outputs=each)
-    (only,) = outputs.items()
-    made = _made(changed, inputs, {**fields, "changed": only[0], "returns": only[1].dtype}, sizes)
+    ((argument, value),) = new.items()
+    made = _made(changed, inputs, {**fields, "changed": argument, "returns": value.dtype}, sizes)
     return dataclasses.replace(made, definition=definition)
 
 

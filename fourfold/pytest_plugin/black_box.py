@@ -109,15 +109,15 @@ class BlackBox:
         """Cancel the limit of `expect_within`."""
         faulthandler.cancel_dump_traceback_later()
 
-    def found(self, silent: str = SILENT) -> Found:
-        """Return the record of a dead process, with the cause `silent` if it left none."""
+    def read(self, default_cause: str = SILENT) -> Found:
+        """Return the record of a dead process, with the default cause if it recorded none."""
         test: dict[str, Any] = {}
         with contextlib.suppress(json.JSONDecodeError):  # it had not run any test
             test = json.loads(self._read("test"))
         identity = Identity.of_dict(test["identity"]) if test.get("identity") else None
         path = Path(test["path"]) if test.get("path") else None
         cause, timed_out = self._cause()
-        return Found(cause or silent, self._read("case"), path, identity, test.get("importing", ""), timed_out)
+        return Found(cause or default_cause, self._read("case"), path, identity, test.get("importing", ""), timed_out)
 
     def _cause(self) -> tuple[str, bool]:
         """Return the cause in the record, "" if there is none, and whether it is the time limit."""

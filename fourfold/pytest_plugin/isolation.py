@@ -281,7 +281,7 @@ def try_import(config: pytest.Config) -> None:
             finally:
                 os._exit(code)
         code = stop.wait()
-        found = box.found(spelled(code))
+        found = box.read(spelled(code))
     if stop.signal is not None or code == pytest.ExitCode.INTERRUPTED:
         raise SystemExit(int(pytest.ExitCode.INTERRUPTED))
     if said.exists():
@@ -385,7 +385,7 @@ def told_by_child(
     code = stop.wait()
     if config.getoption("candidate"):
         end_orphans()
-    found = BlackBox(folder).found(spelled(code) if code < 0 else SILENT)
+    found = BlackBox(folder).read(spelled(code) if code < 0 else SILENT)
     return code, pipe.entries(), found, pipe.false
 
 
@@ -523,4 +523,4 @@ class Workers:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, report: Any) -> None:
         """Report why a worker died."""
-        describe(self.config, report, BlackBox(Path(xdist_internals.inputs_of(report.node)[_KEY])).found())
+        describe(self.config, report, BlackBox(Path(xdist_internals.inputs_of(report.node)[_KEY])).read())

@@ -265,7 +265,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         The stride of an axis of one element does not matter.
 
         Raises:
-            InvalidDescriptor: the memory begins between two multiples of 16 bytes, or a stride is no such multiple.
+            InvalidDescriptor: the memory's address, or a stride in bytes, is not a multiple of 16.
         """
         size = base.get_element_ty().primitive_bitwidth // 8
         if (beyond := int(base.data.item()) % DESCRIPTOR_BYTES) != 0:
