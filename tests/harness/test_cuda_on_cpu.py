@@ -137,6 +137,19 @@ def test_a_fault_says_who_did_what_to_which_argument():
     assert (caught.value.block, caught.value.thread) == ((0, 0, 0), (250, 0, 0))
 
 
+def test_a_write_beyond_two_outputs_names_both(tmp_path):
+    source = tmp_path / "k.cu"
+    source.write_text("__global__ void k(const float* in, float* a, float* c, int n) { a[n] = in[0] + c[0]; }")
+    kernel, storage = CudaKernel(source, "k"), torch.zeros(1024)
+    for gap, past_c in ((0, "just past"), (8, "32 bytes past")):
+        with pytest.raises(cuda_on_cpu.OutOfBounds) as caught:
+            kernel.launch(1, 1, storage[310:], storage[:100], storage[200:300], 300 + gap)
+        assert (
+            f"write of 4 bytes, {past_c} the end of argument 2 (c), a float32 tensor of shape (100,), "
+            f"or {800 + 4 * gap} bytes past the end of argument 1 (a)" in str(caught.value)
+        )
+
+
 def test_a_race_names_both_lines():
     with pytest.raises(cuda_on_cpu.Race) as caught:
         launch_planted("overwrites_without_a_second_barrier")

@@ -322,30 +322,31 @@ std::string name_of(const Region& r, const char* address) {
     return "the tensors";
 }
 
+constexpr size_t NEARBY = 1 << 16;  // bytes between an access and a second tensor that its report names
+
 [[noreturn]] void fail_outside(const char* address, unsigned bytes, bool write, const void* pc) {
     const char* verb = write ? "write" : "read";
     if (size_t(address) < 4096) fail(OUT_OF_BOUNDS, {}, pc, "%s of %u bytes through a null pointer", verb, bytes);
-    size_t nearest = size_t(1) << 30;
-    std::string name;
-    bool past = false;
+    // The kernel's pointer is unknown here, so the next nearest tensor may be the one that it meant.
+    std::vector<std::pair<size_t, std::string>> places;
     auto consider = [&](const char* begin, size_t size, const std::string& what) {
-        if (address >= begin + size && size_t(address - begin - size) < nearest) {
-            nearest = size_t(address - begin - size);
-            past = true;
-            name = what;
-        }
-        if (address < begin && size_t(begin - address) < nearest) {
-            nearest = size_t(begin - address);
-            past = false;
-            name = what;
-        }
+        const bool past = address >= begin + size;
+        const size_t distance = past ? size_t(address - begin - size) : size_t(begin - address);
+        if (distance >= size_t(1) << 30) return;
+        const std::string offset = distance || !past ? std::to_string(distance) + " bytes " : "just ";
+        places.emplace_back(distance, offset + (past ? "past the end of " : "before ") + what);
     };
-    for (const View& v : views) consider(v.begin, v.bytes, tensor_name(v));
+    // A kernel rarely writes through a pointer to const.
+    const bool to_writable = write && std::any_of(views.begin(), views.end(), [](const View& v) { return v.writable; });
+    for (const View& v : views)
+        if (v.writable || !to_writable) consider(v.begin, v.bytes, tensor_name(v));
     for (const SharedArray& s : shared_arrays)
         if (!s.name.empty()) consider(s.region.begin, s.region.bytes, "shared array " + s.name);
-    if (name.empty()) fail(OUT_OF_BOUNDS, {}, pc, "%s of %u bytes at %p, far from every tensor of this launch", verb, bytes, static_cast<const void*>(address));
-    if (past && !nearest) fail(OUT_OF_BOUNDS, {}, pc, "%s of %u bytes, just past the end of %s", verb, bytes, name.c_str());
-    fail(OUT_OF_BOUNDS, {}, pc, "%s of %u bytes, %zu bytes %s %s", verb, bytes, nearest, past ? "past the end of" : "before", name.c_str());
+    if (places.empty()) fail(OUT_OF_BOUNDS, {}, pc, "%s of %u bytes at %p, far from every tensor of this launch", verb, bytes, static_cast<const void*>(address));
+    std::stable_sort(places.begin(), places.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::string where = places[0].second;
+    if (places.size() > 1 && places[1].first < NEARBY) where += ", or " + places[1].second;
+    fail(OUT_OF_BOUNDS, {}, pc, "%s of %u bytes, %s", verb, bytes, where.c_str());
 }
 
 [[noreturn]] void fail_race(const Region& r, size_t at, bool write, const Access& other, const char* did, const void* pc) {
