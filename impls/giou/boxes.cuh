@@ -39,6 +39,27 @@ template <class C, class T> __device__ inline Box<C> converted(Box<T> box) {
 template <class C> __device__ inline C maximum(C a, C b) { return a > b || a != a ? a : b; }
 template <class C> __device__ inline C minimum(C a, C b) { return a < b || a != a ? a : b; }
 
+template <class C> __device__ inline C quotient(C a, C b) { return a / b; }
+#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 800
+// One instruction each in place of three.
+__device__ inline float maximum(float a, float b) {
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ inline float minimum(float a, float b) {
+    float c;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+// Within 2 ulp, as Triton divides: the correctly rounded quotient takes three times the instructions.
+__device__ inline float quotient(float a, float b) {
+    float c;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+#endif
+
 // The sides and areas before any clamp, named as in the oracle.
 template <class C> struct Areas {
     C width, height, intersection, raw_union, hull_width, hull_height;
@@ -55,9 +76,9 @@ template <class C> struct Areas {
 // Unless ENCLOSED, I / U alone.
 template <bool ENCLOSED = true, class C> __device__ inline C giou_of(const Box<C>& a, const Box<C>& b, C eps) {
     Areas<C> of(a, b);
-    if constexpr (!ENCLOSED) return of.intersection / maximum(of.raw_union, eps);
+    if constexpr (!ENCLOSED) return quotient(of.intersection, maximum(of.raw_union, eps));
     C united = maximum(of.raw_union, eps), hull = maximum(of.hull_width * of.hull_height, eps);
-    return of.intersection / united - (hull - united) / hull;
+    return quotient(of.intersection, united) - quotient(hull - united, hull);
 }
 
 // The share of `mine` in the gradient of maximum(mine, other): all, none, or half at a tie. All if one of them is NaN.
@@ -77,11 +98,11 @@ template <class C, bool ENCLOSED = true> struct AreaGradients {
         Areas<C> of(a, b);
         C raw_hull = of.hull_width * of.hull_height;
         C union_area = maximum(of.raw_union, eps), hull_area = maximum(raw_hull, eps);
-        C over_union = grad / union_area, over_hull = grad / hull_area;
+        C over_union = quotient(grad, union_area), over_hull = quotient(grad, hull_area);
         if constexpr (!ENCLOSED) over_hull = 0;
         // Do not use over_union here: for boxes that lie apart it may overflow although its factor is 0.
-        united = of.raw_union >= eps ? over_hull - grad * (of.intersection / union_area) / union_area : C(0);
-        C hull = raw_hull >= eps ? over_hull * ((hull_area - union_area) / hull_area) - over_hull : C(0);
+        united = of.raw_union >= eps ? over_hull - quotient(grad * quotient(of.intersection, union_area), union_area) : C(0);
+        C hull = raw_hull >= eps ? over_hull * quotient(hull_area - union_area, hull_area) - over_hull : C(0);
         C intersection = over_union - united;
         width = of.width >= C(0) ? intersection * maximum(of.height, C(0)) : C(0);
         height = of.height >= C(0) ? intersection * maximum(of.width, C(0)) : C(0);

@@ -14,7 +14,7 @@ template <class C> struct Distance {
           y(C(0.5) * ((a.y1 - b.y1) + (a.y2 - b.y2))),
           raw_diagonal(of.hull_width * of.hull_width + of.hull_height * of.hull_height),
           diagonal(maximum(raw_diagonal, eps)),
-          share((x * x + y * y) / diagonal) {}
+          share(quotient(x * x + y * y, diagonal)) {}
 };
 
 template <class C> struct Aspect {
@@ -22,12 +22,12 @@ template <class C> struct Aspect {
 
     // The angle is atan(width / height), with the height clamped.
     __device__ static C angle_of(const Box<C>& box, C eps) {
-        return atan((box.x2 - box.x1) / maximum(box.y2 - box.y1, eps));
+        return atan(quotient(box.x2 - box.x1, maximum(box.y2 - box.y1, eps)));
     }
     __device__ Aspect(const Box<C>& a, const Box<C>& b, C iou, C eps)
         : angle(angle_of(a, eps) - angle_of(b, eps)),
           v(angle * angle * C(0.4052847345693511)),  // 4 / pi^2
-          alpha(v / maximum(C(1) - iou + v, eps)) {}
+          alpha(quotient(v, maximum(C(1) - iou + v, eps))) {}
 };
 
 template <Measure MEASURE, class C> __device__ inline C score_of(const Box<C>& a, const Box<C>& b, C eps) {
@@ -49,8 +49,8 @@ template <class C, Measure MEASURE> struct PairGradients : AreaGradients<C, MEAS
         if constexpr (MEASURE == GIOU) return;
         const Areas<C> of(a, b);
         const Distance<C> apart(a, b, of, eps);
-        distance = -grad / apart.diagonal;
-        const C diagonal = apart.raw_diagonal >= eps ? grad * apart.share / apart.diagonal : C(0);
+        distance = quotient(-grad, apart.diagonal);
+        const C diagonal = apart.raw_diagonal >= eps ? quotient(grad * apart.share, apart.diagonal) : C(0);
         this->hull_width = diagonal * (C(2) * of.hull_width);
         this->hull_height = diagonal * (C(2) * of.hull_height);
         if constexpr (MEASURE != CIOU) return;
@@ -71,8 +71,8 @@ private:
         if constexpr (MEASURE != CIOU) return gradient;
         const C width = box.x2 - box.x1, raw_height = box.y2 - box.y1, height = maximum(raw_height, eps);
         const C square = width * width + height * height;
-        const C by_width = turn * (height / square);
-        const C by_height = raw_height >= eps ? -turn * (width / square) : C(0);
+        const C by_width = turn * quotient(height, square);
+        const C by_height = raw_height >= eps ? -turn * quotient(width, square) : C(0);
         return {gradient.x1 - by_width, gradient.y1 - by_height, gradient.x2 + by_width, gradient.y2 + by_height};
     }
 };

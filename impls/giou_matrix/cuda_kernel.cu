@@ -8,11 +8,11 @@ struct Tile {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     long long across, down, first_row, first_column;
 
-    __device__ explicit Tile(long long m) {
+    __device__ explicit Tile(long long m, int rows = TILE_ROWS) {
         const long long tiles = (m + COLUMNS * WARP - 1) / (COLUMNS * WARP);
         down = blockIdx.x / tiles;
         across = blockIdx.x - down * tiles;
-        first_row = down * TILE_ROWS + warp;
+        first_row = down * rows + warp;
         first_column = across * COLUMNS * WARP + lane;
     }
 };
@@ -30,13 +30,13 @@ __global__ void __launch_bounds__(BLOCK) giou_matrix_forward_kernel(
     const Box<T>* __restrict__ boxes_a,  // [n]
     const Box<T>* __restrict__ boxes_b,  // [m]
     T* __restrict__ scores,              // [n, m]
-    long long n, long long m, double eps) {
-    // One block owns a tile of TILE_ROWS rows and COLUMNS * WARP columns.
+    long long n, long long m, double eps, int rows) {
+    // One block owns a tile of `rows` rows and COLUMNS * WARP columns.
     using C = Compute<T>;
-    const Tile tile(m);
+    const Tile tile(m, rows);
     Box<C> b[COLUMNS];
     load_columns(b, boxes_b, tile.first_column, m);
-    const long long end = min(n, (tile.down + 1) * TILE_ROWS);
+    const long long end = min(n, (tile.down + 1) * rows);
     for (long long row = tile.first_row; row < end; row += WARPS) {
         const Box<C> a = converted<C>(boxes_a[row]);
 #pragma unroll

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import cdiv
+from fourfold.backends.launch import cdiv, multiprocessors
 
 from ..giou.cuda_boxes import BLOCK
 from .operators import register
@@ -25,8 +25,24 @@ REDUCE = {
 KERNELS = (*FORWARD.values(), *BACKWARD.values(), *REDUCE.values())
 
 
+def rows_of_block(n: int, across: int, processors: int) -> int:
+    """Return the rows of a forward block: fewer than a tile's where tiles would leave multiprocessors without a block.
+
+    Args:
+        n: rows of the matrix.
+        across: tiles along its columns.
+        processors: multiprocessors of the device.
+    """
+    rows = TILE[0]
+    while rows > BLOCK // WARP and cdiv(n, rows) * across < 2 * processors:
+        rows //= 2
+    return rows
+
+
 def _forward(scores: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tiles: Any, enclosed: bool, eps: float) -> None:
-    FORWARD[a.dtype, enclosed].launch(tiles[0] * tiles[1], BLOCK, a, b, scores, *scores.shape, eps)
+    rows = rows_of_block(scores.shape[0], tiles[1], multiprocessors(a.device))
+    blocks = cdiv(scores.shape[0], rows) * tiles[1]
+    FORWARD[a.dtype, enclosed].launch(blocks, BLOCK, a, b, scores, *scores.shape, eps, rows)
 
 
 def _backward(
