@@ -27,10 +27,17 @@ template <class C> __device__ C add_half_of_lanes(C sum) {
     return sum;
 }
 
-// The sums over the threads of a row, returned in each of them. A row of several warps has a block of its own, which
-// alternates between `turn` 0 and 1: a thread that writes has passed the other turn's barrier, and before that barrier
-// all threads had read this turn's parts.
+// The sums over the threads of a row, returned in each of them. Short rows share a warp: a power of two of lanes each. A
+// row of several warps has a block of its own, which alternates between `turn` 0 and 1: a thread that writes has passed
+// the other turn's barrier, and before that barrier all threads had read this turn's parts.
 template <class C> __device__ Sums<C> sum_over_row(Sums<C> sums, int turn) {
+    if (blockDim.x < 32) {
+        for (int lanes = blockDim.x / 2; lanes; lanes /= 2) {
+            sums.first += __shfl_xor_sync(~0u, sums.first, lanes);
+            sums.second += __shfl_xor_sync(~0u, sums.second, lanes);
+        }
+        return sums;
+    }
     __shared__ C parts[2][2][16];
     // Each half of the lanes continues with one of the two sums, which halves the number of shuffles.
     const int lane = threadIdx.x % 32, half = lane / 16;

@@ -20,8 +20,10 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
     // One block owns blockDim.y consecutive rows, one thread VECTORS vectors of each piece of a row (mostly one).
     using C = Compute<T>;
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
-    if (row >= num_rows) return;
-    x += row_offset(row, inner, outer_stride, inner_stride);
+    const bool present = row < num_rows;
+    // A row past the end has no columns: its lanes take part in sums of their warp.
+    if (!present) cols = 0;
+    else x += row_offset(row, inner, outer_stride, inner_stride);
     output += row * cols;
     const int step = blockDim.x * WIDTH;
     const long long first = threadIdx.x * WIDTH, piece = (long long)step * VECTORS;
@@ -45,7 +47,7 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
     };
 
     C mean = 0, squares = 0;
-    for (long long start = 0; start < cols; start += piece) {
+    for (long long start = 0; start == 0 || start < cols; start += piece) {
         load(start);
         Sums<C> sum{0, 0};
 #pragma unroll
@@ -60,11 +62,11 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (!exists(start, k)) continue;
-            const int present = SHIFTED ? int(min(cols - (start + first + k * step), (long long)WIDTH)) : WIDTH;
+            const int own = SHIFTED ? int(min(cols - (start + first + k * step), (long long)WIDTH)) : WIDTH;
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
                 const C centred = C(data[k].at[j]) - piece_mean;
-                if (j < present) sum.first += centred * centred;
+                if (j < own) sum.first += centred * centred;
             }
         }
         // Merge the squared deviations of two samples: Chan, Golub, LeVeque 1983, (2.1).
@@ -74,7 +76,7 @@ __global__ void __launch_bounds__(512) layer_norm_forward_kernel(
         squares += sum_over_row(sum, 1).first + C(start) * apart * (apart * share);
     }
     const C rstd = rsqrt(squares / C(cols) + C(eps));
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && present) {
         mean_of[row] = mean;
         rstd_of[row] = rstd;
     }

@@ -15,6 +15,8 @@ from .operators import Needs, register_layer_norm, statistics_dtype
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP = 32
 MOST_THREADS = 512
+# Threads of a block of rows that share warps.
+TOGETHER = 128
 # Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
 EXCHANGED_BYTES = 33 * 16
 # Columns of a row that is too short for its vectors to be shifted into place backward.
@@ -35,7 +37,7 @@ KERNEL = {
         "backward_kernel<{T}, {W}, 4, true>",
         *(["backward_kernel<{T}, {W}, 8, true>"] if dtype == torch.float32 else []),
         "backward_kernel<{T}, 1, 8, false>",
-        "backward_kernel<{T}, {W}, 2, false, true>",
+        "backward_kernel<{T}, {W}, 3, false, true>",
         *(["backward_kernel<{T}, {W}, 4, false, true>"] if dtype == torch.float32 else []),
         "backward_means_kernel<{T}, {W}>",
         "backward_means_kernel<{T}, 1>",
@@ -52,7 +54,7 @@ class Plan(NamedTuple):
 
     Attributes:
         vectors: vectors of a row that a thread holds, or 0 if backward reads a row twice.
-        threads: threads per row, a multiple of a warp.
+        threads: threads per row, a multiple of a warp or, forward, a power of two of its lanes.
         rows: rows per block.
         blocks: blocks per multiprocessor, backward.
         shared: whether backward keeps the sums of weight's and bias's gradients in shared memory.
@@ -90,6 +92,9 @@ def forward_plan(cols: int, access: Access) -> Plan:
     # Few bytes per thread let more blocks share a multiprocessor. But in long rows, many warps wait for one another.
     few = access.strided or (access.width > 1 and vectors <= 8 * WARP)
     each = 4 if few else 8
+    lanes = 1 << (-(-vectors // each) - 1).bit_length()
+    if lanes < WARP and not access.shifted:
+        return Plan(each, lanes, rows=TOGETHER // lanes)
     threads = _threads(vectors, each)
     return Plan(each, threads, rows=4 if threads == WARP else 1)
 
@@ -99,7 +104,7 @@ def backward_plan(cols: int, dtype: torch.dtype, access: Access, shared_memory: 
     vectors = -(-cols // access.width)
     # As many blocks as there are registers for. A block that had to wait for another's end would come too late.
     if access.shifted:
-        each = 4 if dtype == torch.float32 and vectors > 2 * MOST_THREADS else 2
+        each = 4 if dtype == torch.float32 and vectors > 3 * MOST_THREADS else 3
         threads = _threads(vectors, each)
         return Plan(each, threads, blocks=MOST_THREADS // threads)
     if access.width == 1:
@@ -133,7 +138,7 @@ def backward_access(cols: int, dtype: torch.dtype, access: Access) -> Access:
 
     Vectors are shifted into place where rows are long enough for it to pay, and a block holds a row of them.
     """
-    most = (4 if dtype == torch.float32 else 2) * MOST_THREADS * access.width
+    most = (4 if dtype == torch.float32 else 3) * MOST_THREADS * access.width
     shifts = SINGLES_BACKWARD < cols <= most
     return access if not access.shifted or shifts else Access(1)
 

@@ -11,8 +11,9 @@ template <class C> __device__ C row_sum(C value, int turn) {
     return blockDim.x > 32 ? row_sum<false>(value, turn) : row_sum<true>(value, turn);
 }
 
-// Vectors of a row that a thread keeps in registers forward.
-constexpr int KEPT = 4;
+// Vectors of a row that a thread keeps in registers forward. Where they are shifted into place, a warp's exchanges and the
+// ends of the row are then fewer.
+template <bool SHIFTED> constexpr int VECTORS_KEPT = SHIFTED ? 8 : 4;
 
 // A residual that is added to x before it is normalized, and where the sums go. Nothing is added with ADDED = false.
 template <class T, bool ADDED> struct Residual {};
@@ -50,6 +51,7 @@ __device__ __forceinline__ void normalize_rows(
         if (row < num_rows) added.residual += row_offset(row, inner, added.outer_stride, added.inner_stride);
         added.sums += row * cols;
     }
+    constexpr int KEPT = VECTORS_KEPT<SHIFTED>;
     const long long first = threadIdx.x * WIDTH, step = blockDim.x * WIDTH, piece = KEPT * step;
     Vector<T, WIDTH> data[KEPT];
     auto load = [&](long long start, bool store_sums) {
@@ -282,9 +284,11 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
             weight_of(k, w);
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
-                const C normal = numbers[j] * rstd;
-                product += grads[j] * w[j] * normal;
+                const C normal = numbers[j] * rstd, of_normal = grads[j] * w[j];
+                product += of_normal * normal;
                 sums.at(k * WIDTH + j) += grads[j] * normal;
+                // Keep the products, so that they are not computed twice.
+                if constexpr (ROWS == ONE) this_x[k].numbers[j] = normal, this_grad[k].numbers[j] = of_normal;
             }
         }
         if (!grad_x) continue;
@@ -293,10 +297,15 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
         for (int k = 0; k < VECTORS; k++) {
             // The lanes of a warp store their shifted vectors together, so that those without a vector take part.
             if (first + k * step - (SHIFTED ? int(threadIdx.x % 32) * WIDTH : 0) >= own_end) continue;
-            C numbers[WIDTH], grads[WIDTH], w[WIDTH];
-            this_x[k].unpack(numbers);
-            this_grad[k].unpack(grads);
-            weight_of(k, w);
+            C normals[WIDTH], of_normals[WIDTH];
+            this_x[k].unpack(normals);
+            this_grad[k].unpack(of_normals);
+            if constexpr (ROWS != ONE) {
+                C w[WIDTH];
+                weight_of(k, w);
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) normals[j] *= rstd, of_normals[j] *= w[j];
+            }
             Vector<T, WIDTH> grad;
             [[maybe_unused]] C others[WIDTH];
             if constexpr (ADDED && SHIFTED) {
@@ -308,8 +317,9 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
             }
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
-                if constexpr (ADDED) grad.at[j] = T((grads[j] * w[j] - numbers[j] * rstd * product) * rstd + others[j]);
-                else grad.at[j] = T((grads[j] * w[j] - numbers[j] * rstd * product) * rstd);
+                const C of_x = (of_normals[j] - normals[j] * product) * rstd;
+                if constexpr (ADDED) grad.at[j] = T(of_x + others[j]);
+                else grad.at[j] = T(of_x);
             }
             if constexpr (SHIFTED) store_shifted(grad_x + row * cols, cols, number(k), grad);
             else grad.store(grad_x + row * cols + first + k * step);

@@ -22,9 +22,13 @@ EXCHANGED_BYTES = 33 * 16
 TOGETHER = 256
 COLUMN_THREADS = 128
 BLOCKS = 8
+# Vectors of a row that a thread holds forward, by whether they are shifted into place: the same as in cuda_kernel.cu.
+KEPT = {False: 4, True: 8}
 # Vectors of 16 bytes of a row that a thread holds backward, by the bytes of a number: so many as leave registers to
 # compute with, and with the sums of its columns in shared memory.
 HELD, HELD_LONG = {2: 2, 4: 4, 8: 4}, {2: 4, 4: 8, 8: 8}
+# The same of a row whose vectors are shifted into place: a warp shifts and exchanges for three as it does for two.
+HELD_SHIFTED = {2: 3, 4: 4, 8: 4}
 # Columns that it holds of a row that does not lie in whole vectors.
 HELD_SINGLE = 8
 # Threads of such a row. Longer rows are read in vectors, which are shifted into place.
@@ -74,12 +78,17 @@ class Kernels(NamedTuple):
 
 
 def instances(name: str) -> ByDType:
-    """The instances of a template, by dtype: {T} is the element's type, {W}, {H}, {L} and {S} what a thread holds."""
+    """The instances of a template, by dtype: {T} is the element type, {W}, {H}, {L}, {M} and {S} what a thread has."""
     return {
         dtype: CudaKernel(
             SOURCE,
             name.format(
-                T=cpp, W=16 // dtype.itemsize, H=HELD[dtype.itemsize], L=HELD_LONG[dtype.itemsize], S=HELD_SINGLE
+                T=cpp,
+                W=16 // dtype.itemsize,
+                H=HELD[dtype.itemsize],
+                L=HELD_LONG[dtype.itemsize],
+                M=HELD_SHIFTED[dtype.itemsize],
+                S=HELD_SINGLE,
             ),
         )
         for dtype, cpp in CPP_TYPES.items()
@@ -101,7 +110,7 @@ def kernels_of(forward: str, added: bool) -> Kernels:
         one=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{H}}, ONE{aligned}>"),
         several=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{H}}, SEVERAL{aligned}>"),
         long=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{L}}, LONG{aligned}>"),
-        one_shifted=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{H}}, ONE, true{last}>"),
+        one_shifted=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{M}}, ONE, true{last}>"),
         one_single=instances(f"rms_norm_backward_kernel<{{T}}, 1, {{S}}, ONE{aligned}>"),
         several_single=instances(f"rms_norm_backward_kernel<{{T}}, 1, {{S}}, SEVERAL{aligned}>"),
         products=instances("rms_norm_backward_products_kernel<{T}>"),
@@ -165,8 +174,8 @@ def backward_kernel(
     elif adjacent(cols, weight, rows):
         if cols <= HELD_SINGLE * SINGLE_THREADS:
             return kernels.one_single, HELD_SINGLE
-        if cols <= HELD[size] * width * MOST_THREADS:
-            return kernels.one_shifted, HELD[size] * width
+        if cols <= HELD_SHIFTED[size] * width * MOST_THREADS:
+            return kernels.one_shifted, HELD_SHIFTED[size] * width
     return None, 0
 
 
@@ -190,7 +199,7 @@ def launch_forward(
     vectors = in_vectors(cols, weight, given)
     # Vectors are shifted into place by whole warps, and the number of one is an int.
     shifted = not vectors and adjacent(cols, weight, given) and WARP * width <= cols < 2**31
-    threads, together = threads_of_row(cols, 4 * (width if vectors or shifted else 1))
+    threads, together = threads_of_row(cols, KEPT[shifted] * (width if vectors or shifted else 1))
     shared = 0
     if shifted:
         threads = max(threads, WARP)
