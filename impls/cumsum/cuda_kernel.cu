@@ -1,39 +1,44 @@
 #include "rows.cuh"
 
-// What the threads of a row before this one have, and in `total` what all of them have. Rows of several warps have a
-// block each, and alternate between `turn` 0 and 1: see sum_over_row.
-template <class C> __device__ C sum_before(C own, C& total, int turn) {
-    __shared__ C parts[2][32];
+// The sums of tiles over the threads of a row before this one, and over all of them. Rows of several warps have a block
+// each, and alternate between `turn` 0 and 1: see sum_over_row.
+template <int TILES, class C> __device__ void scan(const C (&own)[TILES], C (&before)[TILES], C (&totals)[TILES], int turn) {
+    __shared__ C parts[2][TILES][8];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    C sum = own;
 #pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-        const C below = __shfl_up_sync(~0u, sum, lanes);
-        if (lane >= lanes) sum += below;
+    for (int t = 0; t < TILES; t++) {
+        C sum = own[t];
+#pragma unroll
+        for (int lanes = 1; lanes < 32; lanes *= 2) {
+            const C below = __shfl_up_sync(~0u, sum, lanes);
+            if (lane >= lanes) sum += below;
+        }
+        before[t] = __shfl_up_sync(~0u, sum, 1);
+        if (lane == 0) before[t] = C(0);
+        totals[t] = __shfl_sync(~0u, sum, 31);
+        if (blockDim.x > 32 && lane == 31) parts[turn][t][warp] = sum;
     }
-    C before = __shfl_up_sync(~0u, sum, 1);
-    if (lane == 0) before = C(0);
-    total = __shfl_sync(~0u, sum, 31);
-    if (blockDim.x > 32) {
-        if (lane == 31) parts[turn][warp] = sum;
-        __syncthreads();
-        total = C(0);
+    if (blockDim.x == 32) return;
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        totals[t] = C(0);
         for (int other = 0; other < blockDim.x / 32; other++) {
-            if (other == warp) before += total;
-            total += parts[turn][other];
+            if (other == warp) before[t] += totals[t];
+            totals[t] += parts[turn][t][other];
         }
     }
-    return before;
 }
 
-template <class T>
+template <class T, int TILES>
 __global__ void cumsum_kernel(
     const T* __restrict__ x,           // [outer, inner, n], strided
     const void* __restrict__ offsets,  // [segments + 1] of 64 bits if `wide`, else 32, strided; or null
     T* __restrict__ output,            // [rows, n]
     long long rows, long long n, long long inner, long long outer_stride, long long inner_stride, long long stride,
     long long segments, long long offset_stride, bool wide, bool exclusive, bool reverse) {
-    // The threads of one y own every gridDim.y-th segment of a row, in tiles of as many vectors as there are threads.
+    // The threads of one y own every gridDim.y-th segment of a row, in tiles of as many vectors as there are threads. Of
+    // TILES tiles, the loads and the sums over warps do not wait for one another.
     using C = Compute<T>;
     constexpr int WIDTH = IN_16_BYTES<T>;
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
@@ -57,34 +62,49 @@ __global__ void cumsum_kernel(
         const long long begin = wrong ? segment * tile : end_of(segment);
         const long long end = wrong ? min(begin + tile, n) : end_of(segment + 1);
         C carry = wrong ? C(__int_as_float(0x7fffffff)) : C(0);
-        for (long long first = 0; first < end - begin; first += tile, turn ^= 1) {
-            // In the order of summation this thread's vector begins at `at`, in memory at `low`.
-            const long long at = first + threadIdx.x * WIDTH, low = reverse ? end - at - WIDTH : begin + at;
-            const bool whole = at + WIDTH <= end - begin;
-            Vector<T, WIDTH> in, out;
-            if (whole && stride == 1 && in_vectors(from + low)) in = Vector<T, WIDTH>::load(from + low);
-            else
+        const long long size = end - begin;
+        for (long long first = 0; first < size; first += TILES * tile, turn ^= 1) {
+            // In the order of summation, this thread's vector of tile t begins at at(t); in memory, at low(t).
+            const auto at = [&](int t) { return first + t * tile + threadIdx.x * WIDTH; };
+            const auto low = [&](int t) { return reverse ? end - at(t) - WIDTH : begin + at(t); };
+            Vector<T, WIDTH> in[TILES];
+            C own[TILES], before[TILES], totals[TILES];
 #pragma unroll
-                for (int k = 0; k < WIDTH; k++)
-                    in.at[k] = low + k >= begin && low + k < end ? from[(low + k) * stride] : T(0.0f);
-            C term[WIDTH], own(0), total;
+            for (int t = 0; t < TILES; t++) {
+                if (at(t) + WIDTH <= size && stride == 1 && in_vectors(from + low(t)))
+                    in[t] = Vector<T, WIDTH>::load(from + low(t));
+                else
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) own += term[j] = C(reverse ? in.at[WIDTH - 1 - j] : in.at[j]);
-            C sum = carry + sum_before(own, total, turn);
-            carry += total;
-#pragma unroll
-            for (int j = 0; j < WIDTH; j++) {
-                const C before = sum;
-                sum += term[j];
-                term[j] = exclusive ? before : sum;
+                    for (int k = 0; k < WIDTH; k++)
+                        in[t].at[k] = low(t) + k >= begin && low(t) + k < end ? from[(low(t) + k) * stride] : T(0.0f);
             }
+            const auto term = [&](int t, int j) { return C(in[t].at[reverse ? WIDTH - 1 - j : j]); };
 #pragma unroll
-            for (int k = 0; k < WIDTH; k++) out.at[k] = T(reverse ? term[WIDTH - 1 - k] : term[k]);
-            if (whole && in_vectors(to + low)) out.store(to + low);
-            else
+            for (int t = 0; t < TILES; t++) {
+                own[t] = C(0);
 #pragma unroll
-                for (int k = 0; k < WIDTH; k++)
-                    if (low + k >= begin && low + k < end) to[low + k] = out.at[k];
+                for (int j = 0; j < WIDTH; j++) own[t] += term(t, j);
+            }
+            scan(own, before, totals, turn);
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                C sum = carry + before[t], sums[WIDTH];
+                carry += totals[t];
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) {
+                    const C earlier = sum;
+                    sum += term(t, j);
+                    sums[j] = exclusive ? earlier : sum;
+                }
+                Vector<T, WIDTH> out;
+#pragma unroll
+                for (int k = 0; k < WIDTH; k++) out.at[k] = T(reverse ? sums[WIDTH - 1 - k] : sums[k]);
+                if (at(t) + WIDTH <= size && in_vectors(to + low(t))) out.store(to + low(t));
+                else
+#pragma unroll
+                    for (int k = 0; k < WIDTH; k++)
+                        if (low(t) + k >= begin && low(t) + k < end) to[low(t) + k] = out.at[k];
+            }
         }
     }
 }

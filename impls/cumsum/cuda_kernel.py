@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
+from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import cdiv, resident
 from fourfold.backends.strides import as_rows
 
@@ -14,7 +14,9 @@ from .operators import register
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP, MOST_THREADS = 32, 256
 MOST_ALONG_Y = 65535
-BY_DTYPE = {dtype: CudaKernel(SOURCE, f"cumsum_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
+# Tiles that a block has in flight, by whether a segment has LONG of them.
+TILES, LONG = {False: "1", True: "4"}, 8
+BY_DTYPE = CudaKernel.for_each_dtype(SOURCE, "cumsum_kernel<{T}, {}>", TILES)
 KERNELS = tuple(BY_DTYPE.values())
 
 
@@ -24,13 +26,15 @@ def _launch(
     n, segments = x.shape[-1], 1 if offsets is None else len(offsets) - 1
     num_rows, (inner, (rows,)) = x.numel() // n, as_rows(x)
     # The threads of a row depend on its length alone, so that a row's sums do not depend on the other rows.
-    threads = min(cdiv(cdiv(n, segments), WARP * 16 // x.element_size()) * WARP, MOST_THREADS)
+    length, width = cdiv(n, segments), 16 // x.element_size()
+    threads = min(cdiv(length, WARP * width) * WARP, MOST_THREADS)
     together = 4 if threads == WARP else 1
     blocks = cdiv(num_rows, together)
     along_y = min(segments, max(resident(x.device, 2048 // (threads * together)) // blocks, 1), MOST_ALONG_Y)
     step, wide = (1, True) if offsets is None else (offsets.stride(0), offsets.dtype == torch.int64)
     sizes = (num_rows, n, inner, *rows[1:], segments, step, wide, exclusive, reverse)
-    BY_DTYPE[x.dtype].launch((blocks, along_y), (threads, together), rows.tensor, offsets, output, *sizes)
+    long = length >= LONG * threads * width
+    BY_DTYPE[x.dtype, long].launch((blocks, along_y), (threads, together), rows.tensor, offsets, output, *sizes)
 
 
 cumsum_operator = register("cuda", _launch)
