@@ -47,14 +47,18 @@ def plan(cols: int, itemsize: int, tensors: int) -> Plan:
     """
     wide = max(itemsize, 4) // 4 * tensors
     block_cols = next_power_of_2(cols)
+    if tensors == 1 and itemsize <= 4 and cols % 16 and block_cols >= 8192 * itemsize:
+        # Triton uses vectors only if it knows that a row starts at a multiple of 16 elements. It loads single elements,
+        # each with its address, sooner in short tiles. Reading them twice takes less than waiting for a row.
+        lanes = min(block_cols * itemsize // 64, 1024 * itemsize)
+        return Plan(True, 4, lanes, 32 if itemsize == 4 or block_cols > 32768 else lanes // 128)
     if block_cols * wide <= LONGEST_ROW:
         # A thread holds 16 to 32 registers of data: enough bytes in flight, no spills, and few threads per reduction.
         block_rows = max(1, 1024 // block_cols)
         return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols * wide // 1024, 2 * tensors), 32))
     # The lanes of a warp take neighbouring 16-byte vectors of a piece. There are many warps, so that few rows are read
     # at a time and still lie in the L2 cache at the second read. Backward, with two tensors, also keeps the last tile
-    # in registers. Triton uses vectors only if it knows that a row starts at a multiple of 16 elements. Else it loads
-    # single elements, each with an address.
+    # in registers.
     vectors = cols % 16 == 0
     if tensors == 1:
         num_warps = 32 if itemsize == 4 else 16
