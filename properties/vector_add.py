@@ -7,8 +7,9 @@ from fourfold.oracles import vector_add as oracle
 
 from fourfold.inputs.elementwise import Elementwise
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 

@@ -24,7 +24,7 @@ class Elementwise:
     """The cases and the workloads of any elementwise operation.
 
     Args:
-        inputs: the kind of numbers in the named cases, one of `fourfold.inputs.arrays.KINDS`, by input.
+        inputs: the kind of numbers in the named cases, one of `fourfold.operations.arguments.KINDS`, by input.
 
     Attributes:
         examples: the named cases: around the sizes of blocks, and in every layout.
