@@ -20,13 +20,16 @@ OF_BACKENDS = {"triton": (".py",), "cuda": SUFFIXES}
 def sources(operation: str, backend: str) -> dict[str, str]:
     """Return the texts of an operation's kernel files and of the shared files that it uses, by path.
 
-    A shared file lies beside the operations' folders. An operation uses it if one of its own files names it.
+    A shared file lies beside the operations' folders. An operation uses it if one of its own files names it, or if a
+    header that it uses includes it.
     """
     suffixes = OF_BACKENDS[backend]
     folder = KernelPackage.of(operation).folder
     own = {path: path.read_text() for path in sorted((folder / operation).iterdir()) if path.suffix in suffixes}
     shared = {path: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in suffixes}
     used = {path: text for path, text in shared.items() if any(path.stem in other for other in own.values())}
+    while more := {p: shared[p] for p in shared.keys() - used.keys() if any(f'"{p.name}"' in t for t in used.values())}:
+        used |= more
     return {
         str(path.relative_to(folder)): text
         for path, text in {**own, **used}.items()
