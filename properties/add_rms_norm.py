@@ -17,8 +17,9 @@ from fourfold.inputs.rows import row_examples
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, stored, unspecified_where
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, positive, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole

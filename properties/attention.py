@@ -9,7 +9,7 @@ import torch
 from fourfold.oracles import attention as oracle
 from hypothesis import strategies as st
 
-from fourfold.declaration.arguments import reversed_offsets
+from fourfold.declaration.drawing import reversed_offsets
 from fourfold.inputs.arrays import (
     FEW_ELEMENTS,
     GENERATORS,
@@ -22,8 +22,9 @@ from fourfold.inputs.arrays import (
 )
 from fourfold.numerics.bounded import Bounded, stored, unspecified_where
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import Values, integers, positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, Parameter, integers, positive, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, equals_exactly, only
 from fourfold.operations.workloads import Make, Workload, tiled, whole
@@ -450,7 +451,6 @@ def gradients_of_keys_sum_to_0(evaluate: Evaluate, case: Case, dtype: DType) -> 
         yield Relation(total, Bounded.exact(np.zeros_like(total.value), total.arithmetic))
 
 
-_SCALE = positive(0.25)
 ARGUMENTS = Arguments(
     {"total_q": 5, "heads": 6, "head_size": 4, "total_k": 7, "kv_heads": 3, "batch": 2},
     q=tensor("total_q heads head_size", says="q must"),
@@ -458,9 +458,9 @@ ARGUMENTS = Arguments(
     v=tensor("total_k kv_heads head_size", says="v must"),
     q_offsets=integers("batch+1", 0, 2, 5, optional=True),
     k_offsets=integers("batch+1", 0, 3, 7, optional=True),
-    causal=Parameter(False, of_another_type={"a_string": "yes", "a_number": 1, "none": None}),
+    causal=Values((False,), of_another_type={"a_string": "yes", "a_number": 1, "none": None}),
     # None stands for the default. Of a larger scale the largest score takes all the weight, and hangs on rounding.
-    scale=Parameter(0.25, _SCALE.out_of_range, {"a_string": "0.25"}, (0.0, 4.0)),
+    scale=replace(positive(0.25), of_another_type={"a_string": "0.25"}, range=(0.0, 4.0)),
 )
 
 

@@ -8,7 +8,7 @@ import torch
 from fourfold.oracles import cumsum as oracle
 from hypothesis import strategies as st
 
-from fourfold.declaration.arguments import reversed_offsets
+from fourfold.declaration.drawing import reversed_offsets
 from fourfold.inputs.arrays import (
     GENERATORS,
     KINDS,
@@ -22,8 +22,9 @@ from fourfold.inputs.arrays import (
 from fourfold.inputs.rows import row_examples
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import Values, integers, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, Parameter, integers, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, exactly
 from fourfold.operations.workloads import Make, tiled, whole
@@ -156,7 +157,7 @@ def segments_in_reverse(case: Case) -> dict[str, np.ndarray]:
     return {"offsets": reversed_offsets(case["offsets"])} if "offsets" in case.inputs else {}
 
 
-FLAG = Parameter(False, of_another_type={"a_string": "no", "a_number": 1, "none": None})
+FLAG = Values((False,), of_another_type={"a_string": "no", "a_number": 1, "none": None})
 ARGUMENTS = Arguments(
     x=tensor("... n"), offsets=integers("segments+1", 0, 1, 1, 2, optional=True), exclusive=FLAG, reverse=FLAG
 )

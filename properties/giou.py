@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from fourfold.inputs.arrays import GENERATORS
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, positive, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import between, equal_where, equals, only
 from fourfold.operations.workloads import Make, tiled, whole

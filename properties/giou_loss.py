@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from fourfold.inputs.arrays import GENERATORS
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
+from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, positive, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Law, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole

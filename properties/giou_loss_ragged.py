@@ -9,11 +9,12 @@ import torch
 from fourfold.oracles import giou_loss_ragged as oracle
 from hypothesis import strategies as st
 
-from fourfold.declaration.arguments import reversed_offsets
+from fourfold.declaration.drawing import reversed_offsets
 from fourfold.inputs.arrays import GENERATORS
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import integers, positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, DeclaredError, integers, positive, tensor
+from fourfold.operations.declared_errors import Arguments, DeclaredError
 from fourfold.operations.record import Cost, Evaluate, Law, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, repeated, sizes, sprinkle_special_values
 from fourfold.numerics.bounded import Bounded, unspecified_where
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import one_of, positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, one_of, positive, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import between, only
 from fourfold.operations.workloads import Make, tiled, whole

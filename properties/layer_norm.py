@@ -21,8 +21,9 @@ from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
+from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, positive, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, equals, exactly, only
 from fourfold.operations.workloads import Make, tiled, whole

@@ -23,8 +23,9 @@ from fourfold.inputs.arrays import (
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, stored
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import not_negative, one_of, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, not_negative, one_of, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, only
 from fourfold.operations.workloads import Make, tiled, whole

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from fourfold.inputs.arrays import GENERATORS, layouts_for, repeated, sizes, sprinkle_special_values
 from fourfold.numerics.bounded import Bounded, NoRule, OneOf, lift
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import Values, integers, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, Parameter, integers, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, whole
@@ -364,8 +365,8 @@ for _law in LAWS:
 
 # ---- the record
 
-THRESHOLD = Parameter(
-    0.5,
+THRESHOLD = Values(
+    (0.5,),
     out_of_range={"negative": -0.25, "above_1": 1.5, "not_a_number": np.nan, "infinite": np.inf},
     of_another_type={"a_string": "0.5", "none": None},
     range=(0.0, 1.0),

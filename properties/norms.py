@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.inputs.arrays import KINDS
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
+from fourfold.operations.arguments import KINDS
 from fourfold.operations.case import Case
 from fourfold.operations.record import Evaluate, Relation
 from fourfold.operations.relations import between, equal_where, only

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, leading_axes, repeated, sizes
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import Values, integers, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, Parameter, integers, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
@@ -191,7 +192,7 @@ ARGUMENTS = Arguments(
     cos=tensor("positions half"),
     sin=tensor("positions half"),
     positions=integers("... seq", 0, 4, 6, optional=True),
-    interleaved=Parameter(False, of_another_type={"a_string": "neox", "a_number": 1, "none": None}),
+    interleaved=Values((False,), of_another_type={"a_string": "neox", "a_number": 1, "none": None}),
 )
 errors = (
     *ARGUMENTS.errors,

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from fourfold.inputs.arrays import FEW_ELEMENTS, SEEDS, cotangent, layouts_for, random_size, repeated, values
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType
+from fourfold.operations.arguments import Values, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, Parameter, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, only
 from fourfold.operations.workloads import Make, Workload, whole
@@ -334,10 +335,10 @@ def blocks_of_columns_stand_alone(evaluate: Evaluate, case: Case, dtype: DType) 
 
 # ---- the record
 
-OUT_DTYPE = Parameter(
-    torch.float32,
-    {"float64": torch.float64, "float8": torch.float8_e4m3fn, "integers": torch.int64},
-    {"a_string": "float32", "none": None, "a_number": 1},
+OUT_DTYPE = Values(
+    (torch.float32,),
+    out_of_range={"float64": torch.float64, "float8": torch.float8_e4m3fn, "integers": torch.int64},
+    of_another_type={"a_string": "float32", "none": None, "a_number": 1},
 )
 ARGUMENTS = Arguments(
     {"m": 3, "k": 130, "n": 131, "k_blocks": 2, "n_blocks": 2},

@@ -15,8 +15,9 @@ from fourfold.numerics.bounded import Bounded, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.torch_adapter.evaluate import backward_of, forward_of
+from fourfold.operations.arguments import Values, not_negative, one_of, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, Parameter, not_negative, one_of, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Evaluate, Operation, Relation, Result, Sized
 from fourfold.operations.relations import equal_where, only
 from fourfold.operations.workloads import Make, tiled, whole
@@ -205,11 +206,11 @@ def the_sum_is_that_of_the_losses(evaluate: Evaluate, case: Case, dtype: DType) 
 ARGUMENTS = Arguments(
     logits=tensor("..."),
     targets=tensor("..."),
-    alpha=Parameter(
-        0.25,
-        {"above_one": 1.5, "not_a_number": np.nan, "infinite": np.inf, "lowest": -np.inf},
-        {"a_string": "0.25", "none": None},
-        (0.0, 1.0),
+    alpha=Values(
+        (0.25,),
+        out_of_range={"above_one": 1.5, "not_a_number": np.nan, "infinite": np.inf, "lowest": -np.inf},
+        of_another_type={"a_string": "0.25", "none": None},
+        range=(0.0, 1.0),
     ),
     gamma=replace(not_negative(2.0), range=(0.0, 8.0)),
     reduction=one_of(*REDUCTIONS),

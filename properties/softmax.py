@@ -22,8 +22,9 @@ from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, stored
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
+from fourfold.operations.arguments import tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import between, equal_where, equals, equals_exactly, exactly, only
 from fourfold.operations.workloads import Make, tiled, whole

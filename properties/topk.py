@@ -13,8 +13,9 @@ from fourfold.inputs.rows import row_examples
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, OneOf
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import Values, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, Parameter, tensor
+from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
@@ -228,9 +229,9 @@ def each_cotangent_goes_to_one_place(evaluate: Evaluate, case: Case, dtype: DTyp
 
 # ---- the record
 
-FLAG = Parameter(True, of_another_type={"a_string": "no", "a_number": 1, "none": None})
-COUNT = Parameter(
-    2,
+FLAG = Values((True,), of_another_type={"a_string": "no", "a_number": 1, "none": None})
+COUNT = Values(
+    (2,),
     out_of_range={"negative": -1, "more_than_there_are": 3},
     of_another_type={"a_string": "2", "no_whole_number": 2.5, "a_bool": True, "none": None},
 )

@@ -13,11 +13,12 @@ import torch
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from fourfold.declaration.arguments import SHARES, Ragged, TensorInput, Values, shared
-from fourfold.inputs.arrays import GENERATORS, LIMITED, cotangent, layouts_for, leading_axes, repeated
+from fourfold.declaration.drawing import SHARES, draw_array, draw_value, make_array, other_integers, shared
+from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, leading_axes, repeated
 from fourfold.inputs.extents import Extent, drawn_sizes, extent
 from fourfold.numerics.dtypes import DTYPES, INTEGERS, QUANTISED, DType, is_chosen, name_of, returned
 from fourfold.operations import axes as notation
+from fourfold.operations.arguments import LIMITED, Ragged, TensorInput, Values
 from fourfold.operations.axes import LEADING, Shape
 from fourfold.operations.case import Case
 from fourfold.operations.layouts import writable
@@ -235,14 +236,14 @@ class Declaration:
     def made(
         self, plan: CallPlan, rng: np.random.Generator, dtype: DType, how: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Return the inputs of a call, filled with random numbers. `how` is as in `TensorInput.made`, by name."""
+        """Return the inputs of a call, filled with random numbers. `how` is as in `make_array`, by name."""
         found = {}
         for name, shape in self.shapes(plan).items():
             of = self.tensors[name]
             if isinstance(of, Ragged):
                 found[name] = of.of_counts(plan.counts[of.total], int(rng.integers(2)))
             else:
-                found[name] = of.made(rng, shape, dtype, plan.sizes, how.get(name, ""))
+                found[name] = make_array(of, rng, shape, dtype, plan.sizes, how.get(name, ""))
         return found
 
     def tried(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> OutputShape:
@@ -347,8 +348,8 @@ class Declaration:
         return max((int(np.prod(notation.shape(of.axes, sizes, leading))) for of in floating), default=1)
 
     def other_integers(self, case: Case) -> dict[str, np.ndarray]:
-        """Return other integers for a case, by input: see `TensorInput.other_integers`."""
-        found = {name: self.tensors[name].other_integers(array) for name, array in case.inputs.items()}
+        """Return other integers for a case, by input: see `fourfold.declaration.drawing.other_integers`."""
+        found = {name: other_integers(self.tensors[name], array) for name, array in case.inputs.items()}
         return {name: array for name, array in found.items() if array is not None}
 
     def _repeated(self, name: str, array: np.ndarray, place: int) -> np.ndarray:
@@ -425,7 +426,7 @@ class Declaration:
         how = str(rng.choice(of.kinds)) if of.is_floating else "any"
         tested = of.is_floating and not of.dtypes
         dtype = DTYPES[former.dtype.name if tested else "float32"]
-        made = of.made(rng, former.shape, dtype, sizes, how).astype(former.dtype)
+        made = make_array(of, rng, former.shape, dtype, sizes, how).astype(former.dtype)
         if case.layouts.get(name) == "expanded":
             made = self._repeated(name, made, list(case.inputs).index(name))
         return made
@@ -475,7 +476,7 @@ def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, None]:
 
 @st.composite
 def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elements: int) -> CallPlan:
-    parameters = {name: draw(values.drawn()) for name, values in of.parameters.items()} | draw(_absent(of))
+    parameters = {name: draw(draw_value(values)) for name, values in of.parameters.items()} | draw(_absent(of))
     sizes = draw(drawn_sizes(of.axes, [tensor.axes for tensor in of.tensors.values()], allowed, elements))
     alone = LEADING in sizes and allowed[LEADING].nearest(1) == 1 and draw(st.integers(1, ALONE)) == ALONE
     if alone:
@@ -501,7 +502,7 @@ def _cases(draw: st.DrawFn, of: Declaration, dtype: DType, elements: int) -> Cas
         if isinstance(tensor, Ragged):
             inputs[name] = tensor.of_counts(plan.counts[tensor.total], draw(st.integers(0, 1)))
         else:
-            inputs[name] = draw(tensor.drawn(dtype, shape, plan.sizes))
+            inputs[name] = draw(draw_array(tensor, dtype, shape, plan.sizes))
     layouts = draw(layouts_for(*inputs, "grad_output"))
     # An expanded cotangent is constant along the first or the last axis, as after a sum over that axis.
     return of.case(plan, inputs, draw(GENERATORS), dtype, layouts, draw(st.sampled_from((0, -1))))

@@ -20,9 +20,9 @@ import torch
 from hypothesis import strategies as st
 
 from fourfold.declaration import defaults, named_cases
-from fourfold.declaration.arguments import Output, TensorInput, Values, lengths, offsets, result, tensor, values
 from fourfold.declaration.cases import FEW_TO_TRY, Declaration
 from fourfold.numerics.dtypes import DTYPES, is_chosen
+from fourfold.operations.arguments import Output, TensorInput, Values, lengths, offsets, result, tensor, values
 from fourfold.operations.case import Case
 from fourfold.operations.outputs import alone, functional, in_a_row
 from fourfold.operations.record import FOLLOWS, Operation, reference, reference_gradients

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fourfold.declaration.arguments import TensorInput, Values, tensor, values
 from fourfold.declaration.definition import DefinedOperation, operation
 from fourfold.numerics.dtypes import INTEGERS, QUANTISED, name_of
+from fourfold.operations.arguments import TensorInput, Values, tensor, values
 
 # The most elements of an input. With more, the reference takes minutes a case.
 MOST_ELEMENTS = 1 << 22

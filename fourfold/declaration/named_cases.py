@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.declaration.arguments import Ragged, TensorInput
 from fourfold.declaration.cases import CallPlan, Declaration, limited
 from fourfold.inputs.arrays import ZERO
 from fourfold.inputs.special_values import special_values
 from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.operations.arguments import Ragged, TensorInput
 from fourfold.operations.axes import LEADING, Shape
 from fourfold.operations.case import Case
 from fourfold.operations.layouts import LAYOUTS

@@ -7,17 +7,15 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fourfold.numerics.dtypes import QUANTISED, DType
+from fourfold.operations.arguments import KINDS
 from fourfold.operations.layouts import LAYOUTS
 
 # At and next to the sizes of vectors, warps and blocks, with some small and odd sizes.
 AWKWARD_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 513)
 AWKWARD_LARGE = (1000, 1023, 1024, 1025, 2047, 2049, 4097)
 
-KINDS = ("normal", "whole", "constant", "offset", "spread", "huge", "tiny")
 # The kind of a named case: quantizers and norms divide by what is 0 in it.
 ZERO = "zero"
-# Kinds of numbers within a range, for inputs on which the operation is defined only there.
-LIMITED = ("positive", "unit", "probabilities")
 # Arrays of at most this many elements are sometimes drawn element by element.
 FEW_ELEMENTS = 12
 # NONE is the share of arrays without rows. Each small size stands for STEPS drawn numbers, so that 0 is as rare there.
@@ -70,7 +68,7 @@ def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> np.ndarray:
-    """Return a random array of one of `KINDS` or `LIMITED`, or `ZERO`, rounded to the dtype."""
+    """Return a random array of a kind, rounded to the dtype: one of `KINDS`, of `LIMITED` beside them, or `ZERO`."""
     drawn = np.asarray(rng.normal(0, 2, shape))
     if kind == "whole":  # many ties, and exact sums
         drawn = np.rint(drawn)

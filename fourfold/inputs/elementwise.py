@@ -1,10 +1,14 @@
 """Cases of elementwise operations: inputs and an output of one shape."""
 
 from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
+from fourfold import backends
+from fourfold.backends.signature import signature_of
 from fourfold.inputs.arrays import (
     GENERATORS,
     arrays,
@@ -16,7 +20,10 @@ from fourfold.inputs.arrays import (
     values,
 )
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.axes import LEADING
 from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments
+from fourfold.operations.record import Operation, Sized
 from fourfold.operations.workloads import Make, tiled, whole
 
 
@@ -24,7 +31,7 @@ class Elementwise:
     """The cases and the workloads of any elementwise operation.
 
     Args:
-        inputs: the kind of numbers in the named cases, one of `fourfold.inputs.arrays.KINDS`, by input.
+        inputs: the kind of numbers in the named cases, one of `fourfold.operations.arguments.KINDS`, by input.
 
     Attributes:
         examples: the named cases: around the sizes of blocks, and in every layout.
@@ -37,6 +44,32 @@ class Elementwise:
         self.examples = self._examples()
         self.workloads = self._workloads()
         self.batched = dict.fromkeys(inputs, 0)
+
+    def operation(self, name: str, oracle: ModuleType, special: str, **fields: Any) -> Operation:
+        """Return the record of an elementwise operation, whose implementation in torch has a signature.
+
+        Args:
+            name: the operation's name.
+            oracle: the module with its forward and backward.
+            special: the name of the case of special numbers.
+            fields: further fields of the record, such as laws.
+        """
+        signature = signature_of(backends.load(name, "torch"))
+        arguments = Arguments(**signature.tensors)
+        given: dict[str, Any] = {
+            "forward": oracle.forward,
+            "backward": oracle.backward,
+            "source": signature.source,
+            "differentiable": tuple(self._kinds),
+            "cases": self.cases,
+            "examples": {**self.examples, special: self.special_numbers},
+            "batched": self.batched,
+            "errors": arguments.errors,
+            "axes": arguments.axes,
+            "workloads": self.workloads,
+            "sized": Sized({LEADING: 1}, lambda sizes: self.random(sizes[LEADING])),
+        }
+        return Operation(name=name, **{**given, **fields})
 
     def cases(self, dtype: DType, elements: int) -> st.SearchStrategy[Case]:
         """Return a strategy of cases with inputs of zero to three axes."""

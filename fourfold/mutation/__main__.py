@@ -188,7 +188,8 @@ def summarise(
     seconds: float,
 ) -> bool:
     """Print the counts of the outcomes. Return whether a survivor is not listed, or the list is wrong."""
-    entries = known.read(options.known) if options.known.exists() else []
+    every = known.read(options.known) if options.known.exists() else []
+    entries = [entry for entry in every if entry.operation in ("", options.op)]
     statuses = {mutants[number].identity: outcome.status for number, outcome in outcomes.items()}
     # The list covers all operations: an entry may name a function that this operation does not use.
     of_files = mutants_of_files(texts, "triton" if options.candidate else options.backend)

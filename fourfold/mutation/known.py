@@ -27,11 +27,13 @@ class ReviewedMutant:
         fields: fields of a mutant's identity, each with the required value or a list of allowed values. A field that
             is missing here may have any value.
         reason: one sentence that says why the mutant survives.
+        operation: the operation whose checks it survives, for a mutant of a file that several share; "" for all.
     """
 
     kind: str
     fields: Mapping[str, Any]
     reason: str
+    operation: str = ""
 
     def speaks_of(self, mutant: Mutant) -> bool:
         """Return whether the entry describes a mutant."""
@@ -52,13 +54,13 @@ def read(path: pathlib.Path) -> list[ReviewedMutant]:
     entries = []
     for kind, tables in tomllib.loads(path.read_text()).items():
         for table in tables:
-            fields = {name: value for name, value in table.items() if name != "reason"}
+            fields = {name: value for name, value in table.items() if name not in ("reason", "operation")}
             unknown = sorted(fields.keys() - set(FIELDS))
             missing = sorted({"file", "operator", "reason"} - table.keys())
             if kind not in KINDS or unknown or missing:
                 wrong = [f"no {name}" for name in missing] + [f"{name}?" for name in unknown]
                 raise ListError(f"{path.name}: {kind} {table}: {', '.join(wrong) or 'unknown kind'}")
-            entries.append(ReviewedMutant(kind, fields, table["reason"]))
+            entries.append(ReviewedMutant(kind, fields, table["reason"], table.get("operation", "")))
     return entries
 
 

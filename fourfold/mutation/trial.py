@@ -587,7 +587,8 @@ def _compiled_files(kernels: KernelPackage, launched: Iterable[Any]) -> list[str
     compilation = importlib.import_module("fourfold.backends.cuda.compile")
     files = {file for source in sources for file in compilation.source_closure(source)}
     root = kernels.of_this_process()
-    return sorted(str(pathlib.Path(file).relative_to(root)) for file in files)
+    # A header of this library is no part of another package's kernels.
+    return sorted(str(path.relative_to(root)) for path in map(pathlib.Path, files) if path.is_relative_to(root))
 
 
 @contextlib.contextmanager

@@ -527,6 +527,30 @@ def unspecified_where(a: Bounded, where: np.ndarray) -> Bounded:
     return Bounded(a.value, np.where(where, np.inf, a.error), a.arithmetic)
 
 
+def values_of(*arrays: Any) -> tuple[Any, ...]:
+    """Return the values of arrays, whether they are bounded or not."""
+    return tuple(a.value if isinstance(a, Bounded) else a for a in arrays)
+
+
+def in_other_steps(a: Any, reach: np.ndarray, lost: Callable[[float], np.ndarray]) -> Any:
+    """Return a result with the bound of kernels that take other steps than the oracle; a plain array unchanged.
+
+    Args:
+        a: the result.
+        reach: the largest intermediate result of any order of the steps. Where it overflows, the result is unspecified.
+        lost: returns the further error of the other steps for a roundoff.
+    """
+    if not isinstance(a, Bounded):
+        return a
+    arithmetic = a.arithmetic
+    kept = (arithmetic.rounds_each_step and arithmetic.storage) or arithmetic
+    with np.errstate(all="ignore"):
+        more = lost(arithmetic.roundoff)
+    # An infinity that is given comes to the right result here; others multiply it by 0, in whichever order.
+    overflows = (reach >= kept.largest / 2) & (np.isfinite(reach) | (not arithmetic.documented_ties))
+    return unspecified_where(Bounded(a.value, a.error + np.where(np.isfinite(more), more, 0), arithmetic), overflows)
+
+
 def rounded_step(rule: Rule, result: Any) -> Any:
     """Return the result of a step, rounded where the arithmetic rounds each step."""
     if rule.selects or not isinstance(result, Bounded) or not result.arithmetic.rounds_each_step:

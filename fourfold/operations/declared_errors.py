@@ -7,16 +7,17 @@ another device, has another number of axes or another length, or is out of its r
 input by `Arguments.wrong`.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
+from fourfold.numerics.dtypes import name_of
 from fourfold.operations import axes as notation
+from fourfold.operations.arguments import TensorInput, Values
 from fourfold.operations.axes import Shape
 
 # The sizes of named axes, in order, and of the axes in "...". They are distinct, and none of them broadcasts.
@@ -42,61 +43,6 @@ class DeclaredError:
     devices: tuple[str, ...] = ("cpu", "cuda")  # the devices that raise it; the output on others is NaN
 
 
-@dataclass(frozen=True)
-class TensorArgument:
-    """A tensor argument: see `tensor` and `integers`."""
-
-    axes: tuple[str, ...] | None
-    integers: tuple[int, ...] | None = None
-    says: str | None = None
-    optional: bool = False
-    dtype: torch.dtype | None = None  # the only valid dtype; None: the floating-point dtype of the others
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """An argument that is not a tensor: a valid value, and invalid values by the name of their defect."""
-
-    good: Any
-    out_of_range: Mapping[str, Any] = field(default_factory=dict)
-    of_another_type: Mapping[str, Any] = field(default_factory=dict)
-    range: tuple[float, float] | None = None  # any number between the two is valid
-
-
-def tensor(axes: str | None, says: str | None = None, dtype: torch.dtype | None = None) -> TensorArgument:
-    """Return the declaration of a floating-point tensor.
-
-    Args:
-        axes: ``"... cols"``: see `fourfold.operations.axes`. None if the axes are unknown.
-        says: the text by which a message must name the argument, if its name is an English word.
-        dtype: the only valid dtype, float8_e4m3fn of a quantised matrix or float32 of its scales for example. Unless
-            given, each tested dtype, which all such tensors share.
-    """
-    return TensorArgument(None if axes is None else notation.parse(axes), says=says, dtype=dtype)
-
-
-def integers(axes: str, *values: int, optional: bool = False) -> TensorArgument:
-    """Return the declaration of an int64 tensor, or None if optional, and its values if the axes have `SIZES`."""
-    return TensorArgument(notation.parse(axes), values, optional=optional)
-
-
-def positive(good: float) -> Parameter:
-    """Return the declaration of a number that must be above 0 and finite."""
-    within = not_negative(good)
-    return Parameter(good, {"zero": 0.0, **within.out_of_range}, within.of_another_type, within.range)
-
-
-def not_negative(good: float) -> Parameter:
-    """Return the declaration of a number that must be 0 or above, and finite."""
-    out_of_range = {"negative": -good, "not_a_number": math.nan, "infinite": math.inf, "lowest": -math.inf}
-    return Parameter(good, out_of_range, {"a_string": str(good), "none": None}, (0.0, math.inf))
-
-
-def one_of(*choices: str) -> Parameter:
-    """Return the declaration of a choice of strings. Calls with another wrong argument use the first choice."""
-    return Parameter(choices[0], {"unknown": "no_such_choice"}, {"a_number": 1, "none": None})
-
-
 class Arguments:
     """The arguments of an operation, by name, in order. If two tensors do not fit, the error must name the later one.
 
@@ -105,15 +51,15 @@ class Arguments:
         arguments: the declarations, by name.
     """
 
-    def __init__(self, sizes: Mapping[str, int] | None = None, /, **arguments: TensorArgument | Parameter) -> None:
+    def __init__(self, sizes: Mapping[str, int] | None = None, /, **arguments: TensorInput | Values) -> None:
         self._sizes = sizes or {}
-        self._tensors = {name: a for name, a in arguments.items() if isinstance(a, TensorArgument)}
-        self._parameters = {name: a for name, a in arguments.items() if isinstance(a, Parameter)}
+        self._tensors = {name: a for name, a in arguments.items() if isinstance(a, TensorInput)}
+        self._parameters = {name: a for name, a in arguments.items() if isinstance(a, Values)}
 
     @property
     def axes(self) -> dict[str, str]:
-        """Return the notation of each tensor's axes, for tensors with known axes."""
-        return {name: " ".join(tensor.axes) for name, tensor in self._tensors.items() if tensor.axes is not None}
+        """Return the notation of each tensor's axes."""
+        return {name: " ".join(tensor.axes) for name, tensor in self._tensors.items()}
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -124,7 +70,7 @@ class Arguments:
     def good(self) -> dict[str, Any]:
         """Return the arguments of a valid call, with tensors on the CPU."""
         made = {name: self._tensor(name, shape) for name, shape in self._shapes.items()}
-        return made | {name: parameter.good for name, parameter in self._parameters.items()}
+        return made | {name: parameter.choices[0] for name, parameter in self._parameters.items()}
 
     def wrong(
         self,
@@ -162,10 +108,10 @@ class Arguments:
                     yield self.wrong(f"{name}_is_{what}", TypeError, name, {name: value})
 
     def _other_dtypes(self) -> Iterator[DeclaredError]:
-        floating = [name for name, tensor in self._tensors.items() if tensor.integers is None and not tensor.dtype]
+        floating = [name for name, tensor in self._tensors.items() if not tensor.dtypes]
         for name, tensor in self._tensors.items():
-            others: tuple[torch.dtype, ...] = NOT_FLOATING if tensor.integers is None else NOT_INTEGERS
-            others = NOT_THE_ONLY if tensor.dtype else others
+            others: tuple[torch.dtype, ...] = NOT_THE_ONLY if tensor.dtypes else NOT_FLOATING
+            others = others if tensor.is_floating else NOT_INTEGERS
             for dtype in (other for other in others if other != self.good[name].dtype):
                 yield self._of_dtypes(f"{name}_of_{_short(dtype)}", name, {name: dtype})
         if len(floating) > 1:
@@ -211,28 +157,23 @@ class Arguments:
         """Return the shapes of the tensors of a valid call."""
         sizes = dict(self._sizes)
         for tensor in self._tensors.values():
-            for name in notation.names(tensor.axes or ()):
+            for name in notation.names(tensor.axes):
                 sizes.setdefault(name, SIZES[len(sizes)])
-        return {
-            name: notation.shape(tensor.axes or (notation.LEADING,), sizes, LEADING)
-            for name, tensor in self._tensors.items()
-        }
+        return {name: notation.shape(tensor.axes, sizes, LEADING) for name, tensor in self._tensors.items()}
 
     def _misfit(self, shapes: Mapping[str, Shape]) -> str | None:
         """Return the first tensor whose shape does not fit its axes and the earlier tensors; None if all fit."""
         known: dict[str, Any] = {}
         for name, tensor in self._tensors.items():
-            if tensor.axes is not None and not notation.fits(tensor.axes, shapes[name], known):
+            if not notation.fits(tensor.axes, shapes[name], known):
                 return name
         return None
 
     def _tensor(self, name: str, shape: Shape) -> torch.Tensor:
-        values = self._tensors[name].integers
-        return (
-            torch.ones(shape, dtype=self._tensors[name].dtype)
-            if values is None
-            else torch.from_numpy(np.resize(np.array(values, np.int64), shape))
-        )
+        tensor = self._tensors[name]
+        if tensor.is_floating:
+            return torch.ones(shape, dtype=getattr(torch, tensor.dtypes[0]) if tensor.dtypes else None)
+        return torch.from_numpy(np.resize(np.array(tensor.example, np.int64), shape))
 
 
 class ArgumentsOf(Arguments):
@@ -245,14 +186,13 @@ class ArgumentsOf(Arguments):
 
     def __init__(self, call: Mapping[str, Any], dtypes: Collection[str] = ()) -> None:
         tensors = {name: value for name, value in call.items() if isinstance(value, torch.Tensor)}
-        kinds = {
-            name: TensorArgument(
-                None, None if of.is_floating_point() else (), dtype=of.dtype if name in dtypes else None
-            )
-            for name, of in tensors.items()
-        }
+        own = {name: not of.is_floating_point() or name in dtypes for name, of in tensors.items()}
+        kinds = {n: TensorInput(axes=(), dtypes=(name_of(of.dtype),) if own[n] else ()) for n, of in tensors.items()}
         super().__init__(**kinds)
         self.good = dict(call)
+
+    def _other_shapes(self) -> Iterator[DeclaredError]:
+        return iter(())
 
 
 def _on(device: str, value: Any) -> Any:

@@ -1,11 +1,19 @@
 """Relations that laws state about results: restricted to some places, exact or within bounds."""
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from fourfold.numerics.bounded import Bounded
-from fourfold.operations.record import Relation
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case, is_floating
+from fourfold.operations.record import Evaluate, Law, Relation
+
+# Returns the output for a case.
+Output = Callable[[Case], Bounded]
+# The inputs of a case by name, in a dtype that is wider than the tested one.
+Inputs = Mapping[str, np.ndarray]
 
 
 def only(where: np.ndarray | np.bool, result: Bounded) -> Bounded:
@@ -52,3 +60,40 @@ def equals_exactly(actual: Bounded, expected: Any) -> Relation:
 def between(actual: Bounded, least: Any, most: Any) -> Relation:
     """Return the relation that a result lies between two values, within its own bound."""
     return equals(actual, np.clip(actual.value, least, most))
+
+
+def law(name: str, sides: Callable[[Output, Case, Inputs], tuple[Bounded, Any]], exact: bool = False) -> Law:
+    """Return the law that two sides are equal.
+
+    Args:
+        name: a sentence, as a Python name.
+        sides: returns the left side, and the right side, which is a result or known values.
+        exact: whether they are equal to the last bit, everywhere. Otherwise they are equal within their bounds, where
+            the right side does not overflow.
+    """
+
+    def relations(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+        wide = {n: array.astype(dtype.wide) if is_floating(array) else array for n, array in case.inputs.items()}
+        with np.errstate(all="ignore"):
+            left, right = sides(lambda other: evaluate(other).output, case, wide)
+        if exact:
+            yield equals_exactly(left, right)
+            return
+        right = right if isinstance(right, Bounded) else exactly(right, left)
+        yield equal_where(np.isfinite(right.value) & (abs(right.value) < dtype.largest), left, right)
+
+    relations.__name__ = name
+    return relations
+
+
+def linear_in(name: str) -> Law:
+    """Return the law that half of an input gives half of the output, exactly, where nothing is subnormal."""
+
+    def relations(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+        here, half = evaluate(case).output, evaluate(case.with_inputs(**{name: case[name] / 2})).output
+        smallest = np.minimum(abs(here.value), abs(case[name].astype(dtype.wide)))
+        normal = np.isfinite(here.value) & (smallest > 4 * dtype.smallest_normal)
+        yield equals_exactly(only(normal, half), only(normal, here / 2))
+
+    relations.__name__ = f"output_is_linear_in_{name}"
+    return relations

@@ -30,7 +30,7 @@ template <class C> struct Terms {
 };
 
 template <class T, int WIDTH>
-__global__ void __launch_bounds__(256) sigmoid_focal_loss_forward_kernel(
+__global__ void __launch_bounds__(256, 8) sigmoid_focal_loss_forward_kernel(
     const T* __restrict__ logits,   // [n]
     const T* __restrict__ targets,  // [n]
     T* __restrict__ losses,         // [n], or null

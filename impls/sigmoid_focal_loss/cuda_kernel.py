@@ -6,7 +6,7 @@ import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 
-from ..elementwise import BLOCK, WIDTHS, aligned, blocks
+from ..cuda_elementwise import BLOCK, WIDTHS, aligned, blocks
 from .arguments import check_sigmoid_focal_loss
 from .operators import register
 

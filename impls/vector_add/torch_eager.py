@@ -2,22 +2,13 @@
 
 import torch
 
-from .arguments import check_vector_add
+from fourfold.backends.signature import signature, tensor
 
 
+@signature(x=tensor("..."), y=tensor("..."))
 def vector_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x + y, elementwise.
+    """x + y, elementwise, rounded once. Nothing is broadcast. The gradients of x and y are both grad_output.
 
-    Args:
-        x: ``[...]``; float16, bfloat16, float32 or float64, any strides.
-        y: the same shape, dtype and device. Nothing is broadcast.
-
-    Returns:
-        ``[...]`` of the same dtype, rounded once. The gradient of x and of y is grad_output.
-
-    Raises:
-        TypeError: x or y is not a floating-point tensor, or the dtypes differ.
-        ValueError: shapes or devices differ.
+    Source: torch.add.
     """
-    check_vector_add(x, y)
     return x + y

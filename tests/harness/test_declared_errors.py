@@ -18,7 +18,8 @@ from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.records import operations
 from fourfold.checks.search import Search, Subject
 from fourfold.numerics.dtypes import DTYPES
-from fourfold.operations.declared_errors import Arguments, ArgumentsOf, integers, not_negative, one_of, positive, tensor
+from fourfold.operations.arguments import integers, not_negative, one_of, positive, tensor
+from fourfold.operations.declared_errors import Arguments, ArgumentsOf
 from fourfold.operations.outcomes import Failure
 
 OPERATIONS = operations()

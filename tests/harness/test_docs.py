@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 TOUR = ROOT / "docs" / "adding_an_operation.md"
-MOST_WORDS = 900
+MOST_WORDS, MOST_LINES_OF_TOUR = 900, 250
 # Files that a page asks its reader for.
 OF_THE_READER = {"my_kernels.py", "softmax.cu"}
 
@@ -192,7 +192,7 @@ CHECKS = {
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{name_of(page)}: {line}" for page, line in COMMANDS])
 def test_a_command_names_options_and_files_that_exist(page: Path, line: str) -> None:
     for _, words in programs(line):
-        if "my_norm" not in words:  # of the tour, which is followed below
+        if "my_distance" not in words:  # of the tour, which is followed below
             CHECKS[words[0]](words)
 
 
@@ -334,6 +334,10 @@ def write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
+def test_the_tour_is_short() -> None:
+    assert len(TOUR.read_text().splitlines()) <= MOST_LINES_OF_TOUR
+
+
 def test_the_tours_tree_is_that_of_its_files() -> None:
     _, tree = next((language, block) for language, block in FENCE.findall(TOUR.read_text()) if "my_kernels/" in block)
     named = {f"my_kernels/{line.split()[0]}" for line in tree.splitlines()[1:]}
@@ -343,7 +347,9 @@ def test_the_tours_tree_is_that_of_its_files() -> None:
 def follow_the_tour(folder: Path, device: str, *options: str) -> list[dict[str, str]]:
     """Write its files and run its command; gives the checks of the verdict, none of which has failed."""
     write(folder, files_of_the_tour())
-    ((variables, words),) = (program for _, line in COMMANDS if "--op my_norm" in line for program in programs(line))
+    ((variables, words),) = (
+        program for _, line in COMMANDS if "--op my_distance" in line for program in programs(line)
+    )
     verdict = folder / "verdict.json"
     options = (*options, f"--device={device}", "--examples=3", f"--verdict={verdict}", "-p", "no:cacheprovider")
     done = python(*words, *options, **variables, PYTHONPATH=os.pathsep.join([str(folder), str(ROOT)]))
@@ -392,12 +398,12 @@ def test_in_this_library_pytest_asks_the_tours_operation_for_what_the_page_says(
     page = TOUR.read_text()
     (line,) = [text for language, text in FENCE.findall(page) if language == "python" and text.count("\n") == 1]
     files = {name.removeprefix("my_kernels/"): text for name, text in files_of_the_tour().items()}
-    record = files["properties/my_norm.py"]
-    assert record.count("from ..oracles import my_norm as oracle\n") == 1
-    files["properties/my_norm.py"] = record.replace("from ..oracles import my_norm as oracle\n", line)
-    write(clone, {**files, "impls/my_norm/__init__.py": '"""my_norm."""\n'})
+    record = files["properties/my_distance.py"]
+    assert record.count("from ..oracles import my_distance as oracle\n") == 1
+    files["properties/my_distance.py"] = record.replace("from ..oracles import my_distance as oracle\n", line)
+    write(clone, {**files, "impls/my_distance/__init__.py": '"""my_distance."""\n'})
     of_operations = [f"tests/harness/test_{name}.py" for name in ("oracles", "strategies", "running_error", "imports")]
-    only = "my_norm or every_operation or every_law"
+    only = "my_distance or every_operation or every_law"
     options = ["-q", "-rf", "-p", "no:cacheprovider", "--device=cpu", "-k", only]
     done = python("pytest", *of_operations, "tests/known_wrong", *options, cwd=clone, PYTHONPATH=str(clone))
     failed = re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE)

@@ -147,23 +147,24 @@ def test_a_changed_kernel_is_found_and_the_others_have_the_same_code(
     assert command([*OPTIONS, "--base=HEAD"]) == 0
     assert "operations with other files than HEAD: none" in capsys.readouterr().out
     # The base's strided kernels in CUDA C++, and its flat one in Triton, do not add y: today's need more instructions.
-    cuda, triton = repository / "vector_add" / "cuda_kernel.cu", repository / "vector_add" / "triton_kernel.py"
+    cuda, triton = repository / "elementwise.cuh", repository / "triton_elementwise.py"
     today = {cuda: cuda.read_text(), triton: triton.read_text()}
-    y = " +\n                     C(y[plane * y_outer_stride + line * y_middle_stride + column * y_inner_stride])"
-    replace_once(cuda, y, "")
-    replace_once(triton, "(x + y).to(", "x.to(")
+    replace_once(cuda, "results[k] = Of()(", "results[k] = ")
+    y = "C(b[plane * b_outer_stride + line * b_middle_stride + column * b_inner_stride])"
+    replace_once(cuda, f",\n{30 * ' '}{y})", "")
+    replace_once(triton, "of(a, b).to(", "a.to(")
     commit(repository)
     for path, text in today.items():
         path.write_text(text)
     assert command([*OPTIONS, "--base=HEAD"]) == 0
     said = capsys.readouterr().out
-    assert "operations with other files than HEAD: vector_add\n" in said
+    assert re.search(r"operations with other files than HEAD: .*\bvector_add\n", said)
     assert "vector_add-cuda-float32: 2 of 4 kernels have the same code" in said
     assert re.search(
-        r"^  vector_add_strided_kernel<float, unsigned> for sm_90a: .*instructions, was .*FADD", said, re.M
+        r"^  binary_strided_kernel<added, float, unsigned, 4> for sm_90a: .*instructions, was .*FADD", said, re.M
     )
     assert re.search(r"^vector_add-triton-float32: [12] of 3 kernels have the same code", said, re.M)
-    assert re.search(r"^  vector_add_kernel for sm_90.*FADD", said, re.M)
+    assert re.search(r"^  vector_add_forward_kernel for sm_90.*FADD", said, re.M)
     assert re.search(r"^worse: vector_add-cuda-float32: .* instructions, after", said, re.M)
     assert command([*OPTIONS, "--backend=cuda", "--base=HEAD", "--strict"]) == 1
 
@@ -171,7 +172,7 @@ def test_a_changed_kernel_is_found_and_the_others_have_the_same_code(
 def test_what_was_written_is_compared_with_what_is_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options, written = [*OPTIONS, "--backend=cuda"], tmp_path / "kernels.json"
     assert command([*options, f"--json={written}"]) == 0
-    assert "vector_add_kernel<float, 4> for sm_90a: " in capsys.readouterr().out
+    assert "binary_kernel<added, float, 4, 4> for sm_90a: " in capsys.readouterr().out
     assert command([*options, f"--against={written}", "--strict"]) == 0
     assert capsys.readouterr().out == "4 of 4 kernels have the same code\n"
     content = json.loads(written.read_text())
@@ -190,8 +191,8 @@ def test_what_was_written_is_compared_with_what_is_compiled(tmp_path: Path, caps
 @pytest.mark.full
 def test_a_kernel_that_does_not_compile_is_told(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = [Cell("vector_add", "cuda", "float32"), Cell("vector_add", "triton", "float32")]
-    replace_once(repository / "vector_add" / "cuda_kernel.cu", "const long long n", "const longer n")
-    replace_once(repository / "vector_add" / "triton_kernel.py", "mask = at < n", "mask = at < nothing")
+    replace_once(repository / "vector_add" / "cuda_kernel.cu", "return x + y", "return x + nothing")
+    replace_once(repository / "vector_add" / "triton_kernel.py", "return x + y", "return x + nothing")
     found = CellResources.of(cells, "90", 2, repository.parent)
     assert found.kernels == {}
     assert found.errors.keys() == {"vector_add-cuda-float32", "vector_add-triton-float32"}

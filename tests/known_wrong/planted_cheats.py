@@ -319,7 +319,7 @@ def _faults() -> tuple[Fault, ...]:
         of(
             "named_examples_known",
             "vector_add",
-            functools.partial(named_examples_known, vector_add.examples),
+            functools.partial(named_examples_known, vector_add.operation.examples),
             right_on="one_element",
         ),
         of(

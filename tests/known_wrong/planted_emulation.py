@@ -14,11 +14,12 @@ import torch
 import triton
 import triton.language as tl
 from fourfold.impls.softmax.arguments import check_softmax
-from fourfold.impls.vector_add.arguments import check_vector_add
+from fourfold.impls.vector_add.torch_eager import vector_add as definition
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import ImpossibleLaunch
+from fourfold.backends.signature import signature_of
 from fourfold.checks.forward import forward_agrees
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
@@ -26,6 +27,7 @@ from fourfold.operations.case import Case
 from .planted import Fault
 from .steps import Implementation
 
+check_vector_add = signature_of(definition).check
 Tensor = torch.Tensor
 SOURCE = Path(__file__).parent / "planted_emulation.cu"
 THREADS = 64

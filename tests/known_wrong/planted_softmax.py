@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from fourfold.impls.softmax.arguments import check_softmax
-from fourfold.impls.vector_add.arguments import check_vector_add
+from fourfold.impls.vector_add.torch_eager import vector_add as definition
 from fourfold.properties import softmax as softmax_properties
 from fourfold.properties import vector_add as vector_add_properties
 
+from fourfold.backends.signature import signature_of
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
@@ -22,6 +23,9 @@ from .planted import Check, Fault, law
 from .steps import Implementation, differentiable, in_compute_dtype
 
 Tensor = torch.Tensor
+
+
+check_vector_add = signature_of(definition).check
 
 
 def wire(

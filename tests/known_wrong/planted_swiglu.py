@@ -6,11 +6,12 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
-from fourfold.impls.swiglu.arguments import check_swiglu
+from fourfold.impls.swiglu.torch_eager import swiglu as definition
 from fourfold.properties import swiglu as properties
 from fourfold.properties.swiglu import random_case
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
+from fourfold.backends.signature import signature_of
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees
@@ -22,6 +23,7 @@ from .planted import GRADIENT, OUTPUT, UNWRITTEN, Check, Fault, kernel_faults, l
 from .planted_cuda import Planted
 from .steps import Implementation, differentiable
 
+check_swiglu = signature_of(definition).check
 BLOCK = 256
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
-from fourfold.impls.vector_add.arguments import check_vector_add
+from fourfold.impls.vector_add.torch_eager import vector_add as definition
 from fourfold.properties.vector_add import random_case
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
+from fourfold.backends.signature import signature_of
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.memory import memory_is_respected
 
@@ -18,6 +19,7 @@ from .planted_cuda import Planted
 from .planted_softmax import zeros_added
 from .steps import Implementation, differentiable
 
+check_vector_add = signature_of(definition).check
 BLOCK = 256
 
 

@@ -146,8 +146,11 @@ def digest(*parts: object) -> str:
 
 
 def own_include_directories(source: pathlib.Path) -> list[pathlib.Path]:
-    """Return the search path of a `.cu` file's own headers: its folder, and the folder of all operations."""
-    return [source.parent, source.parent.parent]
+    """Return the search path of a `.cu` file's own headers: its folder, the folder above, and this library's impls/."""
+    package = pathlib.Path(__file__).resolve().parents[2]
+    # In a clone impls/ lies beside the package, in a wheel inside it.
+    ours = [folder for folder in (package / "impls", package.parent / "impls") if folder.is_dir()][:1]
+    return [source.parent, source.parent.parent, *ours]
 
 
 def source_closure(source: pathlib.Path) -> dict[str, str]:

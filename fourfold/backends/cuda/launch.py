@@ -90,7 +90,7 @@ class CudaKernel:
     """A `__global__` function of a `.cu` file, compiled at its first launch on a device.
 
     The file contains device code only. On the CPU it is compiled with CUDA_ON_CPU defined. Headers in quotes are
-    searched for beside the file and in the folder above it.
+    searched for beside the file, in the folder above it, and among those of this library, such as elementwise.cuh.
 
     Args:
         source: the `.cu` file.

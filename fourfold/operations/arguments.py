@@ -1,26 +1,26 @@
-"""Declarations of an operation's arguments: the axes and numbers of a tensor, or the values of a parameter."""
+"""What an operation's arguments are: the one description that records, argument checks and operator schemas use.
+
+A tensor has axes, and perhaps a dtype of its own; a parameter has values. `fourfold.tensor`, `fourfold.values`,
+`fourfold.lengths` and `fourfold.offsets` make these descriptions, for users' operations and for this library's.
+"""
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import strategies as st
 
-from fourfold.inputs import arrays
-from fourfold.inputs.arrays import FEW_ELEMENTS, GENERATORS, KINDS, LIMITED
 from fourfold.numerics.dtypes import COMPUTE, DTYPES, INTEGERS, QUANTISED, DType, is_chosen, name_of, returned
 from fourfold.operations import axes as notation
 from fourfold.operations.axes import Axes, Shape
 
-# The range of float32's normal numbers.
-LEAST, MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
-# The patterns of a tensor's integers: any, all equal, only the two ends of the range, or consecutive.
-PATTERNS = ("any", "any", "constant", "ends", "ascending")
-# The ways in which samples share the rows of a ragged batch.
-SHARES = ("any", "any", "equal", "one_has_all", "most_are_empty")
+# The kinds of a floating-point tensor's numbers: see `fourfold.inputs.arrays.values`.
+KINDS = ("normal", "whole", "constant", "offset", "spread", "huge", "tiny")
+# Kinds of numbers within a range, for inputs on which the operation is defined only there.
+LIMITED = ("positive", "unit", "probabilities")
 # A function that makes an array of a shape and dtype from random numbers.
 MakeArray = Callable[[np.random.Generator, Shape, np.dtype], np.ndarray]
 
@@ -39,6 +39,8 @@ class TensorInput:
     optional: bool = False
     gradient: bool = True
     special: bool = True
+    says: str | None = None
+    example: tuple[int, ...] = ()
 
     @property
     def is_floating(self) -> bool:
@@ -61,52 +63,6 @@ class TensorInput:
         assert self.high is not None
         return self.low, sizes[self.high] if isinstance(self.high, str) else self.high
 
-    def made(
-        self, rng: np.random.Generator, shape: Shape, dtype: DType, sizes: Mapping[str, int], how: str = ""
-    ) -> np.ndarray:
-        """Return a random array.
-
-        Args:
-            rng: the source of its numbers.
-            shape: its shape.
-            dtype: the tested dtype.
-            sizes: the sizes of the named axes.
-            how: one of `kinds`. For integers, one of `PATTERNS`, or "least", "largest" or "others" to make all of them
-                the least, the largest, or the first of `also`. The default is the first kind, and for integers a
-                uniform distribution.
-        """
-        own = self.dtype(dtype, int(rng.integers(2)))
-        kept = own.numpy
-        if self.make is not None:
-            return self._checked(np.asarray(self.make(rng, shape, kept)), shape, kept)
-        if self.is_floating:
-            return arrays.values(rng, shape, own, how or self.kinds[0])
-        return _integers(rng, shape, *self.range(sizes), self.also, how or "even").astype(kept)
-
-    def drawn(self, dtype: DType, shape: Shape, sizes: Mapping[str, int]) -> st.SearchStrategy[np.ndarray]:
-        """Return a strategy of arrays of a shape, for these sizes of the named axes."""
-        size = int(np.prod(shape, dtype=np.int64))
-        if self.is_floating and self.special and self.make is None:
-            return arrays.arrays(self.dtype(dtype), shape, self.kinds)
-        ways = self.kinds if self.is_floating else PATTERNS
-        bulk = st.builds(lambda rng, how: self.made(rng, shape, dtype, sizes, how), GENERATORS, st.sampled_from(ways))
-        if self.make is not None or self.is_floating or not 0 < size <= FEW_ELEMENTS:
-            return bulk
-        low, high = self.range(sizes)
-        element = st.one_of(st.integers(low, high - 1), *([st.sampled_from(self.also)] if self.also else []))
-        flat = st.lists(element, min_size=size, max_size=size)
-        few = st.builds(lambda found, kind: np.array(found, kind).reshape(shape), flat, st.sampled_from(self.dtypes))
-        return st.one_of(few, bulk)
-
-    def other_integers(self, array: np.ndarray) -> np.ndarray | None:
-        """Return other integers that are as valid as those of an array, or None if none are known."""
-        return np.flip(array).copy() if not self.is_floating and self.make is None else None
-
-    def _checked(self, array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
-        if array.shape != shape:
-            raise ValueError(f"make of a tensor returned shape {list(array.shape)}, where {list(shape)} was asked for")
-        return array.astype(kept)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ragged(TensorInput):
@@ -126,40 +82,16 @@ class Ragged(TensorInput):
         numbers = np.concatenate([[0], np.cumsum(counts)]) if self.are_offsets else np.asarray(counts)
         return numbers.astype(self.dtypes[place % len(self.dtypes)])
 
-    def other_integers(self, array: np.ndarray) -> np.ndarray:
-        """Return the lengths or the offsets of the same samples in reverse order."""
-        return reversed_offsets(array) if self.are_offsets else array[::-1].copy()
-
-
-def reversed_offsets(offsets: np.ndarray) -> np.ndarray:
-    """Return the offsets of a ragged batch with its samples in reverse order."""
-    return np.ascontiguousarray((offsets[-1] - offsets)[::-1])
-
 
 @dataclass(frozen=True)
 class Values:
     """The values of a parameter: see `values`."""
 
     choices: tuple[Any, ...] = ()
-    strategy: st.SearchStrategy[Any] | None = None
-
-    def drawn(self) -> st.SearchStrategy[Any]:
-        """Return the values as a strategy. Drawn numbers too small for float32 become 0; too large ones are dropped."""
-        if self.strategy is None:
-            return st.sampled_from(self.choices)
-        return self.strategy.map(_without_subnormal).filter(_is_no_overflow)
-
-
-def _without_subnormal(value: Any) -> Any:
-    """Return 0 for a number that is too small for float32, or subnormal there: a GPU may round it to 0.
-
-    A kernel computes with its parameters in float32, and 0 times infinity is not 1e-60 times infinity.
-    """
-    return value * 0 if isinstance(value, float) and 0 < abs(value) < LEAST else value
-
-
-def _is_no_overflow(value: Any) -> bool:
-    return not (isinstance(value, float) and MOST < abs(value) < math.inf)
+    strategy: Any = None  # a Hypothesis strategy
+    out_of_range: Mapping[str, Any] = field(default_factory=dict)
+    of_another_type: Mapping[str, Any] = field(default_factory=dict)
+    range: tuple[float, float] | None = None
 
 
 def tensor(
@@ -174,6 +106,7 @@ def tensor(
     optional: bool = False,
     gradient: bool = True,
     special: bool | None = None,
+    says: str | None = None,
 ) -> TensorInput:
     """Declare a tensor argument of an operation.
 
@@ -186,13 +119,14 @@ def tensor(
         high: the integer past the largest, as in `torch.randint`. The name of an axis declares indices into that axis.
             The default for int8 and uint8 is the end of the dtype.
         also: integers outside the range that may occur, too, such as -100 for "ignored".
-        kind: the kind of a floating-point tensor's numbers: one or several of `KINDS` or `LIMITED` in
-            `fourfold.inputs.arrays`. The default is all of `KINDS`.
+        kind: the kind of a floating-point tensor's numbers: one or several of `KINDS` or `LIMITED`. The
+            default is all of `KINDS`.
         make: a function that makes the array from a NumPy generator, a shape and a NumPy dtype.
         optional: whether the argument may be None.
         gradient: whether the operation has a gradient with respect to the tensor. Integers and float8 have none.
         special: whether NaN, infinities and other special values may occur. By default they occur only if neither
             `kind` nor `make` limits the numbers.
+        says: the text by which the message of an error must name the argument, if its name is an English word.
 
     Raises:
         TypeError: `axes` is not a string.
@@ -240,7 +174,13 @@ def tensor(
         optional=optional,
         gradient=gradient,
         special=not limited if special is None else special,
+        says=says,
     )
+
+
+def integers(axes: str, *example: int, optional: bool = False) -> TensorInput:
+    """Declare an int64 tensor of which only an example is known: its numbers, repeated to fill any shape."""
+    return TensorInput(axes=notation.parse(axes), dtypes=("int64",), example=example, optional=optional, special=False)
 
 
 @dataclass(frozen=True)
@@ -276,19 +216,53 @@ def result(dtype: str | torch.dtype | None = None, *, gradient: bool = True) -> 
     return Output(dtype, gradient)
 
 
-def values(*choices: Any) -> Values:
+def values(
+    *choices: Any,
+    out_of_range: Mapping[str, Any] | None = None,
+    of_another_type: Mapping[str, Any] | None = None,
+    range: tuple[float, float] | None = None,
+) -> Values:
     """Declare the values of a parameter: one or more of them, or one Hypothesis strategy.
 
     Named cases take the default from the definition's signature, or else the first value.
+
+    Args:
+        choices: the values, or the strategy.
+        out_of_range: bad values for which a ValueError must be raised, by the names of their defects.
+        of_another_type: bad values for which a TypeError must be raised.
+        range: two numbers, between which any number is valid.
 
     Raises:
         ValueError: no value is given.
     """
     if not choices:
         raise ValueError("values takes at least one value, or a Hypothesis strategy")
-    if isinstance(choices[0], st.SearchStrategy):
-        return Values((), choices[0])
-    return Values(choices)
+    found = Values((), choices[0]) if _is_strategy(choices[0]) else Values(choices)
+    return replace(found, out_of_range=out_of_range or {}, of_another_type=of_another_type or {}, range=range)
+
+
+def positive(*choices: float) -> Values:
+    """Declare a number that must be above 0 and finite, by one or more of its values."""
+    within = not_negative(*choices)
+    return replace(within, out_of_range={"zero": 0.0, **within.out_of_range})
+
+
+def not_negative(*choices: float) -> Values:
+    """Declare a number that must be 0 or above, and finite, by one or more of its values."""
+    out_of_range = {"negative": -choices[0], "not_a_number": math.nan, "infinite": math.inf, "lowest": -math.inf}
+    of_another_type = {"a_string": str(choices[0]), "none": None}
+    return values(*choices, out_of_range=out_of_range, of_another_type=of_another_type, range=(0.0, math.inf))
+
+
+def one_of(*choices: str) -> Values:
+    """Declare a choice of strings. Calls with another wrong argument use the first choice."""
+    return values(*choices, out_of_range={"unknown": "no_such_choice"}, of_another_type={"a_number": 1, "none": None})
+
+
+def _is_strategy(value: Any) -> bool:
+    # A kernel's module imports this one, and has no need of Hypothesis.
+    hypothesis = sys.modules.get("hypothesis.strategies")
+    return hypothesis is not None and isinstance(value, hypothesis.SearchStrategy)
 
 
 def lengths(axis: str, *, total: str, most: str | None = None, dtype: str | Sequence[str] = "int64") -> Ragged:
@@ -320,48 +294,3 @@ def _ragged(axis: str, total: str, most: str | None, dtype: str | Sequence[str],
         raise ValueError(f"dtype must be int64 or int32, not {dtype!r}")
     axes = notation.parse(f"{axis}+1" if are_offsets else axis)
     return Ragged(axes=axes, dtypes=dtypes, total=total, most=most, are_offsets=are_offsets, special=False)
-
-
-def shared(rng: np.random.Generator, total: int, samples: int, most: int | None, how: str) -> np.ndarray:
-    """Return each sample's share of `total` rows, at most `most`. `how` is one of `SHARES`."""
-    if not samples:
-        return np.zeros(0, np.int64)
-    weights = np.ones(samples)
-    if how == "one_has_all":
-        weights = np.zeros(samples)
-        weights[rng.integers(samples)] = 1
-    elif how == "most_are_empty":
-        weights = np.where(rng.random(samples) < 0.2, 1.0, 0.0)
-        weights[rng.integers(samples)] = 1
-    elif how == "any":
-        weights = rng.exponential(1, samples)
-    counts = rng.multinomial(total, weights / weights.sum())
-    if how == "equal":
-        counts = np.full(samples, total // samples)
-        counts[: total % samples] += 1
-    return counts if most is None else np.minimum(counts, most)
-
-
-def _integers(rng: np.random.Generator, shape: Shape, low: int, high: int, also: Sequence[int], how: str) -> np.ndarray:
-    """Return integers from `low` to below `high`. Those of `also` replace none, some or all of them."""
-    size = int(np.prod(shape, dtype=np.int64))
-    if not size:
-        return np.zeros(shape, np.int64)
-    if how == "constant":
-        found = np.full(size, rng.integers(low, high))
-    elif how in ("least", "largest"):
-        found = np.full(size, low if how == "least" else high - 1)
-    elif how == "others":
-        return np.full(shape, also[0], np.int64)
-    elif how == "ends":
-        found = rng.choice([low, high - 1], size)
-    elif how == "ascending":
-        found = low + np.arange(size) % (high - low)
-    else:
-        found = rng.integers(low, high, size)
-        if high - low == 2 and how == "any":  # such as a mask: few or many ones, not always half
-            found = low + (rng.random(size) < rng.choice([0.0, 0.1, 0.5, 0.9, 1.0]))
-    if also:
-        share = 0.2 if how == "even" else rng.choice([0.0, 0.2, 0.2, 1.0])
-        found = np.where(rng.random(size) < share, rng.choice(also, size), found)
-    return found.reshape(shape).astype(np.int64)

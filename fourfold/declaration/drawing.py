@@ -1,0 +1,146 @@
+"""Draw what is declared of an operation's arguments: arrays of a tensor, values of a parameter."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fourfold.inputs import arrays
+from fourfold.inputs.arrays import FEW_ELEMENTS, GENERATORS
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import Ragged, TensorInput, Values
+from fourfold.operations.axes import Shape
+
+# The range of float32's normal numbers.
+LEAST, MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
+# The patterns of a tensor's integers: any, all equal, only the two ends of the range, or consecutive.
+PATTERNS = ("any", "any", "constant", "ends", "ascending")
+# The ways in which samples share the rows of a ragged batch.
+SHARES = ("any", "any", "equal", "one_has_all", "most_are_empty")
+
+
+def make_array(
+    of: TensorInput, rng: np.random.Generator, shape: Shape, dtype: DType, sizes: Mapping[str, int], how: str = ""
+) -> np.ndarray:
+    """Return a random array.
+
+    Args:
+        of: the tensor's description.
+        rng: the source of its numbers.
+        shape: its shape.
+        dtype: the tested dtype.
+        sizes: the sizes of the named axes.
+        how: one of its `kinds`. For integers, one of `PATTERNS`, or "least", "largest" or "others" to make all of them
+            the least, the largest, or the first of its `also`. The default is the first kind, and for integers a
+            uniform distribution.
+    """
+    own = of.dtype(dtype, int(rng.integers(2)))
+    kept = own.numpy
+    if of.make is not None:
+        return _checked(np.asarray(of.make(rng, shape, kept)), shape, kept)
+    if of.is_floating:
+        return arrays.values(rng, shape, own, how or of.kinds[0])
+    return _integers(rng, shape, *of.range(sizes), of.also, how or "even").astype(kept)
+
+
+def draw_array(of: TensorInput, dtype: DType, shape: Shape, sizes: Mapping[str, int]) -> st.SearchStrategy[np.ndarray]:
+    """Return a strategy of arrays of a shape, for these sizes of the named axes."""
+    size = int(np.prod(shape, dtype=np.int64))
+    if of.is_floating and of.special and of.make is None:
+        return arrays.arrays(of.dtype(dtype), shape, of.kinds)
+    ways = of.kinds if of.is_floating else PATTERNS
+    bulk = st.builds(lambda rng, how: make_array(of, rng, shape, dtype, sizes, how), GENERATORS, st.sampled_from(ways))
+    if of.make is not None or of.is_floating or not 0 < size <= FEW_ELEMENTS:
+        return bulk
+    low, high = of.range(sizes)
+    element = st.one_of(st.integers(low, high - 1), *([st.sampled_from(of.also)] if of.also else []))
+    flat = st.lists(element, min_size=size, max_size=size)
+    few = st.builds(lambda found, kind: np.array(found, kind).reshape(shape), flat, st.sampled_from(of.dtypes))
+    return st.one_of(few, bulk)
+
+
+def other_integers(of: TensorInput, array: np.ndarray) -> np.ndarray | None:
+    """Return other integers that are as valid as those of an array, or None if none are known.
+
+    Those of a ragged batch are the lengths or the offsets of the same samples in reverse order.
+    """
+    if isinstance(of, Ragged):
+        return reversed_offsets(array) if of.are_offsets else array[::-1].copy()
+    return np.flip(array).copy() if not of.is_floating and of.make is None else None
+
+
+def _checked(array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
+    if array.shape != shape:
+        raise ValueError(f"make of a tensor returned shape {list(array.shape)}, where {list(shape)} was asked for")
+    return array.astype(kept)
+
+
+def reversed_offsets(offsets: np.ndarray) -> np.ndarray:
+    """Return the offsets of a ragged batch with its samples in reverse order."""
+    return np.ascontiguousarray((offsets[-1] - offsets)[::-1])
+
+
+def draw_value(of: Values) -> st.SearchStrategy[Any]:
+    """Return a strategy of a parameter's values. Numbers too small for float32 become 0; too large ones are dropped."""
+    if of.strategy is None:
+        return st.sampled_from(of.choices)
+    return of.strategy.map(_without_subnormal).filter(_is_no_overflow)
+
+
+def _without_subnormal(value: Any) -> Any:
+    """Return 0 for a number that is too small for float32, or subnormal there: a GPU may round it to 0.
+
+    A kernel computes with its parameters in float32, and 0 times infinity is not 1e-60 times infinity.
+    """
+    return value * 0 if isinstance(value, float) and 0 < abs(value) < LEAST else value
+
+
+def _is_no_overflow(value: Any) -> bool:
+    return not (isinstance(value, float) and MOST < abs(value) < math.inf)
+
+
+def shared(rng: np.random.Generator, total: int, samples: int, most: int | None, how: str) -> np.ndarray:
+    """Return each sample's share of `total` rows, at most `most`. `how` is one of `SHARES`."""
+    if not samples:
+        return np.zeros(0, np.int64)
+    weights = np.ones(samples)
+    if how == "one_has_all":
+        weights = np.zeros(samples)
+        weights[rng.integers(samples)] = 1
+    elif how == "most_are_empty":
+        weights = np.where(rng.random(samples) < 0.2, 1.0, 0.0)
+        weights[rng.integers(samples)] = 1
+    elif how == "any":
+        weights = rng.exponential(1, samples)
+    counts = rng.multinomial(total, weights / weights.sum())
+    if how == "equal":
+        counts = np.full(samples, total // samples)
+        counts[: total % samples] += 1
+    return counts if most is None else np.minimum(counts, most)
+
+
+def _integers(rng: np.random.Generator, shape: Shape, low: int, high: int, also: Sequence[int], how: str) -> np.ndarray:
+    """Return integers from `low` to below `high`. Those of `also` replace none, some or all of them."""
+    size = int(np.prod(shape, dtype=np.int64))
+    if not size:
+        return np.zeros(shape, np.int64)
+    if how == "constant":
+        found = np.full(size, rng.integers(low, high))
+    elif how in ("least", "largest"):
+        found = np.full(size, low if how == "least" else high - 1)
+    elif how == "others":
+        return np.full(shape, also[0], np.int64)
+    elif how == "ends":
+        found = rng.choice([low, high - 1], size)
+    elif how == "ascending":
+        found = low + np.arange(size) % (high - low)
+    else:
+        found = rng.integers(low, high, size)
+        if high - low == 2 and how == "any":  # such as a mask: few or many ones, not always half
+            found = low + (rng.random(size) < rng.choice([0.0, 0.1, 0.5, 0.9, 1.0]))
+    if also:
+        share = 0.2 if how == "even" else rng.choice([0.0, 0.2, 0.2, 1.0])
+        found = np.where(rng.random(size) < share, rng.choice(also, size), found)
+    return found.reshape(shape).astype(np.int64)
