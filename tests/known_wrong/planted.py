@@ -119,14 +119,28 @@ OUTPUT, GRADIENT = r"output\[.*is .*expected", r"gradient of \w+\[.*is .*expecte
 UNWRITTEN = "was never written"
 
 
+def cuda_fault(
+    operation: str,
+    in_cuda: Callable[..., Implementation],
+    name: str,
+    raises: type[Exception] | None = None,
+    **fields: Any,
+) -> Fault:
+    """Return a fault of a CUDA C++ kernel, by default of the output. Its name in capitals selects the mistake.
+
+    The checked build detects one that ``raises``, and names the line.
+    """
+    common = {"check": forward_agrees, "says": OUTPUT}
+    if raises:
+        common |= {"raises": raises, "says": r"\w\.cu:\d+\)", "only_on_cpu": True}
+    make = functools.partial(in_cuda, name.upper())
+    return Fault(**{"operation": operation, "name": name, "language": "cuda", "make": make, **common, **fields})
+
+
 def kernel_faults(
     operation: str, in_triton: Callable[..., Implementation], in_cuda: Callable[..., Implementation], **common: Any
 ) -> tuple[Callable[..., Fault], Callable[..., Fault]]:
-    """Return two functions that make an operation's faults by name, one in Triton and one in CUDA C++.
-
-    By default they are faults of the output. A fault's name selects the mistake in the kernel, in capitals for CUDA.
-    The checked build detects a CUDA fault that ``raises``, and names the line.
-    """
+    """Return two functions that make an operation's faults by name, one in Triton and one in CUDA C++."""
     common = {"check": forward_agrees, "says": OUTPUT, **common}
 
     def of_triton(name: str, **more: Any) -> Fault:
@@ -134,10 +148,8 @@ def kernel_faults(
         return Fault(**{"operation": operation, "name": name, "language": "triton", "make": make, **common, **more})
 
     def of_cuda(name: str, raises: type[Exception] | None = None, **more: Any) -> Fault:
-        make = functools.partial(in_cuda, name.upper())
-        if raises:
-            more = {"raises": raises, "says": r"\w\.cu:\d+\)", "only_on_cpu": True, **more}
-        return Fault(**{"operation": operation, "name": name, "language": "cuda", "make": make, **common, **more})
+        given = {key: value for key, value in common.items() if not raises or key != "says"}
+        return cuda_fault(operation, in_cuda, name, raises, **{**given, **more})
 
     return of_triton, of_cuda
 
