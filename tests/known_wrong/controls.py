@@ -208,16 +208,6 @@ CONTROLS = (
         for operation, in_triton, in_cuda in (
             ("vector_add", planted_vector_add.in_triton, planted_vector_add.in_cuda),
             ("matmul", planted_matmul_kernels.in_triton, planted_matmul_kernels.in_cuda),
-            ("giou_loss", planted_giou_losses.padded_in_triton, planted_giou_losses.padded_in_cuda),
-            ("giou_loss_ragged", planted_giou_losses.ragged_in_triton, planted_giou_losses.ragged_in_cuda),
-            *(
-                (
-                    name,
-                    functools.partial(planted_diou_losses.in_triton, name),
-                    functools.partial(planted_diou_losses.in_cuda, name),
-                )
-                for name in planted_diou_losses.RECORDS
-            ),
         )
         for name, make in (("small_triton", in_triton), ("small_cuda", in_cuda))
     ),
@@ -229,6 +219,9 @@ CONTROLS = (
             ("rms_norm", planted_rms_norm.in_cuda),
             ("softmax", planted_softmax_kernels.in_cuda),
             ("cross_entropy", planted_cross_entropy.in_cuda),
+            ("giou_loss", planted_giou_losses.padded_in_cuda),
+            ("giou_loss_ragged", planted_giou_losses.ragged_in_cuda),
+            *((name, functools.partial(planted_diou_losses.in_cuda, name)) for name in planted_diou_losses.RECORDS),
         )
     ),
     *(

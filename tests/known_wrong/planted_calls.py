@@ -36,7 +36,7 @@ def layer_norm_of_eps(default: float = 1e-5, most: float = torch.inf) -> Impleme
 
 def matmul_of_slope(default: float = 0.01, most: float = torch.inf) -> Implementation:
     """Return matmul in Triton with another default of negative_slope, or with one that it limits."""
-    right = planted_matmul_kernels.in_triton()
+    right = backends.load("matmul", "triton")
 
     def matmul(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = default) -> Tensor:
         return right(a=a, b=b, activation=activation, negative_slope=min(negative_slope, most))
@@ -178,7 +178,7 @@ def _faults() -> tuple[Fault, ...]:
         ),
         fault(
             "giou_loss_ragged", "offsets_kept", "triton",
-            lambda: offsets_kept(planted_giou_losses.ragged_in_triton()), history, kept,
+            lambda: offsets_kept(backends.load("giou_loss_ragged", "triton")), history, kept,
         ),
         fault(
             "giou_loss_ragged", "offsets_kept", "cuda",
