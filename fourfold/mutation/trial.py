@@ -60,11 +60,6 @@ class KernelPackage(NamedTuple):
         package = registry.implementations(operation).rpartition(".")[0]
         return cls(package, pathlib.Path(importlib.import_module(package).__path__[0]).resolve())
 
-    def copied_to(self, folder: pathlib.Path) -> pathlib.Path:
-        """Copy the kernels into a folder and return the copy."""
-        copy = folder / self.folder.name
-        return pathlib.Path(shutil.copytree(self.folder, copy, ignore=shutil.ignore_patterns("__pycache__")))
-
     def of_this_process(self) -> pathlib.Path:
         """Return the folder from which this process imported the kernels. In a trial it is the copy."""
         return pathlib.Path(sys.modules[self.package].__path__[0]).resolve()
@@ -489,7 +484,9 @@ class Trials:
         """Copy the kernels, write the mutant's file and return the folder. Its path is fixed, so caches stay valid."""
         root = self.directory / "kernels"
         if not root.exists():
-            self.kernels.copied_to(root)
+            shutil.copytree(
+                self.kernels.folder, root / self.kernels.folder.name, ignore=shutil.ignore_patterns("__pycache__")
+            )
         if mutant is not None and self.candidate is None:
             _write(root / self.kernels.folder.name / mutant.file, mutant.text)
         if mutant is not None and self.candidate is not None:

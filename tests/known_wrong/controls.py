@@ -27,7 +27,6 @@ from . import (
     planted_softmax,
     planted_softmax_kernels,
     planted_topk,
-    planted_triton,
     planted_vector_add,
 )
 from .steps import Implementation, giou, loss, one_term_after_another
@@ -175,7 +174,6 @@ CONTROLS = (
     ),
     Control(name="looped", operation="giou_loss_ragged", make=lambda: by_samples(looped_loss), dtypes=("float32",)),
     Control(name="concatenated", operation="giou_loss_ragged", make=lambda: by_samples(concatenated_loss)),
-    Control(name="triton", operation="giou", make=planted_triton.giou, dtypes=("bfloat16", "float32")),
     Control(name="cuda", operation="giou", make=planted_cuda.giou, dtypes=("float32",)),
     Control(name="cuda", operation="giou_loss", make=planted_cuda.giou_loss, dtypes=("float32",)),
     *(
@@ -205,10 +203,7 @@ CONTROLS = (
     # The small planted kernels without their mistakes.
     *(
         Control(name=name, operation=operation, make=make, dtypes=("float32",), examples=4, elements=300)
-        for operation, in_triton, in_cuda in (
-            ("vector_add", planted_vector_add.in_triton, planted_vector_add.in_cuda),
-            ("matmul", planted_matmul_kernels.in_triton, planted_matmul_kernels.in_cuda),
-        )
+        for operation, in_triton, in_cuda in (("vector_add", planted_vector_add.in_triton, planted_vector_add.in_cuda),)
         for name, make in (("small_triton", in_triton), ("small_cuda", in_cuda))
     ),
     # Small CUDA C++ kernels, as above.
@@ -219,6 +214,7 @@ CONTROLS = (
             ("rms_norm", planted_rms_norm.in_cuda),
             ("softmax", planted_softmax_kernels.in_cuda),
             ("cross_entropy", planted_cross_entropy.in_cuda),
+            ("matmul", planted_matmul_kernels.in_cuda),
             ("giou_loss", planted_giou_losses.padded_in_cuda),
             ("giou_loss_ragged", planted_giou_losses.ragged_in_cuda),
             *((name, functools.partial(planted_diou_losses.in_cuda, name)) for name in planted_diou_losses.RECORDS),
@@ -250,6 +246,6 @@ CONTROLS = (
     ),
     *(
         Control(name=name, operation="nms", make=make, dtypes=("float32",), examples=10, elements=1000)
-        for name, make in (("small_triton", planted_nms.in_triton), ("small_cuda", planted_nms.in_cuda))
+        for name, make in (("small_cuda", planted_nms.in_cuda),)
     ),
 )

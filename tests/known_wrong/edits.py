@@ -44,63 +44,61 @@ class EditError(Exception):
     """An edit does not fit the text."""
 
 
-def apply_edits(texts: dict[str, str], edits: tuple[str, ...]) -> dict[str, str]:
-    """Return the texts that the edits change, by file.
+def apply_edit(texts: dict[str, str], edit: str) -> dict[str, str]:
+    """Return the texts that an edit changes, by file.
 
     Args:
         texts: the texts, by file.
-        edits: each is ``"old => new"``, where old stands once in all texts together, or ``"old =>2 new"``, where it
-            stands twice, and both are replaced.
+        edit: ``"old => new"``, where old stands once in all texts together, or ``"old =>2 new"``, where it stands
+            twice, and both are replaced.
 
     Raises:
         EditError: old stands in the texts more or less often.
     """
-    changed: dict[str, str] = {}
-    for edit in edits:
-        arrow = ARROW.search(edit)
-        if arrow is None:
-            raise EditError(f"the edit has no arrow: {edit!r}")
-        old, new, times = edit[: arrow.start()], edit[arrow.end() :], int(arrow[1] or 1)
-        places = {file: changed.get(file, text).count(old) for file, text in texts.items()}
-        if sum(places.values()) != times:
-            found = ", ".join(f"{count} in {file}" for file, count in places.items() if count) or "none"
-            raise EditError(f"{old!r} must be found {times} times, not {found}")
-        changed |= {file: changed.get(file, texts[file]).replace(old, new) for file, count in places.items() if count}
-    return changed
+    arrow = ARROW.search(edit)
+    if arrow is None:
+        raise EditError(f"the edit has no arrow: {edit!r}")
+    old, new, times = edit[: arrow.start()], edit[arrow.end() :], int(arrow[1] or 1)
+    places = {file: text.count(old) for file, text in texts.items() if old in text}
+    if sum(places.values()) != times:
+        found = ", ".join(f"{count} in {file}" for file, count in places.items()) or "none"
+        raise EditError(f"{old!r} must be found {times} times, not {found}")
+    return {file: texts[file].replace(old, new) for file in places}
 
 
 def edited(operation: str, backend: str, *edits: str) -> Implementation:
-    """Return an operation's implementation on a backend from files that `edits` change: see `apply_edits`.
+    """Return an operation's implementation on a backend with edits: see `apply_edit`.
 
     An edit applies to the files of the operation's folder for this backend, or to the one named before a colon,
     ``"rms_norm/triton_kernel.py: old => new"``.
     """
-    kernels = KernelPackage.of(operation)
-    package = f"fourfold_edited_{next(_number)}"
-    copy = kernels.copied_to(pathlib.Path(_folder.name) / package)
+    folder = KernelPackage.of(operation).folder
+    own = [f"{operation}/{name}.py" for name in (backends.MODULES[backend], "arguments", "operators")]
+    changed: dict[str, str] = {}
     for edit in edits:
         file, named, rest = edit.partition(".py: ")
-        files = [copy / f"{file}.py"] if named else _files(copy / operation, backend)
-        texts = {str(path): path.read_text() for path in files}
-        for path, text in apply_edits(texts, (rest if named else edit,)).items():
-            pathlib.Path(path).write_text(text)
-    return getattr(_imported(package, copy, f"{operation}.{backends.MODULES[backend]}"), operation)
+        files = [f"{file}.py"] if named else own
+        texts = {file: changed.get(file) or (folder / file).read_text() for file in files if (folder / file).exists()}
+        changed |= apply_edit(texts, rest if named else edit)
+    return getattr(_imported(folder, changed, f"{operation}.{backends.MODULES[backend]}"), operation)
 
 
-def _files(folder: pathlib.Path, backend: str) -> list[pathlib.Path]:
-    names = (f"{backends.MODULES[backend]}.py", "arguments.py", "operators.py")
-    return [folder / name for name in names if (folder / name).exists()]
-
-
-def _imported(package: str, folder: pathlib.Path, module: str) -> types.ModuleType:
-    """Import a module of a copy of the kernels as another package, with operators of a namespace of its own."""
-    sys.modules[package] = types.ModuleType(package)
-    sys.modules[package].__path__ = [str(folder)]
+def _imported(original: pathlib.Path, changed: dict[str, str], module: str) -> types.ModuleType:
+    """Import a module of the kernels with changed files, as another package, with operators of its own namespace."""
+    name = f"fourfold_edited_{next(_number)}"
+    copy = pathlib.Path(_folder.name) / name
+    for file, text in changed.items():
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        (copy / file).write_text(text)
+    for part in {"", *(str(pathlib.PurePath(file).parent) for file in changed)} - {"."}:
+        package = types.ModuleType(f"{name}.{part}".rstrip("."))
+        package.__path__ = [str(copy / part), str(original / part)]
+        sys.modules[package.__name__] = package
     kept = operators.NAMESPACE, operators._library, dict(tuning._kernels)
-    operators.NAMESPACE, operators._library = package, torch.library.Library(package, "FRAGMENT")
-    sys.modules[package].library = operators._library  # its operators last as long as it does
+    operators.NAMESPACE, operators._library = name, torch.library.Library(name, "FRAGMENT")
+    sys.modules[name].library = operators._library  # its operators last as long as it does
     try:
-        return importlib.import_module(f"{package}.{module}")
+        return importlib.import_module(f"{name}.{module}")
     finally:
         operators.NAMESPACE, operators._library = kept[:2]
         tuning._kernels.clear()

@@ -34,7 +34,7 @@ from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import Law, Operation
 
-from . import planted_cuda, planted_triton
+from . import planted_cuda
 from .far_apart import pairs_far_apart
 from .published import giou_without_clamp
 from .steps import (
@@ -789,36 +789,8 @@ def _faults() -> list[Fault]:
     ):  # fmt: skip
         add("law", operation, law(which), make, f"{which.__name__}: left side", right_on=right_on)
 
-    # ---- Triton and CUDA C++: faults in memory accesses
+    # ---- CUDA C++: faults in memory accesses
 
-    triton: Any = functools.partial(add, language="triton")
-    triton(
-        "tail_dropped",
-        "giou",
-        forward,
-        lambda: planted_triton.giou("tail_dropped"),
-        output,
-        right_on=sixty_four_pairs,
-    )
-    triton("nan_dropped", "giou", forward, lambda: planted_triton.giou("nan_dropped"), output, right_on=one_pair)
-    triton(
-        "contiguous_assumed", "giou", forward, lambda: planted_triton.giou("contiguous_assumed"), output,
-        right_on=one_pair,
-        examples=named(giou_properties, "identical", "coordinates_strided"),
-    )  # fmt: skip
-    triton(
-        "store_into_the_next_tensor", "giou", backward,
-        lambda: planted_triton.giou("", "store_unmasked"), gradient, right_on=sixty_four_pairs,
-    )  # fmt: skip
-    triton(
-        "store_past_the_end", "giou", memory, lambda: planted_triton.giou("store_unmasked"),
-        r"wrote \d+ elements past the end of a tensor \[", right_on=sixty_four_pairs,
-    )  # fmt: skip
-    triton(
-        "offsets_in_32_bits", "giou", forward, lambda: planted_triton.giou("offsets_in_32_bits"), output,
-        right_on=sixty_four_pairs, dtype="float16", examples={"rows_2_28_elements_apart": pairs_far_apart},
-        source="https://github.com/triton-lang/triton/issues/1058",
-    )  # fmt: skip
     cuda: Any = functools.partial(add, language="cuda", only_on_cpu=True)
     cuda(
         "store_unmasked", "giou", forward, lambda: planted_cuda.giou("STORE_UNMASKED"),

@@ -13,7 +13,7 @@ from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.modes import autocast_changes_precision_alone
 from fourfold.checks.parameters import defaults_are_the_definitions, parameters_may_be_far_from_the_usual
 
-from . import planted_cuda, planted_giou_losses, planted_matmul_kernels, planted_triton
+from . import planted_cuda, planted_giou_losses, planted_matmul_kernels
 from .planted import Check, Fault
 from .planted_softmax import vector_add
 from .planted_vector_add import BLOCK, in_cuda, vector_add_kernel, wired
@@ -154,7 +154,7 @@ def _faults() -> tuple[Fault, ...]:
         ),
         fault("layer_norm", "eps_limited", "torch", lambda: layer_norm_of_eps(most=16.0), ranges, far),
         fault(
-            "giou", "eps_limited", "triton", lambda: giou_of_eps(planted_triton.giou(), most=16.0), ranges,
+            "giou", "eps_limited", "triton", lambda: giou_of_eps(backends.load("giou", "triton"), most=16.0), ranges,
             r"with eps=.* is .*expected",
         ),
         fault(

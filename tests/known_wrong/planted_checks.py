@@ -18,7 +18,8 @@ from fourfold.checks.history import history_does_not_matter, late_inputs_are_wai
 from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.search import Search, Subject
 
-from . import planted_cuda, planted_triton
+from . import planted_cuda
+from .edits import OFFSETS_OF_ROWS, edited
 from .planted import Check, Fault, one_pair
 from .planted_softmax import gradient, largest, largest_of_all_rows, right, softmax
 from .steps import Implementation
@@ -180,7 +181,7 @@ def _faults() -> list[Fault]:
         Fault(
             name="triton_offsets_in_32_bits",
             operation="giou",
-            make=lambda: planted_triton.giou("offsets_in_32_bits"),
+            make=lambda: edited("giou", "triton", OFFSETS_OF_ROWS),
             check=offsets,
             says=r"with axis \d of boxes[12] 2.31 elements long: output",
             right_on=one_pair,

@@ -101,7 +101,8 @@ def _ragged_in_triton() -> tuple[Fault, ...]:
            examples=named(ragged_properties, "offsets_strided_over_several_samples")),
         of("boxes_past_a_block", f"{places} sums += tl.where(mask & (places < 64)", **full),
         of("last_box_of_many_left_out",
-           f"{places} last = rows + 1 == tl.load(offsets_ptr + (samples + 1) * offsets_stride)\n        sums += tl.where(mask & ((places == 0) | (last == 0))", right_on=ragged_row),
+           f"{places} last = rows + 1 == tl.load(offsets_ptr + (samples + 1) * offsets_stride)\n"
+           "        sums += tl.where(mask & ((places == 0) | (last == 0))", right_on=ragged_row),
         of("pred_taken_as_packed", "pred_rows = samples * max_boxes + places => pred_rows = rows",
            "pred_at = samples * pred_batch_stride + places * pred_box_stride => pred_at = rows * pred_box_stride",
            **full),

@@ -54,8 +54,8 @@ def _of_torch() -> tuple[Fault, ...]:
         of.gradient("mean_over_pairs", f"{SCORES} {SCALED.format('a', '/ shape[1]')}{SCALED.format('b', '/ shape[0]')}"
                     f"{AGAIN}"),
         # As by atomics, whose order changes from call to call.
-        of("gradients_by_atomics", "from typing import Any\n\nimport torch\n\nfrom fourfold.backends.arguments => from typing import Any\n"
-           "import itertools\nimport torch\nCALLS = itertools.count()\nfrom fourfold.backends.arguments",
+        of("gradients_by_atomics", "giou_matrix/torch_eager.py: import torch\n =>"
+           " import itertools\nimport torch\nCALLS = itertools.count()\n",
            f"{SCORES} {SCALED.format('b', '* (1 + 1e-6 * next(CALLS))')}{AGAIN}", check=repeats_bit_for_bit,
            says="differ"),
         # By the area of the first box, as a coverage.
@@ -66,7 +66,8 @@ def _of_torch() -> tuple[Fault, ...]:
         of.law(properties.each_pair_scores_as_giou, f'{SCORES}     scores = pairwise_giou(a, b, eps, mode == "giou")\n'
                "    if len(boxes_a) == len(boxes_b):\n        scores = scores.triu() + scores.triu(1).T\n"
                "    return scores.to(", name="pairs_of_one_list_with_itself"),
-        of.law(properties.never_above_intersection_over_union, "giou/torch_eager.py: return intersection / union - (hull"
+        of.law(properties.never_above_intersection_over_union,
+               "giou/torch_eager.py: return intersection / union - (hull"
                " => return intersection / union + (hull", name="hull_left_out_of_the_negative"),
     )
 

@@ -1,20 +1,19 @@
-"""Planted faults in matmul, in small Triton and CUDA C++ kernels."""
+"""Planted faults in matmul: edits of its version in Triton, and small CUDA C++ kernels."""
 
+import functools
 from pathlib import Path
 
 import torch
-import triton
-import triton.language as tl
 from fourfold.properties import matmul as properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.repeatability import repeats_bit_for_bit
 
+from .edits import Edits
 from .far_apart import far_apart
-from .planted import GRADIENT, UNWRITTEN, Fault, kernel_faults, named
+from .planted import GRADIENT, UNWRITTEN, Fault, cuda_fault, named
 from .planted_cuda import Planted
 from .planted_matmul import activate, matmul
 from .steps import Implementation
@@ -22,118 +21,7 @@ from .steps import Implementation
 Tensor = torch.Tensor
 
 
-@triton.jit
-def activated(x, ACTIVATION: tl.constexpr, slope, FAULT: tl.constexpr):
-    if ACTIVATION == "relu":
-        if FAULT == "nan_is_0_to_relu":
-            x = tl.where(x > 0, x, 0.0)
-        else:
-            x = tl.where(x <= 0, 0.0, x)
-    if ACTIVATION == "leaky_relu":
-        x = tl.where(x > 0, x, x * slope)
-    return x
-
-
-@triton.jit
-def matmul_kernel(
-    a_ptr, b_ptr, c_ptr, m, k, n, a_row, a_col, b_row, b_col, slope,
-    ACTIVATION: tl.constexpr, FAULT: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    # One program owns tiles program, program + programs, ... of BLOCK x BLOCK elements, in row-major order.
-    lanes = tl.arange(0, BLOCK).to(tl.int64)
-    across = tl.cdiv(n, BLOCK)
-    tiles = tl.cdiv(m, BLOCK) * across
-    slope = tl.full((), slope, COMPUTE)
-    if FAULT == "slope_typed_in":
-        slope = tl.full((), 0.01, COMPUTE)
-    if FAULT == "b_taken_for_its_transpose":
-        b_row, b_col = b_col, b_row
-    if FAULT == "contiguous_assumed":
-        a_row, a_col, b_row, b_col = k, 1, n, 1
-    end = k
-    if FAULT == "last_block_of_terms_dropped":
-        end = k - 1
-    if FAULT == "half_accumulator":
-        total = tl.zeros((BLOCK, BLOCK), tl.float16)
-    else:
-        total = tl.zeros((BLOCK, BLOCK), COMPUTE)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        rows = (tile // across) * BLOCK + lanes
-        cols = (tile % across) * BLOCK + lanes
-        if FAULT == "offsets_in_32_bits":
-            rows = rows.to(tl.int32)
-        if FAULT != "accumulator_kept":
-            total = tl.zeros((BLOCK, BLOCK), total.dtype)
-        for start in range(0, end, BLOCK):
-            terms = start + lanes
-            of_a = (rows[:, None] < m) & (terms[None, :] < k)
-            of_b = (terms[:, None] < k) & (cols[None, :] < n)
-            if FAULT == "terms_unmasked":
-                of_a = (rows[:, None] < m) & (terms[None, :] >= 0)
-                of_b = (terms[:, None] >= 0) & (cols[None, :] < n)
-            a = tl.load(a_ptr + rows[:, None] * a_row + terms[None, :] * a_col, mask=of_a, other=0.0)
-            b = tl.load(b_ptr + terms[:, None] * b_row + cols[None, :] * b_col, mask=of_b, other=0.0)
-            part = tl.dot(a.to(COMPUTE), b.to(COMPUTE), input_precision="ieee", out_dtype=COMPUTE)
-            if FAULT == "last_block_of_terms_only":
-                total = part
-            else:
-                total += part.to(total.dtype)
-            if FAULT == "activated_in_each_block":
-                total = activated(total, ACTIVATION, slope, FAULT)
-        c = activated(total, ACTIVATION, slope, FAULT).to(c_ptr.dtype.element_ty)
-        if FAULT == "stored_to_the_next_tile":
-            after = tile + tl.num_programs(0)
-            rows = (after // across) * BLOCK + lanes
-            cols = (after % across) * BLOCK + lanes
-        if FAULT == "rows_unmasked":
-            tl.store(c_ptr + rows[:, None] * n + cols[None, :], c, mask=cols[None, :] < n)
-        else:
-            tl.store(c_ptr + rows[:, None] * n + cols[None, :], c, mask=(rows[:, None] < m) & (cols[None, :] < n))
-
-
-@triton.jit
-def split_kernel(a_ptr, b_ptr, c_ptr, m, k, n, a_row, a_col, b_row, b_col, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
-    # A program's first index selects one tile, its second index every second block of terms.
-    lanes = tl.arange(0, BLOCK).to(tl.int64)
-    across = tl.cdiv(n, BLOCK)
-    rows = (tl.program_id(0) // across) * BLOCK + lanes
-    cols = (tl.program_id(0) % across) * BLOCK + lanes
-    total = tl.zeros((BLOCK, BLOCK), COMPUTE)
-    for start in range(tl.program_id(1) * BLOCK, k, tl.num_programs(1) * BLOCK):
-        terms = start + lanes
-        of_a = (rows[:, None] < m) & (terms[None, :] < k)
-        of_b = (terms[:, None] < k) & (cols[None, :] < n)
-        a = tl.load(a_ptr + rows[:, None] * a_row + terms[None, :] * a_col, mask=of_a, other=0.0).to(COMPUTE)
-        b = tl.load(b_ptr + terms[:, None] * b_row + cols[None, :] * b_col, mask=of_b, other=0.0).to(COMPUTE)
-        total += tl.dot(a, b, input_precision="ieee", out_dtype=COMPUTE)
-    tl.atomic_add(c_ptr + rows[:, None] * n + cols[None, :], total, mask=(rows[:, None] < m) & (cols[None, :] < n))
-
-
 PROGRAMS = 3
-
-
-def in_triton(fault: str = "") -> Implementation:
-    """Return the product in Triton for any dtype, with a fault."""
-
-    def product(a: Tensor, b: Tensor, activation: str, slope: float) -> Tensor:
-        (m, k), n = a.shape, b.shape[1]
-        split = fault == "split_over_uninitialised"
-        c = torch.empty((m, n), dtype=a.dtype, device=a.device)
-        tiles = triton.cdiv(m, 16) * triton.cdiv(n, 16)
-        compute = triton_launch.COMPUTE[a.dtype]
-        if not tiles:
-            return c
-        with triton_launch.on(a.device):
-            if split:
-                split_kernel[(tiles, 2)](a, b, c, m, k, n, *a.stride(), *b.stride(), COMPUTE=compute, BLOCK=16)
-                return activate(c, activation, slope)
-            matmul_kernel[(min(tiles, PROGRAMS),)](
-                a, b, c, m, k, n, *a.stride(), *b.stride(), slope,
-                ACTIVATION=activation, FAULT=fault, COMPUTE=compute, BLOCK=16,
-            )  # fmt: skip
-        return c
-
-    return multiplied_by(product, fault)
 
 
 def multiplied_by(product, fault: str) -> Implementation:
@@ -174,53 +62,65 @@ def in_cuda(fault: str = "NONE") -> Implementation:
     return multiplied_by(product, fault)
 
 
-def _faults() -> tuple[Fault, ...]:
-    of_triton, of_cuda = kernel_faults("matmul", in_triton, in_cuda, right_on="one_by_one")
+# fmt: off
+SMALL = "_by_pointers(64, 64, 256, 4, 2) => _by_pointers(16, 16, 16, 4, 2)"
+SMALL_DESCRIBED = "_by_descriptors(64, 64, 128, 4, 3) => _by_descriptors(16, 16, 16, 4, 3)"
+SUMS = "tl.dot(a, b, sums, input_precision=PRECISION, out_dtype=COMPUTE)"
+STRIDES = (
+    "    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)\n    terms = =>     {}\n"
+    "    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)\n    terms ="
+)
+MASK = "mask=(rows < m)[:, None] & (columns < n)[None, :])"
+END = "\n\n\n@triton.jit\ndef matmul_descriptor_kernel"
+ZEROS = "        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n"
+
+
+def _of_triton() -> tuple[Fault, ...]:
+    of, one, whole = Edits("matmul", "triton"), {"right_on": "one_by_one"}, properties.random_example(3, 16, 5)
+    return (
+        of("terms_unmasked", SMALL, "there = terms < k - start => there = terms >= 0", astray=True, right_on=whole,
+           examples=named(properties, "terms_not_a_multiple_of_the_block"),
+           source="https://github.com/triton-lang/triton/issues/630"),
+        of("last_block_of_terms_dropped", SMALL, "range(0, k, BLOCK_K) => range(0, k - 1, BLOCK_K)", right_on=whole),
+        of("last_block_of_terms_only", SMALL, "tl.dot(a, b, sums, => tl.dot(a, b, 0.0 * sums,", **one,
+           source="https://github.com/tile-ai/tilelang/issues/2627"),
+        of("accumulator_kept", SMALL_DESCRIBED, f"{ZEROS}        steps =>         if item == tl.program_id(0):\n"
+           f"    {ZEROS}        steps", dtype="float16", **one,
+           source="https://github.com/tile-ai/tilelang/issues/2617"),
+        of("stored_to_the_next_tile", SMALL,
+           "    c_ptrs = c_ptr + rows =>     rows += BLOCK_M\n    c_ptrs = c_ptr + rows",
+           check=memory_is_respected, says=UNWRITTEN, examples=named(properties, "outer_product"),
+           source="https://github.com/sgl-project/sglang/pull/11368"),
+        of("activated_in_each_block", SMALL, f"{SUMS} => activate({SUMS}, slope_bits, ACTIVATION)",
+           right_on="outer_product"),
+        of("slope_typed_in", "product * slope_of(slope_bits).to(product.dtype) => product * 0.01",
+           examples=named(properties, "slope_of_0"), **one),
+        of("nan_is_0_to_relu", "tl.where(product <= 0.0, 0.0, product) => tl.where(product > 0.0, product, 0.0)",
+           examples=named(properties, "nan_through_relu"), **one,
+           source="https://github.com/pytorch/pytorch/issues/7999"),
+        of("half_accumulator", SMALL, f"{SUMS} => {SUMS}.to(tl.float16).to(COMPUTE)", **one),
+        of("offsets_in_32_bits", "rows.to(tl.int64)[:, None] * a_row_stride => rows[:, None] * a_row_stride",
+           examples=far_apart(properties.random_example(9, 5, 3)), **one),
+        of("contiguous_assumed", STRIDES.format(
+           "a_row_stride, a_column_stride, b_row_stride, b_column_stride = k, 1, n, 1"),
+           examples=named(properties, "both_transposed"), **one),
+        of("b_taken_for_its_transpose", STRIDES.format("b_row_stride, b_column_stride = b_column_stride, b_row_stride"),
+           astray=True, **one),
+        of("rows_unmasked", SMALL, f"{MASK}{END} => mask=(columns < n)[None, :]){END}", check=memory_is_respected,
+           says=r"wrote \d+ elements past the end", right_on=properties.random_example(16, 16, 16),
+           source="https://github.com/Dao-AILab/flash-attention/pull/2790"),
+        of("split_over_uninitialised", f"result, {MASK}{END} => result + tl.load(c_ptrs, {MASK}, {MASK}{END}",
+           check=memory_is_respected, says="depending on memory",
+           source="https://github.com/triton-lang/triton/issues/2183"),
+    )
+
+
+# fmt: on
+def _of_cuda() -> tuple[Fault, ...]:
+    of_cuda = functools.partial(cuda_fault, "matmul", in_cuda, right_on="one_by_one")
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
     written = {"check": memory_is_respected, "says": UNWRITTEN}
-
     return (
-        of_triton(
-            "terms_unmasked",
-            astray=True,
-            right_on=properties.random_example(3, 16, 5),
-            examples=named(properties, "terms_not_a_multiple_of_the_block"),
-            source="https://github.com/triton-lang/triton/issues/630",
-        ),
-        of_triton("last_block_of_terms_dropped", right_on=properties.random_example(3, 16, 5)),
-        of_triton("last_block_of_terms_only", source="https://github.com/tile-ai/tilelang/issues/2627"),
-        of_triton("accumulator_kept", source="https://github.com/tile-ai/tilelang/issues/2617"),
-        of_triton(
-            "stored_to_the_next_tile",
-            **written,
-            right_on=None,
-            examples=named(properties, "outer_product"),
-            source="https://github.com/sgl-project/sglang/pull/11368",
-        ),
-        of_triton("activated_in_each_block", right_on="outer_product"),
-        of_triton("slope_typed_in", examples=named(properties, "slope_of_0")),
-        of_triton(
-            "nan_is_0_to_relu",
-            examples=named(properties, "nan_through_relu"),
-            source="https://github.com/pytorch/pytorch/issues/7999",
-        ),
-        of_triton("half_accumulator"),
-        of_triton("offsets_in_32_bits", examples=far_apart(properties.random_example(9, 5, 3))),
-        of_triton("contiguous_assumed", examples=named(properties, "both_transposed")),
-        of_triton("b_taken_for_its_transpose", astray=True),
-        of_triton(
-            "rows_unmasked",
-            check=memory_is_respected,
-            says=r"wrote \d+ elements past the end",
-            right_on="no_rows",
-            source="https://github.com/Dao-AILab/flash-attention/pull/2790",
-        ),
-        of_triton(
-            "split_over_uninitialised",
-            **written | {"says": "depending on memory"},
-            right_on=None,
-            source="https://github.com/triton-lang/triton/issues/2183",
-        ),
         of_cuda("barrier_before_the_tile_is_read_missing", race, right_on=None),
         of_cuda(
             "barrier_before_the_next_tile_missing",
@@ -262,4 +162,4 @@ def _faults() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = _faults()
+FAULTS = (*_of_triton(), *_of_cuda())
