@@ -76,16 +76,12 @@ class Fault:
         examples: named examples that replace the operation's own.
         search: the number of generated cases within which the check must find it; by default as many as a run has.
         poisoned: whether fresh allocations hold NaN.
-        only_on_cpu: whether it shows on the CPU alone: by its checked build, or by the order of torch's sums there.
-        astray: whether it accesses memory outside of the call's tensors, where the CPU stops it.
-        only_on_gpu: whether it goes wrong only on a GPU.
+        only_on: the device on which alone it shows: "cpu" if by the checked build or by the order of torch's sums.
         documented_ties: whether it is right as a candidate, and wrong only for this library's own implementations,
             which document how they choose at ties.
-        not_caught: the reason why no check rejects it yet.
-        sized: whether it takes a large case to see it, such as one that constants of its source ask for.
-        seen_by: what it takes to see it, beside large cases: "combined" for combined cases, "settled" for the bounds of
-            results that are rounded once or summed exactly, "comparisons" for cases past what the code compares at run
-            time. Empty if none.
+        seen_by: what it takes to see it: "large" for large cases, such as those that constants of its source ask for;
+            beside them "combined" for combined cases, "settled" for the bounds of results that are rounded once or
+            summed exactly, "comparisons" for cases past what the code compares at run time. Empty if none.
         record: the operation's record, where it is declared and has no place among the known ones.
         output: of several outputs the one that the check looks at; "" for what all of them are together.
     """
@@ -103,12 +99,8 @@ class Fault:
     examples: Mapping[str, CaseOf] = field(default_factory=dict)
     search: int = 25
     poisoned: bool = False
-    only_on_cpu: bool = False
-    only_on_gpu: bool = False
-    astray: bool = False
+    only_on: str = ""
     documented_ties: bool = False
-    not_caught: str | None = None
-    sized: bool = False
     seen_by: str = ""
     record: Operation | None = None
     output: str = ""
@@ -132,7 +124,7 @@ def cuda_fault(
     """
     common = {"check": forward_agrees, "says": OUTPUT}
     if raises:
-        common |= {"raises": raises, "says": r"\w\.cu:\d+\)", "only_on_cpu": True}
+        common |= {"raises": raises, "says": r"\w\.cu:\d+\)", "only_on": "cpu"}
     make = functools.partial(in_cuda, name.upper())
     return Fault(**{"operation": operation, "name": name, "language": "cuda", "make": make, **common, **fields})
 
@@ -791,7 +783,7 @@ def _faults() -> list[Fault]:
 
     # ---- CUDA C++: faults in memory accesses
 
-    cuda: Any = functools.partial(add, language="cuda", only_on_cpu=True)
+    cuda: Any = functools.partial(add, language="cuda", only_on="cpu")
     cuda(
         "store_unmasked", "giou", forward, lambda: planted_cuda.giou("STORE_UNMASKED"),
         r"planted\.cu:\d+\).*write of 4 bytes, just past the end", right_on=sixty_four_pairs,
@@ -823,7 +815,7 @@ def _faults() -> list[Fault]:
     )  # fmt: skip
     cuda(
         "nan_dropped", "giou", forward, lambda: planted_cuda.giou("NAN_DROPPED"), output, right_on=one_pair,
-        only_on_cpu=False,
+        only_on="",
     )  # fmt: skip
     cuda(
         "barrier_missing", "giou_loss", forward, lambda: planted_cuda.giou_loss("BARRIER_MISSING"),

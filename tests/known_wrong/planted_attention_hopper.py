@@ -148,7 +148,7 @@ def _fault(name: str, raises: type[Exception] | None, says: str) -> Fault:
             "right_on": None,
             "language": "cuda",
             "dtype": "float16",
-            "only_on_cpu": True,
+            "only_on": "cpu",
             "examples": EXAMPLES,
             **more,
         }

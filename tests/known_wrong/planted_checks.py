@@ -196,7 +196,7 @@ def _faults() -> list[Fault]:
             says=r"planted\.cu:\d+\).*overflow",
             right_on=one_pair,
             raises=cuda_on_cpu.UndefinedArithmetic,
-            only_on_cpu=True,
+            only_on="cpu",
         )
     )
     many = functools.partial(sixteen_bits_of_samples, many_samples_are_alike)
@@ -281,7 +281,7 @@ def _faults() -> list[Fault]:
         late,
         r"on a stream whose inputs come late \(a kernel must be launched on torch's current stream\): output",
         right_on=None,
-        only_on_gpu=True,
+        only_on="cuda",
     )
     add(
         "backward_on_a_stream_of_its_own",
@@ -289,7 +289,7 @@ def _faults() -> list[Fault]:
         late,
         r"on a stream whose inputs come late \(a kernel must be launched on torch's current stream\): gradient of x",
         right_on=None,
-        only_on_gpu=True,
+        only_on="cuda",
     )
     return faults
 

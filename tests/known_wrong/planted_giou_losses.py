@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from fourfold.properties import giou_loss as padded_properties
 from fourfold.properties import giou_loss_ragged as ragged_properties
+from triton import InterpreterError
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.memory import memory_is_respected
@@ -108,7 +109,7 @@ def _ragged_in_triton() -> tuple[Fault, ...]:
            **full),
         of("target_taken_as_padded", "        score = score_of( =>         bx1, by1, bx2, by2 = load_boxes(target_ptr,"
            " pred_rows, pred_rows * target_stride, target_coordinate_stride, mask, COMPUTE, PACKED_TARGET)\n"
-           "        score = score_of(", astray=True, **full),
+           "        score = score_of(", raises=InterpreterError, says="OutOfBounds", only_on="cpu", **full),
         of("y2_not_above_0_taken_for_padding", f"{places} sums += tl.where(mask & (by2 > 0)", right_on=ragged_row,
            examples=named(ragged_properties, "negative_y2_counts")),
         of("rows_past_the_sample_count", f"{places} sums += tl.where(mask | True",
@@ -141,17 +142,17 @@ def _ragged_in_cuda() -> tuple[Fault, ...]:
         of_cuda(
             "shuffle_in_a_branch",
             right_on=full_warps,
-            only_on_cpu=True,
+            only_on="cpu",
             source="https://github.com/NVIDIA/cuda-samples/issues/398",
         ),
-        of_cuda("shuffle_of_active_lanes", right_on=full_warps, only_on_cpu=True),
+        of_cuda("shuffle_of_active_lanes", right_on=full_warps, only_on="cpu"),
         of_cuda("added_without_atomics", cuda_on_cpu.Race, right_on=one_full_sample),
         of_cuda(
             "added_atomically",
             check=repeats_bit_for_bit,
             says="output differs between two calls",
             right_on=one_full_sample,
-            only_on_cpu=True,
+            only_on="cpu",
         ),
         of_cuda(
             "slot_unwritten",

@@ -125,7 +125,7 @@ def _fault(name: str, raises: type[Exception] | None, says: str) -> Fault:
         right_on=None,
         language="cuda",
         dtype="float16",
-        only_on_cpu=True,
+        only_on="cpu",
         examples=EXAMPLES,
     )
     if raises is None:

@@ -244,7 +244,7 @@ def _of_cuda() -> tuple[Fault, ...]:
             check=repeats_bit_for_bit,
             says=r"gradient of (weight|bias) differs between two calls",
             right_on=one_row,
-            only_on_cpu=True,
+            only_on="cpu",
             source="https://github.com/karpathy/llm.c/pull/445",
         ),
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from fourfold.properties import matmul as properties
+from triton import InterpreterError
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.backward import backward_agrees
@@ -63,6 +64,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
 
 
 # fmt: off
+ASTRAY = {"raises": InterpreterError, "says": "OutOfBounds", "only_on": "cpu"}
 SMALL = "_by_pointers(64, 64, 256, 4, 2) => _by_pointers(16, 16, 16, 4, 2)"
 SMALL_DESCRIBED = "_by_descriptors(64, 64, 128, 4, 3) => _by_descriptors(16, 16, 16, 4, 3)"
 SUMS = "tl.dot(a, b, sums, input_precision=PRECISION, out_dtype=COMPUTE)"
@@ -78,7 +80,7 @@ ZEROS = "        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n"
 def _of_triton() -> tuple[Fault, ...]:
     of, one, whole = Edits("matmul", "triton"), {"right_on": "one_by_one"}, properties.random_example(3, 16, 5)
     return (
-        of("terms_unmasked", SMALL, "there = terms < k - start => there = terms >= 0", astray=True, right_on=whole,
+        of("terms_unmasked", SMALL, "there = terms < k - start => there = terms >= 0", **ASTRAY, right_on=whole,
            examples=named(properties, "terms_not_a_multiple_of_the_block"),
            source="https://github.com/triton-lang/triton/issues/630"),
         of("last_block_of_terms_dropped", SMALL, "range(0, k, BLOCK_K) => range(0, k - 1, BLOCK_K)", right_on=whole),
@@ -105,7 +107,7 @@ def _of_triton() -> tuple[Fault, ...]:
            "a_row_stride, a_column_stride, b_row_stride, b_column_stride = k, 1, n, 1"),
            examples=named(properties, "both_transposed"), **one),
         of("b_taken_for_its_transpose", STRIDES.format("b_row_stride, b_column_stride = b_column_stride, b_row_stride"),
-           astray=True, **one),
+           **ASTRAY, **one),
         of("rows_unmasked", SMALL, f"{MASK}{END} => mask=(columns < n)[None, :]){END}", check=memory_is_respected,
            says=r"wrote \d+ elements past the end", right_on=properties.random_example(16, 16, 16),
            source="https://github.com/Dao-AILab/flash-attention/pull/2790"),
@@ -155,7 +157,7 @@ def _of_cuda() -> tuple[Fault, ...]:
             "split_in_any_order",
             check=repeats_bit_for_bit,
             says="output differs between two calls",
-            only_on_cpu=True,
+            only_on="cpu",
         ),
         of_cuda("gradient_of_strides_swapped", out_of_bounds, check=backward_agrees),
         of_cuda("gradient_of_tail_of_terms_dropped", check=backward_agrees, says=GRADIENT),
