@@ -20,7 +20,6 @@ from . import (
     planted_hopper,
     planted_layer_norm,
     planted_matmul,
-    planted_matmul_kernels,
     planted_nms,
     planted_rms_norm,
     planted_scaled_matmul,
@@ -181,7 +180,6 @@ CONTROLS = (
         for operation, make in (
             ("vector_add", planted_softmax.vector_add),
             ("softmax", planted_softmax.softmax),
-            ("matmul", planted_matmul.matmul),
         )
     ),
     # It scales before it subtracts.
@@ -214,7 +212,7 @@ CONTROLS = (
             ("rms_norm", planted_rms_norm.in_cuda),
             ("softmax", planted_softmax_kernels.in_cuda),
             ("cross_entropy", planted_cross_entropy.in_cuda),
-            ("matmul", planted_matmul_kernels.in_cuda),
+            ("matmul", planted_matmul.in_cuda),
             ("giou_loss", planted_giou_losses.padded_in_cuda),
             ("giou_loss_ragged", planted_giou_losses.ragged_in_cuda),
             *((name, functools.partial(planted_diou_losses.in_cuda, name)) for name in planted_diou_losses.RECORDS),

@@ -13,7 +13,7 @@ from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.modes import autocast_changes_precision_alone
 from fourfold.checks.parameters import defaults_are_the_definitions, parameters_may_be_far_from_the_usual
 
-from . import planted_cuda, planted_giou_losses, planted_matmul_kernels
+from . import planted_cuda, planted_giou_losses, planted_matmul
 from .planted import Check, Fault
 from .planted_softmax import vector_add
 from .planted_vector_add import BLOCK, in_cuda, vector_add_kernel, wired
@@ -46,7 +46,7 @@ def matmul_of_slope(default: float = 0.01, most: float = torch.inf) -> Implement
 
 def matmul_of_activation(default: str) -> Implementation:
     """Return matmul in CUDA C++ with another default of activation."""
-    right = planted_matmul_kernels.in_cuda()
+    right = planted_matmul.in_cuda()
 
     def matmul(a: Tensor, b: Tensor, activation: str = default, negative_slope: float = 0.01) -> Tensor:
         return right(a=a, b=b, activation=activation, negative_slope=negative_slope)
