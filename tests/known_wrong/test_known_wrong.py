@@ -275,7 +275,7 @@ def lacking(operation: Operation, faults: Sequence[Fault]) -> str:
     return (
         f"{operation.name} lacks planted faults: its checks are not known to reject what is wrong. "
         f"Add tests/known_wrong/planted_{operation.name}.py with a tuple FAULTS, which is found by itself; "
-        f"planted_vector_add.py is the shortest to start from. Wanted are {'; and '.join(wanted)}."
+        f"planted_cumsum.py is the shortest to start from. Wanted are {'; and '.join(wanted)}."
     )
 
 
