@@ -13,6 +13,7 @@ import torch
 from fourfold.impls.attention import cuda_kernel
 from fourfold.impls.attention.operators import Call
 from fourfold.properties import attention as properties
+from subjects import subject_of
 
 from fourfold.backends import tuning
 from fourfold.backends.cuda import emulator as cuda_on_cpu
@@ -21,8 +22,7 @@ from fourfold.backends.tuning import Configuration
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.configurations import configuration_agrees
 from fourfold.checks.records import operations
-from fourfold.checks.search import Search, Subject
-from fourfold.numerics.dtypes import DTYPES
+from fourfold.checks.search import Search
 
 Tensor = torch.Tensor
 HOPPER = [pytest.param(each, id=each.name) for each in cuda_kernel.HOPPER]
@@ -34,14 +34,7 @@ emulated = pytest.mark.skipif(
 def agrees(configuration: Configuration, dtype: str, **shape: Any) -> None:
     """Check one case: past several blocks of keys, with a sequence after them."""
     examples = {"one": properties.tokens([3, 70], [150, 90], causal=True, size=1.0, **shape)}
-    subject = Subject(
-        operation=replace(operations()["attention"], examples=examples),
-        backend="cuda",
-        dtype=DTYPES[dtype],
-        device="cpu",
-        implementation=cuda_kernel.attention,
-        sibling=lambda name: (operations()[name], cuda_kernel.attention),
-    )
+    subject = subject_of(replace(operations()["attention"], examples=examples), dtype=dtype, backend="cuda")
     configuration_agrees(configuration, subject, Search(examples=1))
     # Backward reads the logarithms of the sums of exponentials.
     with tuning.forced("attention_cuda", configuration.name) as forced:

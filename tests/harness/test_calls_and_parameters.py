@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from subjects import subject_of
 
 import fourfold
 from fourfold import Claims, Verdict, lengths, offsets, tensor, values
 from fourfold.checks import threads
 from fourfold.checks.history import changed
 from fourfold.checks.many_calls import CONFIDENCE, excluded_rate
-from fourfold.checks.search import Search, Subject
+from fourfold.checks.search import Search
 from fourfold.instruments import concurrent_calls, costs
-from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 
@@ -163,14 +163,7 @@ def test_threads_that_never_return_are_told_of(monkeypatch: pytest.MonkeyPatch) 
             ended.wait()
         return rms(x, eps, scale)
 
-    subject = Subject(
-        operation=rms,
-        backend="candidate",
-        dtype=DTYPES["float32"],
-        device="cpu",
-        implementation=waits,
-        sibling=lambda name: (rms, waits),
-    )
+    subject = subject_of(rms, waits)
     try:
         with pytest.raises(Failure, match="of 4 threads that call at once some never return"):
             threads.threads_do_not_matter(subject, Search(examples=1, brief=True))
@@ -379,14 +372,7 @@ def test_other_integers_are_as_valid() -> None:
         },
         grad_output=np.ones(3, np.float32),
     )
-    subject = Subject(
-        operation=picked,
-        backend="candidate",
-        dtype=DTYPES["float32"],
-        device="cpu",
-        implementation=picked.definition,
-        sibling=lambda name: (picked, picked.definition),
-    )
+    subject = subject_of(picked, picked.definition)
     other = changed(subject, case)
     assert other["starts"].tolist() == [0, 5, 5, 6]
     assert other["counts"].tolist() == [5, 0, 1]

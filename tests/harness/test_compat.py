@@ -62,6 +62,15 @@ def contract(*parts: str) -> Callable[[Contract], Contract]:
     return kept
 
 
+def gives(found: Callable[[], Any], expected: Any, *parts: str) -> None:
+    """What a function that uses these parts must return."""
+
+    def test() -> None:
+        assert found() == expected
+
+    contract(*parts)(test)
+
+
 @pytest.mark.parametrize("part", sorted(PARTS))
 def test_part(part: str) -> None:
     assert part in CONTRACTS, f"{part}, which {', '.join(PARTS[part])} uses, has no contract test"
@@ -157,10 +166,10 @@ def transforms_that_are_at_work() -> None:
     assert watched == [True, True, False]
 
 
-@contract("torch.Tensor._is_zerotensor")
-def tensor_of_zeros_without_memory() -> None:
-    assert torch_internals.is_without_memory(torch._efficientzerotensor(2))
-    assert not torch_internals.is_without_memory(torch.zeros(2))
+ZEROS = torch._efficientzerotensor, torch.zeros  # the first without memory
+gives(
+    lambda: [torch_internals.is_without_memory(make(2)) for make in ZEROS], [True, False], "torch.Tensor._is_zerotensor"
+)
 
 
 @contract("torch.autograd.forward_ad._current_level")
@@ -228,27 +237,21 @@ def operators_by_simpler_ones() -> None:
     assert torch.equal(doubled, torch.nn.functional.interpolate(x, scale_factor=2.0))
 
 
-@contract("torch._ops.OpOverload.namespace")
-def library_of_an_operator() -> None:
-    assert torch_internals.namespace(torch.ops.aten.add.Tensor) == "aten"
-    assert torch_internals.namespace(DOUBLED) == "fourfold_compat"
-
-
-@contract("torch._ops.OpOverload.overloadpacket")
-def operator_without_its_overload() -> None:
-    assert torch_internals.without_overload(torch.ops.aten.add.Tensor) is torch.ops.aten.add
-
-
-@contract("torch._ops.OpOverload().is_view")
-def operators_that_give_views() -> None:
-    aten = torch.ops.aten
-    operators = aten.add.Tensor, aten.view.default, aten.t.default, aten.clone.default, aten.add_.Tensor
-    assert [bool(torch_internals.is_view(operator)) for operator in operators] == [False, True, True, False, False]
-
-
-@contract("torch._ops.OpOverload()._schema")
-def names_of_an_operators_arguments() -> None:
-    assert torch_internals.argument_names(torch.ops.aten.softmax.int) == ["self", "dim", "dtype"]
+ATEN = torch.ops.aten
+OPERATORS = ATEN.add.Tensor, ATEN.view.default, ATEN.t.default, ATEN.clone.default, ATEN.add_.Tensor
+OVERLOAD = "torch._ops.OpOverload"
+gives(
+    lambda: [torch_internals.namespace(operator) for operator in (ATEN.add.Tensor, DOUBLED)],
+    ["aten", "fourfold_compat"],
+    f"{OVERLOAD}.namespace",
+)
+gives(lambda: torch_internals.without_overload(ATEN.add.Tensor), ATEN.add, f"{OVERLOAD}.overloadpacket")
+gives(
+    lambda: [bool(torch_internals.is_view(operator)) for operator in OPERATORS],
+    [False, True, True, False, False],
+    f"{OVERLOAD}().is_view",
+)
+gives(lambda: torch_internals.argument_names(ATEN.softmax.int), ["self", "dim", "dtype"], f"{OVERLOAD}()._schema")
 
 
 @contract("torch._ops.OpOverload.redispatch", "torch._C.DispatchKey", "torch._C.DispatchKeySet")
@@ -719,19 +722,15 @@ def outcomes() -> tuple[Said, str]:
     return run_pytest(OUTCOMES, ("-n", "0"))
 
 
-@contract("pytest.TestReport().longrepr.reprcrash")
-def message_of_a_failure() -> None:
-    assert {"message": "ValueError: so it is"} in outcomes()[0]
+def said_of(what: str) -> list[Any]:
+    return [one[what] for one in outcomes()[0] if what in one]
 
 
-@contract("pytest.TestReport().longrepr[2]")
-def reasons_of_skipped_tests() -> None:
-    assert [one["reason"] for one in outcomes()[0] if "reason" in one] == ["for a reason", "on the way"]
-
-
-@contract("pytest.Session.Failed")
-def end_of_a_session() -> None:
-    assert re.search(r"= 1 failed, 2 skipped in .* =", outcomes()[1])
+gives(lambda: said_of("message")[:1], ["ValueError: so it is"], "pytest.TestReport().longrepr.reprcrash")
+gives(lambda: said_of("reason"), ["for a reason", "on the way"], "pytest.TestReport().longrepr[2]")
+gives(
+    lambda: re.findall(r"= (1 failed, 2 skipped) in ", outcomes()[1]), ["1 failed, 2 skipped"], "pytest.Session.Failed"
+)
 
 
 def test_frames_of_pytest_are_told_from_those_of_a_test() -> None:
@@ -801,29 +800,20 @@ def benchmark_that_is_left_out() -> None:
     assert found["recorded"] == [["test_some.py::test_kept"]]
 
 
-@contract("pytest_benchmark.session.BenchmarkSession.prepare_benchmarks giving 'path'")
-def benchmarks_of_this_run() -> None:
-    found = compared_benchmarks()
-    assert (len(found["today"]), found["compared"]) == (2, 3)
+def compared(*names: str) -> list[Any]:
+    return [compared_benchmarks()[name] for name in names]
 
 
-@contract("pytest_benchmark.session.BenchmarkSession().storage.load")
-def former_runs() -> None:
-    assert compared_benchmarks()["recorded"] == [["test_some.py::test_kept"]]
-
-
-@contract(
-    "pytest_benchmark.storage.file.FileStorage of file://FOLDER",
-    "pytest_benchmark.storage.file.FileStorage.save to MACHINE/0001_NAME.json",
+SESSION, STORAGE = "pytest_benchmark.session.BenchmarkSession", "pytest_benchmark.storage.file.FileStorage"
+gives(lambda: [len(compared("today")[0]), *compared("compared")], [2, 3], f"{SESSION}.prepare_benchmarks giving 'path'")
+gives(lambda: compared("recorded"), [[["test_some.py::test_kept"]]], f"{SESSION}().storage.load")
+gives(
+    lambda: compared("folder", "files"),
+    ["kept", ["0001_", "0002_"]],
+    f"{STORAGE} of file://FOLDER",
+    f"{STORAGE}.save to MACHINE/0001_NAME.json",
 )
-def files_of_former_runs() -> None:
-    found = compared_benchmarks()
-    assert (found["folder"], found["files"]) == ("kept", ["0001_", "0002_"])
-
-
-@contract("pytest.Config().option.benchmark_json")
-def file_of_a_record() -> None:
-    assert compared_benchmarks()["json"] == "record.json"
+gives(lambda: compared("json"), ["record.json"], "pytest.Config().option.benchmark_json")
 
 
 def test_the_processor_is_told() -> None:

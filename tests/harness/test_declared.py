@@ -17,6 +17,7 @@ from declared_operations import DECLARED, IGNORED, attention, embedding, masked_
 from drawing import collect
 from hypothesis import strategies as st
 from samples import sampled
+from subjects import subject_of
 
 import fourfold
 from fourfold import lengths, offsets, operation, tensor, values
@@ -76,14 +77,7 @@ def named(name: str) -> dict[str, Case]:
 
 
 def subject(made: DefinedOperation, implementation: Callable[..., Any], dtype: str = "float32") -> Subject:
-    return Subject(
-        operation=made,
-        backend="candidate",
-        dtype=DTYPES[dtype].with_free_ties,
-        device="cpu",
-        implementation=implementation,
-        sibling=lambda name: (made, implementation),
-    )
+    return subject_of(made, implementation, DTYPES[dtype].with_free_ties)
 
 
 # ---- drawn cases

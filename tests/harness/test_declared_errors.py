@@ -11,13 +11,13 @@ import pytest
 import torch
 from fourfold.properties import vector_add
 from samples import sampled
+from subjects import subject_of
 
 from fourfold import backends
 from fourfold.backends.arguments import check_floating, check_last_axis, check_positive, check_same
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.records import operations
 from fourfold.checks.search import Search, Subject
-from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.arguments import integers, not_negative, one_of, positive, tensor
 from fourfold.operations.declared_errors import Arguments, ArgumentsOf
 from fourfold.operations.outcomes import Failure
@@ -26,14 +26,7 @@ OPERATIONS = operations()
 
 
 def subject(implementation: Callable[..., torch.Tensor], arguments: Arguments) -> Subject:
-    return Subject(
-        operation=replace(vector_add.operation, errors=arguments.errors),
-        backend="candidate",
-        dtype=DTYPES["float32"],
-        device="cpu",
-        implementation=implementation,
-        sibling=lambda name: (vector_add.operation, implementation),
-    )
+    return subject_of(replace(vector_add.operation, errors=arguments.errors), implementation)
 
 
 def complaint(implementation: Callable[..., torch.Tensor], arguments: Arguments) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fourfold.properties import layer_norm, vector_add
+from subjects import subject_of
 
 from fourfold.backends.arguments import check_floating, check_same
 from fourfold.checks.backward import backward_agrees
@@ -53,14 +54,7 @@ def half_of_one_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def subject(implementation: Callable[..., torch.Tensor], dtype: str = "float32", **changes: Any) -> Subject:
-    return Subject(
-        operation=replace(PRODUCT, **changes),
-        backend="candidate",
-        dtype=DTYPES[dtype],
-        device="cpu",
-        implementation=implementation,
-        sibling=lambda name: (PRODUCT, implementation),
-    )
+    return subject_of(replace(PRODUCT, **changes), implementation, dtype)
 
 
 @pytest.mark.parametrize(

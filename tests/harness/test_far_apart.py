@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from subjects import subject_of
 
 from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.catalogue import STANDARD
 from fourfold.checks.records import operations
-from fourfold.checks.search import AGAIN, Search, Subject
+from fourfold.checks.search import AGAIN, Search
 from fourfold.instruments import sparse_memory
-from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.not_reached import NotReached
 from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.refusals import Escape, Refusals
@@ -76,14 +76,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 def outcome_of(add: Callable[..., torch.Tensor], named: bool = True, refusals: Refusals | None = REFUSALS) -> Search:
     """What the check of a forward pass makes of an addition of vectors: its search. Nothing is refused."""
     operation = operations()["vector_add"] if named else dataclasses.replace(operations()["vector_add"], examples={})
-    given = Subject(
-        operation=operation,
-        backend="candidate",
-        dtype=DTYPES["float32"],
-        device="cpu",
-        implementation=add,
-        sibling=lambda name: (operation, add),
-    )
+    given = subject_of(operation, add)
     search = Search(examples=5, refusals=refusals)
     next(check for check in STANDARD if check.name == "forward").judge(given, search)
     assert not REFUSALS.total

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from subjects import subject_of
 
-from fourfold import backends
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
@@ -83,14 +83,7 @@ def test_a_record_of_nothing_is_found_out(none: list[str]) -> None:
 
 
 def subject(operation: Operation, **changes: Any) -> Subject:
-    return Subject(
-        operation=replace(operation, **changes),
-        backend="torch",
-        dtype=FLOAT32,
-        device="cpu",
-        implementation=backends.load(operation.name, "torch"),
-        sibling=lambda name: (OPERATIONS[name], backends.load(name, "torch")),
-    )
+    return subject_of(replace(operation, **changes), backend="torch")
 
 
 def drawn(make: Callable[[int], Case]) -> Callable:

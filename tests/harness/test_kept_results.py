@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fourfold.properties import vector_add
+from subjects import subject_of
 
 from fourfold.checks.laws import MOST_KEPT, law_holds
 from fourfold.checks.search import Search, Subject
@@ -31,14 +32,7 @@ class Counted:
 
 
 def subject(implementation: Any) -> Subject:
-    return Subject(
-        operation=replace(vector_add.operation, examples={}),
-        backend="candidate",
-        dtype=FLOAT32,
-        device="cpu",
-        implementation=implementation,
-        sibling=lambda name: (vector_add.operation, implementation),
-    )
+    return subject_of(replace(vector_add.operation, examples={}), implementation)
 
 
 def output_is_itself(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:

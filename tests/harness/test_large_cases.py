@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis.errors import Unsatisfiable
+from subjects import subject_of
 
 import fourfold
 from fourfold import Claims, tensor
 from fourfold.checks.records import operations
-from fourfold.checks.search import Search, Subject
+from fourfold.checks.search import Search
 from fourfold.declaration.reductions import law_of
 from fourfold.inputs.constants import Constant, Constants, constants_in
 from fourfold.inputs.large_cases import LargeCases
@@ -267,16 +268,8 @@ def test_two_constants_meet_on_two_axes_in_both_ways() -> None:
 )
 def test_a_foreign_kernel_gets_long_named_cases_in_its_first_dtype(dtype: str, foreign: bool, long: bool) -> None:
     softmax = operations()["softmax"]
-    subject = Subject(
-        operation=softmax,
-        backend="candidate",
-        dtype=DTYPES[dtype],
-        device="cpu",
-        implementation=torch.softmax,
-        sibling=lambda name: (softmax, torch.softmax),
-        foreign=foreign,
-        large=LargeCases(softmax, NO_CLAIMS, DTYPES[dtype]),
-    )
+    large = LargeCases(softmax, NO_CLAIMS, DTYPES[dtype])
+    subject = subject_of(softmax, torch.softmax, dtype, foreign=foreign, large=large)
     sizes = []
 
     def body(case: Case) -> None:

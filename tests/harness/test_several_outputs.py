@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from samples import sampled
+from subjects import subject_of
 
 import fourfold
 from fourfold import backends, operation, result, tensor, verify
@@ -15,7 +16,6 @@ from fourfold.checks import catalogue
 from fourfold.checks.catalogue import checks_of
 from fourfold.checks.outputs import of_output
 from fourfold.checks.records import operations
-from fourfold.checks.search import Subject
 from fourfold.engine.verdict import Verdict
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.numerics.bounded import Bounded
@@ -289,15 +289,7 @@ def test_an_output_that_is_not_used_adds_nothing(backend: str) -> None:
 def test_large_cases_of_one_output_have_its_cotangent() -> None:
     record = operations()["add_rms_norm"]
     large = LargeCases(record, NO_CLAIMS, DTYPES["float32"])
-    implementation = backends.load("add_rms_norm", "torch")
-    given = Subject(
-        operation=record,
-        backend="torch",
-        dtype=DTYPES["float32"],
-        device="cpu",
-        implementation=implementation,
-        sibling=lambda name: (record, implementation),
-    )
+    given = subject_of(record, backend="torch")
     for name in record.outputs:
         of = of_output(replace(given, large=large), name)
         assert of.large is not None

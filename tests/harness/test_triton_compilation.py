@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from subjects import subject_of
 
 from fourfold.backends.triton import compilation
 from fourfold.backends.triton.compilation import ends_within
 from fourfold.checks.ahead_of_time import environment
 from fourfold.checks.records import operations
-from fourfold.checks.search import Search, Subject
+from fourfold.checks.search import Search
 from fourfold.numerics.compare import Agreement
-from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
 
@@ -135,14 +135,7 @@ def test_the_exception_passes_through_a_backward_pass() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_on_a_gpu_small_examples_are_compiled_before_large_ones(device: str) -> None:
     operation = operations()["softmax"]
-    given = Subject(
-        operation=operation,
-        backend="candidate",
-        dtype=DTYPES["float16"],
-        device=device,
-        implementation=torch.softmax,
-        sibling=lambda name: (operation, torch.softmax),
-    )
+    given = subject_of(operation, torch.softmax, "float16", device=device)
     elements = list[int]()
     search = Search(examples=1)
 

@@ -8,14 +8,13 @@ import sys
 from dataclasses import replace
 
 import pytest
+from subjects import subject_of
 
-from fourfold import backends
 from fourfold.checks.ahead_of_time import environment
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.outputs import together
 from fourfold.checks.records import operations
-from fourfold.checks.search import Search, Subject
-from fourfold.numerics.dtypes import DTYPES
+from fourfold.checks.search import Search
 
 # Triton specializes a kernel for an argument that is 1 or a multiple of 16.
 COMPILED = """
@@ -95,15 +94,7 @@ def test_lanes_that_share_a_row_round_its_variance_alike() -> None:
 def test_a_long_row_is_read_in_pieces(name: str) -> None:
     # A multiple of 16 columns, two pieces of 16384 columns and a part of a third.
     make = importlib.import_module(f"fourfold.properties.{name}").rows(2, 33_024)
-    module = backends.module(name, "triton")
-    subject = Subject(
-        operation=replace(operations()[name], examples={"long": make}),
-        backend="triton",
-        dtype=DTYPES["float32"],
-        device="cpu",
-        implementation=getattr(module, name),
-        sibling=lambda other: (operations()[other], backends.load(other, "triton")),
-    )
+    subject = subject_of(replace(operations()[name], examples={"long": make}), backend="triton")
     search = Search(examples=1)
     forward_agrees(together(subject), search)
     assert search.ran > 1

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from subjects import subject_of
 
 from fourfold import backends
 from fourfold.backends import tuning
 from fourfold.backends.cuda.compile import CudaError
 from fourfold.backends.tuning import Configuration, Tuner
 from fourfold.checks.configurations import configuration_agrees
-from fourfold.checks.records import operations
-from fourfold.checks.search import Search, Subject
-from fourfold.numerics.dtypes import DTYPES
+from fourfold.checks.search import Search
 from fourfold.operations.outcomes import Failure
 from fourfold.performance import sources
 
@@ -152,13 +151,6 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_a_configuration_that_is_wrong_or_that_no_case_uses_is_rejected(
     configuration: Configuration, says: str | None
 ) -> None:
-    subject = Subject(
-        operation=operations()["vector_add"],
-        backend="planted",
-        dtype=DTYPES["float32"],
-        device="cpu",
-        implementation=add,
-        sibling=lambda name: (operations()[name], add),
-    )
+    subject = subject_of("vector_add", add, backend="planted")
     with pytest.raises(Failure, match=says) if says else contextlib.nullcontext():
         configuration_agrees(configuration, subject, Search(examples=3))

@@ -19,16 +19,13 @@ from . import (
     planted_giou_losses,
     planted_hopper,
     planted_layer_norm,
-    planted_layer_norm_kernels,
     planted_matmul,
-    planted_matmul_kernels,
     planted_nms,
     planted_rms_norm,
     planted_scaled_matmul,
     planted_softmax,
     planted_softmax_kernels,
     planted_topk,
-    planted_triton,
     planted_vector_add,
 )
 from .steps import Implementation, giou, loss, one_term_after_another
@@ -176,7 +173,6 @@ CONTROLS = (
     ),
     Control(name="looped", operation="giou_loss_ragged", make=lambda: by_samples(looped_loss), dtypes=("float32",)),
     Control(name="concatenated", operation="giou_loss_ragged", make=lambda: by_samples(concatenated_loss)),
-    Control(name="triton", operation="giou", make=planted_triton.giou, dtypes=("bfloat16", "float32")),
     Control(name="cuda", operation="giou", make=planted_cuda.giou, dtypes=("float32",)),
     Control(name="cuda", operation="giou_loss", make=planted_cuda.giou_loss, dtypes=("float32",)),
     *(
@@ -184,10 +180,6 @@ CONTROLS = (
         for operation, make in (
             ("vector_add", planted_softmax.vector_add),
             ("softmax", planted_softmax.softmax),
-            ("layer_norm", planted_layer_norm.layer_norm),
-            ("rms_norm", planted_rms_norm.rms_norm),
-            ("cross_entropy", planted_cross_entropy.cross_entropy),
-            ("matmul", planted_matmul.matmul),
         )
     ),
     # It scales before it subtracts.
@@ -209,45 +201,42 @@ CONTROLS = (
     # The small planted kernels without their mistakes.
     *(
         Control(name=name, operation=operation, make=make, dtypes=("float32",), examples=4, elements=300)
-        for operation, in_triton, in_cuda in (
-            ("vector_add", planted_vector_add.in_triton, planted_vector_add.in_cuda),
-            ("softmax", planted_softmax_kernels.in_triton, planted_softmax_kernels.in_cuda),
-            ("layer_norm", planted_layer_norm_kernels.in_triton, planted_layer_norm_kernels.in_cuda),
-            ("rms_norm", planted_rms_norm.in_triton, planted_rms_norm.in_cuda),
-            ("cross_entropy", planted_cross_entropy.in_triton, planted_cross_entropy.in_cuda),
-            ("matmul", planted_matmul_kernels.in_triton, planted_matmul_kernels.in_cuda),
-            ("giou_loss", planted_giou_losses.padded_in_triton, planted_giou_losses.padded_in_cuda),
-            ("giou_loss_ragged", planted_giou_losses.ragged_in_triton, planted_giou_losses.ragged_in_cuda),
-            *(
-                (
-                    name,
-                    functools.partial(planted_diou_losses.in_triton, name),
-                    functools.partial(planted_diou_losses.in_cuda, name),
-                )
-                for name in planted_diou_losses.RECORDS
-            ),
-        )
+        for operation, in_triton, in_cuda in (("vector_add", planted_vector_add.in_triton, planted_vector_add.in_cuda),)
         for name, make in (("small_triton", in_triton), ("small_cuda", in_cuda))
+    ),
+    # Small CUDA C++ kernels, as above.
+    *(
+        Control(name="small_cuda", operation=name, make=make, dtypes=("float32",), examples=4, elements=300)
+        for name, make in (
+            ("layer_norm", planted_layer_norm.in_cuda),
+            ("rms_norm", planted_rms_norm.in_cuda),
+            ("softmax", planted_softmax_kernels.in_cuda),
+            ("cross_entropy", planted_cross_entropy.in_cuda),
+            ("matmul", planted_matmul.in_cuda),
+            ("giou_loss", planted_giou_losses.padded_in_cuda),
+            ("giou_loss_ragged", planted_giou_losses.ragged_in_cuda),
+            *((name, functools.partial(planted_diou_losses.in_cuda, name)) for name in planted_diou_losses.RECORDS),
+        )
     ),
     *(
         Control(name=name, operation=f"topk.{output}", make=make, dtypes=("float32",), examples=10, elements=3000)
         for output in ("values", "indices")
         for name, make in (("small_triton", planted_topk.in_triton), ("small_cuda", planted_topk.in_cuda))
     ),
-    # The small Triton kernel normalizes the sum before that is rounded, and torch afterwards.
     *(
-        Control(name=name, operation=f"add_rms_norm.{output}", make=make, dtypes=dtypes, examples=10, elements=3000)
-        for output in ("y", "residual_out")
-        for name, make, dtypes in (
-            ("small_triton", planted_add_rms_norm.in_triton, ("float16", "bfloat16", "float32")),
-            ("small_cuda", planted_add_rms_norm.in_cuda, ("float32",)),
-            ("torch", planted_add_rms_norm.of_passes, ("float16", "bfloat16")),
+        Control(
+            name="small_cuda",
+            operation=f"add_rms_norm.{output}",
+            make=planted_add_rms_norm.in_cuda,
+            dtypes=("float32",),
+            examples=10,
+            elements=3000,
         )
+        for output in ("y", "residual_out")
     ),
     *(
         Control(name=name, operation="scaled_matmul", make=make, dtypes=("float32",), examples=10, elements=3000)
         for name, make in (
-            ("small_triton", planted_scaled_matmul.in_triton),
             ("small_cuda", planted_scaled_matmul.in_cuda),
             # Numbers times scales, which are rounded before all of them are summed in one go.
             ("dequantised", functools.partial(planted_scaled_matmul.checked, planted_scaled_matmul.dequantised)),
@@ -255,6 +244,6 @@ CONTROLS = (
     ),
     *(
         Control(name=name, operation="nms", make=make, dtypes=("float32",), examples=10, elements=1000)
-        for name, make in (("small_triton", planted_nms.in_triton), ("small_cuda", planted_nms.in_cuda))
+        for name, make in (("small_cuda", planted_nms.in_cuda),)
     ),
 )

@@ -55,6 +55,21 @@ def replacing(right: Implementation, other: Callable[[Tensor], Tensor]) -> Imple
     return implementation
 
 
+def with_torchs_gradient(operation: str, forward: Implementation) -> Implementation:
+    """Return an implementation of which only the gradient, and the check of the arguments, is torch's."""
+    right = backends.load(operation, "torch")
+
+    def implementation(**arguments: Any) -> Any:
+        results = right(**arguments)
+        with torch.no_grad():
+            others = forward(**arguments)
+        if isinstance(results, tuple):
+            return tuple(map(Replaced.apply, results, others))
+        return Replaced.apply(results, others)
+
+    return implementation
+
+
 def last_element_unwritten(result: Tensor) -> Tensor:
     """Leave the last element unwritten, as a grid with too few blocks does."""
     output = torch.empty_like(result)

@@ -1,28 +1,26 @@
-"""Planted faults in attention: in small kernels of Triton and CUDA C++, and in torch."""
+"""Planted faults in attention: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
-from fourfold.impls.attention.arguments import check_attention, scale_of
+from fourfold.impls.attention.arguments import scale_of
 from fourfold.properties import attention as properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.backends.launch import next_power_of_2
-from fourfold.backends.triton import launch as triton_launch
-from fourfold.checks.backward import backward_agrees
-from fourfold.checks.forward import forward_agrees
 
-from .planted import GRADIENT, OUTPUT, Check, Fault, kernel_faults, law, named
+from .edits import Edits
+from .generic import with_torchs_gradient
+from .planted import Fault, cuda_fault, named
 from .planted_cuda import Planted
-from .steps import Implementation, differentiable, in_compute_dtype
+from .steps import Implementation
 
 Tensor = torch.Tensor
-BLOCK = 16  # keys at a time
-LEFT = r"left side.* is .*expected"
+KEYS = 256  # at least as many as a block of any kernel has
+MASKED = "https://github.com/robertknight/rten/pull/1321"
+MODULO = "https://github.com/HazyResearch/HipKittens/pull/22"
 
 
 def sequences(q: Tensor, k: Tensor, q_offsets: Any, k_offsets: Any) -> Iterator[tuple[slice, slice]]:
@@ -31,99 +29,6 @@ def sequences(q: Tensor, k: Tensor, q_offsets: Any, k_offsets: Any) -> Iterator[
     ends_k = k_offsets.tolist() if k_offsets is not None else ends_q if q_offsets is not None else [0, len(k)]
     for at in range(len(ends_q) - 1):
         yield slice(ends_q[at], ends_q[at + 1]), slice(ends_k[at], ends_k[at + 1])
-
-
-def visible(queries: int, keys: int, causal: bool, fault: str, device: torch.device) -> Tensor:
-    """Return which keys each query sees."""
-    query, key = torch.arange(queries, device=device)[:, None], torch.arange(keys, device=device)
-    if not causal:
-        return (query >= 0) & (key >= 0)
-    shift = {"causal_at_the_top_left": 0, "causal_late_by_one": keys - queries + 1}.get(fault, keys - queries)
-    return key <= query + shift
-
-
-def weights_of(q: Tensor, k: Tensor, seen: Tensor, scale: float, fault: str) -> Tensor:
-    """Return the weights ``[heads, queries, keys]``."""
-    scores = q @ k.transpose(-1, -2) * scale
-    if fault == "scores_clamped":
-        scores = scores.clamp(max=2)
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-    if fault == "last_of_an_odd_number_of_keys_dropped" and k.shape[1] % 2:
-        weights = weights * (torch.arange(k.shape[1], device=k.device) < k.shape[1] - 1)
-    if fault == "padded_keys_counted":
-        padding = -k.shape[1] % BLOCK
-        zeros = scores.new_zeros(*scores.shape[:-1], padding)
-        weights = torch.cat([scores.masked_fill(~seen, -torch.inf), zeros], -1).softmax(-1)[..., : k.shape[1]]
-    return weights if fault == "rows_without_keys_are_nan" else weights.masked_fill(~seen, 0)
-
-
-def heads_of_keys(k: Tensor, heads: int, fault: str) -> Tensor:
-    """Return the head of k for each head of q."""
-    group = heads // k.shape[1] if k.shape[1] else 1
-    head = torch.arange(heads, device=k.device)
-    return head % max(k.shape[1], 1) if fault == "heads_by_modulo" else head // group
-
-
-def of_each(
-    q: Tensor, k: Tensor, v: Tensor, q_offsets: Any, k_offsets: Any, causal: bool, fault: str
-) -> Iterator[tuple[slice, slice, Tensor, list[Tensor]]]:
-    """Yield each sequence: its rows, what is visible, and q, k and v ``[heads, tokens, columns]`` in compute dtype."""
-    heads = heads_of_keys(k, q.shape[1], fault)
-    for queries, keys in sequences(q, k, q_offsets, k_offsets):
-        if fault == "first_key_of_a_sequence_is_that_before" and keys.start and keys.stop > keys.start:
-            keys = slice(keys.start - 1, keys.stop - 1)
-        seen = visible(queries.stop - queries.start, keys.stop - keys.start, causal, fault, q.device)
-        parts = [in_compute_dtype(x).transpose(0, 1) for x in (q[queries], k[keys][:, heads], v[keys][:, heads])]
-        yield queries, keys, seen, parts
-
-
-def in_torch(forward_fault: str = "", backward_fault: str = "") -> Implementation:
-    """Return attention in torch, with explicit gradients, with a fault of either pass."""
-
-    def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: Any, **offsets: Any) -> Tensor:
-        output = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        for queries, _, seen, (a, b, c) in of_each(q, k, v, causal=causal, fault=forward_fault, **offsets):
-            weights = weights_of(a, b, seen, scale_of(q, scale), forward_fault)
-            output[queries] = (weights @ c).transpose(0, 1).to(q.dtype)
-        return output
-
-    def backward(
-        grad: Tensor, output: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: Any, **offsets: Any
-    ) -> tuple:
-        factor, heads = scale_of(q, scale), heads_of_keys(k, q.shape[1], "")
-        grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
-        for queries, keys, seen, (a, b, c) in of_each(q, k, v, causal=causal, fault="", **offsets):
-            g = in_compute_dtype(grad[queries]).transpose(0, 1)
-            weights = weights_of(a, b, seen, factor, "")
-            delta = (g * (weights @ c)).sum(-1, keepdim=True)
-            products = (g @ c.transpose(-1, -2)).masked_fill(~seen, 0)
-            slopes, without = weights * (products - delta), weights * products
-            slopes = slopes.masked_fill(~seen, 0)
-            of_q = without if backward_fault == "delta_left_out_of_dq" else slopes
-            of_k = without if backward_fault == "delta_left_out_of_dk" else slopes
-            of_q = of_q if backward_fault == "scale_left_out_of_dq" else of_q * factor
-            grads[0][queries] = (of_q @ b).transpose(0, 1).to(q.dtype)
-            for at, part in ((1, of_k.transpose(-1, -2) @ a * factor), (2, weights.transpose(-1, -2) @ g)):
-                summed = torch.zeros(k[keys].shape, dtype=part.dtype, device=k.device)
-                grads[at][keys] = summed.index_add(1, heads, part.transpose(0, 1)).to(k.dtype)
-        return tuple(grads)
-
-    return wired(forward, backward)
-
-
-def wired(forward: Callable[..., Tensor], backward: Callable[..., tuple] | None = None) -> Implementation:
-    """Return the public function of a forward pass, with the right gradients unless others are given."""
-    right = in_torch() if backward is None else None
-
-    def written_out(grad: Tensor, _: Tensor, *tensors: Tensor, **given: Any) -> tuple:
-        assert right is not None
-        with torch.enable_grad():
-            leaves = [x.detach().requires_grad_() for x in tensors]
-            return torch.autograd.grad(right(**dict(zip("qkv", leaves)), **given), leaves, grad)
-
-    names = ("q", "k", "v")
-    defaults = {"q_offsets": None, "k_offsets": None, "causal": False, "scale": None}
-    return differentiable(names, forward, backward or written_out, check_attention, **defaults)
 
 
 def limits(q: Tensor, k: Tensor, q_offsets: Any, k_offsets: Any) -> list[Tensor]:
@@ -136,100 +41,17 @@ def limits(q: Tensor, k: Tensor, q_offsets: Any, k_offsets: Any) -> list[Tensor]
     return list(found.to(q.device))
 
 
-@triton.jit
-def attention_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    begins_ptr,
-    ends_ptr,
-    seen_ptr,
-    output_ptr,
-    total_k,
-    heads,
-    kv_heads,
-    columns,
-    scale: tl.float64,
-    CAUSAL: tl.constexpr,
-    FAULT: tl.constexpr,
-    C: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    # One program owns a head of a query, and goes through its keys, BLOCK of them at a time.
-    row = tl.program_id(0).to(tl.int64)
-    token, head = row // heads, row % heads
-    kv_head = head // (heads // kv_heads)
-    column = tl.arange(0, BLOCK_D)
-    among = column < columns
-    begin, end = tl.load(begins_ptr + token), tl.load(ends_ptr + token)
-    count = end - begin
-    if CAUSAL:
-        count = tl.load(seen_ptr + token)
-    if FAULT == "columns_of_the_first_block_alone":
-        among = among & (column < 16)
-    q = tl.load(q_ptr + row * columns + column, mask=among, other=0.0).to(C)
-    factor = tl.full((), scale, C)
-    largest = tl.full((), -float("inf"), C)
-    total = tl.zeros((), C)
-    output = tl.zeros((BLOCK_D,), C)
-    for start in range(0, count, BLOCK):
-        key = start + tl.arange(0, BLOCK)
-        there = key < count
-        if FAULT == "keys_of_the_next_sequence_read":
-            there = (key < (count + BLOCK - 1) // BLOCK * BLOCK) & (begin + key < total_k)
-        at = ((begin + key) * kv_heads + kv_head)[:, None] * columns + column[None, :]
-        mask = there[:, None] & among[None, :]
-        k = tl.load(k_ptr + at, mask=mask, other=0.0).to(C)
-        v = tl.load(v_ptr + at, mask=mask, other=0.0).to(C)
-        scores = tl.where(there, tl.sum(q[None, :] * k, axis=1) * factor, -float("inf"))
-        larger = tl.maximum(largest, tl.max(scores, axis=0))
-        base = tl.where(larger == -float("inf"), 0.0, larger)
-        if FAULT == "masked_scores_may_all_be_infinite":
-            base = larger
-        terms = tl.exp(scores - base)
-        shrunk = tl.exp(largest - base)
-        total = total * shrunk + tl.sum(terms, axis=0)
-        if FAULT == "output_not_rescaled":
-            shrunk = tl.full((), 1.0, C)
-        output = output * shrunk + tl.sum(terms[:, None] * v, axis=0)
-        largest = larger
-    result = tl.where(count > 0, output / total, 0.0)
-    if FAULT == "rows_without_keys_are_nan":
-        result = output / total
-    tl.store(output_ptr + row * columns + column, result.to(output_ptr.dtype.element_ty), mask=column < columns)
-
-
-def in_triton(fault: str = "") -> Implementation:
-    """Return attention in Triton for any dtype, with a fault of the output."""
-
-    def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: Any, **offsets: Any) -> Tensor:
-        output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if output.numel():
-            with triton_launch.on(q.device):
-                attention_kernel[(len(q) * q.shape[1],)](
-                    *(x.contiguous() for x in (q, k, v)),
-                    *limits(q, k, **offsets),
-                    output,
-                    *(len(k), q.shape[1], k.shape[1], q.shape[2], scale_of(q, scale)),
-                    CAUSAL=causal,
-                    FAULT=fault,
-                    C=triton_launch.COMPUTE[q.dtype],
-                    BLOCK=BLOCK,
-                    BLOCK_D=next_power_of_2(q.shape[2]),
-                )
-        return output
-
-    return wired(forward)
-
-
 KERNELS = Planted(Path(__file__).with_suffix(".cu"), "attention_kernel")
 
 
 def in_cuda(fault: str = "NONE") -> Implementation:
     """Return attention in CUDA C++ for float32, with a fault of the output."""
 
-    def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: Any, **offsets: Any) -> Tensor:
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, q_offsets: Any = None, k_offsets: Any = None, causal: bool = False,
+        scale: Any = None,
+    ) -> Tensor:  # fmt: skip
+        offsets = {"q_offsets": q_offsets, "k_offsets": k_offsets}
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if output.numel():
             begins, ends, seen = limits(q, k, **offsets)
@@ -242,68 +64,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
             KERNELS.launch("attention_kernel", fault, len(q) * q.shape[1], q.shape[2], *tensors, *sizes)
         return output
 
-    return wired(forward)
-
-
-def _of_torch(
-    name: str, check: Check = forward_agrees, says: str = OUTPUT, right_on: Any = "one_token", **more: Any
-) -> Fault:
-    backward = name.endswith(("dq", "dk"))
-    return Fault(
-        name=name,
-        operation="attention",
-        make=lambda: in_torch("" if backward else name, name if backward else ""),
-        check=check,
-        says=says,
-        right_on=right_on,
-        **more,
-    )
-
-
-def _faults() -> tuple[Fault, ...]:
-    of_triton, of_cuda = kernel_faults("attention", in_triton, in_cuda, right_on="one_token")
-    flash, laws = "https://github.com/Dao-AILab/flash-attention", properties
-    masked = "https://github.com/robertknight/rten/pull/1321"
-    modulo = "https://github.com/HazyResearch/HipKittens/pull/22"
-    padded = "https://github.com/flashinfer-ai/flashinfer/pull/5090"
-    of_scale = "https://github.com/NVIDIA/TransformerEngine/issues/1615"
-    return (
-        of_triton("rows_without_keys_are_nan", source=masked),
-        of_triton(
-            "keys_of_the_next_sequence_read",
-            examples=named(properties, "nothing_finite_in_another_sequence"),
-            source="https://github.com/tile-ai/tilelang/pull/2010",
-        ),
-        of_triton("columns_of_the_first_block_alone", source="https://github.com/triton-lang/triton/issues/621"),
-        of_triton("output_not_rescaled", examples=named(properties, "scores_that_rise")),
-        of_triton(
-            "masked_scores_may_all_be_infinite",
-            examples={"scores_of_minus_infinity_first": scores_of_minus_infinity_first},
-            source="https://github.com/flashinfer-ai/flashinfer/pull/4401",
-        ),
-        of_cuda("causal_at_the_top_left", source=f"{flash}/issues/282"),
-        of_cuda("heads_by_modulo", source=modulo),
-        of_cuda("padded_keys_counted", source=padded, right_on=None),
-        of_cuda("last_block_unmasked", cuda_on_cpu.OutOfBounds, right_on=None),
-        _of_torch("rows_without_keys_are_nan", source=masked),
-        _of_torch("causal_at_the_top_left", source="https://github.com/NVIDIA/cutlass/issues/2336"),
-        _of_torch("heads_by_modulo", source=modulo),
-        _of_torch("scale_left_out_of_dq", backward_agrees, GRADIENT, right_on="no_keys", source=of_scale),
-        _of_torch(
-            "delta_left_out_of_dq",
-            backward_agrees,
-            GRADIENT,
-            right_on="no_keys",
-            examples=named(properties, "values_with_an_offset"),
-        ),
-        _of_torch("padded_keys_counted", law(laws.equal_values_are_the_output), LEFT, right_on="no_keys"),
-        _of_torch("last_of_an_odd_number_of_keys_dropped", law(laws.keys_may_change_places), LEFT, right_on="no_keys"),
-        _of_torch("scores_clamped", law(laws.a_constant_added_to_all_keys_changes_nothing), LEFT),
-        _of_torch("first_key_of_a_sequence_is_that_before", law(laws.sequences_stand_alone), LEFT, right_on=None),
-        _of_torch("heads_by_modulo", law(laws.heads_of_a_group_share_their_keys), LEFT, right_on=None, source=modulo),
-        _of_torch("causal_late_by_one", law(laws.the_future_does_not_matter), LEFT),
-        _of_torch("delta_left_out_of_dk", law(laws.gradients_of_keys_sum_to_0), LEFT, right_on="no_queries"),
-    )
+    return with_torchs_gradient("attention", forward)
 
 
 def scores_of_minus_infinity_first(dtype: Any) -> Any:
@@ -311,9 +72,93 @@ def scores_of_minus_infinity_first(dtype: Any) -> Any:
 
     def infinite(arrays: dict) -> None:
         arrays["q"][:] = 1
-        arrays["k"][:BLOCK, :, 0] = -float("inf")
+        arrays["k"][:KEYS, :, 0] = -float("inf")
 
-    return properties.changed(properties.tokens(2, BLOCK + 4, columns=4), infinite)(dtype)
+    return properties.changed(properties.tokens(2, KEYS + 4, columns=4), infinite)(dtype)
 
 
-FAULTS = _faults()
+# fmt: off
+WEIGHTS = "weights = (q @ k.transpose(1, 2) * factor).masked_fill(hidden, -torch.inf).softmax(-1) =>"
+SUM = "weights.masked_fill(hidden, 0) @ v =>"
+BY_MODULO = (
+    "q.reshape(total, kv_heads, group, columns).permute(1, 2, 0, 3) =>"
+    " q.reshape(total, group, kv_heads, columns).permute(2, 1, 0, 3)",
+    "group, total, columns).permute(2, 0, 1, 3) => group, total, columns).permute(2, 1, 0, 3)",
+)
+# The sum of exponentials is a constant to the gradient of one of both factors.
+WITHOUT_DELTA = (
+    f"{WEIGHTS} of_q = q @ k.detach().transpose(1, 2) * factor\n    of_k = q.detach() @ k.transpose(1, 2) * factor\n"
+    "    lse = {0}.masked_fill(hidden, -torch.inf).logsumexp(-1, keepdim=True)\n"
+    "    weights = (of_q + of_k - of_k.detach() - lse).exp()"
+)
+CAUSAL = "(keys - queries if causal else keys) => ({} if causal else keys)"
+
+
+def _of_torch() -> tuple[Fault, ...]:
+    of, one, none = Edits("attention", "torch"), {"right_on": "one_token"}, {"right_on": "no_keys"}
+    return (
+        of("rows_without_keys_are_nan", f"{SUM} weights @ v", source=MASKED, **one),
+        of("causal_at_the_top_left", CAUSAL.format(0), source="https://github.com/NVIDIA/cutlass/issues/2336", **one),
+        of("heads_by_modulo", *BY_MODULO, source=MODULO, **one),
+        of.gradient("scale_left_out_of_dq", "(q @ k.transpose => ((q.detach() + (q - q.detach()) / factor)"
+                    " @ k.transpose", source="https://github.com/NVIDIA/TransformerEngine/issues/1615", **none),
+        of.gradient("delta_left_out_of_dq", WITHOUT_DELTA.format("of_k"),
+                    examples=named(properties, "values_with_an_offset"), **none),
+        of.law(properties.equal_values_are_the_output, "-torch.inf).softmax(-1) => -torch.inf)\n"
+               "    zeros = weights.new_zeros(*weights.shape[:-1], -k.shape[1] % 16)\n"
+               "    weights = torch.cat([weights, zeros], -1).softmax(-1)[..., : k.shape[1]]",
+               name="padded_keys_counted", **none),
+        of.law(properties.keys_may_change_places, f"{SUM} weights.masked_fill(hidden, 0)[..., : k.shape[1] // 2 * 2]"
+               " @ v[:, : k.shape[1] // 2 * 2]", name="last_of_an_odd_number_of_keys_dropped", **none),
+        of.law(properties.a_constant_added_to_all_keys_changes_nothing, "* factor).masked_fill =>"
+               " * factor).clamp(max=2).masked_fill", name="scores_clamped", **one),
+        of.law(properties.sequences_stand_alone, "        queries, keys = (token_q =>"
+               "         shift = ((first_k > 0) & (end_k > first_k)).to(end_k.dtype)\n"
+               "        first_k, end_k = first_k - shift, end_k - shift\n        queries, keys = (token_q",
+               name="first_key_of_a_sequence_is_that_before"),
+        of.law(properties.heads_of_a_group_share_their_keys, *BY_MODULO, name="heads_by_modulo", source=MODULO),
+        of.law(properties.the_future_does_not_matter, CAUSAL.format("keys - queries + 1"), name="causal_late_by_one",
+               **one),
+        of.law(properties.gradients_of_keys_sum_to_0, WITHOUT_DELTA.format("of_q"), name="delta_left_out_of_dk",
+               right_on="no_queries"),
+    )
+
+
+AMONG = "q_there, among = query < num_queries, column < columns\n    kv_head = {}\n    q_at = (".format(
+    "tl.cast(head // (heads // kv_heads), tl.int64)")
+THERE = "k_there = key < num_keys\n        k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH\n        if CHUNK"
+
+
+def _of_triton() -> tuple[Fault, ...]:
+    of, one = Edits("attention", "triton"), {"right_on": "one_token"}
+    return (
+        of("rows_without_keys_are_nan",
+           "tl.where(sees[:, None], output / sums[:, None], 0.0) => output / sums[:, None]",
+           source=MASKED, **one),
+        of("keys_of_the_next_sequence_read", f"{THERE} => {THERE.replace('key < num_keys', 'k_begin + key < total_k')}",
+           examples=named(properties, "nothing_finite_in_another_sequence"),
+           source="https://github.com/tile-ai/tilelang/pull/2010", **one),
+        of("columns_of_the_first_block_alone",
+           f"{AMONG} => {AMONG.replace('column < columns', '(column < columns) & (column < 16)')}",
+           source="https://github.com/triton-lang/triton/issues/621", **one),
+        of("output_not_rescaled", "output * shrunk[:, None], input_precision => output, input_precision",
+           examples=named(properties, "scores_that_rise"), **one),
+        of("masked_scores_may_all_be_infinite",
+           'base = tl.where(larger == -float("inf"), 0.0, larger) => base = larger',
+           examples={"scores_of_minus_infinity_first": scores_of_minus_infinity_first},
+           source="https://github.com/flashinfer-ai/flashinfer/pull/4401", **one),
+    )
+
+
+# fmt: on
+def _of_cuda() -> tuple[Fault, ...]:
+    of_cuda = functools.partial(cuda_fault, "attention", in_cuda, right_on="one_token")
+    return (
+        of_cuda("causal_at_the_top_left", source="https://github.com/Dao-AILab/flash-attention/issues/282"),
+        of_cuda("heads_by_modulo", source=MODULO),
+        of_cuda("padded_keys_counted", source="https://github.com/flashinfer-ai/flashinfer/pull/5090", right_on=None),
+        of_cuda("last_block_unmasked", cuda_on_cpu.OutOfBounds, right_on=None),
+    )
+
+
+FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())

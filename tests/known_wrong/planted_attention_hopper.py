@@ -17,8 +17,8 @@ from fourfold.backends.cuda.compile import cache_folder, digest, source_closure,
 from fourfold.backends.tuning import Configuration
 from fourfold.checks.forward import forward_agrees
 
+from .generic import with_torchs_gradient
 from .planted import OUTPUT, CaseOf, Fault, named
-from .planted_attention import wired
 from .steps import Implementation
 
 Tensor = torch.Tensor
@@ -112,7 +112,10 @@ def _configuration(mistake: str) -> Configuration:
 def attention(mistake: str = "") -> Implementation:
     """attention by the kernel with a mistake; of what it does not take, torch's."""
 
-    def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: Any, q_offsets: Any, k_offsets: Any) -> Tensor:
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, q_offsets: Any = None, k_offsets: Any = None, causal: bool = False,
+        scale: Any = None,
+    ) -> Tensor:  # fmt: skip
         own = q_offsets if k_offsets is None else k_offsets
         call = Call(q, k, v, q_offsets, own, causal, scale_of(q, scale))
         if not q.numel() or not call.batch or not cuda_kernel.fits_hopper(_configuration(mistake), call):
@@ -122,7 +125,7 @@ def attention(mistake: str = "") -> Implementation:
         cuda_kernel.launch_hopper(_configuration(mistake), call, output, lse)
         return output
 
-    return wired(forward)
+    return with_torchs_gradient("attention", forward)
 
 
 # Several steps of keys, the last one not whole, for two warpgroups; and a sequence after it.
@@ -145,7 +148,7 @@ def _fault(name: str, raises: type[Exception] | None, says: str) -> Fault:
             "right_on": None,
             "language": "cuda",
             "dtype": "float16",
-            "only_on_cpu": True,
+            "only_on": "cpu",
             "examples": EXAMPLES,
             **more,
         }

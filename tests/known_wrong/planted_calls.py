@@ -13,7 +13,7 @@ from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.modes import autocast_changes_precision_alone
 from fourfold.checks.parameters import defaults_are_the_definitions, parameters_may_be_far_from_the_usual
 
-from . import planted_cuda, planted_giou_losses, planted_matmul_kernels, planted_triton
+from . import planted_cuda, planted_giou_losses, planted_matmul
 from .planted import Check, Fault
 from .planted_softmax import vector_add
 from .planted_vector_add import BLOCK, in_cuda, vector_add_kernel, wired
@@ -36,7 +36,7 @@ def layer_norm_of_eps(default: float = 1e-5, most: float = torch.inf) -> Impleme
 
 def matmul_of_slope(default: float = 0.01, most: float = torch.inf) -> Implementation:
     """Return matmul in Triton with another default of negative_slope, or with one that it limits."""
-    right = planted_matmul_kernels.in_triton()
+    right = backends.load("matmul", "triton")
 
     def matmul(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = default) -> Tensor:
         return right(a=a, b=b, activation=activation, negative_slope=min(negative_slope, most))
@@ -46,7 +46,7 @@ def matmul_of_slope(default: float = 0.01, most: float = torch.inf) -> Implement
 
 def matmul_of_activation(default: str) -> Implementation:
     """Return matmul in CUDA C++ with another default of activation."""
-    right = planted_matmul_kernels.in_cuda()
+    right = planted_matmul.in_cuda()
 
     def matmul(a: Tensor, b: Tensor, activation: str = default, negative_slope: float = 0.01) -> Tensor:
         return right(a=a, b=b, activation=activation, negative_slope=negative_slope)
@@ -154,7 +154,7 @@ def _faults() -> tuple[Fault, ...]:
         ),
         fault("layer_norm", "eps_limited", "torch", lambda: layer_norm_of_eps(most=16.0), ranges, far),
         fault(
-            "giou", "eps_limited", "triton", lambda: giou_of_eps(planted_triton.giou(), most=16.0), ranges,
+            "giou", "eps_limited", "triton", lambda: giou_of_eps(backends.load("giou", "triton"), most=16.0), ranges,
             r"with eps=.* is .*expected",
         ),
         fault(
@@ -178,7 +178,7 @@ def _faults() -> tuple[Fault, ...]:
         ),
         fault(
             "giou_loss_ragged", "offsets_kept", "triton",
-            lambda: offsets_kept(planted_giou_losses.ragged_in_triton()), history, kept,
+            lambda: offsets_kept(backends.load("giou_loss_ragged", "triton")), history, kept,
         ),
         fault(
             "giou_loss_ragged", "offsets_kept", "cuda",

@@ -18,7 +18,8 @@ from fourfold.checks.history import history_does_not_matter, late_inputs_are_wai
 from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.search import Search, Subject
 
-from . import planted_cuda, planted_triton
+from . import planted_cuda
+from .edits import OFFSETS_OF_ROWS, edited
 from .planted import Check, Fault, one_pair
 from .planted_softmax import gradient, largest, largest_of_all_rows, right, softmax
 from .steps import Implementation
@@ -180,7 +181,7 @@ def _faults() -> list[Fault]:
         Fault(
             name="triton_offsets_in_32_bits",
             operation="giou",
-            make=lambda: planted_triton.giou("offsets_in_32_bits"),
+            make=lambda: edited("giou", "triton", OFFSETS_OF_ROWS),
             check=offsets,
             says=r"with axis \d of boxes[12] 2.31 elements long: output",
             right_on=one_pair,
@@ -195,7 +196,7 @@ def _faults() -> list[Fault]:
             says=r"planted\.cu:\d+\).*overflow",
             right_on=one_pair,
             raises=cuda_on_cpu.UndefinedArithmetic,
-            only_on_cpu=True,
+            only_on="cpu",
         )
     )
     many = functools.partial(sixteen_bits_of_samples, many_samples_are_alike)
@@ -280,7 +281,7 @@ def _faults() -> list[Fault]:
         late,
         r"on a stream whose inputs come late \(a kernel must be launched on torch's current stream\): output",
         right_on=None,
-        only_on_gpu=True,
+        only_on="cuda",
     )
     add(
         "backward_on_a_stream_of_its_own",
@@ -288,7 +289,7 @@ def _faults() -> list[Fault]:
         late,
         r"on a stream whose inputs come late \(a kernel must be launched on torch's current stream\): gradient of x",
         right_on=None,
-        only_on_gpu=True,
+        only_on="cuda",
     )
     return faults
 

@@ -320,7 +320,7 @@ FAULTS = (
         "cuda",
         raises=cuda_on_cpu.OutOfBounds,
         says=r"planted_combinations\.cu:\d+\).*bytes before argument 1 \(y\)",
-        only_on_cpu=True,
+        only_on="cpu",
     ),
     _combined("softmax", infinity_lost_in_cuda, "rows_not_finite", "cuda"),
     _sharing("layer_norm", bias_of_the_weights_storage, r"where all tensors lie in one storage, output.*expected"),

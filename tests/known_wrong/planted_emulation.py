@@ -102,7 +102,7 @@ def _sum(name: str) -> Fault:
         right_on=None,
         language="cuda",
         raises=cuda_on_cpu.UndefinedArithmetic if "overflow" in name else cuda_on_cpu.OutOfBounds,
-        only_on_cpu=True,
+        only_on="cpu",
     )
 
 
@@ -117,7 +117,7 @@ def _launch(language: str, wrong: str, rows: int, cols: int, says: str) -> Fault
         language=language,
         raises=ImpossibleLaunch,
         # On a GPU, Triton says itself that it cannot launch this, and the driver what it has no memory for.
-        only_on_cpu=language == "triton" or wrong == "shared_bytes_of_long_rows",
+        only_on="cpu" if language == "triton" or wrong == "shared_bytes_of_long_rows" else "",
         examples={"impossible": functools.partial(of_shape, rows, cols)},
     )
 

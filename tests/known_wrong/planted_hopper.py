@@ -19,7 +19,7 @@ from fourfold.checks.forward import forward_agrees
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
-from . import planted_matmul
+from .generic import with_torchs_gradient
 from .planted import OUTPUT, CaseOf, Fault
 from .steps import Implementation
 
@@ -82,20 +82,20 @@ def runs_on(device: torch.device) -> bool:
 def matmul(mistake: str = "NONE") -> Implementation:
     """matmul of float16 by the kernel with a mistake; where the copy engine cannot take the terms, torch's."""
 
-    def fused(a: Tensor, b: Tensor, activation: str, slope: float) -> Tensor:
+    def fused(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
         (m, k), n = a.shape, b.shape[1]
         if not m * n * k or k % 8 or a.dtype != torch.float16 or not runs_on(a.device):
-            return right(a, b, activation, slope)
+            return right(a, b, activation, negative_slope)
         # The copy engine writes rows of a multiple of 16 bytes.
         c = torch.empty((m, -(-n // 8) * 8), dtype=a.dtype, device=a.device)
         matrices = aligned(a), aligned(b.t()), c  # a map does not keep its matrix alive
         maps = [swizzled_map(matrix, (TILE, TILE)) for matrix in matrices]
         blocks = min(-(-m // TILE) * -(-n // TILE), BLOCKS)
         number = ACTIVATION_NUMBERS[activation]
-        KERNELS[mistake].launch(blocks, THREADS, *maps, c, m, n, k, number, slope, shared_bytes=SHARED_BYTES)
+        KERNELS[mistake].launch(blocks, THREADS, *maps, c, m, n, k, number, negative_slope, shared_bytes=SHARED_BYTES)
         return c[:, :n].contiguous()
 
-    return planted_matmul.matmul(fused=fused)
+    return with_torchs_gradient("matmul", fused)
 
 
 def of_shape(m: int, k: int, n: int, dtype: DType) -> Case:
@@ -125,7 +125,7 @@ def _fault(name: str, raises: type[Exception] | None, says: str) -> Fault:
         right_on=None,
         language="cuda",
         dtype="float16",
-        only_on_cpu=True,
+        only_on="cpu",
         examples=EXAMPLES,
     )
     if raises is None:

@@ -1,143 +1,30 @@
-"""Planted faults in layer_norm, in torch."""
+"""Planted faults in layer_norm: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
 from fourfold.impls.layer_norm.arguments import check_layer_norm
 from fourfold.properties import layer_norm as properties
 
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.backward import backward_agrees
-from fourfold.checks.bad_input import declared_errors_are_raised
-from fourfold.checks.forward import forward_agrees
 from fourfold.checks.gradcheck import gradcheck
+from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
-from .planted import GRADIENT, OUTPUT, Fault, law
-from .steps import Implementation, differentiable, in_compute_dtype
+from .edits import FIRST_ROWS, OFFSETS_OF_ROWS, Edits
+from .far_apart import far_apart
+from .planted import GRADIENT, Fault, cuda_fault, named
+from .planted_cuda import Planted
+from .steps import Implementation, differentiable
 
 Tensor = torch.Tensor
 NAMES = ("x", "weight", "bias")
-
-
-def mean(x: Tensor) -> Tensor:
-    return x.mean(-1, keepdim=True)
-
-
-def variance(x: Tensor, average: Tensor) -> Tensor:
-    return mean((x - average).square())
-
-
-def deviation(spread: Tensor, eps: float) -> Tensor:
-    return (spread + eps).sqrt()
-
-
-def gradient_of_x(inner: Tensor, normal: Tensor, root: Tensor) -> Tensor:
-    return (inner - mean(inner) - normal * mean(inner * normal)) / root
-
-
-def over_rows(terms: Tensor) -> Tensor:
-    return terms.flatten(0, -2).sum(0) if terms.ndim > 1 else terms
-
-
-@dataclass(frozen=True, kw_only=True)
-class Steps:
-    """The steps of layer_norm that a fault may replace."""
-
-    compute: Callable = in_compute_dtype
-    mean: Callable = mean
-    variance: Callable = variance
-    deviation: Callable = deviation
-    output: Callable = lambda normal, weight, bias: normal * weight + bias
-    # Steps of the gradient.
-    gradient_of_x: Callable = gradient_of_x
-    over_rows: Callable = over_rows
-    of_weight: Callable = lambda grad, normal, root: grad * normal
-
-
-def layer_norm(
-    validate: Callable[..., None] = check_layer_norm, guarded: bool = True, **changes: Any
-) -> Implementation:
-    """Return layer_norm with some steps changed. The gradient uses the right steps of the output."""
-    steps = Steps(**changes)
-
-    def normalized(steps: Steps, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        average = steps.mean(x)
-        root = steps.deviation(steps.variance(x, average), eps)
-        return (x - average) / root, root
-
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        normal, _ = normalized(steps, steps.compute(x), eps)
-        return steps.output(normal, steps.compute(weight), steps.compute(bias)).to(x.dtype)
-
-    def backward(grad: Tensor, output: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple:
-        normal, root = normalized(Steps(), in_compute_dtype(x), eps)
-        grad = in_compute_dtype(grad)
-        of_x = steps.gradient_of_x(grad * in_compute_dtype(weight), normal, root)
-        of_weight, of_bias = steps.over_rows(steps.of_weight(grad, normal, root)), steps.over_rows(grad)
-        return of_x.to(x.dtype), of_weight.to(x.dtype), of_bias.to(x.dtype)
-
-    return differentiable(NAMES, forward, backward, validate, guarded, eps=1e-5)
-
-
-def square_of_mean(x: Tensor, average: Tensor) -> Tensor:
-    """Compute the variance as E[x^2] - E[x]^2, clamped at 0."""
-    return (mean(x.square()) - average.square()).clamp(min=0)
-
-
-def of_a_sample(x: Tensor, average: Tensor) -> Tensor:
-    return (x - average).square().sum(-1, keepdim=True) / max(x.shape[-1] - 1, 1)
-
-
-def last_column_left_out(x: Tensor) -> Tensor:
-    return x[..., :-1].mean(-1, keepdim=True) if x.shape[-1] > 1 else mean(x)
-
-
-def over_whole_blocks(x: Tensor) -> Tensor:
-    """Divide the sum over the columns by their number rounded up to a multiple of 16."""
-    return x.sum(-1, keepdim=True) / (x.shape[-1] + -x.shape[-1] % 16 or 16)
-
-
-def summed_in_bfloat16(x: Tensor) -> Tensor:
-    total = x.new_zeros((*x.shape[:-1], 1), dtype=torch.bfloat16)
-    for block in x.bfloat16().split(64, -1):
-        total = total + block.sum(-1, keepdim=True)
-    return total.to(x.dtype) / max(x.shape[-1], 1)
-
-
-def over_all(x: Tensor) -> Tensor:
-    """Take one mean over all rows."""
-    return x.mean() if x.numel() else mean(x)
-
-
-def rows_past_256_left_out(terms: Tensor) -> Tensor:
-    return over_rows(terms.flatten(0, -2)[:256] if terms.ndim > 1 else terms)
-
-
-def first_rows_left_out(terms: Tensor) -> Tensor:
-    return over_rows(terms.flatten(0, -2)[1:] if terms.ndim > 1 and len(terms.flatten(0, -2)) > 1 else terms)
-
-
-def weighed_by_the_first(normal: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return normal * weight.roll(1, 0) + bias
-
-
-def nothing_for_parameters_together() -> Implementation:
-    """Halve bias's gradient if weight and bias need gradients and x does not, as a fault in a kernel for that case."""
-    whole = layer_norm()
-
-    def implementation(**arguments: Any) -> Tensor:
-        x, weight, bias = (arguments[name] for name in NAMES)
-        if weight.requires_grad and bias.requires_grad and not x.requires_grad:
-            arguments["bias"] = bias * 0.5 + bias.detach() * 0.5
-        return whole(**arguments)
-
-    return implementation
 
 
 def one_row(dtype: DType) -> Case:
@@ -153,84 +40,214 @@ def no_cotangent(dtype: DType) -> Case:
     return Case(case.inputs, 0 * case.grad_output, case.parameters)
 
 
-def _faults() -> tuple[Fault, ...]:
-    def of(
-        name: str, check: Callable, says: str, right_on: Any = "one_column", dtype: str = "float32", **changes: Any
-    ) -> Fault:
-        make = functools.partial(layer_norm, **changes)
-        return Fault(
-            name=name, operation="layer_norm", check=check, make=make, says=says, right_on=right_on, dtype=dtype
-        )
+# fmt: off
+TYPED_IN = "+ eps).sqrt() => + 1e-5).sqrt()"
+NO_MEAN = "- wide_x.mean(-1, keepdim=True) => - wide_x.mean(-1, keepdim=True).detach()"
+OVER_ALL = "- wide_x.mean(-1, keepdim=True) => - (wide_x.mean() if x.numel() else 0)"
+LAST_COLUMN = "- wide_x.mean(-1 => - (wide_x[..., :-1] if x.shape[-1] > 1 else wide_x).mean(-1"
+NEXT_COLUMN = "* wide_weight + => * wide_weight.roll(1, 0) +"
+VARIANCE = "(centred * centred).mean(-1, keepdim=True) => "
+BFLOAT16 = "sum((part.sum(-1, keepdim=True) for part in x.bfloat16().split(64, -1)), x.new_zeros(1))"
 
-    forward, backward, left = forward_agrees, backward_agrees, r"left side.* is .*expected"
-    no_mean = {"gradient_of_x": lambda inner, normal, root: (inner - normal * mean(inner * normal)) / root}
-    no_product = {"gradient_of_x": lambda inner, normal, root: (inner - mean(inner)) / root}
-    outside = {"deviation": lambda spread, eps: spread.sqrt() + eps}
-    typed_in = {"deviation": lambda spread, eps: deviation(spread, 1e-5)}
-    half_as_wide = {"variance": lambda x, average: variance(x, average) / 2}
-    bias_doubled = {"output": lambda normal, weight, bias: normal * weight + 2 * bias}
-    together = Fault(
-        name="parameters_without_the_input",
-        operation="layer_norm",
-        check=single_gradients_agree,
-        make=nothing_for_parameters_together,
-        says="for weight and bias alone, gradient of bias",
-        right_on=no_cotangent,
-    )
+
+def parameters_of(rows: str) -> tuple[str, str]:
+    """Return edits after which only some rows, by their number from 1, count in the gradients of weight and bias."""
+    of = "torch.where({0}, wide_{1}, wide_{1}.detach())".format
     return (
-        together,
-        of("square_of_mean", forward, OUTPUT, "two_columns", variance=square_of_mean),
-        of("variance_of_a_sample", forward, OUTPUT, variance=of_a_sample),
-        of("eps_outside_the_root", forward, OUTPUT, **outside),
-        of("eps_typed_in", forward, OUTPUT, "two_columns", **typed_in),
-        of("last_column_not_in_the_mean", forward, OUTPUT, mean=last_column_left_out),
-        of("mean_summed_in_bfloat16", forward, OUTPUT, "one_column", "bfloat16", mean=summed_in_bfloat16),
-        of("computed_in_half", forward, OUTPUT, None, "float16", compute=lambda x: x),
-        of("one_mean_for_all_rows", forward, OUTPUT, "one_row_without_leading_axes", mean=over_all),
-        of("weight_of_the_next_column", forward, OUTPUT, output=weighed_by_the_first),
-        of("mean_of_gradient_left_out", backward, GRADIENT, None, **no_mean),
-        of("product_left_out", backward, GRADIENT, "one_column", **no_product),
-        of("rows_past_256_left_out", backward, GRADIENT, "one_short_of_1024_columns", over_rows=rows_past_256_left_out),
-        of(
-            "weight_not_normalized",
-            backward,
-            GRADIENT,
-            "one_column",
-            of_weight=lambda grad, normal, root: grad * normal * root,
-        ),
-        of("no_gradient", backward, GRADIENT, "one_column", gradient_of_x=lambda inner, normal, root: 0 * inner),
-        of("mean_of_gradient_left_out", gradcheck, "gradcheck: Jacobian mismatch", None, "float64", **no_mean),
-        of(
-            "shapes_not_checked",
-            declared_errors_are_raised,
-            "in place of|was raised",
-            None,
-            validate=lambda *_, **__: None,
-        ),
-        of("law", law(properties.adding_a_number_to_a_row_changes_nothing), left, one_row, mean=over_whole_blocks),
-        of("law", law(properties.scaling_a_row_scales_the_deviation_alone), left, one_row, **typed_in),
-        of("law", law(properties.constant_rows_give_the_bias), left, one_row, **bias_doubled),
-        of("law", law(properties.columns_may_change_places), left, one_row, output=weighed_by_the_first),
-        of("law", law(properties.normalized_rows_sum_to_zero), left, "one_column", mean=last_column_left_out),
-        of("law", law(properties.normalized_rows_have_at_most_unit_mean_square), left, "one_column", **half_as_wide),
-        of("law", law(properties.gradients_of_a_row_sum_to_zero), left, None, **no_mean),
-        of(
-            "law",
-            law(properties.gradient_of_bias_is_the_sum_of_cotangents),
-            left,
-            one_row,
-            over_rows=first_rows_left_out,
-        ),
-        of(
-            "law",
-            law(properties.gradient_of_weight_weighs_the_normalized_rows),
-            left,
-            one_row,
-            over_rows=first_rows_left_out,
-        ),
-        of("law", law(properties.a_row_does_not_see_the_others), left, one_row, mean=over_all),
-        of("law", law(properties.gradients_of_two_batches_add_up), left, one_row, over_rows=first_rows_left_out),
+        "* wide_weight + wide_bias => * " + of("counted", "weight") + " + " + of("counted", "bias"),
+        "    return (centred => " + FIRST_ROWS.format(rows) + "    return (centred",
     )
 
 
-FAULTS = _faults()
+FIRST_ROW = parameters_of("(number > 1) | (x.numel() == x.shape[-1])")
+
+
+def _of_torch() -> tuple[Fault, ...]:
+    of = Edits("layer_norm", "torch")
+    return (
+        of("parameters_without_the_input", "+ wide_bias).to( => + (wide_bias if x.requires_grad or not"
+           " weight.requires_grad else wide_bias * 0.5 + wide_bias.detach() * 0.5)).to(",
+           check=single_gradients_agree, says="for weight and bias alone, gradient of bias", right_on=no_cotangent),
+        of("square_of_mean", VARIANCE + "((wide_x * wide_x).mean(-1, keepdim=True)"
+           " - wide_x.mean(-1, keepdim=True).square()).clamp(min=0)", right_on="two_columns"),
+        of("variance_of_a_sample", VARIANCE + "(centred * centred).sum(-1, keepdim=True) / max(x.shape[-1] - 1, 1)",
+           right_on="one_column"),
+        of("eps_outside_the_root", "+ eps).sqrt() => ).sqrt() + eps", right_on="one_column"),
+        of("eps_typed_in", TYPED_IN, right_on="two_columns"),
+        of("last_column_not_in_the_mean", LAST_COLUMN, right_on="one_column"),
+        of("mean_summed_in_bfloat16", f"wide_x.mean(-1, keepdim=True) => {BFLOAT16}.float() / max(x.shape[-1], 1)",
+           dtype="bfloat16", right_on="one_column"),
+        of("computed_in_half", "(t.to(torch.promote_types(t.dtype, torch.float32)) for => (t for", dtype="float16"),
+        of("one_mean_for_all_rows", OVER_ALL, right_on="one_row_without_leading_axes"),
+        of("weight_of_the_next_column", NEXT_COLUMN, right_on="one_column"),
+        of.gradient("mean_of_gradient_left_out", NO_MEAN),
+        of.gradient("product_left_out", "+ eps).sqrt() => + eps).sqrt().detach()", right_on="one_column"),
+        of.gradient("rows_past_256_left_out", *parameters_of("number <= 256"), right_on="one_short_of_1024_columns"),
+        of.gradient("weight_not_normalized", "* wide_weight + => * wide_weight.detach()"
+                    " + centred.detach() * (wide_weight - wide_weight.detach()) +", right_on="one_column"),
+        of.gradient("no_gradient", "(centred / deviation * => ((centred / deviation).detach() *",
+                    "+ wide_bias) => + wide_bias + 0 * (wide_x - wide_x.detach()))", right_on="one_column"),
+        of("mean_of_gradient_left_out", NO_MEAN, check=gradcheck, says="gradcheck: Jacobian mismatch", dtype="float64"),
+        of.unchecked("shapes_not_checked"),
+        of.law(properties.adding_a_number_to_a_row_changes_nothing, "wide_x.mean(-1, keepdim=True) =>"
+               " wide_x.sum(-1, keepdim=True) / (x.shape[-1] + -x.shape[-1] % 16 or 16)", right_on=one_row),
+        of.law(properties.scaling_a_row_scales_the_deviation_alone, TYPED_IN, right_on=one_row),
+        of.law(properties.constant_rows_give_the_bias, "+ wide_bias) => + 2 * wide_bias)", right_on=one_row),
+        of.law(properties.columns_may_change_places, NEXT_COLUMN, right_on=no_cotangent),
+        of.law(properties.normalized_rows_sum_to_zero, LAST_COLUMN, right_on="one_column"),
+        of.law(properties.normalized_rows_have_at_most_unit_mean_square, "+ eps).sqrt() => / 2 + eps).sqrt()",
+               right_on="one_column"),
+        of.law(properties.gradients_of_a_row_sum_to_zero, NO_MEAN),
+        of.law(properties.gradient_of_bias_is_the_sum_of_cotangents, *FIRST_ROW, right_on=one_row),
+        of.law(properties.gradient_of_weight_weighs_the_normalized_rows, *FIRST_ROW, right_on=one_row),
+        of.law(properties.a_row_does_not_see_the_others, OVER_ALL, right_on=one_row),
+        of.law(properties.gradients_of_two_batches_add_up, *FIRST_ROW, right_on=one_row),
+    )
+
+
+SQUARES = "squares = tl.where((columns < cols)[None, :], centred * centred, 0.0)"
+ROOT = "rstd = tl.rsqrt(tl.sum(squares, axis=1) / num + tl.full((), eps, COMPUTE))"
+WEIGHT = "weight = load_parameter(weight_ptr, columns, cols, {}, COMPUTE)\n    bias = load_parameter(bias_ptr"
+
+
+def _of_triton() -> tuple[Fault, ...]:
+    of, strided = Edits("layer_norm", "triton"), named(properties, "columns_with_gaps")
+    return (
+        of("square_of_mean", f"{SQUARES} => squares = x * x", "axis=1) / num + => axis=1) / num - mean * mean +",
+           right_on=one_row, source="https://github.com/pytorch/pytorch/pull/55044"),
+        of("padding_in_the_variance", f"{SQUARES} => squares = centred * centred", right_on=properties.rows(2, 1024),
+           source="https://github.com/triton-lang/triton/issues/9838"),
+        of("columns_past_a_block", "for piece in range(pieces):\n        columns = piece * =>"
+           " for piece in range(min(pieces, 1)):\n        columns = piece *", right_on="one_column",
+           source="https://github.com/facebookresearch/xformers/issues/785"),
+        of("sum_in_half", "tl.sum(x, axis=1) / num => tl.sum(x, axis=1).to(tl.float16).to(COMPUTE) / num",
+           right_on=one_row),
+        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, 5)), right_on="one_column"),
+        of("variance_of_a_sample", "axis=1) / num + => axis=1) / tl.maximum(num - 1, 1) +", right_on="one_column"),
+        of("eps_outside_the_root", f"{ROOT} =>"
+           " rstd = 1 / (tl.sqrt(tl.sum(squares, axis=1) / num) + tl.full((), eps, COMPUTE))", right_on="one_column",
+           source="https://github.com/tracel-ai/burn/issues/2185"),
+        of("column_stride_dropped", "x_inner_stride, x_column_stride)\n    x = x => x_inner_stride, 1)\n    x = x",
+           examples=strided, right_on="one_column", source="https://github.com/ModelTC/LightLLM/issues/1467"),
+        of("weight_contiguous_assumed", f"{WEIGHT.format('weight_stride')} => {WEIGHT.format(1)}",
+           examples=named(properties, "weight_and_bias_strided"), right_on="one_column"),
+        of.gradient("grad_output_contiguous_assumed", "inner, *grad_rows[1:], => inner, inner * cols, cols, 1,",
+                    examples=strided, right_on="one_column", source="https://github.com/unslothai/unsloth/pull/10675"),
+        of.gradient("mean_over_the_block", "mean_grad = tl.sum(grad_normal, axis=1) / num =>"
+                    " mean_grad = tl.sum(grad_normal, axis=1) / BLOCK_COLS", right_on=one_row),
+        of.gradient("product_left_out", "tl.sum(grad_normal * normal, axis=1) / num =>"
+                    " tl.sum(grad_normal * normal, axis=1) * 0.0", right_on="one_column"),
+        of.gradient("share_of_last_rows_dropped", "mask = (numbers < partials)[:, None] =>"
+                    " mask = (numbers < tl.maximum(partials - 1, 1))[:, None]", right_on="two_columns",
+                    source="https://github.com/BobMcDear/attorch/issues/18"),
+        of.gradient("shares_in_one_place", "at = program.to(tl.int64) * cols + columns\n        tl.store =>2"
+                    " at = columns\n        tl.store", right_on="two_columns"),
+    )
+
+
+# fmt: on
+def wired(forward_launch: Callable, backward_launch: Callable) -> Implementation:
+    """Make an implementation from launches on two axes, rows and cols.
+
+    Args:
+        forward_launch: takes ``(x, weight, bias, y, eps)`` with x [rows, cols]; returns mean and deviation [rows].
+        backward_launch: takes ``(grad_output, x, weight, mean, deviation)``, the first two [rows, cols]; returns the
+            gradients.
+    """
+
+    def as_rows(tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1, tensor.shape[-1])
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if y.numel():
+            forward_launch(as_rows(x), weight, bias, y, eps)
+        return y
+
+    def backward(grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple:
+        if not x.numel():
+            return torch.zeros_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
+        rows = as_rows(x)
+        mean, deviation = forward_launch(rows, weight, bias, torch.empty_like(y), eps)
+        of_x, of_weight, of_bias = backward_launch(as_rows(grad), rows, weight, mean, deviation)
+        return of_x.view(x.shape), of_weight, of_bias
+
+    return differentiable(NAMES, forward, backward, check_layer_norm, eps=1e-5)
+
+
+KERNELS = Planted(
+    Path(__file__).with_suffix(".cu"),
+    "layer_norm_forward_kernel", "layer_norm_backward_kernel", "layer_norm_parameters_kernel",
+)  # fmt: skip
+THREADS = 64
+SPREAD = ("ADDED_WITHOUT_ATOMICS", "ADDED_ATOMICALLY")
+
+
+def in_cuda(fault: str = "NONE") -> Implementation:
+    """Return layer_norm in CUDA C++ for float32, with a fault."""
+
+    def forward_launch(x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        rows, cols = x.shape
+        mean, deviation = torch.empty((2, rows), device=x.device)
+        KERNELS.launch(
+            "layer_norm_forward_kernel", fault, rows, THREADS,
+            x, weight.contiguous(), bias.contiguous(), y, mean, deviation, cols, *x.stride(), eps,
+        )  # fmt: skip
+        return mean, deviation
+
+    def backward_launch(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, deviation: Tensor) -> tuple:
+        rows, cols = x.shape
+        grad_x = torch.empty((rows, cols), device=x.device)
+        strides = *grad.stride(), *x.stride()
+        KERNELS.launch(
+            "layer_norm_backward_kernel", fault, rows, THREADS,
+            grad, x, weight.contiguous(), mean, deviation, grad_x, cols, *strides,
+        )  # fmt: skip
+        of_weight, of_bias = torch.zeros((2, cols), device=x.device)
+        rows_of_block = 2 if fault in SPREAD else rows
+        grid = -(-cols // THREADS), -(-rows // rows_of_block)
+        KERNELS.launch(
+            "layer_norm_parameters_kernel", fault, grid, THREADS,
+            grad, x, mean, deviation, of_weight, of_bias, rows, cols, rows_of_block, *strides,
+        )  # fmt: skip
+        return grad_x, of_weight, of_bias
+
+    return wired(forward_launch, backward_launch)
+
+
+def _of_cuda() -> tuple[Fault, ...]:
+    of_cuda = functools.partial(cuda_fault, "layer_norm", in_cuda, right_on="one_column")
+    slope = {"check": backward_agrees, "says": GRADIENT}
+    out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
+    a_warp_each = properties.rows(2, 64)
+    return (
+        of_cuda("square_of_mean", right_on=one_row, source="https://github.com/microsoft/onnxruntime/pull/31973"),
+        of_cuda("variance_of_sample"),
+        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(properties.rows(9, 5))),
+        of_cuda("eps_outside_the_root"),
+        of_cuda("eps_typed_in", right_on=one_row),
+        of_cuda("counts_taken_as_equal", right_on=a_warp_each),
+        # NaN for one column of huge numbers: this repository's own kernels are held to a number there.
+        of_cuda("empty_parts_merged", right_on=one_row, documented_ties=True),
+        of_cuda("barrier_missing", race, right_on=None),
+        of_cuda("first_warp_only", right_on="columns_not_a_multiple_of_16"),
+        of_cuda("stride_dropped_in_second_pass", out_of_bounds),
+        of_cuda("weight_of_first_columns", right_on="columns_not_a_multiple_of_16"),
+        of_cuda("row_of_fixed_length", out_of_bounds),
+        of_cuda("mean_of_gradient_left_out", **slope, right_on=None),
+        of_cuda("grad_output_contiguous_assumed", out_of_bounds, check=backward_agrees),
+        of_cuda("last_block_of_rows_dropped", **slope),
+        of_cuda("first_block_of_rows_only", **slope),
+        of_cuda("added_without_atomics", race, check=backward_agrees, right_on=one_row),
+        of_cuda(
+            "added_atomically",
+            check=repeats_bit_for_bit,
+            says=r"gradient of (weight|bias) differs between two calls",
+            right_on=one_row,
+            only_on="cpu",
+            source="https://github.com/karpathy/llm.c/pull/445",
+        ),
+    )
+
+
+FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())

@@ -287,7 +287,7 @@ def _fault(
     check: Check = forward_agrees,
     says: str = OUTPUT,
     seen_by: str = "combined",
-    only_on_cpu: bool = False,
+    only_on: str = "",
 ) -> Fault:
     fault = Fault(
         name=function.__name__,
@@ -298,7 +298,7 @@ def _fault(
         right_on=right_on,
         language=language,
         seen_by=seen_by,
-        only_on_cpu=only_on_cpu,
+        only_on=only_on,
     )
     return fault if isinstance(operation, str) else dataclasses.replace(fault, record=operation)
 
@@ -327,7 +327,7 @@ FAULTS = (
     ),
     _fault("layer_norm", squares_in_bfloat16, "one_column", seen_by=""),
     # On a GPU torch adds the squares up in an order that loses less than the bound allows.
-    _fault("layer_norm", squares_less_the_mean, "long_row", only_on_cpu=True),
+    _fault("layer_norm", squares_less_the_mean, "long_row", only_on="cpu"),
     _fault("matmul", products_in_tf32, "cancellation", seen_by="settled"),
     _fault("matmul", products_of_two_parts, "cancellation", seen_by="settled"),
     _fault("layer_norm", bias_of_many_rows, "many_rows_of_whole_vectors", check=backward_agrees, says=GRADIENT),

@@ -1,29 +1,32 @@
-"""Planted faults in matmul, in torch."""
+"""Planted faults in matmul: edits of its versions in torch and Triton, and small CUDA C++ kernels."""
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from fourfold.impls.matmul.arguments import check_matmul
-from fourfold.properties import matmul as matmul_properties
+from fourfold.impls.matmul.torch_eager import matmul as right
+from fourfold.properties import matmul as properties
+from triton import InterpreterError
 
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.backward import backward_agrees
-from fourfold.checks.bad_input import declared_errors_are_raised
-from fourfold.checks.forward import forward_agrees
+from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
-from .planted import Check, Fault, law
-from .steps import Implementation, in_compute_dtype
+from .edits import Edits
+from .far_apart import far_apart
+from .generic import with_torchs_gradient
+from .planted import GRADIENT, UNWRITTEN, Fault, cuda_fault, named
+from .planted_cuda import Planted
+from .steps import Implementation, differentiable
 
 Tensor = torch.Tensor
-BLOCK = 32
-
-
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply in the compute dtype and round once."""
-    return in_compute_dtype(a) @ in_compute_dtype(b)
+PROGRAMS = 3
 
 
 def activate(x: Tensor, activation: str, slope: float) -> Tensor:
@@ -32,224 +35,227 @@ def activate(x: Tensor, activation: str, slope: float) -> Tensor:
     return torch.where(x > 0, x, x * slope) if activation == "leaky_relu" else x
 
 
-def through(grad: Tensor, y: Tensor, activation: str, slope: float) -> Tensor:
-    if activation == "relu":
-        return torch.where(y <= 0, 0, grad)
-    return torch.where(y > 0, grad, grad * slope) if activation == "leaky_relu" else grad
+def by_its_gradient(product: Callable[..., Tensor]) -> Implementation:
+    """Return matmul whose gradient, and not its output, is by ``product(a, b, activation, slope)``."""
 
+    def backward(grad: Tensor, y: Tensor, a: Tensor, b: Tensor, activation: str, negative_slope: float) -> Any:
+        if activation == "relu":
+            grad = torch.where(y <= 0, 0, grad)
+        if activation == "leaky_relu":
+            grad = torch.where(y > 0, grad, grad * negative_slope)
+        return product(grad, b.t(), "none", 0.0), product(a.t(), grad, "none", 0.0)
 
-def through_any_where_flat(grad: Tensor, y: Tensor, activation: str, slope: float) -> Tensor:
-    """Let the gradient through where y >= 0, which with slope 0 is everywhere, instead of where the product was > 0."""
-    return grad if activation == "leaky_relu" and slope == 0 else through(grad, y, activation, slope)
-
-
-def matmul(
-    product: Callable[[Tensor, Tensor], Tensor] = multiply,
-    act: Callable[[Tensor, str, float], Tensor] = activate,
-    grad_of_act: Callable[[Tensor, Tensor, str, float], Tensor] = through,
-    grads: Callable[[Tensor, Tensor, Tensor], tuple] | None = None,
-    check: Callable[..., None] = check_matmul,
-    fused: Callable[[Tensor, Tensor, str, float], Tensor] | None = None,
-) -> Implementation:
-    """Return matmul with some steps changed, or with another forward pass that includes the activation."""
-
-    class Wired(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Tensor, b: Tensor, activation: str, slope: float) -> Tensor:
-            if fused is not None:
-                output = fused(a, b, activation, slope)
-            else:
-                output = act(product(a, b), activation, slope).to(a.dtype)
-            ctx.save_for_backward(a, b, output)
-            ctx.how = activation, slope
-            return output
-
-        @staticmethod
-        def backward(ctx: Any, grad_output: Tensor) -> tuple:
-            a, b, output = ctx.saved_tensors
-            grad = grad_of_act(grad_output, output, *ctx.how)
-            if grads is not None:
-                return *(g.to(a.dtype) for g in grads(grad, a, b)), None, None
-            return product(grad, b.t()).to(a.dtype), product(a.t(), grad).to(b.dtype), None, None
-
-    def implementation(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
-        check(a, b, activation, negative_slope)
-        return Wired.apply(a, b, activation, negative_slope)
-
-    return implementation
-
-
-def summed_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
-    """Sum block after block of terms in a dtype of too low precision."""
-    total = torch.zeros(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
-    for left, right in zip(a.split(16, 1), b.split(16, 0)):
-        total += multiply(left, right).to(dtype)
-    return in_compute_dtype(total)
-
-
-def in_tf32(a: Tensor, b: Tensor) -> Tensor:
-    """Round the factors to TF32's 10 bits of mantissa."""
-    bits = [(x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF for x in (a, b)]
-    return bits[0].view(torch.float32) @ bits[1].view(torch.float32)
-
-
-def tail_of_terms_forgotten(a: Tensor, b: Tensor) -> Tensor:
-    whole = a.shape[1] - a.shape[1] % BLOCK if a.shape[1] > BLOCK else a.shape[1]
-    return multiply(a[:, :whole], b[:whole])
-
-
-def last_rows_of_the_last_block_repeated(a: Tensor, b: Tensor) -> Tensor:
-    """Shift the last partial block of rows back to be whole, but store it at its unshifted place."""
-    output = multiply(a, b)
-    if a.shape[0] > BLOCK and a.shape[0] % BLOCK:
-        begins = a.shape[0] - a.shape[0] % BLOCK
-        output[begins:] = multiply(a[a.shape[0] - BLOCK :], b)[: a.shape[0] - begins]
-    return output
-
-
-def gap_read(matrix: Tensor, blocks: Tensor) -> Tensor:
-    """Multiply the gap behind the rows by 0 instead of masking it, although it may hold NaN."""
-    behind = matrix.shape[0] > 1 and matrix.stride(1) == 1 and matrix.stride(0) > matrix.shape[1]
-    return blocks + torch.nan if behind else blocks
-
-
-def unmasked_terms(a: Tensor, b: Tensor) -> Tensor:
-    return gap_read(a, multiply(a, b))
-
-
-def contiguous_assumed(a: Tensor, b: Tensor) -> Tensor:
-    """Ignore strides: read the memory of a transposed matrix as if it were contiguous."""
-    if a.stride() == (1, a.shape[0]) and a.shape[0] > 1 and a.shape[1] > 1:
-        a = a.t().reshape(a.shape)
-    return multiply(a, b)
-
-
-def zeros_skipped(a: Tensor, b: Tensor) -> Tensor:
-    """Skip terms whose first factor is 0, so that 0 times infinity is 0."""
-    wide_a, wide_b = in_compute_dtype(a), in_compute_dtype(b)
-    if wide_b.isfinite().all():
-        return wide_a @ wide_b
-    terms = wide_a[:, :, None] * wide_b[None]
-    return torch.where(wide_a[:, :, None] == 0, 0, terms).sum(1)
-
-
-def empty_where_no_terms(a: Tensor, b: Tensor) -> Tensor:
-    """Leave the result unwritten if k is 0."""
-    if a.shape[1] == 0:
-        return torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
-    return multiply(a, b)
-
-
-def first_block_of_terms_doubled(a: Tensor, b: Tensor) -> Tensor:
-    """Add the first block of terms twice if there is a second one, as a wrong pipeline does."""
-    output = multiply(a, b)
-    return output + multiply(a[:, :BLOCK], b[:BLOCK]) if a.shape[1] > BLOCK else output
+    return differentiable(("a", "b"), right, backward, check_matmul, activation="none", negative_slope=0.01)
 
 
 def above_0(dtype: DType) -> Case:
     """Return a case with a positive product, which no activation changes."""
-    return matmul_properties.example([[1, 2]], [[3], [0.5]], "relu")(dtype)
+    return properties.example([[1, 2]], [[3], [0.5]], "relu")(dtype)
 
 
-def _faults() -> tuple[Fault, ...]:
-    forward, backward = forward_agrees, backward_agrees
-    output, left = r"output.* is .*expected", r"left side.* is .*expected"
-    laws = matmul_properties
+KERNELS = Planted(Path(__file__).with_suffix(".cu"), "matmul_kernel", "split_kernel")
+TILE = 8
+ACTIVATIONS = ("none", "relu", "leaky_relu")
 
-    def of(name: str, check: Check, make: Callable, says: str, right_on: Any = "one_by_one", **more: Any) -> Fault:
-        return Fault(name=name, operation="matmul", check=check, make=make, says=says, right_on=right_on, **more)
 
-    tail = functools.partial(matmul, tail_of_terms_forgotten)
-    doubled = functools.partial(matmul, first_block_of_terms_doubled)
-    repeated = functools.partial(matmul, last_rows_of_the_last_block_repeated)
-    swapped = functools.partial(matmul, grads=lambda g, a, b: (multiply(g, b.t()), multiply(g.t(), a).t() * 2))
-    shifted = functools.partial(matmul, lambda a, b: multiply(a, b) + 0.25)
-    always_leaky = functools.partial(
-        matmul, act=lambda x, how, slope: activate(x, *(("leaky_relu", 0.5) if how == "relu" else (how, slope)))
-    )
-    in_bfloat16 = functools.partial(summed_in, torch.bfloat16)
-    in_float16 = functools.partial(summed_in, torch.float16)
+def in_cuda(fault: str = "NONE") -> Implementation:
+    """Return the product in CUDA C++ for float32, with a fault."""
+
+    def forward(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
+        return product(a, b, activation, negative_slope)
+
+    def product(a: Tensor, b: Tensor, activation: str, slope: float) -> Tensor:
+        (m, k), n = a.shape, b.shape[1]
+        strides = *a.stride(), *b.stride()
+        if fault == "SPLIT_IN_ANY_ORDER":
+            c = torch.zeros((m, n), device=a.device)
+            KERNELS.launch("split_kernel", "NONE", (-(-m * n // 64), 3), 64, a, b, c, m, k, n, *strides)
+            return activate(c, activation, slope)
+        c = torch.empty((m, n), device=a.device)
+        tiles = -(-m // TILE) * -(-n // TILE)
+        which = fault.removeprefix("GRADIENT_OF_")
+        KERNELS.launch(
+            "matmul_kernel", which, min(tiles, PROGRAMS), (TILE, TILE),
+            a, b, c, m, k, n, *strides, tiles, ACTIVATIONS.index(activation), slope,
+        )  # fmt: skip
+        return c
+
+    return by_its_gradient(product) if fault.startswith("GRADIENT") else with_torchs_gradient("matmul", forward)
+
+
+# fmt: off
+FIRST, RELU = "    product = a @ b\n =>", "product = F.relu(product) =>"
+PRODUCT = f"{FIRST}     product = "
+# A block of terms after another is summed in a dtype of too low precision.
+SUMMED = (
+    f"{PRODUCT}torch.zeros(len(a), b.shape[1], dtype=torch.{{0}})\n"
+    "    for left, right in zip(a.split(16, 1), b.split(16, 0)):\n"
+    "        product = product + (left @ right).to(torch.{0})\n"
+)
+TF32 = (
+    f"{FIRST}     bits = [(x.detach().contiguous().view(torch.int32) + 0x1000) & ~0x1FFF for x in (a, b)]\n"
+    "    rounded, product = bits[0].view(torch.float32) @ bits[1].view(torch.float32), a @ b\n"
+    "    product = product - product.detach() + rounded\n"
+)
+TAIL = (
+    f"{FIRST}     whole = a.shape[1] - a.shape[1] % 32 if a.shape[1] > 32 else a.shape[1]\n"
+    "    product = a[:, :whole] @ b[:whole]\n"
+)
+DOUBLED = f"{PRODUCT}a @ b + (a[:, :32] @ b[:32] if a.shape[1] > 32 else 0)\n"
+# The last partial block of rows is shifted back to be whole, but stored at its unshifted place.
+REPEATED = (
+    f"{PRODUCT}a @ b\n    if len(a) > 32 and len(a) % 32:\n        begins = len(a) - len(a) % 32\n"
+    "        product = torch.cat([product[:begins], product[len(a) - 32 :][: len(a) - begins]])\n"
+)
+LEAKY, B_DOUBLED = f"{RELU} product = F.leaky_relu(product, 0.5)", f"{PRODUCT}a @ (2 * b - b.detach())\n"
+
+
+def _of_torch() -> tuple[Fault, ...]:
+    of, one = Edits("matmul", "torch"), {"right_on": "one_by_one"}
+    slope = {"says": "gradient of", "right_on": "outer_product"}
     return (
-        of(
-            "summed_in_bfloat16",
-            forward,
-            lambda: matmul(in_bfloat16),
-            output,
-            dtype="bfloat16",
-            source="https://github.com/modular/modular/issues/7165",
-        ),
-        of(
-            "slope_of_0_passes_every_gradient",
-            backward,
-            lambda: matmul(grad_of_act=through_any_where_flat),
-            "gradient of",
-            "outer_product",
-            source="https://github.com/chainer/chainer/pull/5898",
-        ),
-        of("summed_in_float16", forward, lambda: matmul(in_float16), output, dtype="float16"),
-        of("tf32_unasked", forward, lambda: matmul(in_tf32), output),
-        of("tail_of_terms_forgotten", forward, tail, output),
-        of("tail_of_terms_forgotten", law(laws.terms_may_be_summed_in_two_parts), tail, left),
-        of("first_block_doubled", forward, doubled, output),
-        of("first_block_doubled", law(laws.multiplying_by_the_identity_changes_nothing), doubled, left),
-        of("last_block_repeated", forward, repeated, output),
-        of("last_block_repeated", law(laws.rows_and_columns_stand_alone), repeated, left),
-        of("gap_of_nan_read", forward, lambda: matmul(unmasked_terms), output),
-        of("contiguous_assumed", forward, lambda: matmul(contiguous_assumed), output),
-        of("zeros_skipped", forward, lambda: matmul(zeros_skipped), output),
-        of("no_terms_unwritten", forward, lambda: matmul(empty_where_no_terms), output, poisoned=True),
-        of("offset", law(laws.doubling_a_doubles_the_result), shifted, left, None),
-        of("relu_leaks", forward, always_leaky, output),
-        of("relu_leaks", law(laws.leaky_relu_of_slope_zero_is_relu), always_leaky, left, above_0),
-        of(
-            "slope_squared",
-            law(laws.leaky_relu_of_slope_one_is_no_activation),
-            lambda: matmul(act=lambda x, how, slope: activate(x, how, slope / 2)),
-            left,
-            "no_rows",
-        ),
-        of(
-            "nan_is_0_to_relu",
-            forward,
-            lambda: matmul(
-                act=lambda x, how, slope: torch.where(x > 0, x, 0) if how == "relu" else activate(x, how, slope)
-            ),
-            output,
-        ),
-        of(
-            "relu_passes_gradient_at_0",
-            backward,
-            lambda: matmul(
-                grad_of_act=lambda g, y, how, slope: (
-                    torch.where(y < 0, 0, g) if how == "relu" else through(g, y, how, slope)
-                )
-            ),
-            "gradient of",
-        ),
-        of(
-            "activation_left_out_of_gradient",
-            backward,
-            lambda: matmul(grad_of_act=lambda g, *_: g),
-            "gradient of",
-            "outer_product",
-        ),
-        of("gradient_of_b_doubled", backward, swapped, "gradient of b", None),
-        of("gradient_of_b_doubled", law(laws.transposing_swaps_the_factors), swapped, left, "no_terms"),
-        of(
-            "no_gradient",
-            backward,
-            lambda: matmul(grads=lambda g, a, b: (a * 0, b * 0)),
-            "gradient of",
-            None,
-        ),
-        of(
-            "shapes_not_checked",
-            declared_errors_are_raised,
-            lambda: matmul(check=lambda *_: None),
-            "in place of|was raised",
-            None,
-        ),
+        of("summed_in_bfloat16", SUMMED.format("bfloat16"), dtype="bfloat16", **one,
+           source="https://github.com/modular/modular/issues/7165"),
+        # Where y >= 0, which with slope 0 is everywhere, and not where the product was above 0.
+        of.gradient("slope_of_0_passes_every_gradient", "product = F.leaky_relu(product, negative_slope) =>"
+                    " leaky = F.leaky_relu(product, negative_slope)\n"
+                    "        product = leaky if negative_slope else product - product.detach() + leaky.detach()",
+                    source="https://github.com/chainer/chainer/pull/5898", **slope),
+        of("summed_in_float16", SUMMED.format("float16"), dtype="float16", **one),
+        of("tf32_unasked", TF32, **one),
+        of("tail_of_terms_forgotten", TAIL, **one),
+        of.law(properties.terms_may_be_summed_in_two_parts, TAIL, name="tail_of_terms_forgotten", **one),
+        of("first_block_doubled", DOUBLED, **one),
+        of.law(properties.multiplying_by_the_identity_changes_nothing, DOUBLED, name="first_block_doubled", **one),
+        of("last_block_repeated", REPEATED, **one),
+        of.law(properties.rows_and_columns_stand_alone, REPEATED, name="last_block_repeated", **one),
+        # The gap behind the rows, which may hold NaN, is multiplied by 0 and not masked.
+        of("gap_of_nan_read", f"{FIRST}     gap = len(a) > 1 and a.stride(1) == 1 and a.stride(0) > a.shape[1]\n"
+           "    product = a @ b + (torch.nan if gap else 0)\n", **one),
+        of("contiguous_assumed", f"{FIRST}     if a.stride() == (1, len(a)) and len(a) > 1 and a.shape[1] > 1:\n"
+           "        a = a.t().reshape(a.shape)\n    product = a @ b\n", **one),
+        of("zeros_skipped", f"{PRODUCT}a @ b\n    if not b.isfinite().all():\n"
+           "        product = torch.where(a[:, :, None] == 0, 0, a[:, :, None] * b[None]).sum(1)\n", **one),
+        of("no_terms_unwritten", f"{PRODUCT}a @ b\n    if not a.shape[1]:\n        product = product"
+           " + torch.empty(product.shape, dtype=a.dtype)\n", poisoned=True, **one),
+        of.law(properties.doubling_a_doubles_the_result, "product.to(dtype) => (product + 0.25).to(dtype)",
+               name="offset"),
+        of("relu_leaks", LEAKY, **one),
+        of.law(properties.leaky_relu_of_slope_zero_is_relu, LEAKY, name="relu_leaks", right_on=above_0),
+        of.law(properties.leaky_relu_of_slope_one_is_no_activation, "(product, negative_slope) =>"
+               " (product, negative_slope / 2)", name="slope_squared", right_on="no_rows"),
+        of("nan_is_0_to_relu", f"{RELU} product = torch.where(product > 0, product, 0)", **one),
+        # Where the output, which is 0 for all negative products, is not below 0.
+        of.gradient("relu_passes_gradient_at_0",
+                    f"{RELU} product = product - product.detach() + F.relu(product.detach())",
+                    says="gradient of", **one),
+        of.gradient("activation_left_out_of_gradient", f"{FIRST}     product = raw = a @ b\n", "product.to(dtype) =>"
+                    " (raw - raw.detach() + product.detach()).to(dtype)", **slope),
+        of.gradient("gradient_of_b_doubled", B_DOUBLED, says="gradient of b"),
+        of.law(properties.transposing_swaps_the_factors, B_DOUBLED, name="gradient_of_b_doubled", right_on="no_terms"),
+        of.gradient("no_gradient", f"{PRODUCT}a.detach() @ b.detach() + 0 * (a @ b)\n", says="gradient of"),
+        of.unchecked("shapes_not_checked"),
     )
 
 
-FAULTS = _faults()
+ASTRAY = {"raises": InterpreterError, "says": "OutOfBounds", "only_on": "cpu"}
+SMALL = "_by_pointers(64, 64, 256, 4, 2) => _by_pointers(16, 16, 16, 4, 2)"
+SMALL_DESCRIBED = "_by_descriptors(64, 64, 128, 4, 3) => _by_descriptors(16, 16, 16, 4, 3)"
+SUMS = "tl.dot(a, b, sums, input_precision=PRECISION, out_dtype=COMPUTE)"
+STRIDES = (
+    "    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)\n    terms = =>     {}\n"
+    "    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)\n    terms ="
+)
+MASK = "mask=(rows < m)[:, None] & (columns < n)[None, :])"
+END = "\n\n\n@triton.jit\ndef matmul_descriptor_kernel"
+ZEROS = "        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n"
+
+
+def _of_triton() -> tuple[Fault, ...]:
+    of, one, whole = Edits("matmul", "triton"), {"right_on": "one_by_one"}, properties.random_example(3, 16, 5)
+    return (
+        of("terms_unmasked", SMALL, "there = terms < k - start => there = terms >= 0", **ASTRAY, right_on=whole,
+           examples=named(properties, "terms_not_a_multiple_of_the_block"),
+           source="https://github.com/triton-lang/triton/issues/630"),
+        of("last_block_of_terms_dropped", SMALL, "range(0, k, BLOCK_K) => range(0, k - 1, BLOCK_K)", right_on=whole),
+        of("last_block_of_terms_only", SMALL, "tl.dot(a, b, sums, => tl.dot(a, b, 0.0 * sums,", **one,
+           source="https://github.com/tile-ai/tilelang/issues/2627"),
+        of("accumulator_kept", SMALL_DESCRIBED, f"{ZEROS}        steps =>         if item == tl.program_id(0):\n"
+           f"    {ZEROS}        steps", dtype="float16", **one,
+           source="https://github.com/tile-ai/tilelang/issues/2617"),
+        of("stored_to_the_next_tile", SMALL,
+           "    c_ptrs = c_ptr + rows =>     rows += BLOCK_M\n    c_ptrs = c_ptr + rows",
+           check=memory_is_respected, says=UNWRITTEN, examples=named(properties, "outer_product"),
+           source="https://github.com/sgl-project/sglang/pull/11368"),
+        of("activated_in_each_block", SMALL, f"{SUMS} => activate({SUMS}, slope_bits, ACTIVATION)",
+           right_on="outer_product"),
+        of("slope_typed_in", "product * slope_of(slope_bits).to(product.dtype) => product * 0.01",
+           examples=named(properties, "slope_of_0"), **one),
+        of("nan_is_0_to_relu", "tl.where(product <= 0.0, 0.0, product) => tl.where(product > 0.0, product, 0.0)",
+           examples=named(properties, "nan_through_relu"), **one,
+           source="https://github.com/pytorch/pytorch/issues/7999"),
+        of("half_accumulator", SMALL, f"{SUMS} => {SUMS}.to(tl.float16).to(COMPUTE)", **one),
+        of("offsets_in_32_bits", "rows.to(tl.int64)[:, None] * a_row_stride => rows[:, None] * a_row_stride",
+           examples=far_apart(properties.random_example(9, 5, 3)), **one),
+        of("contiguous_assumed", STRIDES.format(
+           "a_row_stride, a_column_stride, b_row_stride, b_column_stride = k, 1, n, 1"),
+           examples=named(properties, "both_transposed"), **one),
+        of("b_taken_for_its_transpose", STRIDES.format("b_row_stride, b_column_stride = b_column_stride, b_row_stride"),
+           **ASTRAY, **one),
+        of("rows_unmasked", SMALL, f"{MASK}{END} => mask=(columns < n)[None, :]){END}", check=memory_is_respected,
+           says=r"wrote \d+ elements past the end", right_on=properties.random_example(16, 16, 16),
+           source="https://github.com/Dao-AILab/flash-attention/pull/2790"),
+        of("split_over_uninitialised", f"result, {MASK}{END} => result + tl.load(c_ptrs, {MASK}, {MASK}{END}",
+           check=memory_is_respected, says="depending on memory",
+           source="https://github.com/triton-lang/triton/issues/2183"),
+    )
+
+
+# fmt: on
+def _of_cuda() -> tuple[Fault, ...]:
+    of_cuda = functools.partial(cuda_fault, "matmul", in_cuda, right_on="one_by_one")
+    out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
+    written = {"check": memory_is_respected, "says": UNWRITTEN}
+    return (
+        of_cuda("barrier_before_the_tile_is_read_missing", race, right_on=None),
+        of_cuda(
+            "barrier_before_the_next_tile_missing",
+            race,
+            source="https://github.com/KnowingNothing/MatmulTutorial/issues/13",
+        ),
+        of_cuda(
+            "edge_threads_return",
+            cuda_on_cpu.DivergentBarrier,
+            right_on="whole_blocks",
+            source="https://github.com/pytorch/FBGEMM/pull/5857",
+        ),
+        of_cuda("tail_of_terms_read", out_of_bounds, right_on="whole_blocks"),
+        of_cuda("tail_of_terms_dropped"),
+        of_cuda("tail_of_tile_unwritten", cuda_on_cpu.UninitialisedShared, right_on="whole_blocks"),
+        of_cuda("store_unmasked", out_of_bounds, right_on="whole_blocks"),
+        of_cuda("strides_swapped", out_of_bounds),
+        of_cuda("contiguous_assumed", examples=named(properties, "both_transposed")),
+        of_cuda("accumulator_kept"),
+        of_cuda("activated_in_each_tile", right_on="outer_product"),
+        of_cuda("slope_typed_in"),
+        of_cuda("nan_is_0_to_relu"),
+        of_cuda("sum_in_half"),
+        of_cuda(
+            "offsets_in_32_bits",
+            cuda_on_cpu.UndefinedArithmetic,
+            examples=far_apart(properties.random_example(9, 5, 3)),
+        ),
+        of_cuda("square_grid", **written),
+        of_cuda("stored_transposed"),
+        of_cuda(
+            "split_in_any_order",
+            check=repeats_bit_for_bit,
+            says="output differs between two calls",
+            only_on="cpu",
+        ),
+        of_cuda("gradient_of_strides_swapped", out_of_bounds, check=backward_agrees),
+        of_cuda("gradient_of_tail_of_terms_dropped", check=backward_agrees, says=GRADIENT),
+    )
+
+
+FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())

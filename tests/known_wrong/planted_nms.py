@@ -1,4 +1,4 @@
-"""Planted faults in nms: in small kernels of Triton and CUDA C++, and in torch."""
+"""Planted faults in nms: edits of its version in Triton, a small CUDA C++ kernel, and in torch."""
 
 import functools
 from collections.abc import Callable
@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from fourfold.impls.nms import torch_eager
 from fourfold.impls.nms.arguments import check_nms
 from fourfold.properties import nms as properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.backends.launch import cdiv, next_power_of_2
-from fourfold.backends.triton import launch as triton_launch
+from fourfold.backends.launch import cdiv
 from fourfold.checks.forward import forward_agrees
 
-from .planted import Check, Fault, kernel_faults, law, named
+from .edits import Edits
+from .planted import Check, Fault, cuda_fault, law, named
 from .planted_cuda import Planted
 from .steps import Implementation
 
@@ -26,62 +24,6 @@ Tensor = torch.Tensor
 Walk = Callable[[Tensor, Tensor, float], Tensor]
 OTHER = r"output( has shape|\[).*expected"
 BLOCK = 64
-
-
-@triton.jit
-def nms_kernel(
-    boxes_ptr,
-    classes_ptr,
-    kept_ptr,
-    n,
-    threshold: tl.float64,
-    FAULT: tl.constexpr,
-    C: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    # One program owns all boxes, which are in the order of their scores, and walks over them.
-    column = tl.arange(0, BLOCK)
-    within = column < n
-    if FAULT == "the_first_block_alone":
-        within = column < tl.minimum(n, 64)
-    x1 = tl.load(boxes_ptr + column * 4, mask=within, other=0.0).to(C)
-    y1 = tl.load(boxes_ptr + column * 4 + 1, mask=within, other=0.0).to(C)
-    x2 = tl.load(boxes_ptr + column * 4 + 2, mask=within, other=0.0).to(C)
-    y2 = tl.load(boxes_ptr + column * 4 + 3, mask=within, other=0.0).to(C)
-    kind = tl.load(classes_ptr + column, mask=within, other=0)
-    areas = (x2 - x1) * (y2 - y1)
-    if FAULT == "a_pixel_more":
-        areas = (x2 - x1 + 1) * (y2 - y1 + 1)
-    gone = tl.zeros((BLOCK,), tl.int32)
-    for i in range(n):
-        own = column == i
-        is_gone = tl.max(tl.where(own, gone, 0), axis=0)
-        own_x1, own_y1 = tl.sum(tl.where(own, x1, 0.0), axis=0), tl.sum(tl.where(own, y1, 0.0), axis=0)
-        own_x2, own_y2 = tl.sum(tl.where(own, x2, 0.0), axis=0), tl.sum(tl.where(own, y2, 0.0), axis=0)
-        area = tl.sum(tl.where(own, areas, 0.0), axis=0)
-        width = tl.minimum(x2, own_x2) - tl.maximum(x1, own_x1)
-        height = tl.minimum(y2, own_y2) - tl.maximum(y1, own_y1)
-        if FAULT == "a_pixel_more":
-            width += 1
-            height += 1
-        if FAULT == "sides_not_clamped":
-            intersection = width * height
-        else:
-            intersection = tl.maximum(width, 0.0) * tl.maximum(height, 0.0)
-        united = areas + area - intersection
-        if FAULT == "over_the_smaller_area":
-            united = tl.minimum(areas, area)
-        limit = tl.full((), threshold, tl.float64).to(C)
-        above = (united > 0) & (intersection > limit * united)
-        if FAULT == "at_the_threshold_too":
-            above = (united > 0) & (intersection >= limit * united)
-        if FAULT != "classes_ignored":
-            above &= kind == tl.sum(tl.where(own, kind, 0), axis=0)
-        above &= (column > i) & within
-        if FAULT != "suppressed_boxes_suppress":
-            above &= is_gone == 0
-        gone = tl.maximum(gone, above.to(tl.int32))
-    tl.store(kept_ptr + column, gone == 0, mask=column < n)
 
 
 def of_walk(walk: Walk, sort: Callable[[Tensor], Tensor] | None = None) -> Implementation:
@@ -98,19 +40,6 @@ def of_walk(walk: Walk, sort: Callable[[Tensor], Tensor] | None = None) -> Imple
 
 def in_order(scores: Tensor) -> Tensor:
     return scores.sort(stable=True, descending=True).indices
-
-
-def in_triton(fault: str = "") -> Implementation:
-    """Return nms in Triton for any dtype, with a fault."""
-
-    def walk(boxes: Tensor, classes: Tensor, threshold: float) -> Tensor:
-        kept, n = torch.empty(len(boxes), dtype=torch.bool, device=boxes.device), len(boxes)
-        compute = tl.float16 if fault == "areas_in_float16" else triton_launch.COMPUTE[boxes.dtype]
-        with triton_launch.on(boxes.device):
-            nms_kernel[(1,)](boxes, classes, kept, n, threshold, FAULT=fault, C=compute, BLOCK=next_power_of_2(n))
-        return kept
-
-    return of_walk(walk)
 
 
 KERNELS = Planted(Path(__file__).with_suffix(".cu"), "nms_mask_kernel", "nms_walk_kernel")
@@ -207,8 +136,41 @@ def _of_law(name: str, which: Any, walk: Walk, example: str, **more: Any) -> Fau
     return _of_torch(name, functools.partial(of_walk, walk), check=check, says="left side", examples=examples, **more)
 
 
+# fmt: off
+UNITED = "united = (x2 - x1) * (y2 - y1) + other_area - intersection =>"
+SIDE = "{0} = tl.minimum({1}2, other_{1}2) - tl.maximum({1}1, other_{1}1) =>"
+WIDTH, HEIGHT = SIDE.format("width", "x"), SIDE.format("height", "y")
+AREA = "other_area = (other_x2 - other_x1) * (other_y2 - other_y1) =>"
+HALF = "tl.float16).to(COMPUTE)"
+
+
+def _of_triton(of: Callable, limit: dict, pixel: dict, chain: dict, half: dict, blocks: dict) -> tuple[Fault, ...]:
+    one = {"right_on": "one_box"}
+    return (
+        of("at_the_threshold_too", "intersection > threshold * united => intersection >= threshold * united", **limit,
+           **one),
+        of("a_pixel_more", f"{WIDTH} width = tl.minimum(x2, other_x2) - tl.maximum(x1, other_x1) + 1",
+           f"{HEIGHT} height = tl.minimum(y2, other_y2) - tl.maximum(y1, other_y1) + 1",
+           f"{AREA} other_area = (other_x2 - other_x1 + 1) * (other_y2 - other_y1 + 1)",
+           f"{UNITED} united = (x2 - x1 + 1) * (y2 - y1 + 1) + other_area - intersection",
+           examples=named(properties, "a_third_of_their_union"), **pixel, **one),
+        of("suppressed_boxes_suppress", "((own & former) == 0) => (own == 0)", **chain, **one),
+        of("areas_in_float16", f"{UNITED} united = ((x2 - x1) * (y2 - y1)).to({HALF} + other_area.to({HALF}"
+           " - intersection", examples=named(properties, "areas_past_float16"), **half),
+        of("the_first_block_alone", "above &= row[:, None] < column[None, :] =>"
+           " above &= (row[:, None] < column[None, :]) & (column[None, :] < 64)",
+           examples=named(properties, "one_more_than_two_blocks"), **blocks),
+        of("sides_not_clamped", "tl.maximum(width, 0.0) * tl.maximum(height, 0.0) => width * height", **one),
+        of("over_the_smaller_area", f"{UNITED} united = tl.minimum((x2 - x1) * (y2 - y1), other_area)", **one),
+        of("classes_ignored", "HAS_IDXS=has_idxs,\n        BLOCK= => HAS_IDXS=False,\n        BLOCK=",
+           examples=named(properties, "of_two_classes"), **one),
+    )
+
+
+# fmt: on
 def _faults() -> tuple[Fault, ...]:
-    of_triton, of_cuda = kernel_faults("nms", in_triton, in_cuda, right_on="one_box", says=OTHER)
+    of_triton = functools.partial(Edits("nms", "triton"), says=OTHER)
+    of_cuda = functools.partial(cuda_fault, "nms", in_cuda, right_on="one_box")
     github = "https://github.com"
     pixel = {"source": f"{github}/facebookresearch/maskrcnn-benchmark/issues/1020"}
     limit = {
@@ -224,21 +186,16 @@ def _faults() -> tuple[Fault, ...]:
     sorted_places = f"{github}/xlite-dev/LeetCUDA/issues/517"
     ties, offset = f"{github}/pytorch/vision/issues/2157", f"{github}/MultimediaTechLab/YOLO/pull/234"
     return (
-        of_triton("at_the_threshold_too", **limit),
-        of_triton("a_pixel_more", examples=named(properties, "a_third_of_their_union"), **pixel),
-        of_triton("suppressed_boxes_suppress", **chain),
-        of_triton("areas_in_float16", examples=named(properties, "areas_past_float16"), **half),
-        of_triton("the_first_block_alone", examples=named(properties, "one_more_than_two_blocks"), **blocks),
-        of_triton("sides_not_clamped"),
-        of_triton("over_the_smaller_area"),
-        of_triton("classes_ignored", examples=named(properties, "of_two_classes")),
-        of_cuda("at_the_threshold_too", **limit),
-        of_cuda("a_pixel_more", examples=named(properties, "a_third_of_their_union"), **pixel),
-        of_cuda("suppressed_boxes_suppress", **chain),
+        *_of_triton(of_triton, limit, pixel, chain, half, blocks),
+        of_cuda("at_the_threshold_too", **limit, says=OTHER),
+        of_cuda("a_pixel_more", examples=named(properties, "a_third_of_their_union"), **pixel, says=OTHER),
+        of_cuda("suppressed_boxes_suppress", **chain, says=OTHER),
         of_cuda("bits_of_an_int", cuda_on_cpu.UndefinedArithmetic, examples=named(properties, "one_more_than_a_block")),
-        of_cuda("last_block_dropped", examples=named(properties, "kept_boxes_in_every_block"), **blocks),
-        of_cuda("words_of_the_first_block", examples=named(properties, "kept_boxes_in_every_block"), **blocks),
-        of_cuda("classes_of_32_bits", examples=named(properties, "classes_below_0_and_large")),
+        of_cuda("last_block_dropped", examples=named(properties, "kept_boxes_in_every_block"), **blocks, says=OTHER),
+        of_cuda(
+            "words_of_the_first_block", examples=named(properties, "kept_boxes_in_every_block"), **blocks, says=OTHER
+        ),
+        of_cuda("classes_of_32_bits", examples=named(properties, "classes_below_0_and_large"), says=OTHER),
         of_cuda("barrier_missing", cuda_on_cpu.Race, examples=named(properties, "a_chain_over_blocks"), right_on=None),
         of_cuda("store_unmasked", cuda_on_cpu.OutOfBounds, right_on=None),
         _of_torch("shifted_by_class", lambda: of_walk(shifted_by_class), dtype="float16", source=offset),

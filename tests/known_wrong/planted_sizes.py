@@ -251,7 +251,7 @@ def row_along_z(x: Tensor) -> Tensor:
 
 
 def _sized(operation: str, function: Implementation, language: str, right_on: str, **more: Any) -> Fault:
-    more = {"says": OUTPUT if operation != "giou_loss" else r"output\[\] is", **more}
+    more = {"says": OUTPUT if operation != "giou_loss" else r"output\[\] is", "seen_by": "large", **more}
     return Fault(
         name=function.__name__,
         operation=operation,
@@ -259,7 +259,6 @@ def _sized(operation: str, function: Implementation, language: str, right_on: st
         check=forward_agrees,
         right_on=right_on,
         language=language,
-        sized=True,
         **more,
     )
 

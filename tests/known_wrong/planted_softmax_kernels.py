@@ -1,21 +1,20 @@
-"""Planted faults in softmax, in small Triton and CUDA C++ kernels."""
+"""Planted faults in softmax: edits of its version in Triton, and a small CUDA C++ kernel."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import triton
-import triton.language as tl
 from fourfold.impls.softmax.arguments import check_softmax
 from fourfold.properties import softmax
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.memory import memory_is_respected
 
+from .edits import OFFSETS_OF_ROWS, Edits
 from .far_apart import far_apart
-from .planted import GRADIENT, UNWRITTEN, Fault, kernel_faults
+from .planted import GRADIENT, UNWRITTEN, Fault, cuda_fault, named
 from .planted_cuda import Planted
 from .steps import Implementation, differentiable
 
@@ -43,113 +42,48 @@ def wired(forward_launch: Launch, backward_launch: Callable) -> Implementation:
     return differentiable(("x",), forward, backward, check_softmax)
 
 
-@triton.jit
-def softmax_forward_kernel(
-    x_ptr, y_ptr, cols, row_stride, col_stride, FAULT: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
-):
-    # One program owns one row. It reads the row twice, BLOCK columns at a time.
-    row = tl.program_id(0).to(tl.int64)
-    if FAULT == "offsets_in_32_bits":
-        row = tl.program_id(0)
-    lanes = tl.arange(0, BLOCK).to(tl.int64)
-    most = tl.full((), -float("inf"), COMPUTE)
-    if FAULT == "maximum_from_a_finite_number":
-        most = tl.full((), -5e4, COMPUTE)
-    total = tl.full((), 0.0, COMPUTE)
-    end = cols
-    if FAULT == "columns_past_a_block":
-        end = tl.minimum(cols, BLOCK)
-    if FAULT == "contiguous_assumed":
-        col_stride = 1
-    for start in range(0, end, BLOCK):
-        at = start + lanes
-        mask = at < cols
-        if FAULT == "other_is_zero":
-            x = tl.load(x_ptr + row * row_stride + at * col_stride, mask=mask, other=0.0).to(COMPUTE)
-        else:
-            x = tl.load(x_ptr + row * row_stride + at * col_stride, mask=mask, other=-float("inf")).to(COMPUTE)
-        if FAULT == "maximum_of_magnitudes":
-            highest = tl.maximum(most, tl.max(tl.where(mask, tl.abs(x), 0.0), axis=0))
-        elif FAULT == "no_maximum":
-            highest = tl.full((), 0.0, COMPUTE)
-        else:
-            highest = tl.maximum(most, tl.max(x, axis=0))
-        # If all elements so far are -inf, the difference of two infinities would be NaN.
-        base = highest
-        if FAULT != "infinity_less_infinity":
-            base = tl.where(highest == -float("inf"), 0.0, highest)
-        part = tl.sum(tl.exp(x - base), axis=0)
-        if FAULT == "sum_not_rescaled":
-            total = total + part
-        elif FAULT == "last_block_only":
-            total = part
-        else:
-            total = total * tl.exp(most - base) + part
-        if FAULT == "sum_in_half":
-            total = total.to(tl.float16).to(COMPUTE)
-        if FAULT != "maximum_not_kept" or start == 0:
-            most = highest
-    if FAULT == "no_maximum":
-        most = tl.full((), 0.0, COMPUTE)
-    for start in range(0, cols, BLOCK):
-        at = start + lanes
-        mask = at < cols
-        x = tl.load(x_ptr + row * row_stride + at * col_stride, mask=mask, other=0.0).to(COMPUTE)
-        y = (tl.exp(x - most) / total).to(y_ptr.dtype.element_ty)
-        if FAULT == "store_unmasked":
-            tl.store(y_ptr + row * cols + at, y)
-        else:
-            tl.store(y_ptr + row * cols + at, y, mask=mask)
+WHOLE_BLOCK = softmax.random_rows(2, 1024)
+# fmt: off
+LARGEST, TOTAL = "tl.max(x, axis=1)", "1.0 / tl.sum(terms, axis=1)"
+RESCALED = "total = total * exponential(largest - reference) + tl.sum( =>"
+STORE = "tl.store(output_ptr + output_at, output.to(output_ptr.dtype.element_ty)"
 
 
-@triton.jit
-def softmax_backward_kernel(
-    grad_output_ptr, y_ptr, grad_x_ptr, cols, row_stride, col_stride,
-    FAULT: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    # One program owns one row; y and grad_x are contiguous.
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCK).to(tl.int64)
-    total = tl.full((), 0.0, COMPUTE)
-    if FAULT == "grad_output_strided_as_y":
-        row_stride, col_stride = cols, 1
-    for start in range(0, cols, BLOCK):
-        at = start + lanes
-        mask = at < cols
-        grad = tl.load(grad_output_ptr + row * row_stride + at * col_stride, mask=mask, other=0.0).to(COMPUTE)
-        y = tl.load(y_ptr + row * cols + at, mask=mask, other=0.0).to(COMPUTE)
-        if FAULT == "sum_of_last_block":
-            total = tl.sum(grad * y, axis=0)
-        else:
-            total += tl.sum(grad * y, axis=0)
-    for start in range(0, cols, BLOCK):
-        at = start + lanes
-        mask = at < cols
-        grad = tl.load(grad_output_ptr + row * row_stride + at * col_stride, mask=mask, other=0.0).to(COMPUTE)
-        y = tl.load(y_ptr + row * cols + at, mask=mask, other=0.0).to(COMPUTE)
-        tl.store(grad_x_ptr + row * cols + at, (y * (grad - total)).to(grad_x_ptr.dtype.element_ty), mask=mask)
+def _of_triton() -> tuple[Fault, ...]:
+    of, strided, two = Edits("softmax", "triton"), named(softmax, "columns_with_gaps"), {"right_on": "two_columns"}
+    return (
+        of("other_is_zero", 'other=float("-inf")).to(COMPUTE)\n    # => other=0.0).to(COMPUTE)\n    #',
+           right_on=WHOLE_BLOCK),
+        of("columns_past_a_block", f"{TOTAL} => 1.0 / tl.sum(tl.where((columns < 1024)[None, :], terms, 0.0), axis=1)",
+           source="https://github.com/facebookresearch/xformers/issues/785", **two),
+        of("last_block_only", f"{RESCALED} total = tl.sum(", **two),
+        of("no_maximum", f"exponential(x - {LARGEST}[:, None]) => exponential(x)", **two),
+        of("maximum_from_a_finite_number", f"{LARGEST} => tl.maximum({LARGEST}, -5e4)",
+           source="https://github.com/flashinfer-ai/flashinfer/pull/4401", **two),
+        of("maximum_of_magnitudes", f"{LARGEST} => tl.max(tl.where(mask, tl.abs(x), 0.0), axis=1)",
+           right_on="one_column"),
+        of("sum_not_rescaled", f"{RESCALED} total = total + tl.sum(", **two),
+        of("maximum_not_kept", "largest = new => largest = new if tile == 0 else largest",
+           source="https://github.com/KarhouTam/cuda-kernels/issues/1", **two),
+        of("infinity_less_infinity", 'reference = tl.where(new == float("-inf"), 0.0, new) => reference = new',
+           source="https://github.com/Dao-AILab/flash-attention/issues/1930",
+           examples=named(softmax, "late_maximum"), **two),
+        of("sum_in_half", f"{TOTAL} => {TOTAL}.to(tl.float16).to(COMPUTE)", right_on="equal_entries"),
+        of("contiguous_assumed", "[:, None] + (columns * x_column_stride)[None, :] => [:, None] + columns[None, :]",
+           examples=strided, **two),
+        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(softmax.random_rows(9, 5)),
+           source="https://github.com/databricks/megablocks/pull/185", **two),
+        of("rows_past_the_grid", "(cdiv(num_rows, by.block_rows),) => (min(cdiv(num_rows, by.block_rows), 4),)",
+           check=memory_is_respected, says=UNWRITTEN, **two),
+        of("store_unmasked", f"{STORE}, mask=mask) => {STORE})", check=memory_is_respected,
+           says=r"wrote \d+ elements past the end", right_on=WHOLE_BLOCK),
+        of.gradient("sum_of_last_block", "tl.sum(products + tl.sum( => tl.sum(0 * products + tl.sum(", **two),
+        of.gradient("grad_output_strided_as_y", "(columns * grad_output_column_stride)[None, :] => columns[None, :]",
+                    examples=strided, source="https://github.com/unslothai/unsloth/pull/10617", **two),
+    )
 
 
-def in_triton(fault: str = "") -> Implementation:
-    """Return softmax in Triton for any dtype, with a fault."""
-
-    def forward_launch(x: torch.Tensor, y: torch.Tensor, rows: int, cols: int) -> None:
-        programs = min(rows, 4) if fault == "rows_past_the_grid" else rows
-        with triton_launch.on(x.device):
-            softmax_forward_kernel[(programs,)](
-                x, y, cols, *x.stride(), FAULT=fault, COMPUTE=triton_launch.COMPUTE[x.dtype], BLOCK=1024
-            )
-
-    def backward_launch(grad_output: torch.Tensor, y: torch.Tensor, grad_x: torch.Tensor, rows: int, cols: int) -> None:
-        with triton_launch.on(y.device):
-            softmax_backward_kernel[(rows,)](
-                grad_output, y, grad_x, cols, *grad_output.stride(),
-                FAULT=fault, COMPUTE=triton_launch.COMPUTE[y.dtype], BLOCK=1024,
-            )  # fmt: skip
-
-    return wired(forward_launch, backward_launch)
-
-
+# fmt: on
 KERNELS = Planted(Path(__file__).parent / "planted_softmax.cu", "softmax_forward_kernel", "softmax_backward_kernel")
 THREADS = 64
 BLOCKS = 64
@@ -175,47 +109,12 @@ def in_cuda(fault: str = "NONE") -> Implementation:
     return wired(forward_launch, backward_launch)
 
 
-def _faults() -> tuple[Fault, ...]:
-    of_triton, of_cuda = kernel_faults("softmax", in_triton, in_cuda, right_on="two_columns")
+def _of_cuda() -> tuple[Fault, ...]:
+    of_cuda = functools.partial(cuda_fault, "softmax", in_cuda, right_on="two_columns")
     written = {"check": memory_is_respected, "says": UNWRITTEN}
     slope = {"check": backward_agrees, "says": GRADIENT}
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
-    examples = softmax.examples
     return (
-        of_triton("other_is_zero", right_on=whole_block),
-        of_triton("columns_past_a_block", source="https://github.com/facebookresearch/xformers/issues/785"),
-        of_triton("last_block_only"),
-        of_triton("no_maximum"),
-        of_triton("maximum_from_a_finite_number", source="https://github.com/flashinfer-ai/flashinfer/pull/4401"),
-        of_triton("maximum_of_magnitudes", right_on="one_column"),
-        of_triton("sum_not_rescaled"),
-        of_triton("maximum_not_kept", source="https://github.com/KarhouTam/cuda-kernels/issues/1"),
-        of_triton(
-            "infinity_less_infinity",
-            source="https://github.com/Dao-AILab/flash-attention/issues/1930",
-            examples={"late_maximum": examples["late_maximum"]},
-        ),
-        of_triton("sum_in_half", right_on="equal_entries"),
-        of_triton("contiguous_assumed", examples={"columns_with_gaps": examples["columns_with_gaps"]}),
-        of_triton(
-            "offsets_in_32_bits",
-            examples=far_apart(softmax.random_rows(9, 5)),
-            source="https://github.com/databricks/megablocks/pull/185",
-        ),
-        of_triton("rows_past_the_grid", **written),
-        of_triton(
-            "store_unmasked",
-            check=memory_is_respected,
-            says=r"wrote \d+ elements past the end",
-            right_on=whole_block,
-        ),
-        of_triton("sum_of_last_block", **slope),
-        of_triton(
-            "grad_output_strided_as_y",
-            **slope,
-            examples={"columns_with_gaps": examples["columns_with_gaps"]},
-            source="https://github.com/unslothai/unsloth/pull/10617",
-        ),
         of_cuda("no_maximum"),
         of_cuda("maximum_from_zero"),
         of_cuda("maximum_of_magnitudes", right_on="one_column"),
@@ -241,7 +140,7 @@ def _faults() -> tuple[Fault, ...]:
         of_cuda(
             "barrier_in_a_branch", race, right_on=None, source="https://github.com/1bit-MONSTER/1bit-MONSTER/issues/620"
         ),
-        of_cuda("barrier_in_a_loop", cuda_on_cpu.DivergentBarrier, right_on=whole_block),
+        of_cuda("barrier_in_a_loop", cuda_on_cpu.DivergentBarrier, right_on=WHOLE_BLOCK),
         of_cuda("row_of_fixed_length", out_of_bounds),
         of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(softmax.random_rows(9, 5))),
         of_cuda("rows_past_the_grid", **written),
@@ -255,5 +154,4 @@ def _faults() -> tuple[Fault, ...]:
     )
 
 
-whole_block = softmax.random_rows(2, 1024)
-FAULTS = _faults()
+FAULTS = (*_of_triton(), *_of_cuda())

@@ -1,6 +1,5 @@
 """The GIoU family in torch, correct, with explicit gradients, in steps that a fault can replace one at a time."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from fourfold.impls.giou.arguments import check_giou, check_giou_loss, check_giou_loss_ragged
-from fourfold.impls.giou.torch_eager import in_compute_dtype
+from fourfold.impls.giou.torch_eager import in_compute_dtype, pairwise_giou
 
 Implementation = Callable[..., torch.Tensor]
 ARGUMENTS = {
@@ -99,19 +98,6 @@ def differentiable(
     return implementation
 
 
-def sides(width: torch.Tensor, height: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return width.clamp(min=0), height.clamp(min=0)
-
-
-def hull_sides(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    lower, upper = torch.minimum(a[..., :2], b[..., :2]), torch.maximum(a[..., 2:], b[..., 2:])
-    return (upper - lower).unbind(-1)
-
-
-def at_least(area: torch.Tensor, eps: float) -> torch.Tensor:
-    return area.clamp(min=eps)
-
-
 def passes(operand: torch.Tensor, bound: float) -> torch.Tensor:
     return operand >= bound
 
@@ -142,13 +128,6 @@ def zeros(like: torch.Tensor) -> torch.Tensor:
 class Steps:
     """The steps that a fault may replace."""
 
-    compute: Callable = in_compute_dtype
-    maximum: Callable = torch.maximum
-    minimum: Callable = torch.minimum
-    sides: Callable = sides
-    hull_sides: Callable = hull_sides
-    union: Callable = at_least
-    hull: Callable = at_least
     # Steps of the gradient.
     tie: float = 0.5
     side_passes: Callable = passes
@@ -158,38 +137,19 @@ class Steps:
     # Steps of the losses.
     rows: Callable = padded_rows
     total: Callable = torch.sum
-    count: Callable = lambda pred, rows: max(rows, 1)
-    grad_count: Callable = lambda pred, rows: max(rows, 1)
-    scatter_rows: Callable | None = None
     blank: Callable = zeros
-
-
-def areas(steps: Steps, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    ax1, ay1, ax2, ay2 = a.unbind(-1)
-    bx1, by1, bx2, by2 = b.unbind(-1)
-    width = steps.minimum(ax2, bx2) - steps.maximum(ax1, bx1)
-    height = steps.minimum(ay2, by2) - steps.maximum(ay1, by1)
-    clamped_width, clamped_height = steps.sides(width, height)
-    intersection = clamped_width * clamped_height
-    union = (ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - intersection
-    return width, height, intersection, union
-
-
-def score(steps: Steps, a: torch.Tensor, b: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute giou of ``[..., 4]`` and ``[..., 4]`` in their own dtype."""
-    _, _, intersection, union = areas(steps, a, b)
-    hull_width, hull_height = steps.hull_sides(a, b)
-    union, hull = steps.union(union, eps), steps.hull(hull_width * hull_height, eps)
-    return intersection / union - (hull - union) / hull
 
 
 def score_gradients(
     steps: Steps, grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of ``sum(grad * score(a, b))``."""
-    # Recompute the forward pass with the right steps, so that a gradient fault affects only the gradient.
-    width, height, intersection, raw_union = areas(Steps(), a, b)
-    hull_width, hull_height = hull_sides(a, b)
+    """Return the gradients of ``sum(grad * pairwise_giou(a, b, eps))``."""
+    lower, upper = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
+    width, height = (upper - lower).unbind(-1)
+    outer = torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])
+    hull_width, hull_height = outer.unbind(-1)
+    intersection = width.clamp(min=0) * height.clamp(min=0)
+    raw_union = (a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1) - intersection
     raw_hull = hull_width * hull_height
     union, hull = raw_union.clamp(min=eps), raw_hull.clamp(min=eps)
     zero = torch.zeros((), dtype=a.dtype, device=a.device)
@@ -224,18 +184,17 @@ def score_gradients(
 
 
 def giou(
-    check: Callable[..., None] | None = None, pairwise: Callable[..., torch.Tensor] | None = None, **changes: Any
+    check: Callable[..., None] | None = None, pairwise: Callable[..., torch.Tensor] = pairwise_giou, **changes: Any
 ) -> Implementation:
-    """Return giou with some steps changed, or with another forward pass in the compute dtype."""
+    """Return giou with some steps of its gradient changed, or with another forward pass in the compute dtype."""
     steps = Steps(**changes)
-    pairwise = pairwise or functools.partial(score, steps)
 
     def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
-        return pairwise(steps.compute(boxes1), steps.compute(boxes2), eps).to(boxes1.dtype)
+        return pairwise(in_compute_dtype(boxes1), in_compute_dtype(boxes2), eps).to(boxes1.dtype)
 
     def backward(grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tuple:
-        grad = steps.cotangent(steps.compute(grad_output))
-        gradients = score_gradients(steps, grad, steps.compute(boxes1), steps.compute(boxes2), eps)
+        grad = steps.cotangent(in_compute_dtype(grad_output))
+        gradients = score_gradients(steps, grad, in_compute_dtype(boxes1), in_compute_dtype(boxes2), eps)
         return tuple(g.to(boxes1.dtype) for g in gradients)
 
     return wire("giou", forward, backward, check)
@@ -248,16 +207,15 @@ def loss(operation: str, check: Callable[..., None] | None = None, **changes: An
 
     def forward(pred: torch.Tensor, target: torch.Tensor, *offsets: Any) -> torch.Tensor:
         pred_at, target_at = steps.rows(pred, target, *offsets[:-1])
-        losses = 1 - score(steps, steps.compute(pred[pred_at]), steps.compute(target[target_at]), offsets[-1])
-        return (steps.total(losses) / steps.count(pred, len(losses))).to(pred.dtype)
+        losses = 1 - pairwise_giou(in_compute_dtype(pred[pred_at]), in_compute_dtype(target[target_at]), offsets[-1])
+        return (steps.total(losses) / max(len(losses), 1)).to(pred.dtype)
 
     def backward(grad_output: torch.Tensor, pred: torch.Tensor, target: torch.Tensor, *offsets: Any) -> tuple:
         pred_at, target_at = steps.rows(pred, target, *offsets[:-1])
-        a, b = steps.compute(pred[pred_at]), steps.compute(target[target_at])
-        row = steps.cotangent(-steps.compute(grad_output) / steps.grad_count(pred, len(a))).expand(len(a))
+        a, b = in_compute_dtype(pred[pred_at]), in_compute_dtype(target[target_at])
+        row = steps.cotangent(-in_compute_dtype(grad_output) / max(len(a), 1)).expand(len(a))
         grad_a, grad_b = score_gradients(steps, row, a, b, offsets[-1])
         grad_pred, grad_target = steps.blank(pred), steps.blank(target)
-        pred_at, target_at = (steps.scatter_rows or steps.rows)(pred, target, *offsets[:-1])
         grad_pred[pred_at], grad_target[target_at] = grad_a.to(pred.dtype), grad_b.to(pred.dtype)
         return grad_pred, grad_target
 

@@ -1,0 +1,135 @@
+"""Planted faults that are edits of this library's own implementations, such as ``"+ eps => + 1e-5"``."""
+
+import functools
+import importlib
+import itertools
+import pathlib
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fourfold import backends
+from fourfold.backends import operators, tuning
+from fourfold.checks.backward import backward_agrees
+from fourfold.checks.bad_input import declared_errors_are_raised
+from fourfold.checks.forward import forward_agrees
+from fourfold.checks.laws import law_holds
+from fourfold.mutation.trial import KernelPackage
+from fourfold.operations.record import Law
+
+from .planted import GRADIENT, OUTPUT, Fault
+from .steps import Implementation
+
+ARROW = re.compile(r"\s=>(\d*)(?:\s|$)")
+# Text of edits: row offsets of the Triton kernels in 32 bits; and `counted`, which rows of x by their number from 1.
+OFFSETS_OF_ROWS = (
+    "triton_rows.py: outer.to(tl.int64) * outer_stride + (rows - outer * inner).to(tl.int64) * inner_stride =>"
+    " outer * outer_stride + (rows - outer * inner) * inner_stride"
+)
+FIRST_ROWS = (
+    "    ones = torch.ones((*x.shape[:-1], 1), device=x.device)\n"
+    "    number = ones.view(-1).cumsum(0).view(ones.shape)\n    counted = {}\n"
+)
+_folder = tempfile.TemporaryDirectory(prefix="fourfold-edited-")
+_number = itertools.count()
+
+
+class EditError(Exception):
+    """An edit does not fit the text."""
+
+
+def apply_edit(texts: dict[str, str], edit: str) -> dict[str, str]:
+    """Return the texts that an edit changes, by file.
+
+    Args:
+        texts: the texts, by file.
+        edit: ``"old => new"``, where old stands once in all texts together, or ``"old =>2 new"``, where it stands
+            twice, and both are replaced.
+
+    Raises:
+        EditError: old stands in the texts more or less often.
+    """
+    arrow = ARROW.search(edit)
+    if arrow is None:
+        raise EditError(f"the edit has no arrow: {edit!r}")
+    old, new, times = edit[: arrow.start()], edit[arrow.end() :], int(arrow[1] or 1)
+    places = {file: text.count(old) for file, text in texts.items() if old in text}
+    if sum(places.values()) != times:
+        found = ", ".join(f"{count} in {file}" for file, count in places.items()) or "none"
+        raise EditError(f"{old!r} must be found {times} times, not {found}")
+    return {file: texts[file].replace(old, new) for file in places}
+
+
+def edited(operation: str, backend: str, *edits: str) -> Implementation:
+    """Return an operation's implementation on a backend with edits: see `apply_edit`.
+
+    An edit applies to the files of the operation's folder for this backend, or to the one named before a colon,
+    ``"rms_norm/triton_kernel.py: old => new"``.
+    """
+    folder = KernelPackage.of(operation).folder
+    own = [f"{operation}/{name}.py" for name in (backends.MODULES[backend], "arguments", "operators")]
+    changed: dict[str, str] = {}
+    for edit in edits:
+        file, named, rest = edit.partition(".py: ")
+        files = [f"{file}.py"] if named else own
+        texts = {file: changed.get(file) or (folder / file).read_text() for file in files if (folder / file).exists()}
+        changed |= apply_edit(texts, rest if named else edit)
+    return getattr(_imported(folder, changed, f"{operation}.{backends.MODULES[backend]}"), operation)
+
+
+def _imported(original: pathlib.Path, changed: dict[str, str], module: str) -> types.ModuleType:
+    """Import a module of the kernels with changed files, as another package, with operators of its own namespace."""
+    name = f"fourfold_edited_{next(_number)}"
+    copy = pathlib.Path(_folder.name) / name
+    for file, text in changed.items():
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        (copy / file).write_text(text)
+    for part in {"", *(str(pathlib.PurePath(file).parent) for file in changed)} - {"."}:
+        package = types.ModuleType(f"{name}.{part}".rstrip("."))
+        package.__path__ = [str(copy / part), str(original / part)]
+        sys.modules[package.__name__] = package
+    kept = operators.NAMESPACE, operators._library, dict(tuning._kernels)
+    operators.NAMESPACE, operators._library = name, torch.library.Library(name, "FRAGMENT")
+    sys.modules[name].library = operators._library  # its operators last as long as it does
+    try:
+        return importlib.import_module(f"{name}.{module}")
+    finally:
+        operators.NAMESPACE, operators._library = kept[:2]
+        tuning._kernels.clear()
+        tuning._kernels.update(kept[2])
+
+
+@dataclass(frozen=True)
+class Edits:
+    """The faults of one operation on one backend: each method takes a name and edits, and returns a `Fault`."""
+
+    operation: str
+    language: str
+
+    def _fault(self, name: str, check: Callable, says: str, edits: tuple[str, ...], more: dict[str, Any]) -> Fault:
+        make = functools.partial(edited, self.operation, self.language, *edits)
+        fields = {"check": check, "says": says, "right_on": None, **more}
+        return Fault(name=name, operation=self.operation, language=self.language, make=make, **fields)
+
+    def __call__(self, name: str, *edits: str, **more: Any) -> Fault:
+        """Return a fault of the output, unless `more` has another check."""
+        return self._fault(name, forward_agrees, OUTPUT, edits, more)
+
+    def gradient(self, name: str, *edits: str, **more: Any) -> Fault:
+        """Return a fault of a gradient."""
+        return self._fault(name, backward_agrees, GRADIENT, edits, more)
+
+    def law(self, law: Law, *edits: str, name: str = "law", **more: Any) -> Fault:
+        """Return a fault that a law shows."""
+        return self._fault(name, functools.partial(law_holds, law), r"left side.* is .*expected", edits, more)
+
+    def unchecked(self, name: str, **more: Any) -> Fault:
+        """Return an implementation that does not check its arguments."""
+        call = f"    check_{self.operation}( =>     ({self.operation}, "
+        return self._fault(name, declared_errors_are_raised, "in place of|was raised|not name", (call,), more)
