@@ -63,13 +63,14 @@ class RemoteCall:
         self.session, self.number, self.thread = session, number, threading.get_ident()
         self.tensors, self.outputs, self.differentiable = tensors, tuple(outputs), differentiable
         # For an output, an alias with its memory and version: to hold the output itself would keep the call forever.
-        self.watched = {**tensors, **{str(place): output.detach() for place, output in enumerate(outputs)}}
-        self.versions = {name: torch_internals.version(tensor) for name, tensor in self.watched.items()}
+        self.results = {str(place): output.detach() for place, output in enumerate(outputs)}
+        self.versions = {name: _written(result) for name, result in self.results.items()}
         weakref.finalize(self, session.forgotten_calls.append, number).atexit = False
 
     def written(self) -> dict[str, int]:
-        """Return how often autograd saw each tensor written since the call; outputs have numbers for names."""
-        return {n: torch_internals.version(of) - self.versions[n] for n, of in self.watched.items()}
+        """Return how often autograd saw each input written, and each output since the call, by its number."""
+        inputs = {name: _written(tensor) for name, tensor in self.tensors.items()}
+        return inputs | {name: _written(result) - self.versions[name] for name, result in self.results.items()}
 
 
 class _Elsewhere(torch.autograd.Function):
@@ -392,8 +393,14 @@ def _spelled(
             tensors[name] = value
             said["tensor"]["needs_gradient"] = value.requires_grad
             said["tensor"]["made"] = protocol.made_as(value)
+            said["tensor"] |= {"object": session.object_number_of(value), "written": _written(value)}
         found.append([name, said])
     return found, tensors, held
+
+
+def _written(tensor: torch.Tensor) -> int:
+    """Return how often autograd saw a tensor written; it does not count writes into tensors made for inference."""
+    return 0 if tensor.is_inference() else torch_internals.version(tensor)
 
 
 def callable_or_said(answer: Mapping[str, Any]) -> None:
