@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 import re
 import threading
 import time
@@ -78,6 +79,22 @@ def test_memory_that_was_not_given_is_told_though_other_bits_are_allowed() -> No
 
     claims = Claims(dtypes=("float32",), finite=True, largest=1e3, deterministic=False)
     assert not judged(with_unwritten, "memory", claims=claims).passed
+
+
+# ---- repeatability
+
+
+def test_table_of_former_results_does_not_hide_that_calls_differ() -> None:
+    factors: dict[bytes, float] = {}
+
+    def as_before(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        values = x.detach().contiguous().numpy().tobytes()
+        return rms(x, eps, scale) * factors.setdefault(values, 1 + random.choice([0, 1, 2, 4, 8]) * 2**-23)
+
+    random.seed(1)
+    verdict = judged(as_before, "repeatability")
+    assert "differs between a call in this process and one in another" in str(verdict)
+    assert judged(rms.definition, "repeatability").passed
 
 
 # ---- interleaving

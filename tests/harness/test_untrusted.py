@@ -565,6 +565,16 @@ def test_what_ends_a_process_or_changes_it_is_no_refusal(name: str, kind: type, 
     assert not is_refusal(error)
 
 
+def test_call_afresh_has_a_process_of_its_own(load: Load) -> None:
+    function = load("processes")
+    first = function(*pair()).item()
+    with function.afresh():
+        other = function(*pair()).item()
+    assert other != first == function(*pair()).item()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(other), 0)
+
+
 def test_next_call_after_a_crash_has_a_process_of_its_own(load: Load) -> None:
     function = load("processes")
     first = function(*pair()).item()

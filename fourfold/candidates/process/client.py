@@ -276,6 +276,17 @@ class UntrustedFunction:
         """Return the lines of a `.cu` file, and whether they ran in its process; a Python function has none."""
         return []
 
+    @contextlib.contextmanager
+    def afresh(self) -> Iterator[None]:
+        """Make the calls inside in another process, which has made none before."""
+        with self.lock:
+            former, self.session = self.session, None
+            try:
+                yield
+            finally:
+                self.end()
+                self.session = former
+
     def end(self) -> None:
         """End its process. The next call starts another."""
         if self.session is not None:
