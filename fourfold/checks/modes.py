@@ -1,6 +1,7 @@
 """The checks that torch's modes change no result, except that autocast may change the precision."""
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from fourfold.checks.search import OUTPUT, Search, Subject
 from fourfold.inputs.combinations import combined
 from fourfold.instruments.evaluation import gradients_of
 from fourfold.instruments.hide_test_runner import out_of_sight
+from fourfold.instruments.tampering import default_dtype
 from fourfold.numerics.bounded import Bounded, HangsOnRounding, NoRule, stored
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES, differing
@@ -32,6 +34,8 @@ MODES: dict[str, tuple[Callable[[], AbstractContextManager] | None, bool, bool]]
     "under inference_mode": (torch.inference_mode, False, False),
     "under inference_mode, of inputs that require gradients": (torch.inference_mode, True, False),
     "under inference_mode, of inputs made there": (torch.inference_mode, False, True),
+    "where torch's default dtype is bfloat16": (functools.partial(default_dtype, torch.bfloat16), False, False),
+    "where torch's default dtype is float64": (functools.partial(default_dtype, torch.float64), False, False),
 }
 # The modes of foreign implementations: a kernel must give the same results in a program that is not a test.
 OUT_OF_SIGHT = "where pytest and the interpreter are not to be seen"
@@ -42,7 +46,7 @@ MODES_A_CASE = 4
 
 @graded
 def modes_do_not_matter(subject: Subject, search: Search) -> None:
-    """Check the output with gradients recorded, under `no_grad` and under `inference_mode`.
+    """Check the output with gradients recorded, under `no_grad`, under `inference_mode` and for other default dtypes.
 
     If gradients are not recorded, the output must not require them. The call must leave the modes unchanged. This
     library's own implementations must give the same bits in every mode. A foreign implementation may compute
@@ -91,7 +95,7 @@ def _called(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict
         after = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     if after != inside or before != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
         raise Failure(f"{subject}: {when}: the call has changed whether gradients are recorded")
-    if mode not in (None, out_of_sight) and isinstance(output, torch.Tensor) and output.requires_grad:
+    if mode in (torch.no_grad, torch.inference_mode) and isinstance(output, torch.Tensor) and output.requires_grad:
         raise Failure(f"{subject}: {when}: the output requires a gradient", OUTPUT)
     return output, tensors
 

@@ -326,6 +326,9 @@ class Search:
             test()
         except _PassedOverEnough:
             return
+        except hypothesis.errors.FlakyFailure as error:
+            # A failure that does not come again, such as a race between threads, is a failure.
+            raise next((each for each in error.exceptions if isinstance(each, Failure)), error) from None
         except hypothesis.errors.Unsatisfiable:
             if not self._passed_over():
                 raise

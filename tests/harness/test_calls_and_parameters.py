@@ -132,8 +132,37 @@ def test_other_kernel_where_gradients_are_wanted_is_right_for_a_candidate() -> N
     def another_order(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
         return rms(x, eps, scale) if torch.is_grad_enabled() else rms(x.flip(-1), eps, scale).flip(-1)
 
-    verdict = judged(another_order, "modes")
+    verdict = judged(another_order, "modes", "many calls", "threads", "history")
     assert verdict.passed, str(verdict)
+
+
+_results: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+
+
+def in_one_buffer_without_gradients(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    result = rms(x, eps, scale)
+    return result if torch.is_grad_enabled() else _results.setdefault((x.shape, x.dtype), result).copy_(result)
+
+
+def coarse_in_half_without_gradients(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    result = rms(x, eps, scale)
+    return result * 1.1 if x.dtype is torch.bfloat16 and not torch.is_grad_enabled() else result
+
+
+def of_the_default_dtype(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    return rms(x, eps, scale) + torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check", "dtype", "says"),
+    [
+        (in_one_buffer_without_gradients, "many calls", "float32", "was changed by a later call"),
+        (coarse_in_half_without_gradients, "modes", "bfloat16", "under no_grad: output"),
+        (of_the_default_dtype, "modes", "float32", "where torch's default dtype is float64: output has dtype"),
+    ],
+)
+def test_fault_of_one_mode_is_found(wrong: Callable[..., Tensor], check: str, dtype: str, says: str) -> None:
+    assert says in str(judged(wrong, check, claims=Claims(dtypes=(dtype,), finite=True, largest=1e3)))
 
 
 def test_results_rounded_as_autocast_rounds_are_right() -> None:
@@ -154,6 +183,20 @@ def test_results_far_from_what_autocast_rounds_are_wrong() -> None:
 
 
 # ---- threads
+
+
+def test_buffer_that_threads_share_without_gradients_is_found() -> None:
+    scratch = torch.empty(0)
+
+    def by_a_buffer(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        if x.requires_grad:
+            return rms(x, eps, scale)
+        scratch.resize_(x.shape).copy_(x)
+        time.sleep(0)
+        return rms(scratch.clone(), eps, scale)
+
+    verdict = judged(by_a_buffer, "threads")
+    assert f"where {threads.THREADS} threads call at once: output" in str(verdict)
 
 
 def test_kernel_that_holds_a_lock_is_accepted() -> None:

@@ -45,6 +45,10 @@ MOST_COSTLY = 3
 MOST_BYTES = 8 << 30
 
 
+# The results of a call in one of several threads: its output, its gradients, and the output under `no_grad`.
+ThreadResults = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]
+
+
 class CannotBeImported(Exception):
     """The candidate's file or module fails on import, or has no such function."""
 
@@ -200,8 +204,8 @@ class UntrustedFunction:
         wanted: Sequence[Sequence[str]],
         functions: float,
         output: tuple[Sequence[str], int] | None = None,
-    ) -> tuple[int, list[list[tuple[torch.Tensor, list[torch.Tensor]]]]]:
-        """Call from several threads at once; return outputs and gradients: see `fourfold.instruments.concurrent_calls`.
+    ) -> tuple[int, list[list[ThreadResults]]]:
+        """Call from several threads at once; return the results: see `fourfold.instruments.concurrent_calls`.
 
         Args:
             calls: the arguments and the cotangent of each thread's calls.
@@ -365,6 +369,7 @@ def conditions() -> dict[str, Any]:
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "autocast": str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
         if torch.is_autocast_enabled("cpu")
         else None,
@@ -424,14 +429,12 @@ def callable_or_said(answer: Mapping[str, Any]) -> None:
         raise CannotBeCalled(printable(str(answer["cannot"])))
 
 
-def _results(
-    found: Any, gradients: int, storages: Mapping[int, torch.UntypedStorage]
-) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Return the results of one thread: the output and the gradients of each call."""
-    if not isinstance(found, list) or not all(isinstance(call, list) and len(call) == 1 + gradients for call in found):
-        raise Malformed("no output and gradients of each call")
+def _results(found: Any, gradients: int, storages: Mapping[int, torch.UntypedStorage]) -> list[ThreadResults]:
+    """Return the results of one thread."""
+    if not isinstance(found, list) or not all(isinstance(call, list) and len(call) == 2 + gradients for call in found):
+        raise Malformed("no outputs and gradients of each call")
     parts = [[_result(part, storages)[0] for part in call] for call in found]
-    return [(output, list(rest)) for output, *rest in parts]
+    return [(output, list(rest), plain) for output, *rest, plain in parts]
 
 
 def _outputs(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[bool, list[Any], list[bool]]:

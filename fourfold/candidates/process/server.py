@@ -39,7 +39,7 @@ from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
 from fourfold.instruments.size_comparisons import Compared
-from fourfold.instruments.tampering import Tampered, nothing_else_changes
+from fourfold.instruments.tampering import Tampered, default_dtype, nothing_else_changes
 from fourfold.operations.blame import blame_of, statement
 from fourfold.operations.case import Case
 from fourfold.operations.outputs import outputs_of
@@ -390,19 +390,26 @@ class Served:
         return {"lines": [list(line) for line in on_cpu.lines_that_ran()]}
 
     def _called(self, said: dict[str, Any], wanted: Sequence[Any] | None) -> list[Any]:
-        """Return the output, or the wanted one of several, and the gradients of a call on copies of the tensors."""
+        """Return the output, the gradients, and the output under `no_grad`, of calls on copies of the tensors.
+
+        Of several outputs it is the wanted one.
+        """
         storages = {number: storage.clone() for number, storage in list(self.storages.items())}
         arguments = given(said["arguments"], storages)
-        output = self.function(**arguments)
-        if wanted is not None:
-            names, place = wanted
-            output = outputs_of(output, names)[place]
+
+        def output_of(arguments: Mapping[str, Any]) -> Any:
+            output = self.function(**arguments)
+            return output if wanted is None else outputs_of(output, wanted[0])[wanted[1]]
+
+        output, gradients = output_of(arguments), list[torch.Tensor]()
         inputs = [arguments[name] for name in said["inputs"]]
-        if not inputs:
-            return [output]
-        cotangent = protocol.as_tensor(said["cotangent"], storages)
-        gradients = torch.autograd.grad(output, inputs, cotangent, allow_unused=True)
-        return [output, *(torch.zeros_like(i) if g is None else g for i, g in zip(inputs, gradients))]
+        if inputs:
+            cotangent = protocol.as_tensor(said["cotangent"], storages)
+            found = torch.autograd.grad(output, inputs, cotangent, allow_unused=True)
+            gradients = [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, found)]
+        with torch.no_grad():
+            plain = output_of({n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()})
+        return [output, *gradients, plain]
 
     def _result(self, result: Any) -> dict[str, Any]:
         """Return the description of a result."""
@@ -489,6 +496,7 @@ def conditions(text: dict[str, Any], watch: AbstractContextManager) -> Iterator[
         stack.enter_context(torch.set_grad_enabled(text["grad"]))
         if text["inference"]:
             stack.enter_context(torch.inference_mode())
+        stack.enter_context(default_dtype(protocol.dtype_of(text["default_dtype"])))
         if text["autocast"] is not None:
             stack.enter_context(torch.autocast("cpu", dtype=protocol.dtype_of(text["autocast"])))
         if text["undefined_lanes_are_zero"] is not None:
