@@ -174,12 +174,14 @@ def test_results_rounded_as_autocast_rounds_are_right() -> None:
     assert verdict.passed, str(verdict)
 
 
-def test_results_far_from_what_autocast_rounds_are_wrong() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_results_far_from_what_autocast_rounds_are_wrong(dtype: torch.dtype) -> None:
     def another(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
-        return rms(x, eps, scale * 1.25 if torch.is_autocast_enabled("cpu") else scale)
+        is_wrong = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is dtype
+        return rms(x, eps, scale * 1.25 if is_wrong else scale)
 
     verdict = judged(another, "autocast")
-    assert "under autocast to bfloat16: " in str(verdict)
+    assert f"under autocast to {dtype}: ".replace("torch.", "") in str(verdict)
 
 
 # ---- threads
