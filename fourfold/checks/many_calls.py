@@ -33,6 +33,8 @@ BACKWARD = 8
 # The most functions that all calls together may call, by device, and the least number of calls of any kernel. One call
 # of an interpreted Triton kernel calls thousands of functions.
 FUNCTIONS, LEAST = {"cpu": 2_000_000, "cuda": 10_000_000}, 25
+# The least number of tensors that calls leave alive and that count as a leak. A kernel may keep a few, once.
+KEPT = 8
 # The confidence with which a rate of wrong calls is excluded.
 CONFIDENCE = 0.95
 # The ways of a call: with a backward pass, and the contexts of those without one, in turn.
@@ -96,6 +98,13 @@ class _Calls:
         copies = {name: result.clone() for name, result in results.items()}
         self.made.append(_Call(number=number, place=place, way=way, results=results, copies=copies))
 
+    def tensors_kept(self) -> int:
+        """Return the number of tensors that are alive beside the results, in the process of the implementation."""
+        if self.subject.process is not None:
+            return self.subject.process.living_tensors()
+        own = {id(each) for call in self.made for each in (*call.results.values(), *call.copies.values())}
+        return costs.living_tensors() - len(own - set(map(id, self.cotangents)))
+
     def judge(self) -> list[Agreement]:
         """Compare the first results with the oracle's, the others with the first, and each with its copy.
 
@@ -146,7 +155,8 @@ def _differing(calls: list[_Call], name: str, right: torch.Tensor, later: bool) 
 def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
     """Check that hundreds of calls on two small cases give equal results, and that the results stay unchanged.
 
-    The check detects a counter that wraps, a ring of reused buffers, and an error once in a hundred calls.
+    The check detects a counter that wraps, a ring of reused buffers, an error once in a hundred calls, and memory that
+    grows with each call.
     `Search.remarks` states the number of calls and the rate of differing calls that they exclude.
     """
     found = list(itertools.islice(_pairs(subject), ASKED))
@@ -173,11 +183,14 @@ def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) 
 
     make(BACKWARD)  # the first calls may compile and tune
     cost = costs.functions_called(functools.partial(make, 2 * BACKWARD)) / BACKWARD
-    wanted = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS))
+    wanted, before = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS)), calls.tensors_kept()
     make(wanted)
+    more, total = calls.tensors_kept() - before, len(calls.made)
     agreements = calls.judge()
+    later = total - 2 * BACKWARD
+    if more >= max(KEPT, later // BACKWARD):
+        raise Failure(f"{subject}: {later} calls on the same tensors have left {more} more tensors alive")
     search.saw(*agreements)
-    total = len(calls.made)
     with_backward = len(range(0, total, BACKWARD)) if calls.names else 0
     alike = "no differing call" if subject.claims.deterministic else "no wrong call"
     search.remarks.append(

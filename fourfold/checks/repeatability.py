@@ -1,7 +1,6 @@
 """The check that the same call gives the same bits, in this process and in another one."""
 
 import contextlib
-import inspect
 import os
 import random
 import tempfile
@@ -12,7 +11,6 @@ import torch
 
 from fourfold import backends
 from fourfold.backends.triton.compilation import ends_within
-from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.checks.results import describe, named_results
 from fourfold.checks.search import Search, Subject
 from fourfold.numerics.compare import Agreement
@@ -81,9 +79,8 @@ def _results_of_another_process(subject: Subject, case: Case) -> Results | None:
 
     It is a new process of an implementation that has its own, or else a fork of this one.
     """
-    function = inspect.unwrap(subject.implementation)
-    if isinstance(function, UntrustedFunction):
-        with function.afresh():
+    if subject.process is not None:
+        with subject.process.afresh():
             return _results_in_other_order(subject, case)
     if torch.get_num_threads() > 1:  # torch's threads do not survive a fork
         return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import itertools
 import math
 import secrets
@@ -19,6 +20,7 @@ import torch
 from hypothesis import strategies as st
 
 from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.checks.database import Filed
 from fourfold.checks.threshold_cases import cases_past_comparisons
 from fourfold.inputs.combinations import combined
@@ -178,6 +180,12 @@ class Subject:
         return evaluate_tensors(
             self.implementation, self.operation, case, self.dtype, self.device, wanted, place, watch
         )
+
+    @property
+    def process(self) -> UntrustedFunction | None:
+        """Return the implementation that runs in a process of its own, or None if it runs in this one."""
+        function = inspect.unwrap(self.implementation)
+        return function if isinstance(function, UntrustedFunction) else None
 
     @property
     def most_named(self) -> float:

@@ -73,6 +73,35 @@ def test_other_bits_are_no_failure_where_they_are_not_claimed(check: str) -> Non
         assert "no wrong call" in str(verdict)
 
 
+_former: list[Tensor] = []
+
+
+class KeepsCotangents(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        _former.append(grad_output)
+        return grad_output.clone()
+
+
+def keeps_its_results(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    _former.append(rms(x, eps, scale))
+    return _former[-1].clone()
+
+
+def keeps_cotangents(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    return rms(KeepsCotangents.apply(x), eps, scale)
+
+
+@pytest.mark.parametrize(("wrong", "count"), [(keeps_its_results, 384), (keeps_cotangents, 48)])
+def test_memory_that_grows_with_each_call_is_found(wrong: Callable[..., Tensor], count: int) -> None:
+    said = f"384 calls on the same tensors have left {count} more tensors alive"
+    assert said in str(judged(wrong, "many calls"))
+
+
 def test_memory_that_was_not_given_is_told_though_other_bits_are_allowed() -> None:
     def with_unwritten(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
         return rms(x, eps, scale) + torch.empty(1)[0].nan_to_num(0.0)
@@ -123,6 +152,42 @@ def test_second_backward_pass_may_be_refused() -> None:
     verdict = judged(once, "interleaving")
     assert verdict.passed, str(verdict)
     assert "RuntimeError: one pass only" in verdict.refusals
+
+
+# ---- gradcheck
+
+
+class OfSavedRoots(torch.autograd.Function):
+    """Its backward pass consists of torch's functions, and may take the reciprocal roots for constants."""
+
+    roots_are_constant = True
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float, scale: float) -> Tensor:
+        ctx.roots = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x)
+        ctx.eps, ctx.scale = eps, scale
+        return scale * x * ctx.roots
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple:
+        (x,) = ctx.saved_tensors
+        roots = (
+            ctx.roots if OfSavedRoots.roots_are_constant else torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.eps)
+        )
+        g = grad_output * ctx.scale
+        return roots * g - x * roots**3 * (g * x).mean(-1, keepdim=True), None, None
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_second_derivative_that_is_wrong_is_found(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_saved_roots(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        return OfSavedRoots.apply(x, eps, scale)
+
+    monkeypatch.setattr(OfSavedRoots, "roots_are_constant", wrong)
+    verdict = judged(of_saved_roots, "gradcheck", claims=Claims(dtypes=("float64",)))
+    assert verdict.passed is not wrong, str(verdict)
+    assert ("gradcheck of the gradient of x along x: " in str(verdict)) is wrong
 
 
 # ---- modes

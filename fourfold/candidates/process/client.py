@@ -280,6 +280,12 @@ class UntrustedFunction:
         """Return the lines of a `.cu` file, and whether they ran in its process; a Python function has none."""
         return []
 
+    def living_tensors(self) -> int:
+        """Return the number of tensors in its process, as that process reports it."""
+        with self.lock:
+            count = self._ask(self._started(), {"do": "living_tensors"})[0].get("count")
+        return count if type(count) is int else 0
+
     @contextlib.contextmanager
     def afresh(self) -> Iterator[None]:
         """Make the calls inside in another process, which has made none before."""

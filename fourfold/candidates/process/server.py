@@ -35,6 +35,7 @@ from fourfold.candidates.process.child import adopt_orphans, children, die_with
 from fourfold.candidates.process.protocol import Connection
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns, called_at_once
+from fourfold.instruments.costs import living_tensors
 from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
@@ -232,6 +233,7 @@ class Served:
             "watch": self.watch,
             "lines": self.lines,
             "kernel_lines": self.kernel_lines,
+            "living_tensors": lambda text: {"count": living_tensors()},
         }
         while True:
             text, contents, files = self.connection.receive()
