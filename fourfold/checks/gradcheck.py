@@ -4,7 +4,6 @@ So do derivatives of the gradients, where the implementation gives any.
 """
 
 import contextlib
-import itertools
 from collections.abc import Callable
 
 import torch
@@ -16,6 +15,9 @@ from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure, Unsupported
 from fourfold.operations.record import computed_in
+
+# The number of cases whose gradients are differentiated.
+TWICE = 3
 
 
 def gradcheck(subject: Subject, search: Search) -> None:
@@ -43,20 +45,30 @@ def gradcheck(subject: Subject, search: Search) -> None:
             output = subject.call(**dict(zip(names, tensors)), **constants, **case.parameters)
             return output * weights
 
-        def gradient(of: int, along: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
-            def gradient_at(point: torch.Tensor) -> torch.Tensor | None:
-                others = [*points[:along], point, *points[along + 1 :]]
-                output = subject.call(**dict(zip(names, others)), **constants, **case.parameters)
-                return torch.autograd.grad(output, others[of], weights, create_graph=True, allow_unused=True)[0]
+        def gradients(at: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+            output = subject.call(**dict(zip(names, at)), **constants, **case.parameters)
+            return torch.autograd.grad(output, at, weights, create_graph=True, allow_unused=True)
 
-            return gradient_at
+        def gradient(of: int, along: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
+            return lambda point: gradients([*points[:along], point, *points[along + 1 :]])[of]
+
+        def differentiable() -> list[tuple[int, int]]:
+            """Return the gradients that autograd differentiates, each with the point along which it does."""
+            found: list[tuple[int, int]] = []
+            with contextlib.suppress(Exception):
+                for of, each in enumerate(gradients(points)):
+                    if each is not None and each.requires_grad:
+                        second = torch.autograd.grad(
+                            each, points, torch.ones_like(each), retain_graph=True, allow_unused=True
+                        )
+                        found += [(of, along) for along, of_it in enumerate(second) if of_it is not None]
+            return found
 
         # The whole Jacobian for the first case, then its product with random vectors, at the cost of two calls.
         _differentiated(subject, weighted, points, "gradcheck", fast=search.ran > 0)
-        for of, along in itertools.product(range(len(names)), repeat=2):
-            if _is_differentiable(gradient(of, along), points[along]):
-                what = f"gradcheck of the gradient of {names[of]} along {names[along]}"
-                _differentiated(subject, gradient(of, along), [points[along]], what, fast=True)
+        for of, along in differentiable() if search.ran < TWICE else ():
+            what = f"gradcheck of the gradient of {names[of]} along {names[along]}"
+            _differentiated(subject, gradient(of, along), [points[along]], what, fast=True)
         search.saw(Agreement(0.0, weights.numel(), 0))
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)
@@ -71,13 +83,3 @@ def _differentiated(
             torch.autograd.gradcheck(function, points, fast_mode=fast)
     except GradcheckError as error:
         raise Failure(f"{subject}: {what}: {error}", OUTPUT) from error
-
-
-def _is_differentiable(gradient: Callable[[torch.Tensor], torch.Tensor | None], point: torch.Tensor) -> bool:
-    """Return whether autograd gives a derivative of a gradient, instead of an error or nothing."""
-    with contextlib.suppress(Exception):
-        found = gradient(point)
-        if found is not None and found.requires_grad:
-            (derivative,) = torch.autograd.grad(found, point, torch.ones_like(found), allow_unused=True)
-            return derivative is not None
-    return False
