@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from declared_operations import cross_entropy
 
 import fourfold
 from fourfold import Claims, Verdict, lengths, offsets, tensor, values
@@ -152,6 +153,33 @@ def test_second_backward_pass_may_be_refused() -> None:
     verdict = judged(once, "interleaving")
     assert verdict.passed, str(verdict)
     assert "RuntimeError: one pass only" in verdict.refusals
+
+
+class OfTheLastSize(torch.autograd.Function):
+    """Its backward pass takes the number of elements from the last call that had any."""
+
+    size = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        OfTheLastSize.size = x.numel() or OfTheLastSize.size
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        return grad_output * (OfTheLastSize.size / max(grad_output.numel(), 1))
+
+
+def test_call_of_other_shapes_between_two_of_a_loss_is_not_empty() -> None:
+    def of_the_last_size(logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+        return cross_entropy.definition(OfTheLastSize.apply(logits), target, reduction)
+
+    claims = Claims(dtypes=("float32",), finite=True, largest=1e3)
+    options: dict[str, Any] = {"device": "cpu", "only": ["interleaving"], "examples": 2, "seed": 1, "claims": claims}
+    assert "backward of a call of other shapes, made between others: gradient of logits" in str(
+        fourfold.verify(of_the_last_size, cross_entropy, **options)
+    )
+    assert fourfold.verify(cross_entropy.definition, cross_entropy, **options).passed
 
 
 # ---- gradcheck
