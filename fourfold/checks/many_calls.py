@@ -34,7 +34,7 @@ BACKWARD = 8
 # of an interpreted Triton kernel calls thousands of functions.
 FUNCTIONS, LEAST = {"cpu": 2_000_000, "cuda": 10_000_000}, 25
 # The least number of tensors that calls leave alive and that count as a leak. A kernel may keep a few, once.
-KEPT = 8
+KEPT = 16
 # The confidence with which a rate of wrong calls is excluded.
 CONFIDENCE = 0.95
 # The ways of a call: with a backward pass, and the contexts of those without one, in turn.
@@ -82,6 +82,7 @@ class _Calls:
         self.cotangents = [case.tensor("grad_output", subject.dtype, subject.device) for case in cases]
         self.names = names
         self.made: list[_Call] = []
+        self.before = self.living_tensors()
 
     def make(self, place: int) -> None:
         """Call the implementation on the tensors of one case, and keep the results."""
@@ -98,12 +99,10 @@ class _Calls:
         copies = {name: result.clone() for name, result in results.items()}
         self.made.append(_Call(number=number, place=place, way=way, results=results, copies=copies))
 
-    def tensors_kept(self) -> int:
-        """Return the number of tensors that are alive beside the results, in the process of the implementation."""
-        if self.subject.process is not None:
-            return self.subject.process.living_tensors()
-        own = {id(each) for call in self.made for each in (*call.results.values(), *call.copies.values())}
-        return costs.living_tensors() - len(own - set(map(id, self.cotangents)))
+    def living_tensors(self) -> int:
+        """Return the number of tensors that are alive in the process of the implementation."""
+        process = self.subject.process
+        return costs.living_tensors() if process is None else process.living_tensors()
 
     def judge(self) -> list[Agreement]:
         """Compare the first results with the oracle's, the others with the first, and each with its copy.
@@ -183,13 +182,12 @@ def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) 
 
     make(BACKWARD)  # the first calls may compile and tune
     cost = costs.functions_called(functools.partial(make, 2 * BACKWARD)) / BACKWARD
-    wanted, before = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS)), calls.tensors_kept()
+    wanted = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS))
     make(wanted)
-    more, total = calls.tensors_kept() - before, len(calls.made)
-    agreements = calls.judge()
-    later = total - 2 * BACKWARD
-    if more >= max(KEPT, later // BACKWARD):
-        raise Failure(f"{subject}: {later} calls on the same tensors have left {more} more tensors alive")
+    agreements, total = calls.judge(), len(calls.made)
+    calls.made.clear()  # a result that is a view keeps another tensor alive
+    if (more := calls.living_tensors() - calls.before) >= max(KEPT, total // BACKWARD):
+        raise Failure(f"{subject}: {total} calls on the same tensors have left {more} more tensors alive")
     search.saw(*agreements)
     with_backward = len(range(0, total, BACKWARD)) if calls.names else 0
     alike = "no differing call" if subject.claims.deterministic else "no wrong call"

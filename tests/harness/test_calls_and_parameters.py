@@ -97,10 +97,17 @@ def keeps_cotangents(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor
     return rms(KeepsCotangents.apply(x), eps, scale)
 
 
-@pytest.mark.parametrize(("wrong", "count"), [(keeps_its_results, 384), (keeps_cotangents, 48)])
-def test_memory_that_grows_with_each_call_is_found(wrong: Callable[..., Tensor], count: int) -> None:
-    said = f"384 calls on the same tensors have left {count} more tensors alive"
-    assert said in str(judged(wrong, "many calls"))
+def gives_views(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    """Its results keep other tensors alive, as long as they are alive themselves."""
+    whole = torch.stack([x.detach(), rms(x.detach(), eps, scale)])
+    return rms(x, eps, scale) if x.requires_grad else whole[1]
+
+
+@pytest.mark.parametrize(("kernel", "count"), [(keeps_its_results, 400), (keeps_cotangents, 50), (gives_views, None)])
+def test_memory_that_grows_with_each_call_is_found(kernel: Callable[..., Tensor], count: int | None) -> None:
+    verdict = judged(kernel, "many calls")
+    assert verdict.passed is (count is None)
+    assert verdict.passed or f"400 calls on the same tensors have left {count} more tensors alive" in str(verdict)
 
 
 def test_memory_that_was_not_given_is_told_though_other_bits_are_allowed() -> None:

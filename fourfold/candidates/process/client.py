@@ -281,7 +281,7 @@ class UntrustedFunction:
         return []
 
     def living_tensors(self) -> int:
-        """Return the number of tensors in its process, as that process reports it."""
+        """Return the number of tensors in its process beside those of arguments, as that process reports it."""
         with self.lock:
             count = self._ask(self._started(), {"do": "living_tensors"})[0].get("count")
         return count if type(count) is int else 0

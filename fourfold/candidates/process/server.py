@@ -163,6 +163,9 @@ class Twins:
     def __init__(self) -> None:
         self._of: dict[int, tuple[dict[str, Any], Twin]] = {}  # by the object's number: its description and its twin
 
+    def __len__(self) -> int:
+        return len(self._of)
+
     def of(self, said: dict[str, Any], storages: dict[int, torch.UntypedStorage]) -> Twin:
         """Return the twin of an argument; a new one if the object was not passed before, or has changed its layout."""
         described = {name: said[name] for name in said if name not in ("object", "written", "needs_gradient")}
@@ -233,7 +236,7 @@ class Served:
             "watch": self.watch,
             "lines": self.lines,
             "kernel_lines": self.kernel_lines,
-            "living_tensors": lambda text: {"count": living_tensors()},
+            "living_tensors": lambda text: {"count": living_tensors() - len(self.twins)},
         }
         while True:
             text, contents, files = self.connection.receive()
