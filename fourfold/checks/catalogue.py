@@ -143,9 +143,10 @@ STANDARD = (
     Check(name="history", run=history.history_does_not_matter),
     Check(name="many calls", run=many_calls.each_of_many_calls_is_alike, dtypes=("float32",)),
     Check(name="late inputs", run=history.late_inputs_are_waited_for, devices=("cuda",)),
-    # A wrapper's behaviour in a mode, and with the state that threads share, does not depend on the dtype.
-    Check(name="modes", run=modes.modes_do_not_matter, dtypes=("float32",), examples=12),
+    # A kernel for inference may round otherwise in a half type.
+    Check(name="modes", run=modes.modes_do_not_matter, dtypes=("float16", "bfloat16", "float32"), examples=12),
     Check(name="autocast", run=modes.autocast_changes_precision_alone, only="float32", examples=12),
+    # The state that threads share does not depend on the dtype.
     Check(name="threads", run=threads.threads_do_not_matter, dtypes=("float32",)),
     Check(
         name="defaults",

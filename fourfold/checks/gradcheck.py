@@ -1,4 +1,10 @@
-"""The check that the gradients agree with numerical differentiation of the implementation's own output."""
+"""The check that the gradients agree with numerical differentiation of the implementation's own output.
+
+So do derivatives of the gradients, where the implementation gives any.
+"""
+
+import contextlib
+from collections.abc import Callable
 
 import torch
 from torch.autograd.gradcheck import GradcheckError
@@ -10,9 +16,16 @@ from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure, Unsupported
 from fourfold.operations.record import computed_in
 
+# The number of cases whose gradients are differentiated.
+TWICE = 3
+
 
 def gradcheck(subject: Subject, search: Search) -> None:
-    """Check that the implementation passes torch.autograd.gradcheck, in float64, away from ties."""
+    """Check that the implementation passes torch.autograd.gradcheck, in float64, away from ties.
+
+    A gradient that autograd can differentiate passes it as well. The implementation may refuse that, as
+    `once_differentiable` does, but a wrong second derivative is a failure.
+    """
     subject.needs_gradients()
     kept = subject.dtype_of(OUTPUT)
     if kept.roundoff > subject.dtype.roundoff:
@@ -32,13 +45,41 @@ def gradcheck(subject: Subject, search: Search) -> None:
             output = subject.call(**dict(zip(names, tensors)), **constants, **case.parameters)
             return output * weights
 
-        try:
-            # The whole Jacobian for the first case, then its product with random vectors, at the cost of two calls.
-            with by_the_implementation():
-                torch.autograd.gradcheck(weighted, points, fast_mode=search.ran > 0)
-        except GradcheckError as error:
-            raise Failure(f"{subject}: gradcheck: {error}", OUTPUT) from error
+        def gradients(at: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+            output = subject.call(**dict(zip(names, at)), **constants, **case.parameters)
+            return torch.autograd.grad(output, at, weights, create_graph=True, allow_unused=True)
+
+        def gradient(of: int, along: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
+            return lambda point: gradients([*points[:along], point, *points[along + 1 :]])[of]
+
+        def differentiable() -> list[tuple[int, int]]:
+            """Return the gradients that autograd differentiates, each with the point along which it does."""
+            found: list[tuple[int, int]] = []
+            with contextlib.suppress(Exception):
+                for of, each in enumerate(gradients(points)):
+                    if each is not None and each.requires_grad:
+                        second = torch.autograd.grad(
+                            each, points, torch.ones_like(each), retain_graph=True, allow_unused=True
+                        )
+                        found += [(of, along) for along, of_it in enumerate(second) if of_it is not None]
+            return found
+
+        # The whole Jacobian for the first case, then its product with random vectors, at the cost of two calls.
+        _differentiated(subject, weighted, points, "gradcheck", fast=search.ran > 0)
+        for of, along in differentiable() if search.ran < TWICE else ():
+            what = f"gradcheck of the gradient of {names[of]} along {names[along]}"
+            _differentiated(subject, gradient(of, along), [points[along]], what, fast=True)
         search.saw(Agreement(0.0, weights.numel(), 0))
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)
     search.must_have_seen_something(subject, "gradcheck")
+
+
+def _differentiated(
+    subject: Subject, function: Callable[..., torch.Tensor | None], points: list[torch.Tensor], what: str, fast: bool
+) -> None:
+    try:
+        with by_the_implementation():
+            torch.autograd.gradcheck(function, points, fast_mode=fast)
+    except GradcheckError as error:
+        raise Failure(f"{subject}: {what}: {error}", OUTPUT) from error

@@ -130,7 +130,8 @@ class _History:
         names = [name for name in self.subject.operation.differentiable if self.gradients and name in given]
         for name in names:
             tensors[name].requires_grad_()
-        output = self.subject.call(**tensors, **self.parameters)
+        with torch.set_grad_enabled(bool(names)):
+            output = self.subject.call(**tensors, **self.parameters)
         if not names:
             return named_results(output, {})
         gradients = gradients_of(output, [tensors[name] for name in names], given["grad_output"])
@@ -149,6 +150,7 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
 
     A result must not depend on earlier calls on the same tensors, on other tensors at the same address, or on the
     caller's writes to earlier results. It must be complete when its call returns, and later calls must not change it.
+    The calls are made under `no_grad`, and again with gradients.
     """
 
     def body(case: Case) -> None:

@@ -9,6 +9,7 @@ from fourfold.checks.history import changed, tells_apart
 from fourfold.checks.results import (
     compare_results,
     describe,
+    expected_gradients,
     expected_results,
     given_tensors,
     named_results,
@@ -99,11 +100,18 @@ def backward_passes_may_interleave(subject: Subject, search: Search) -> None:
 
 
 def _smallest_of_each_shape(subject: Subject) -> list[Case]:
-    """Return the two smallest named examples with gradients and different shapes: one differs from any given case."""
-    made = [make(subject.dtype) for make in subject.operation.examples.values()]
-    made = [case for case in made if case.grad_output.size and subject.operation.differentiable_in(case)]
-    made.sort(key=lambda case: case.elements)
-    return made[:1] + [case for case in made[1:] if _shapes(case) != _shapes(made[0])][:1]
+    """Return the two smallest named examples with different shapes and gradients other than 0.
+
+    One of them differs from any given case. The gradients of an empty batch, or of a single class, say nothing.
+    """
+    found: list[Case] = []
+    for case in sorted((make(subject.dtype) for make in subject.operation.examples.values()), key=lambda c: c.elements):
+        differs = not any(_shapes(case) == _shapes(other) for other in found)
+        if differs and any(gradient.value.any() for gradient in expected_gradients(subject, case).values()):
+            found.append(case)
+        if len(found) == 2:
+            break
+    return found
 
 
 def _shapes(case: Case) -> list[tuple[int, ...]]:

@@ -5,6 +5,8 @@ import functools
 import itertools
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from fourfold.checks.results import compare_results, describe, expected_results,
 from fourfold.checks.search import Search, Subject
 from fourfold.instruments import costs
 from fourfold.instruments.evaluation import gradients_of
+from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import bits
 from fourfold.operations.case import Case
@@ -30,9 +33,24 @@ BACKWARD = 8
 # The most functions that all calls together may call, by device, and the least number of calls of any kernel. One call
 # of an interpreted Triton kernel calls thousands of functions.
 FUNCTIONS, LEAST = {"cpu": 2_000_000, "cuda": 10_000_000}, 25
+# The least number of tensors that calls leave alive and that count as a leak. A kernel may keep a few, once.
+KEPT = 16
 # The confidence with which a rate of wrong calls is excluded.
 CONFIDENCE = 0.95
+# The ways of a call: with a backward pass, and the contexts of those without one, in turn.
+WITH_BACKWARD, WITHOUT = "with a backward pass", (contextlib.nullcontext, torch.no_grad, torch.inference_mode)
 Results = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Call:
+    """A call of one of the two cases: its number, its way, its results and copies of them."""
+
+    number: int
+    place: int
+    way: object
+    results: Results
+    copies: Results
 
 
 def excluded_rate(calls: int) -> float:
@@ -63,64 +81,81 @@ class _Calls:
         self.recorded = [given | dict(zip(names, leaves)) for given, leaves in zip(self.inputs, self.leaves)]
         self.cotangents = [case.tensor("grad_output", subject.dtype, subject.device) for case in cases]
         self.names = names
-        self.made: list[tuple[int, Results, Results]] = []
+        self.made: list[_Call] = []
+        self.before = self.living_tensors()
 
-    def make(self, place: int, backward: bool) -> None:
+    def make(self, place: int) -> None:
         """Call the implementation on the tensors of one case, and keep the results."""
-        subject, parameters = self.subject, self.cases[place].parameters
-        if backward and self.names:
+        subject, parameters, number = self.subject, self.cases[place].parameters, len(self.made)
+        way: Any = WITHOUT[number % len(WITHOUT)]
+        if number % BACKWARD == 0 and self.names:
+            way = WITH_BACKWARD
             output = subject.call(**self.recorded[place], **parameters)
             gradients = gradients_of(output, self.leaves[place], self.cotangents[place])
             results = named_results(output.detach(), dict(zip(self.names, gradients)))
         else:
-            results = named_results(subject.call(**self.inputs[place], **parameters).detach(), {})
-        self.made.append((place, results, {name: result.clone() for name, result in results.items()}))
+            with way():
+                results = named_results(subject.call(**self.inputs[place], **parameters).detach(), {})
+        copies = {name: result.clone() for name, result in results.items()}
+        self.made.append(_Call(number=number, place=place, way=way, results=results, copies=copies))
+
+    def living_tensors(self) -> int:
+        """Return the number of tensors that are alive in the process of the implementation."""
+        process = self.subject.process
+        return costs.living_tensors() if process is None else process.living_tensors()
 
     def judge(self) -> list[Agreement]:
-        """Compare the first results with the oracle's, the others with the first, and each with its copy."""
-        agreements, total = [], len(self.made)
-        for place, case in enumerate(self.cases):
-            expected = expected_results(self.subject, case)
-            for name in expected:
-                found = [
-                    (n, made[name], copy[name])
-                    for n, (of, made, copy) in enumerate(self.made)
-                    if of == place and name in made
-                ]
-                if not found:
-                    continue
-                (first, _, right), *_ = found
-                when, given = f"call {first + 1} of many: ", self.inputs[place]
-                agreements += compare_results(self.subject, {name: right}, expected, given, when)
-                changed_later, wrong = (self._differing(found, right, later=later) for later in (True, False))
-                if wrong and self.subject.claims.deterministic:
-                    what = f"{len(wrong)} of {len(found)} calls on the same tensors gave another {name} than the first"
-                    what += f": call {wrong[0] + 1} of {total}"
-                    raise Failure(f"{self.subject}: {what}\nwith {describe(given)}", name)
-                for n in wrong:
-                    copy = {name: self.made[n][2][name]}
-                    agreements += compare_results(self.subject, copy, expected, given, f"call {n + 1} of many: ")
-                if changed_later:
-                    what = f"{name} of call {changed_later[0] + 1} of {total} was changed by a later call"
-                    raise Failure(f"{self.subject}: {what}, as were {len(changed_later)} of {len(found)}", name)
+        """Compare the first results with the oracle's, the others with the first, and each with its copy.
+
+        Calls are compared with those of the same way: a foreign implementation may compute otherwise in another mode.
+        """
+        agreements: list[Agreement] = []
+        expected = [expected_results(self.subject, case) for case in self.cases]
+        for place, way in dict.fromkeys((call.place, call.way) for call in self.made):
+            alike = [call for call in self.made if (call.place, call.way) == (place, way)]
+            for name in alike[0].results:
+                agreements += self._judged(alike, name, expected[place])
         return agreements
 
-    @staticmethod
-    def _differing(found: list[tuple[int, torch.Tensor, torch.Tensor]], right: torch.Tensor, later: bool) -> list[int]:
-        """Return the calls whose copy differs in bits from the first or, if `later`, whose result from its copy."""
-        odd = [n for n, _, copy in found if copy.shape != right.shape]
-        alike = [each for each in found if each[2].shape == right.shape]
-        copies = torch.stack([bits(copy) for _, _, copy in alike])
-        against = torch.stack([bits(made) for _, made, _ in alike]) if later else bits(right)
-        differs = (copies != against).reshape(len(alike), -1).any(1).tolist()
-        return sorted([n for (n, _, _), each in zip(alike, differs) if each] + ([] if later else odd))
+    def _judged(self, calls: list[_Call], name: str, expected: dict[str, Bounded]) -> list[Agreement]:
+        """Return the agreements of one result of calls of the same case in the same way."""
+        subject, total, given = self.subject, len(self.made), self.inputs[calls[0].place]
+        right = calls[0].copies[name]
+
+        def compared(call: _Call) -> list[Agreement]:
+            when = f"call {call.number + 1} of many: "
+            return compare_results(subject, {name: call.copies[name]}, expected, given, when)
+
+        agreements = compared(calls[0])
+        changed_later, wrong = (_differing(calls, name, right, later=later) for later in (True, False))
+        if wrong and subject.claims.deterministic:
+            what = f"{len(wrong)} of {len(calls)} calls on the same tensors gave another {name} than the first"
+            what += f": call {wrong[0].number + 1} of {total}"
+            raise Failure(f"{subject}: {what}\nwith {describe(given)}", name)
+        for call in wrong:
+            agreements += compared(call)
+        if changed_later:
+            what = f"{name} of call {changed_later[0].number + 1} of {total} was changed by a later call"
+            raise Failure(f"{subject}: {what}, as were {len(changed_later)} of {len(calls)}", name)
+        return agreements
+
+
+def _differing(calls: list[_Call], name: str, right: torch.Tensor, later: bool) -> list[_Call]:
+    """Return the calls whose copy differs in bits from the first or, if `later`, whose result from its copy."""
+    alike = [call for call in calls if call.copies[name].shape == right.shape]
+    copies = torch.stack([bits(call.copies[name]) for call in alike])
+    against = torch.stack([bits(call.results[name]) for call in alike]) if later else bits(right)
+    differs = (copies != against).reshape(len(alike), -1).any(1).tolist()
+    found = [call for call, differ in zip(alike, differs) if differ]
+    return found if later else sorted([*found, *(call for call in calls if call not in alike)], key=lambda c: c.number)
 
 
 @graded
 def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
     """Check that hundreds of calls on two small cases give equal results, and that the results stay unchanged.
 
-    The check detects a counter that wraps, a ring of reused buffers, and an error once in a hundred calls.
+    The check detects a counter that wraps, a ring of reused buffers, an error once in a hundred calls, and memory that
+    grows with each call.
     `Search.remarks` states the number of calls and the rate of differing calls that they exclude.
     """
     found = list(itertools.islice(_pairs(subject), ASKED))
@@ -143,15 +178,17 @@ def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) 
         for n in range(len(calls.made), total):
             if n and time.monotonic() > until:
                 return
-            calls.make(int(order[n]), backward=n % BACKWARD == 0)
+            calls.make(int(order[n]))
 
     make(BACKWARD)  # the first calls may compile and tune
     cost = costs.functions_called(functools.partial(make, 2 * BACKWARD)) / BACKWARD
     wanted = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS))
     make(wanted)
-    agreements = calls.judge()
+    agreements, total = calls.judge(), len(calls.made)
+    calls.made.clear()  # a result that is a view keeps another tensor alive
+    if (more := calls.living_tensors() - calls.before) >= max(KEPT, total // BACKWARD):
+        raise Failure(f"{subject}: {total} calls on the same tensors have left {more} more tensors alive")
     search.saw(*agreements)
-    total = len(calls.made)
     with_backward = len(range(0, total, BACKWARD)) if calls.names else 0
     alike = "no differing call" if subject.claims.deterministic else "no wrong call"
     search.remarks.append(

@@ -1,6 +1,7 @@
 """The checks that torch's modes change no result, except that autocast may change the precision."""
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,15 +16,16 @@ from fourfold.checks.search import OUTPUT, Search, Subject
 from fourfold.inputs.combinations import combined
 from fourfold.instruments.evaluation import gradients_of
 from fourfold.instruments.hide_test_runner import out_of_sight
+from fourfold.instruments.tampering import default_dtype
 from fourfold.numerics.bounded import Bounded, HangsOnRounding, NoRule, stored
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
-from fourfold.numerics.dtypes import DTYPES, differing
+from fourfold.numerics.dtypes import DTYPES, DType, differing
 from fourfold.operations.case import Case, is_floating
 from fourfold.operations.outcomes import Failure, Unclaimed
 from fourfold.operations.record import reference
 
-# The dtype of autocast. It has almost float32's range, so that a cast hardly ever overflows.
-AUTOCAST = "bfloat16"
+# The dtypes of autocast.
+AUTOCAST = "bfloat16", "float16"
 # By name: the call's context, whether the inputs require gradients, and whether they are created in the context.
 MODES: dict[str, tuple[Callable[[], AbstractContextManager] | None, bool, bool]] = {
     "where gradients are recorded": (None, True, False),
@@ -32,6 +34,8 @@ MODES: dict[str, tuple[Callable[[], AbstractContextManager] | None, bool, bool]]
     "under inference_mode": (torch.inference_mode, False, False),
     "under inference_mode, of inputs that require gradients": (torch.inference_mode, True, False),
     "under inference_mode, of inputs made there": (torch.inference_mode, False, True),
+    "where torch's default dtype is bfloat16": (functools.partial(default_dtype, torch.bfloat16), False, False),
+    "where torch's default dtype is float64": (functools.partial(default_dtype, torch.float64), False, False),
 }
 # The modes of foreign implementations: a kernel must give the same results in a program that is not a test.
 OUT_OF_SIGHT = "where pytest and the interpreter are not to be seen"
@@ -42,7 +46,7 @@ MODES_A_CASE = 4
 
 @graded
 def modes_do_not_matter(subject: Subject, search: Search) -> None:
-    """Check the output with gradients recorded, under `no_grad` and under `inference_mode`.
+    """Check the output with gradients recorded, under `no_grad`, under `inference_mode` and for other default dtypes.
 
     If gradients are not recorded, the output must not require them. The call must leave the modes unchanged. This
     library's own implementations must give the same bits in every mode. A foreign implementation may compute
@@ -91,7 +95,7 @@ def _called(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict
         after = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     if after != inside or before != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
         raise Failure(f"{subject}: {when}: the call has changed whether gradients are recorded")
-    if mode not in (None, out_of_sight) and isinstance(output, torch.Tensor) and output.requires_grad:
+    if mode in (torch.no_grad, torch.inference_mode) and isinstance(output, torch.Tensor) and output.requires_grad:
         raise Failure(f"{subject}: {when}: the output requires a gradient", OUTPUT)
     return output, tensors
 
@@ -109,37 +113,46 @@ def autocast_changes_precision_alone(subject: Subject, search: Search) -> None:
         raise Unclaimed("calls under autocast")
 
     def body(case: Case) -> None:
-        tensors = case.tensors(subject.dtype, subject.device)
-        names = subject.operation.differentiable_in(case) if subject.differentiable else ()
-        for name in names:
-            tensors[name].requires_grad_()
-        with torch.autocast(subject.device, dtype=DTYPES[AUTOCAST].torch):
-            output = subject.call(**tensors, **case.parameters)
-        gradients: dict[str, torch.Tensor] = {}
-        if names:
-            grad_output = case.tensor("grad_output", subject.dtype, subject.device).to(output.dtype)
-            gradients = dict(zip(names, gradients_of(output, [tensors[name] for name in names], grad_output)))
-        results = named_results(output.detach(), gradients)
-        try:
-            agreements = compare_results(subject, results, expected_results(subject, case), tensors)
-        except Failure as failure:
-            agreements = _as_cast(subject, case, results, tensors, failure)
-        search.saw(*agreements)
+        search.saw(*(agreement for dtype in AUTOCAST for agreement in _cast(subject, case, DTYPES[dtype])))
 
     search.cases(subject, "autocast", body, special=False, named=False, also=subject.small_example())
 
 
+def _cast(subject: Subject, case: Case, to: DType) -> list[Agreement]:
+    """Return the agreements of a call under autocast to a dtype."""
+    tensors = case.tensors(subject.dtype, subject.device)
+    names = subject.operation.differentiable_in(case) if subject.differentiable else ()
+    for name in names:
+        tensors[name].requires_grad_()
+    with torch.autocast(subject.device, dtype=to.torch):
+        output = subject.call(**tensors, **case.parameters)
+    gradients: dict[str, torch.Tensor] = {}
+    if names:
+        grad_output = case.tensor("grad_output", subject.dtype, subject.device).to(output.dtype)
+        gradients = dict(zip(names, gradients_of(output, [tensors[name] for name in names], grad_output)))
+    results = named_results(output.detach(), gradients)
+    try:
+        return compare_results(subject, results, expected_results(subject, case), tensors)
+    except Failure as failure:
+        return _as_cast(subject, case, to, results, tensors, failure)
+
+
 def _as_cast(
-    subject: Subject, case: Case, results: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], failure: Failure
+    subject: Subject,
+    case: Case,
+    to: DType,
+    results: dict[str, torch.Tensor],
+    tensors: dict[str, torch.Tensor],
+    failure: Failure,
 ) -> list[Agreement]:
     """Compare results that are wrong without autocast with the oracle's results if every step is rounded."""
-    own = (subject.dtype, DTYPES[AUTOCAST], *map(subject.dtype_of, [OUTPUT, *subject.operation.differentiable]))
+    own = (subject.dtype, to, *map(subject.dtype_of, [OUTPUT, *subject.operation.differentiable]))
     admitted = {dtype.torch: dtype for dtype in own}
     for result in results.values():
         if type(result) is not torch.Tensor or result.dtype not in admitted or result.device.type != subject.device:
             raise failure
     try:
-        expected = _rounded_throughout(subject, case)
+        expected = _rounded_throughout(subject, case, to)
     except (NoRule, HangsOnRounding):
         # The reference needs the exact value of a number that rounding may change, such as the index of a row.
         raise failure from None
@@ -149,15 +162,15 @@ def _as_cast(
         try:
             array: np.ndarray = dtype.array(result).astype(np.promote_types(dtype.wide, subject.dtype.wide))
             within = expectation(expected[name], dtype)
-            agreements.append(compare(array, within, dtype, f"under autocast to {AUTOCAST}: {name}"))
+            agreements.append(compare(array, within, dtype, f"under autocast to {to}: {name}"))
         except Disagreement as disagreement:
             raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}", name) from None
     return agreements
 
 
-def _rounded_throughout(subject: Subject, case: Case) -> dict[str, Bounded]:
+def _rounded_throughout(subject: Subject, case: Case, to: DType) -> dict[str, Bounded]:
     """Return the oracle's results if inputs, cotangent and each step are rounded to autocast's dtype."""
-    operation, storage = subject.operation, DTYPES[AUTOCAST].arithmetic.storage
+    operation, storage = subject.operation, to.arithmetic.storage
     arithmetic = replace(subject.dtype.arithmetic, storage=storage, rounds_each_step=True)
 
     def rounded(array: np.ndarray) -> Bounded:

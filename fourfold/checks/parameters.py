@@ -64,26 +64,10 @@ def _own_arguments(implementation: Callable[..., Any], operation: Operation) -> 
     return dict(zip(wanted, own.values()))
 
 
-def _own_defaults(implementation: Callable[..., Any], operation: Operation) -> Mapping[str, Any]:
+def _own_defaults(implementation: Callable[..., Any], operation: Operation) -> dict[str, Any]:
     """Return the defaults in an implementation's signature, by the operation's names."""
     arguments = _own_arguments(implementation, operation)
     return {name: p.default for name, p in arguments.items() if p.default is not _EMPTY}
-
-
-def _by_its_own_names(implementation: Callable[..., Any], operation: Operation) -> Callable[..., Any]:
-    """Return an implementation that takes the operation's names and passes on only the given arguments.
-
-    An implementation with other names otherwise gets all arguments, in order: see `fourfold.candidates.load.calling`.
-    """
-    arguments = _own_arguments(implementation, operation)
-    names = {name: p.name for name, p in arguments.items()}
-    by_keyword = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in arguments.values())
-    original = getattr(implementation, "__wrapped__", None)
-    if original is None or not by_keyword or all(name == own for name, own in names.items()):
-        return implementation
-    # An argument need not have a default: without one it gets the definition's.
-    supplied = {n: default for n, default in defaults_of(operation).items() if arguments[n].default is _EMPTY}
-    return lambda **given: original(**{names[name]: value for name, value in {**supplied, **given}.items()})
 
 
 def _arguments(operation: Operation) -> Mapping[str, inspect.Parameter]:
@@ -102,7 +86,6 @@ def defaults_are_the_definitions(subject: Subject, search: Search) -> None:
     if not declared:
         raise Unsupported(f"{subject.operation.name} has no parameter with a default")
     own = _own_defaults(subject.implementation, subject.operation)
-    subject = replace(subject, implementation=_by_its_own_names(subject.implementation, subject.operation))
     taken = _taken(subject, declared)
     for left_out in [[name] for name in taken] + [taken][: len(taken) > 1]:
         differing = {name: own[name] for name in left_out if name in own and not _same(own[name], declared[name])}

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import itertools
 import math
 import secrets
@@ -19,6 +20,7 @@ import torch
 from hypothesis import strategies as st
 
 from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.checks.database import Filed
 from fourfold.checks.threshold_cases import cases_past_comparisons
 from fourfold.inputs.combinations import combined
@@ -180,6 +182,12 @@ class Subject:
         )
 
     @property
+    def process(self) -> UntrustedFunction | None:
+        """Return the implementation that runs in a process of its own, or None if it runs in this one."""
+        function = inspect.unwrap(self.implementation)
+        return function if isinstance(function, UntrustedFunction) else None
+
+    @property
     def most_named(self) -> float:
         """Return the most elements of a named example: limited for the later dtypes of a foreign implementation."""
         return LONG if self.foreign and self.large is not None and not self.large.is_first else math.inf
@@ -326,6 +334,9 @@ class Search:
             test()
         except _PassedOverEnough:
             return
+        except hypothesis.errors.FlakyFailure as error:
+            # A failure that does not come again, such as a race between threads, is a failure.
+            raise next((each for each in error.exceptions if isinstance(each, Failure)), error) from None
         except hypothesis.errors.Unsatisfiable:
             if not self._passed_over():
                 raise

@@ -1,6 +1,7 @@
 """The check that threads which call at the same time get the results of separate calls."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,15 +32,20 @@ def _given(subject: Subject, case: Case) -> tuple[dict[str, torch.Tensor], Seque
     return tensors, names, case.tensor("grad_output", subject.dtype, subject.device)
 
 
-def _called(subject: Subject, case: Case) -> Results:
-    """Return a call's results without the tampering check: other threads may change the state that it compares."""
+def _called(subject: Subject, case: Case) -> list[Results]:
+    """Return the results of a call with gradients, if there are any, and of one under `no_grad`.
+
+    The check of tampering is left out: other threads may change the state that it compares.
+    """
     tensors, names, grad_output = _given(subject, case)
     output = subject.call(**tensors, **case.parameters)
     gradients = gradients_of(output, [tensors[name] for name in names], grad_output) if names else ()
-    return named_results(output.detach(), dict(zip(names, gradients)))
+    with torch.no_grad():
+        plain = subject.call(**{name: tensor.detach() for name, tensor in tensors.items()}, **case.parameters)
+    return [named_results(output.detach(), dict(zip(names, gradients))), named_results(plain, {})]
 
 
-def _at_once(subject: Subject, cases: list[Case]) -> tuple[int, list[list[Results]]]:
+def _at_once(subject: Subject, cases: list[Case]) -> tuple[int, list[list[list[Results]]]]:
     """Call from a thread for each case, all at once: see `called_at_once`.
 
     Raises:
@@ -64,7 +70,7 @@ def _at_once(subject: Subject, cases: list[Case]) -> tuple[int, list[list[Result
         raise Failure(f"{subject}: {error}") from None
 
 
-def _at_once_elsewhere(subject: Subject, cases: list[Case], functions: float) -> tuple[int, list[list[Results]]]:
+def _at_once_elsewhere(subject: Subject, cases: list[Case], functions: float) -> tuple[int, list[list[list[Results]]]]:
     """Do the same as `_at_once` in the process in which the implementation runs."""
     of_another_process: Any = subject.implementation
     calls, wanted = [], []
@@ -75,14 +81,14 @@ def _at_once_elsewhere(subject: Subject, cases: list[Case], functions: float) ->
     with by_the_implementation():
         count, found = of_another_process.called_at_once(calls, wanted, functions)
     return count, [
-        [named_results(output, dict(zip(names, gradients))) for output, gradients in results]
-        for names, results in zip(wanted, found)
+        [[named_results(output, dict(zip(names, grads))), named_results(plain, {})] for output, grads, plain in calls]
+        for names, calls in zip(wanted, found)
     ]
 
 
 @graded
 def threads_do_not_matter(subject: Subject, search: Search) -> None:
-    """Check the results of several threads that call at once, with two sets of values.
+    """Check the results of several threads that call at once, with two sets of values, with gradients and without.
 
     This library's own kernels must give the same bits as a call from a single thread. Torch need not, nor somebody
     else's implementation, which may call torch: in another thread, torch divides a call's work differently, and then
@@ -107,7 +113,7 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
         wanted, found = _at_once(subject, [cases[place % 2] for place in range(THREADS)])
         for place, calls in enumerate(found):
             given = cases[place % 2].tensors(subject.dtype, subject.device)
-            for results in calls:
+            for results in itertools.chain.from_iterable(calls):
                 when = f"where {THREADS} threads call at once: "
                 agreements += compare_results(subject, results, expected[place % 2], given, when)
                 same = differing((results[name], alone[place % 2][name]) for name in results) if same_bits else []

@@ -43,7 +43,7 @@ BUDGET = 2_500_000
 DEAR, DEAREST = 70_000, 300_000
 # The other dtypes take one case in `EVERY`, each dtype from a different start.
 EVERY = 5
-# The number of places in `checks.modes`.
+# The number of modes that are combined: the first of `checks.modes`.
 MODES = 6
 
 

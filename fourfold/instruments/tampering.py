@@ -65,6 +65,17 @@ def _originals() -> list[tuple[Any, str, Any]]:
 
 
 @contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set torch's default dtype inside."""
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(former)
+
+
+@contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
     """Restore the random states of torch, NumPy and Python afterwards."""
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 import re
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from declared_operations import cross_entropy
 from subjects import subject_of
 
 import fourfold
@@ -72,12 +74,64 @@ def test_other_bits_are_no_failure_where_they_are_not_claimed(check: str) -> Non
         assert "no wrong call" in str(verdict)
 
 
+_former: list[Tensor] = []
+
+
+class KeepsCotangents(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        _former.append(grad_output)
+        return grad_output.clone()
+
+
+def keeps_its_results(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    _former.append(rms(x, eps, scale))
+    return _former[-1].clone()
+
+
+def keeps_cotangents(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    return rms(KeepsCotangents.apply(x), eps, scale)
+
+
+def gives_views(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    """Its results keep other tensors alive, as long as they are alive themselves."""
+    whole = torch.stack([x.detach(), rms(x.detach(), eps, scale)])
+    return rms(x, eps, scale) if x.requires_grad else whole[1]
+
+
+@pytest.mark.parametrize(("kernel", "count"), [(keeps_its_results, 400), (keeps_cotangents, 50), (gives_views, None)])
+def test_memory_that_grows_with_each_call_is_found(kernel: Callable[..., Tensor], count: int | None) -> None:
+    verdict = judged(kernel, "many calls")
+    assert verdict.passed is (count is None)
+    assert verdict.passed or f"400 calls on the same tensors have left {count} more tensors alive" in str(verdict)
+
+
 def test_memory_that_was_not_given_is_told_though_other_bits_are_allowed() -> None:
     def with_unwritten(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
         return rms(x, eps, scale) + torch.empty(1)[0].nan_to_num(0.0)
 
     claims = Claims(dtypes=("float32",), finite=True, largest=1e3, deterministic=False)
     assert not judged(with_unwritten, "memory", claims=claims).passed
+
+
+# ---- repeatability
+
+
+def test_table_of_former_results_does_not_hide_that_calls_differ() -> None:
+    factors: dict[bytes, float] = {}
+
+    def as_before(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        values = x.detach().contiguous().numpy().tobytes()
+        return rms(x, eps, scale) * factors.setdefault(values, 1 + random.choice([0, 1, 2, 4, 8]) * 2**-23)
+
+    random.seed(1)
+    verdict = judged(as_before, "repeatability")
+    assert "differs between a call in this process and one in another" in str(verdict)
+    assert judged(rms.definition, "repeatability").passed
 
 
 # ---- interleaving
@@ -108,6 +162,69 @@ def test_second_backward_pass_may_be_refused() -> None:
     assert "RuntimeError: one pass only" in verdict.refusals
 
 
+class OfTheLastSize(torch.autograd.Function):
+    """Its backward pass takes the number of elements from the last call that had any."""
+
+    size = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        OfTheLastSize.size = x.numel() or OfTheLastSize.size
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        return grad_output * (OfTheLastSize.size / max(grad_output.numel(), 1))
+
+
+def test_call_of_other_shapes_between_two_of_a_loss_is_not_empty() -> None:
+    def of_the_last_size(logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+        return cross_entropy.definition(OfTheLastSize.apply(logits), target, reduction)
+
+    claims = Claims(dtypes=("float32",), finite=True, largest=1e3)
+    options: dict[str, Any] = {"device": "cpu", "only": ["interleaving"], "examples": 2, "seed": 1, "claims": claims}
+    assert "backward of a call of other shapes, made between others: gradient of logits" in str(
+        fourfold.verify(of_the_last_size, cross_entropy, **options)
+    )
+    assert fourfold.verify(cross_entropy.definition, cross_entropy, **options).passed
+
+
+# ---- gradcheck
+
+
+class OfSavedRoots(torch.autograd.Function):
+    """Its backward pass consists of torch's functions, and may take the reciprocal roots for constants."""
+
+    roots_are_constant = True
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float, scale: float) -> Tensor:
+        ctx.roots = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x)
+        ctx.eps, ctx.scale = eps, scale
+        return scale * x * ctx.roots
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple:
+        (x,) = ctx.saved_tensors
+        roots = (
+            ctx.roots if OfSavedRoots.roots_are_constant else torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.eps)
+        )
+        g = grad_output * ctx.scale
+        return roots * g - x * roots**3 * (g * x).mean(-1, keepdim=True), None, None
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_second_derivative_that_is_wrong_is_found(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_saved_roots(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        return OfSavedRoots.apply(x, eps, scale)
+
+    monkeypatch.setattr(OfSavedRoots, "roots_are_constant", wrong)
+    verdict = judged(of_saved_roots, "gradcheck", claims=Claims(dtypes=("float64",)))
+    assert verdict.passed is not wrong, str(verdict)
+    assert ("gradcheck of the gradient of x along x: " in str(verdict)) is wrong
+
+
 # ---- modes
 
 
@@ -115,8 +232,37 @@ def test_other_kernel_where_gradients_are_wanted_is_right_for_a_candidate() -> N
     def another_order(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
         return rms(x, eps, scale) if torch.is_grad_enabled() else rms(x.flip(-1), eps, scale).flip(-1)
 
-    verdict = judged(another_order, "modes")
+    verdict = judged(another_order, "modes", "many calls", "threads", "history")
     assert verdict.passed, str(verdict)
+
+
+_results: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+
+
+def in_one_buffer_without_gradients(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    result = rms(x, eps, scale)
+    return result if torch.is_grad_enabled() else _results.setdefault((x.shape, x.dtype), result).copy_(result)
+
+
+def coarse_in_half_without_gradients(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    result = rms(x, eps, scale)
+    return result * 1.1 if x.dtype is torch.bfloat16 and not torch.is_grad_enabled() else result
+
+
+def of_the_default_dtype(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+    return rms(x, eps, scale) + torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check", "dtype", "says"),
+    [
+        (in_one_buffer_without_gradients, "many calls", "float32", "was changed by a later call"),
+        (coarse_in_half_without_gradients, "modes", "bfloat16", "under no_grad: output"),
+        (of_the_default_dtype, "modes", "float32", "where torch's default dtype is float64: output has dtype"),
+    ],
+)
+def test_fault_of_one_mode_is_found(wrong: Callable[..., Tensor], check: str, dtype: str, says: str) -> None:
+    assert says in str(judged(wrong, check, claims=Claims(dtypes=(dtype,), finite=True, largest=1e3)))
 
 
 def test_results_rounded_as_autocast_rounds_are_right() -> None:
@@ -128,15 +274,31 @@ def test_results_rounded_as_autocast_rounds_are_right() -> None:
     assert verdict.passed, str(verdict)
 
 
-def test_results_far_from_what_autocast_rounds_are_wrong() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_results_far_from_what_autocast_rounds_are_wrong(dtype: torch.dtype) -> None:
     def another(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
-        return rms(x, eps, scale * 1.25 if torch.is_autocast_enabled("cpu") else scale)
+        is_wrong = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is dtype
+        return rms(x, eps, scale * 1.25 if is_wrong else scale)
 
     verdict = judged(another, "autocast")
-    assert "under autocast to bfloat16: " in str(verdict)
+    assert f"under autocast to {dtype}: ".replace("torch.", "") in str(verdict)
 
 
 # ---- threads
+
+
+def test_buffer_that_threads_share_without_gradients_is_found() -> None:
+    scratch = torch.empty(0)
+
+    def by_a_buffer(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        if x.requires_grad:
+            return rms(x, eps, scale)
+        scratch.resize_(x.shape).copy_(x)
+        time.sleep(0)
+        return rms(scratch.clone(), eps, scale)
+
+    verdict = judged(by_a_buffer, "threads")
+    assert f"where {threads.THREADS} threads call at once: output" in str(verdict)
 
 
 def test_kernel_that_holds_a_lock_is_accepted() -> None:

@@ -20,9 +20,11 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
 
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.backends.triton.interpreter import batches
+from fourfold.operations.refusals import is_fault
 
 N = 256
 PROGRAMS = 3
@@ -829,8 +831,41 @@ def operators(text: str) -> set[str]:
     return found
 
 
+@triton.jit
+def hints_kernel(output_ptr, stride, n, wrap, BLOCK: tl.constexpr):
+    """Says of offsets what a product of matrices does: those of the last block begin anew at `wrap`."""
+    tl.assume(n > 0)
+    stride = tl.multiple_of(stride, 16)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wrapped = tl.max_contiguous(tl.multiple_of(at % wrap, BLOCK), BLOCK)
+    tl.store(output_ptr + at, wrapped + stride, mask=at < n)
+
+
+@pytest.mark.parametrize(
+    ("stride", "n", "wrap", "says"),
+    [
+        (32, 40, 40, ""),
+        (24, 40, 40, "tl.multiple_of says that 24 is a multiple of 16"),
+        (32, 40, 24, "tl.multiple_of says that 8 is a multiple of 16"),
+        (32, 0, 40, "tl.assume of a condition that does not hold"),
+    ],
+)
+def test_false_hint_to_the_compiler_is_a_fault(stride: int, n: int, wrap: int, says: str) -> None:
+    output = torch.zeros(48, dtype=torch.int32)
+    if not says:
+        hints_kernel[(3,)](output, stride, n, wrap, BLOCK=16)
+        assert output[:n].tolist() == [place % wrap + stride for place in range(n)]
+        return
+    with pytest.raises(interpreter.InterpreterError) as caught:
+        hints_kernel[(3,)](output, stride, n, wrap, BLOCK=16)
+    assert is_fault(caught.value)
+    assert says in str(caught.value.__cause__)
+
+
 # By other tests of this file.
 TESTED = {
+    "assume": test_false_hint_to_the_compiler_is_a_fault,
+    "multiple_of": test_false_hint_to_the_compiler_is_a_fault,
     "load": test_masked_load_and_store,
     "store": test_masked_load_and_store,
     "atomic_cas": test_compare_and_swap,
@@ -840,8 +875,7 @@ REASONS = {
     "Python turns a comparison around: 1 < x is x > 1": "__rlt__ __rle__ __rgt__ __rge__ __req__ __rne__",
     "tl.philox, which is tested, and operations on integers": "philox_impl rand rand4x randint randint4x randn randn4x"
     " pair_uniform_to_normal uint_to_uniform_float",
-    "says something to the compiler, and computes nothing": "assume max_constancy max_contiguous multiple_of"
-    " debug_barrier",
+    "says something to the compiler, and computes nothing": "max_constancy max_contiguous debug_barrier",
     "does something while a kernel is compiled": "static_assert static_print target_info",
     "tensor descriptors are tested by the operation matmul": "load_tensor_descriptor store_tensor_descriptor"
     " make_tensor_descriptor",

@@ -12,7 +12,7 @@ import torch
 import warm
 from samples import sampled
 
-from fourfold import backends, operation, tensor
+from fourfold import backends, operation, tensor, values
 from fourfold.api.verify import verify
 from fourfold.backends.cuda.emulator.reached import Line
 from fourfold.backends.triton.interpreter import memory
@@ -105,6 +105,21 @@ def increments(x, y):
 
 def address(x, y):
     return torch.tensor([x.data_ptr(), y.data_ptr()])
+
+BEFORE = {}
+
+def is_known(x, y):
+    known = BEFORE.get("x") is x
+    BEFORE["x"] = x
+    return torch.tensor([known])
+
+def softmax_kept_with_x(x):
+    if not hasattr(x, "softmax_of_it"):
+        x.softmax_of_it = torch.softmax(x.detach(), -1)
+    return torch.softmax(x, -1) if x.requires_grad else x.softmax_of_it.clone()
+
+def add_by_other_names(a, b, twice=True):
+    return a + (2 * b if twice else b)
 
 def gives_its_input(x, y):
     return x
@@ -347,6 +362,47 @@ def test_one_storage_is_one_storage_and_stays_where_it_is(load: Load) -> None:
     assert load("around")(x, y).tolist() == [7.0] * 3
 
 
+def test_one_tensor_object_is_one_object_as_long_as_it_keeps_its_layout(load: Load) -> None:
+    function, (x, y) = load("is_known"), pair()
+    asked: list[Callable[[], object]] = [lambda: None, lambda: None, lambda: x.add_(1), x.requires_grad_, lambda: None]
+    known = []
+    for change in asked:
+        change()
+        known.append(function(x, y).item())
+    assert known == [False, True, True, True, True]
+    x.requires_grad_(False).resize_(2)
+    assert not function(x, y).item()
+    assert not function(x.detach(), y).item()
+
+
+@operation(x=tensor("n"), y=tensor("n"), twice=values(False, True))
+def add_once_or_twice(x: torch.Tensor, y: torch.Tensor, twice: bool = False) -> torch.Tensor:
+    return x + (2 * y if twice else y)
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_default_of_a_function_with_names_of_its_own_is_tried(untrusted: bool, place: Path) -> None:
+    given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1, "only": ["defaults"]}
+    kernel = f"{place}:add_by_other_names" if untrusted else modules.of_file(place).add_by_other_names
+    (outcome,) = verify(kernel, add_once_or_twice, untrusted=untrusted, **given).outcomes
+    assert outcome.failure is not None
+    assert "with twice left out" in outcome.failure.message
+
+
+def test_writes_between_calls_on_one_tensor_leave_each_its_gradients(load: Load) -> None:
+    function, (x, y) = load("Square"), pair()
+    x.requires_grad_()
+    first = function(x, y)
+    with torch.no_grad():
+        x.add_(1)
+    second = function(x, y)
+    with pytest.raises(RuntimeError) as caught:
+        torch.autograd.grad(first, [x], torch.ones(3))
+    assert torch_internals.says_written_into(caught.value)
+    (gradient,) = torch.autograd.grad(second, [x], torch.ones(3))
+    assert gradient.tolist() == [4.0, 6.0, 8.0]
+
+
 def test_output_that_is_an_input_shares_its_memory(load: Load) -> None:
     x, y = pair()
     assert load("gives_its_input")(x, y).data_ptr() == x.data_ptr()
@@ -509,6 +565,16 @@ def test_what_ends_a_process_or_changes_it_is_no_refusal(name: str, kind: type, 
     assert not is_refusal(error)
 
 
+def test_call_afresh_has_a_process_of_its_own(load: Load) -> None:
+    function = load("processes")
+    first = function(*pair()).item()
+    with function.afresh():
+        other = function(*pair()).item()
+    assert other != first == function(*pair()).item()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(other), 0)
+
+
 def test_next_call_after_a_crash_has_a_process_of_its_own(load: Load) -> None:
     function = load("processes")
     first = function(*pair()).item()
@@ -604,6 +670,7 @@ def test_torchs_function_comes_to_the_same_in_both_ways(place: Path) -> None:
     [
         ("softmax_of_last", "interleaving"),
         pytest.param("softmax_of_few_calls", "many calls", marks=pytest.mark.full),
+        pytest.param("softmax_kept_with_x", "history", marks=pytest.mark.full),
     ],
 )
 def test_state_that_calls_share_is_found_in_a_process_of_their_own(function: str, check: str, place: Path) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -39,11 +39,11 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
     owner = getattr(found, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
         # Before torch 2.13, `apply` takes no arguments by name.
-        return in_order(found, wanted)
+        return in_order(found, wanted, {})
     try:
         own = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
     except (TypeError, ValueError):  # the function is not written in Python
-        return in_order(found, wanted)
+        return in_order(found, wanted, {})
     with contextlib.suppress(TypeError):
         own.bind(**dict.fromkeys(wanted.parameters))
         return by_name(found, own, wanted)
@@ -51,7 +51,7 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
         own.bind(*wanted.parameters)
     except TypeError as error:
         raise CannotBeCalled(f"{_name(found)}{own} cannot be called as {operation}{wanted}: {error}") from None
-    return in_order(found, wanted)
+    return in_order(found, wanted, own.parameters)
 
 
 def _is_kernel_of_triton(given: Any) -> bool:
@@ -83,13 +83,22 @@ def by_name(found: Callable[..., Any], own: inspect.Signature, wanted: inspect.S
     return called
 
 
-def in_order(found: Callable[..., Any], wanted: inspect.Signature) -> Callable[..., Any]:
-    """Return a wrapper that passes its arguments in the operation's order."""
+def in_order(
+    found: Callable[..., Any], wanted: inspect.Signature, own: Mapping[str, inspect.Parameter]
+) -> Callable[..., Any]:
+    """Return a wrapper that passes its arguments in the operation's order.
+
+    An argument that is left out has the default of the function's `own` parameter or, if it has none, the operation's.
+    """
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    places = zip(wanted.parameters, (of for of in own.values() if of.kind in kinds))
+    empty = inspect.Parameter.empty
+    own_defaults = {name: of.default for name, of in places if of.default is not empty}
+    defaults = {name: of.default for name, of in wanted.parameters.items() if of.default is not empty} | own_defaults
 
     @functools.wraps(found)
     def called(*args: Any, **kwargs: Any) -> Any:
-        bound = wanted.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return found(*bound.arguments.values())
+        given = defaults | wanted.bind(*args, **kwargs).arguments
+        return found(*(given[name] for name in wanted.parameters))
 
     return called

@@ -45,6 +45,10 @@ MOST_COSTLY = 3
 MOST_BYTES = 8 << 30
 
 
+# The results of a call in one of several threads: its output, its gradients, and the output under `no_grad`.
+ThreadResults = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]
+
+
 class CannotBeImported(Exception):
     """The candidate's file or module fails on import, or has no such function."""
 
@@ -63,13 +67,14 @@ class RemoteCall:
         self.session, self.number, self.thread = session, number, threading.get_ident()
         self.tensors, self.outputs, self.differentiable = tensors, tuple(outputs), differentiable
         # For an output, an alias with its memory and version: to hold the output itself would keep the call forever.
-        self.watched = {**tensors, **{str(place): output.detach() for place, output in enumerate(outputs)}}
-        self.versions = {name: torch_internals.version(tensor) for name, tensor in self.watched.items()}
+        self.results = {str(place): output.detach() for place, output in enumerate(outputs)}
+        self.versions = {name: _written(result) for name, result in self.results.items()}
         weakref.finalize(self, session.forgotten_calls.append, number).atexit = False
 
     def written(self) -> dict[str, int]:
-        """Return how often autograd saw each tensor written since the call; outputs have numbers for names."""
-        return {n: torch_internals.version(of) - self.versions[n] for n, of in self.watched.items()}
+        """Return how often autograd saw each input written, and each output since the call, by its number."""
+        inputs = {name: _written(tensor) for name, tensor in self.tensors.items()}
+        return inputs | {name: _written(result) - self.versions[name] for name, result in self.results.items()}
 
 
 class _Elsewhere(torch.autograd.Function):
@@ -199,8 +204,8 @@ class UntrustedFunction:
         wanted: Sequence[Sequence[str]],
         functions: float,
         output: tuple[Sequence[str], int] | None = None,
-    ) -> tuple[int, list[list[tuple[torch.Tensor, list[torch.Tensor]]]]]:
-        """Call from several threads at once; return outputs and gradients: see `fourfold.instruments.concurrent_calls`.
+    ) -> tuple[int, list[list[ThreadResults]]]:
+        """Call from several threads at once; return the results: see `fourfold.instruments.concurrent_calls`.
 
         Args:
             calls: the arguments and the cotangent of each thread's calls.
@@ -274,6 +279,23 @@ class UntrustedFunction:
     def kernel_lines(self) -> list[Line]:
         """Return the lines of a `.cu` file, and whether they ran in its process; a Python function has none."""
         return []
+
+    def living_tensors(self) -> int:
+        """Return the number of tensors in its process beside those of arguments, as that process reports it."""
+        with self.lock:
+            count = self._ask(self._started(), {"do": "living_tensors"})[0].get("count")
+        return count if type(count) is int else 0
+
+    @contextlib.contextmanager
+    def afresh(self) -> Iterator[None]:
+        """Make the calls inside in another process, which has made none before."""
+        with self.lock:
+            former, self.session = self.session, None
+            try:
+                yield
+            finally:
+                self.end()
+                self.session = former
 
     def end(self) -> None:
         """End its process. The next call starts another."""
@@ -353,6 +375,7 @@ def conditions() -> dict[str, Any]:
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "autocast": str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
         if torch.is_autocast_enabled("cpu")
         else None,
@@ -392,8 +415,14 @@ def _spelled(
             tensors[name] = value
             said["tensor"]["needs_gradient"] = value.requires_grad
             said["tensor"]["made"] = protocol.made_as(value)
+            said["tensor"] |= {"object": session.object_number_of(value), "written": _written(value)}
         found.append([name, said])
     return found, tensors, held
+
+
+def _written(tensor: torch.Tensor) -> int:
+    """Return how often autograd saw a tensor written; it does not count writes into tensors made for inference."""
+    return 0 if tensor.is_inference() else torch_internals.version(tensor)
 
 
 def callable_or_said(answer: Mapping[str, Any]) -> None:
@@ -406,14 +435,12 @@ def callable_or_said(answer: Mapping[str, Any]) -> None:
         raise CannotBeCalled(printable(str(answer["cannot"])))
 
 
-def _results(
-    found: Any, gradients: int, storages: Mapping[int, torch.UntypedStorage]
-) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Return the results of one thread: the output and the gradients of each call."""
-    if not isinstance(found, list) or not all(isinstance(call, list) and len(call) == 1 + gradients for call in found):
-        raise Malformed("no output and gradients of each call")
+def _results(found: Any, gradients: int, storages: Mapping[int, torch.UntypedStorage]) -> list[ThreadResults]:
+    """Return the results of one thread."""
+    if not isinstance(found, list) or not all(isinstance(call, list) and len(call) == 2 + gradients for call in found):
+        raise Malformed("no outputs and gradients of each call")
     parts = [[_result(part, storages)[0] for part in call] for call in found]
-    return [(output, list(rest)) for output, *rest in parts]
+    return [(output, list(rest), plain) for output, *rest, plain in parts]
 
 
 def _outputs(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[bool, list[Any], list[bool]]:

@@ -19,7 +19,7 @@ from fourfold.backends.cuda.emulator.reached import Line
 from fourfold.backends.cuda.functions import DTYPES
 from fourfold.candidates.load.cuda_candidates import CudaCandidate
 from fourfold.candidates.load.cuda_launches import RESULT
-from fourfold.candidates.process.client import MOST_BYTES, UntrustedFunction, callable_or_said
+from fourfold.candidates.process.client import MOST_BYTES, ThreadResults, UntrustedFunction, callable_or_said
 from fourfold.candidates.process.protocol import printable
 from fourfold.candidates.process.session import Session, Unanswered
 from fourfold.operations.claims import claims
@@ -63,7 +63,7 @@ class UntrustedKernel(UntrustedFunction):
         wanted: Sequence[Sequence[str]],
         functions: float,
         output: tuple[Sequence[str], int] | None = None,
-    ) -> tuple[int, list[list[tuple[torch.Tensor, list[torch.Tensor]]]]]:
+    ) -> tuple[int, list[list[ThreadResults]]]:
         """Call from several threads at once: see `UntrustedFunction.called_at_once`."""
         prepared = [(self._prepared(**arguments), cotangent) for arguments, cotangent in calls]
         return super().called_at_once(prepared, wanted, functions, output)

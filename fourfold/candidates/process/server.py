@@ -16,10 +16,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,12 @@ from fourfold.candidates.process.child import adopt_orphans, children, die_with
 from fourfold.candidates.process.protocol import Connection
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns, called_at_once
+from fourfold.instruments.costs import living_tensors
 from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
 from fourfold.instruments.size_comparisons import Compared
-from fourfold.instruments.tampering import Tampered, nothing_else_changes
+from fourfold.instruments.tampering import Tampered, default_dtype, nothing_else_changes
 from fourfold.operations.blame import blame_of, statement
 from fourfold.operations.case import Case
 from fourfold.operations.outputs import outputs_of
@@ -132,23 +134,67 @@ def become_candidate(descriptor: int, folder: Path, most_bytes: int) -> None:
 # ---- a candidate's own process
 
 
+class Twin:
+    """A tensor of this process that stands for one tensor object of the judge, with the same memory and layout."""
+
+    def __init__(self, tensor: torch.Tensor, written: int = 0) -> None:
+        self.tensor = tensor
+        self.written = written  # the number of the judge's writes that autograd knows here
+        self.place = place_of(tensor)
+
+    def note_writes(self, written: int) -> None:
+        """Tell autograd about in-place writes of the judge, which it would see in a single process."""
+        for _ in range(written - self.written):
+            torch.autograd.graph.increment_version(self.tensor)
+        self.written = max(written, self.written)
+
+
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return a tensor's place in memory, its layout and its dtype, and whether it is a leaf of autograd's graph."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_leaf
+
+
+class Twins:
+    """The twins of the tensors that the judge passes: the same object for the same object, as in a single process.
+
+    A kernel may keep results by the identity of a tensor.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[dict[str, Any], Twin]] = {}  # by the object's number: its description and its twin
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def of(self, said: dict[str, Any], storages: dict[int, torch.UntypedStorage]) -> Twin:
+        """Return the twin of an argument; a new one if the object was not passed before, or has changed its layout."""
+        described = {name: said[name] for name in said if name not in ("object", "written", "needs_gradient")}
+        known, twin = self._of.get(said["object"], (None, None))
+        if twin is None or known != described or place_of(twin.tensor) != twin.place:
+            twin = Twin(protocol.as_value({"tensor": said}, storages), said["written"])
+            self._of[said["object"]] = described, twin
+        elif twin.tensor.requires_grad != said["needs_gradient"]:
+            twin.tensor.requires_grad_(said["needs_gradient"])
+        twin.note_writes(said["written"])
+        return twin
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Forget the twins of objects that are gone."""
+        for number in numbers:
+            self._of.pop(number, None)
+
+
 class OpenCall:
     """A call whose gradients may still be requested."""
 
-    def __init__(
-        self, inputs: dict[str, torch.Tensor], outputs: Sequence[torch.Tensor], watch: AbstractContextManager
-    ) -> None:
+    def __init__(self, inputs: dict[str, Twin], outputs: Sequence[torch.Tensor], watch: AbstractContextManager) -> None:
         self.inputs, self.outputs, self.watch = inputs, outputs, watch
-        self.watched = {**inputs, **{str(place): output for place, output in enumerate(outputs)}}
-        self.written = dict.fromkeys(self.watched, 0)  # the number of the judge's writes into each
+        self.watched = {**inputs, **{str(place): Twin(output) for place, output in enumerate(outputs)}}
 
     def note_writes(self, written: dict[str, int]) -> None:
-        """Tell autograd about in-place writes of the judge, which it would see in a single process."""
+        """Tell autograd about in-place writes of the judge into inputs and outputs."""
         for name, count in written.items():
-            tensor = self.watched[name]
-            for _ in range(count - self.written[name]):
-                torch.autograd.graph.increment_version(tensor)
-            self.written[name] = count
+            self.watched[name].note_writes(count)
 
 
 class Unspecified(torch.autograd.Function):
@@ -175,6 +221,7 @@ class Served:
         self.shared: set[int] = set()  # numbers of storages in memory shared with the judge
         self.last: dict[int, bytes] = {}
         self.calls: dict[int, OpenCall] = {}
+        self.twins = Twins()
         self.made = 0
 
     def run(self) -> None:
@@ -189,6 +236,7 @@ class Served:
             "watch": self.watch,
             "lines": self.lines,
             "kernel_lines": self.kernel_lines,
+            "living_tensors": lambda text: {"count": living_tensors() - len(self.twins)},
         }
         while True:
             text, contents, files = self.connection.receive()
@@ -201,9 +249,10 @@ class Served:
             self.connection.send({"number": text["number"], **answer}, protocol.changed(copied, self.last))
 
     def _take(self, text: dict[str, Any], contents: dict[int, bytes], files: Sequence[int]) -> None:
-        """Apply the judge's changes: forget calls and storages, and update the others."""
+        """Apply the judge's changes: forget calls, tensors and storages, and update the others."""
         for number in text["forgotten_calls"]:
             self.calls.pop(number, None)
+        self.twins.forget(text["forgotten_objects"])
         for number in text["forgotten"]:
             self.storages.pop(number, None)
             self.last.pop(number, None)
@@ -268,7 +317,12 @@ class Served:
 
     def call(self, text: dict[str, Any]) -> dict[str, Any]:
         """Call the candidate."""
-        arguments = given(text["arguments"], self.storages)
+        twins = {
+            name: self.twins.of(said["tensor"], self.storages)
+            for name, said in text["arguments"]
+            if isinstance(said, dict) and "tensor" in said
+        }
+        arguments = given(text["arguments"], self.storages, {name: twin.tensor for name, twin in twins.items()})
         watch = watching(text)
         with conditions(text, watch):
             output = self.function(**arguments)
@@ -277,15 +331,14 @@ class Served:
         outputs = list(output) if several else [output]
         told = [self._result(each) for each in outputs]
         if any(isinstance(each, torch.Tensor) and each.requires_grad for each in outputs):
-            tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
-            self.calls[text["number"]] = OpenCall(tensors, outputs, watch)
+            self.calls[text["number"]] = OpenCall(twins, outputs, watch)
         return {"output": {"several": told} if several else told[0], **seen_by(watch)}
 
     def backward(self, text: dict[str, Any]) -> dict[str, Any]:
         """Return the gradients of a call."""
         kept = self.calls[text["call"]]
         kept.note_writes(text["written"])
-        inputs = [kept.inputs[name] for name in text["inputs"]]
+        inputs = [kept.inputs[name].tensor for name in text["inputs"]]
         of_each = [(o, said) for o, said in zip(kept.outputs, text["cotangents"]) if said is not None]
         outputs = [output for output, _ in of_each]
         cotangents = [protocol.as_tensor(said, self.storages) for _, said in of_each]
@@ -342,19 +395,26 @@ class Served:
         return {"lines": [list(line) for line in on_cpu.lines_that_ran()]}
 
     def _called(self, said: dict[str, Any], wanted: Sequence[Any] | None) -> list[Any]:
-        """Return the output, or the wanted one of several, and the gradients of a call on copies of the tensors."""
+        """Return the output, the gradients, and the output under `no_grad`, of calls on copies of the tensors.
+
+        Of several outputs it is the wanted one.
+        """
         storages = {number: storage.clone() for number, storage in list(self.storages.items())}
         arguments = given(said["arguments"], storages)
-        output = self.function(**arguments)
-        if wanted is not None:
-            names, place = wanted
-            output = outputs_of(output, names)[place]
+
+        def output_of(arguments: Mapping[str, Any]) -> Any:
+            output = self.function(**arguments)
+            return output if wanted is None else outputs_of(output, wanted[0])[wanted[1]]
+
+        output, gradients = output_of(arguments), list[torch.Tensor]()
         inputs = [arguments[name] for name in said["inputs"]]
-        if not inputs:
-            return [output]
-        cotangent = protocol.as_tensor(said["cotangent"], storages)
-        gradients = torch.autograd.grad(output, inputs, cotangent, allow_unused=True)
-        return [output, *(torch.zeros_like(i) if g is None else g for i, g in zip(inputs, gradients))]
+        if inputs:
+            cotangent = protocol.as_tensor(said["cotangent"], storages)
+            found = torch.autograd.grad(output, inputs, cotangent, allow_unused=True)
+            gradients = [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, found)]
+        with torch.no_grad():
+            plain = output_of({n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()})
+        return [output, *gradients, plain]
 
     def _result(self, result: Any) -> dict[str, Any]:
         """Return the description of a result."""
@@ -399,12 +459,19 @@ class Served:
         }
 
 
-def given(spelled: Sequence[Sequence[Any]], storages: dict[int, torch.UntypedStorage]) -> dict[str, Any]:
-    """Return the arguments of a call."""
+def given(
+    spelled: Sequence[Sequence[Any]],
+    storages: dict[int, torch.UntypedStorage],
+    known: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return the arguments of a call: those that are `known`, and new ones."""
     arguments: dict[str, Any] = {}
     for name, said in spelled:
         same = said.get("same") if isinstance(said, dict) else None
-        arguments[name] = protocol.as_value(said, storages) if same is None else arguments[same]
+        if same is None:
+            arguments[name] = known[name] if name in known else protocol.as_value(said, storages)
+        else:
+            arguments[name] = arguments[same]
     return arguments
 
 
@@ -434,6 +501,7 @@ def conditions(text: dict[str, Any], watch: AbstractContextManager) -> Iterator[
         stack.enter_context(torch.set_grad_enabled(text["grad"]))
         if text["inference"]:
             stack.enter_context(torch.inference_mode())
+        stack.enter_context(default_dtype(protocol.dtype_of(text["default_dtype"])))
         if text["autocast"] is not None:
             stack.enter_context(torch.autocast("cpu", dtype=protocol.dtype_of(text["autocast"])))
         if text["undefined_lanes_are_zero"] is not None:

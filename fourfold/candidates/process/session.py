@@ -168,7 +168,8 @@ class Session:
         connection: the connection to it.
         folder: its working directory, which is removed at its end.
         last: the contents of the storages that it holds, by number.
-        forgotten, forgotten_calls: the numbers of storages and calls that are gone here, not yet reported to it.
+        forgotten, forgotten_calls, forgotten_objects: the numbers of storages, calls and tensors that are gone here,
+            not yet reported to it.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -185,7 +186,9 @@ class Session:
         self.last: dict[int, bytes] = {}
         self.forgotten: list[int] = []
         self.forgotten_calls: list[int] = []
-        self._made = 0
+        self.forgotten_objects: list[int] = []
+        self._made = self._objects_made = 0
+        self._objects: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # by id: a tensor and its number
         self._of: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # by id: a storage and its number
         self._by_number: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -199,6 +202,16 @@ class Session:
             self._made += 1
             number = self._made
             self.know(storage, number)
+        return number
+
+    def object_number_of(self, tensor: torch.Tensor) -> int:
+        """Return the number of a tensor object, the same as long as the object lives."""
+        known, number = self._objects.get(id(tensor), (None, 0))
+        if known is None or known() is not tensor:
+            self._objects_made += 1
+            number = self._objects_made
+            self._objects[id(tensor)] = (weakref.ref(tensor), number)
+            weakref.finalize(tensor, self.forgotten_objects.append, number).atexit = False
         return number
 
     def know(self, storage: torch.UntypedStorage, number: int) -> None:
@@ -219,6 +232,7 @@ class Session:
             self._by_number.pop(number, None)
             self.last.pop(number, None)
         self._of = {key: pair for key, pair in self._of.items() if pair[1] in self._by_number}
+        self._objects = {key: pair for key, pair in self._objects.items() if pair[0]() is not None}
         return gone
 
     # ---- requests
@@ -264,7 +278,9 @@ class Session:
                 shared.append([number, storage.nbytes()])
                 files.append(file)
         calls, self.forgotten_calls[:] = list(self.forgotten_calls), []
-        told = {**text, "number": self.asked, "forgotten": gone, "forgotten_calls": calls, "shared": shared}
+        objects, self.forgotten_objects[:] = list(self.forgotten_objects), []
+        told = {**text, "number": self.asked, "forgotten": gone, "shared": shared}
+        told |= {"forgotten_calls": calls, "forgotten_objects": objects}
         self.connection.send(told, protocol.changed(copied.items(), self.last), files)
         answer, contents, sent = self.connection.receive({n: storage.nbytes() for n, storage in living.items()})
         for file in sent:

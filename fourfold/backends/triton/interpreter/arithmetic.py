@@ -13,6 +13,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
+from fourfold.operations.refusals import Fault
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BOOL = np.dtype(bool)
 # A sum of booleans is a sum of integers of one bit, which wraps; NumPy's saturates, and its difference raises.
@@ -23,8 +25,15 @@ FLOAT8 = {"fp8e4nv": np.dtype(ml_dtypes.float8_e4m3fn), "fp8e5": np.dtype(ml_dty
 # The types of a product's operands.
 OPERANDS = NUMPY_FLOATS | FLOAT8
 
+# The attribute that tl.multiple_of sets.
+DIVISIBILITY = "tt.divisibility"
+
 _shipped_numpy_type = interpreter._get_np_dtype
 _numpy_types: dict[str, np.dtype] = {}
+
+
+class FalseHint(ValueError, Fault):
+    """A kernel told the compiler something false, so that compiled code may do anything."""
 
 
 class Handle(interpreter.TensorHandle):
@@ -34,8 +43,22 @@ class Handle(interpreter.TensorHandle):
         self.data, self.dtype, self.attr = data, dtype, attr
 
     def set_attr(self, key: str, value: Any) -> None:
-        """Store what the kernel tells the compiler of the value, for example by tl.multiple_of."""
+        """Store what the kernel tells the compiler of the value, for example by tl.multiple_of.
+
+        Raises:
+            FalseHint: the first element, where a group of contiguous ones begins in any case, is no multiple.
+        """
         self.attr = {**(self.attr or {}), key: value}
+        if key == DIVISIBILITY and self.data.size:
+            first = self.first_elements()
+            for divisor in value:
+                if (first % divisor).any():
+                    number = first[first % divisor != 0][0]
+                    raise FalseHint(f"tl.multiple_of says that {number} is a multiple of {divisor}")
+
+    def first_elements(self) -> np.ndarray:
+        """Return the first element, as an array of one element."""
+        return self.data.reshape(-1)[:1]
 
 
 def numpy_type(kind: tl.dtype) -> np.dtype:
@@ -101,6 +124,15 @@ class Conversions(interpreter.InterpreterBuilder):
 
 class Operators(interpreter.InterpreterBuilder):
     """Operators on one, two or three operands, element by element, and the product of matrices."""
+
+    def create_assume(self, condition: Any) -> None:
+        """Check what tl.assume tells the compiler.
+
+        Raises:
+            FalseHint: the condition does not hold.
+        """
+        if not condition.data.all():
+            raise FalseHint("tl.assume of a condition that does not hold")
 
     def unary_op(self, arg: Any, op: Any) -> Handle:
         """Return ``op(arg)``, where `op` is a NumPy function."""

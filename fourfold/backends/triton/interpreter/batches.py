@@ -41,6 +41,10 @@ COME_APART = 8
 class Batch(Handle):
     """The values of all programs of a batch: ``data [programs, ...]``."""
 
+    def first_elements(self) -> np.ndarray:
+        """Return the first element of each program."""
+        return self.data.reshape(len(self.data), -1)[:, 0]
+
 
 class Diverged(Exception):
     """A condition, or a number that Python needs, differs between the programs of a batch.

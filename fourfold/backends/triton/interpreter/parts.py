@@ -54,6 +54,7 @@ PARTS = (
     _builder("create_clampf", "arg lo hi propagate_nans", "tl.clamp; overridden"),
     _builder("create_fma", "x y z", "tl.fma; overridden"),
     _builder("create_umulhi", "lhs rhs", "tl.umulhi; overridden"),
+    _builder("create_assume", "condition", "tl.assume; overridden"),
     _builder("create_dot", "a b d", "tl.dot; overridden"),
     _interpreter("interpreter_builder.codegen_fns", None, "the least sizes of tl.dot; replaced by those of NVIDIA's"),
     PrivatePart("triton.backends.nvidia.compiler:min_dot_size", ("target",), "the least sizes of tl.dot on a GPU"),
