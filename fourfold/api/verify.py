@@ -15,7 +15,7 @@ from fourfold.candidates.process.client import CALL_SECONDS
 from fourfold.checks import catalogue
 from fourfold.checks.catalogue import FORWARD, Check
 from fourfold.checks.search import Search
-from fourfold.engine.verdict import Verdict, refusal_lines
+from fourfold.engine.verdict import Verdict, holding_lines, refusal_lines
 from fourfold.engine.verification import EXAMPLES, CheckPlan, Trial, _warn_of_refusals, verified
 from fourfold.operations.claims import Claims
 from fourfold.operations.outcomes import Status
@@ -44,6 +44,7 @@ def verify(
     first_failure: bool = False,
     seconds: float = math.inf,
     forbid_fallback: bool = False,
+    accept: bool = False,
 ) -> Verdict:
     """Run every check of an operation on an implementation.
 
@@ -70,6 +71,8 @@ def verify(
         first_failure: whether to stop after the first check that fails.
         seconds: the time after which no further check begins. If this leaves out checks, the verdict does not pass.
         forbid_fallback: whether to check that torch is used only for memory, and not to compute.
+        accept: whether to verify it again, within the verdict's `suggested_claim`, if it does not pass but has one. The
+            verdict then states these claims.
 
     Returns:
         the verdict. A wrong implementation raises nothing here: see `assert_correct`.
@@ -79,6 +82,7 @@ def verify(
         CannotBeCalled: the implementation cannot be called with the operation's arguments.
         CannotBeImported: it is untrusted, and the file has no such function.
     """
+    options = {name: value for name, value in locals().items() if name not in ("implementation", "operation")}
     own_process = call_seconds if untrusted else None
     plan = CheckPlan(
         dtypes=dtypes,
@@ -93,7 +97,11 @@ def verify(
     with Trial.of(
         implementation, operation, claims, device, refusals, strict_errors, own_process, compile_seconds
     ) as trial:
-        return verified(trial, plan)
+        verdict = verified(trial, plan)
+        if verdict.passed or not accept or not verdict.suggested_claim:
+            return verdict
+        accepted = Claims.parse(verdict.suggested_claim)
+    return verify(implementation, operation, **{**options, "claims": accepted})
 
 
 def assert_correct(implementation: Callable[..., torch.Tensor], operation: Operation | str, **options: Any) -> None:
@@ -157,7 +165,8 @@ def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -
         with trial.settings():
             outcome = trial.outcome(check, dtype, own)
         if outcome.failure is not None:
-            pytest.fail(f"{name}: {outcome.failure}", pytrace=False)
+            told = [f"{name}: {outcome.failure}", *holding_lines(outcome.holds)]
+            pytest.fail("\n".join(told), pytrace=False)
         if outcome.outcome == Status.REFUSED and catalogue.parts_of(check.name)[0] == FORWARD:
             refused_all.add(dtype)
             if refused_all == {*dtypes}:

@@ -11,10 +11,13 @@ from fourfold.checks.search import Search, Subject
 from fourfold.engine.failures import finding
 from fourfold.engine.shortcomings import listed
 from fourfold.engine.verdict import Outcome
+from fourfold.engine.weakest_claims import Judge, weakest_claims
 from fourfold.instruments.tampering import Tampered, random_state_kept
-from fourfold.operations.claims import EXACT, STORAGE
+from fourfold.operations.blame import Blame, marked
+from fourfold.operations.claims import EXACT, STORAGE, Claims
 from fourfold.operations.not_reached import NotReached
-from fourfold.operations.outcomes import BRIEFLY, WRONG, Kind, Status, Unsupported
+from fourfold.operations.outcomes import BRIEFLY, WRONG, Exclusion, Failure, Kind, Status, Unsupported
+from fourfold.operations.refusals import Fault
 
 # The grade of an implementation by the kind of its failure, if that is not wrong.
 _GRADES = {Kind.IMPRECISE: STORAGE, Kind.UNDECIDED: EXACT}
@@ -43,10 +46,32 @@ def run(
     error: BaseException | None = None
     try:
         with containment(changes):
-            check.judge(subject(), search)
+            judge(check.judge, subject(), search)
     except (Exception, NotReached) as raised:
         error = raised
     return outcome_of(error, check.name, dtype, search, origin, last())
+
+
+def judge(check: Judge, subject: Subject, search: Search) -> None:
+    """Run a check; if the subject fails, find out within which claims the check holds."""
+    try:
+        with held():
+            check(subject, search)
+    except Exception as error:
+        find_claims(check, subject, search, error)
+        raise
+
+
+def find_claims(check: Judge, subject: Subject, search: Search, error: Exception) -> None:
+    """Set `Search.holds` of a check that a foreign implementation did not pass."""
+    if isinstance(error, Unsupported) and error.exclusion is Exclusion.FORWARD_ONLY:
+        search.holds = subject.claims.joined(Claims(gradients=False))
+    accuses = isinstance(error, Failure | Fault) or marked(error) in (Blame.BUG, Blame.REFUSAL)
+    if subject.foreign and accuses and search.seeks_claims and not search.blob:
+        with random_state_kept():
+            search.holds = weakest_claims(check, subject, search, error)
+        if search.failing is not None:
+            search.note(search.failing)
 
 
 @contextlib.contextmanager
@@ -95,6 +120,7 @@ def outcome_of(
             examples=search.ran,
             refusals={} if search.refusals is None else dict(search.refusals.counts),
             seconds=round(search.seconds, 3),
+            holds="" if search.holds is None else str(search.holds),
             remarks=(*search.remarks, *unreached),
             search={
                 "warnings": search.warnings,
@@ -107,7 +133,8 @@ def outcome_of(
     if isinstance(error, Unsupported | NotReached):
         return replace(outcome, outcome=error.status, reason=str(error), exclusion=error.exclusion)
     if error is not None:
-        failure = finding(error, origin, last)
+        case = search.shown(search.failing) if search is not None and search.failing is not None else last
+        failure = finding(error, origin, case)
         return replace(outcome, outcome=Status.FAILED, failure=failure, grade=_GRADES.get(failure.kind, WRONG))
     if search is not None and search.brief:
         return replace(outcome, outcome=Status.UNSUPPORTED, reason=BRIEFLY)

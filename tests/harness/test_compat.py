@@ -863,12 +863,6 @@ def notes_of_a_failure() -> str:
     return "\n".join(caught.value.__notes__)
 
 
-@contract("hypothesis.given naming arguments in a failure's notes")
-def argument_that_fails() -> None:
-    assert hypothesis_internals.argument_in(notes_of_a_failure(), "case", "Shown") == "Shown(number=7)"
-    assert hypothesis_internals.argument_in(notes_of_a_failure(), "other", "Shown") is None
-
-
 @contract("hypothesis.reproduce_failure in a failure's notes")
 def blob_that_repeats_a_failure() -> None:
     blob = hypothesis_internals.blob_in(notes_of_a_failure())
