@@ -165,8 +165,8 @@ def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -
         with trial.settings():
             outcome = trial.outcome(check, dtype, own)
         if outcome.failure is not None:
-            told = [f"{name}: {outcome.failure}", *holding_lines(outcome.holds)]
-            pytest.fail("\n".join(told), pytrace=False)
+            lines = [f"{name}: {outcome.failure}", *holding_lines(outcome.holds)]
+            pytest.fail("\n".join(lines), pytrace=False)
         if outcome.outcome == Status.REFUSED and catalogue.parts_of(check.name)[0] == FORWARD:
             refused_all.add(dtype)
             if refused_all == {*dtypes}:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.database import Filed
 from fourfold.checks.threshold_cases import cases_past_comparisons
+from fourfold.compat.hypothesis_internals import shrinking_at_most
 from fourfold.inputs.combinations import combined
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.inputs.special_values import cases_with_special_values
@@ -67,6 +68,9 @@ MORE_CASES = 8
 # After a failure, search again with at most this many elements. Hypothesis draws them one by one, so that they
 # shrink quickly to small whole numbers.
 FEW_ELEMENTS = 8
+# A failing case is made smaller at most this many times. Drawing a case takes longer than a call, and most of the 500
+# times that Hypothesis allows make numbers rounder.
+SHRINKS = 20
 SEED = secrets.randbits(32)  # one for this process
 # Cases of this library's own implementations. Checks and backends share them, so that the oracle computes each once.
 shared = RecentCases(2_000_000)
@@ -273,6 +277,9 @@ class Search:
     # Whether to look for claims within which a failed check holds. If one check finds none, others need not look.
     seeks_claims: bool = True
     holds: Claims | None = None  # these claims, if there are any
+    # After a failure: the first wrong result of the failing case, and the mistake that explains the results exactly.
+    wrong: str = ""
+    likely_cause: str = ""
 
     def saw(self, *agreements: Agreement) -> None:
         """Count an example, and record the errors and sizes of its comparisons."""
@@ -336,7 +343,8 @@ class Search:
         if self.blob:
             test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
         try:
-            test()
+            with shrinking_at_most(SHRINKS):
+                test()
         except _PassedOverEnough:
             return
         except hypothesis.errors.Unsatisfiable:
@@ -457,11 +465,11 @@ class Search:
         if self.brief:
             most = min(most, BRIEF_ELEMENTS)
         if self.blob:
-            # The blob does not record which of the two limits of elements it was made with.
-            try:
-                among(FEW_ELEMENTS)
-            except hypothesis.errors.DidNotReproduce:
-                among(most)
+            # The blob does not record which limit of elements it was made with.
+            for elements in (FEW_ELEMENTS, BRIEF_ELEMENTS):
+                with contextlib.suppress(hypothesis.errors.DidNotReproduce):
+                    among(elements)
+            among(most)
             return
         with contextlib.suppress(NotReached):  # already counted, and true of all other cases
             self._shrunk(first, among, most, FEW_ELEMENTS)

@@ -1,8 +1,23 @@
-"""Hypothesis's private parts: the text that it adds to a failure."""
+"""Hypothesis's private parts: the text that it adds to a failure, and the limit of its shrinking."""
 
+import contextlib
 import re
+from collections.abc import Iterator
+
+from hypothesis.internal.conjecture import engine
 
 from fourfold.compat import uses
+
+
+@contextlib.contextmanager
+@uses("hypothesis.internal.conjecture.engine.MAX_SHRINKS")
+def shrinking_at_most(times: int) -> Iterator[None]:
+    """Let Hypothesis make a failing case smaller at most so many times inside the block. No setting does that."""
+    before, engine.MAX_SHRINKS = engine.MAX_SHRINKS, times
+    try:
+        yield
+    finally:
+        engine.MAX_SHRINKS = before
 
 
 @uses("hypothesis.reproduce_failure in a failure's notes")

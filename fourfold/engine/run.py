@@ -8,6 +8,7 @@ from pathlib import Path
 from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.catalogue import Check
 from fourfold.checks.search import Search, Subject
+from fourfold.engine.diagnosis import diagnose
 from fourfold.engine.failures import finding
 from fourfold.engine.shortcomings import listed
 from fourfold.engine.verdict import Outcome
@@ -53,25 +54,29 @@ def run(
 
 
 def judge(check: Judge, subject: Subject, search: Search) -> None:
-    """Run a check; if the subject fails, find out within which claims the check holds."""
+    """Run a check; if the subject fails, examine the failure."""
     try:
         with held():
             check(subject, search)
     except Exception as error:
-        find_claims(check, subject, search, error)
+        examine(check, subject, search, error)
         raise
 
 
-def find_claims(check: Judge, subject: Subject, search: Search, error: Exception) -> None:
-    """Set `Search.holds` of a check that a foreign implementation did not pass."""
+def examine(check: Judge, subject: Subject, search: Search, error: Exception) -> None:
+    """Find out why a foreign implementation did not pass a check, and within which claims it would: see `Search`."""
     if isinstance(error, Unsupported) and error.exclusion is Exclusion.FORWARD_ONLY:
         search.holds = subject.claims.joined(Claims(gradients=False))
     accuses = isinstance(error, Failure | Fault) or marked(error) in (Blame.BUG, Blame.REFUSAL)
-    if subject.foreign and accuses and search.seeks_claims and not search.blob:
+    if not subject.foreign or not accuses:
+        return
+    if isinstance(error, Failure) and error.result:
+        diagnose(search)
+    if search.seeks_claims and not search.blob:
         with random_state_kept():
             search.holds = weakest_claims(check, subject, search, error)
-        if search.failing is not None:
-            search.note(search.failing)
+    if search.failing is not None:
+        search.note(search.failing)
 
 
 @contextlib.contextmanager
@@ -135,6 +140,10 @@ def outcome_of(
     if error is not None:
         case = search.shown(search.failing) if search is not None and search.failing is not None else last
         failure = finding(error, origin, case)
+        if search is not None and failure.kind in (Kind.WRONG, Kind.IMPRECISE) and failure.result:
+            # A law or a later check may fail by the same wrong result.
+            cause = f"{search.wrong} is wrong" if search.wrong and not failure.frames else failure.cause
+            failure = replace(failure, cause=cause, likely_cause=search.likely_cause)
         return replace(outcome, outcome=Status.FAILED, failure=failure, grade=_GRADES.get(failure.kind, WRONG))
     if search is not None and search.brief:
         return replace(outcome, outcome=Status.UNSUPPORTED, reason=BRIEFLY)

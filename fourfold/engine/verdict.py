@@ -50,6 +50,8 @@ class Finding:
         blob: Hypothesis's encoding of the case, for `verify(..., reproduce=blob)`; None for a named example.
         kind: "wrong", "imprecise", "tampered", "undecided" if the definition or the harness failed, or, for a call
             in its own process, "crashed" or "timed out".
+        likely_cause: the mistake that explains all results exactly; "" if none is known.
+        repeat: the call of `fourfold.verify` that repeats it; "" in a run of pytest, which has a command.
         result: the name of the result whose values are wrong, "output" or "gradient of x"; "" for another failure.
             `Verdict.json` leaves it out.
     """
@@ -60,10 +62,13 @@ class Finding:
     cause: str = ""
     blob: str | None = None
     kind: Kind = Kind.WRONG
+    likely_cause: str = ""
+    repeat: str = ""
     result: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        parts = [self.message, self.frames, f"at {self.counterexample}" if self.counterexample else ""]
+        labelled = {"likely cause:": self.likely_cause, "at": self.counterexample, "repeat with": self.repeat}
+        parts = [self.message, self.frames, *(f"{label} {text}" for label, text in labelled.items() if text)]
         return "\n".join(filter(None, parts))
 
 

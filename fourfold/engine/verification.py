@@ -119,8 +119,12 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
                 outcomes.append(Outcome(check=check.name, dtype=dtype, outcome=Status.UNSUPPORTED, reason=NOT_MADE))
                 continue
             plan.told(check.name, dtype)
+            failures = [o for o in outcomes if o.failure]
             own = replace(
-                search, brief=plan.brief or of in wrong, seeks_claims=all(o.holds for o in outcomes if o.failure)
+                search,
+                brief=plan.brief or of in wrong,
+                shrinks=all(o.check != check.name for o in failures),  # once for all dtypes
+                seeks_claims=all(o.holds for o in failures),
             )
             outcome = trial.outcome(check, dtype, own)
             constants = constants or own.constants
@@ -305,7 +309,29 @@ class Trial:
         search.note = lambda case: last.__setitem__(0, repr(case))
         watch = PackageWatch(self.origin, self.operation, search)
         # The subject calls the implementation to learn about gradients.
-        return run(check, dtype, lambda: self.subject(dtype), search, self.origin, watch.changes, lambda: last[0])
+        found = run(check, dtype, lambda: self.subject(dtype), search, self.origin, watch.changes, lambda: last[0])
+        if found.failure is None:
+            return found
+        return replace(found, failure=replace(found.failure, repeat=self.repeat(check, dtype, found.failure.blob)))
+
+    def repeat(self, check: Check, dtype: str, blob: str | None) -> str:
+        """Return the call that runs a failed check again, and only the case of a blob if there is one."""
+        name, kernel = self.operation.name, self.name
+        options: dict[str, Any] = {"only": [check.name], "dtypes": [dtype], "device": self.device}
+        if isinstance(self.implementation, UntrustedFunction):
+            kernel, options["untrusted"] = repr(f"{self.implementation.file}:{self.implementation.function}"), True
+        if not self.refusals:
+            options["refusals"] = False
+        if self.strict_errors:
+            options["strict_errors"] = True
+        if catalogue.parts_of(check.name)[0] == catalogue.FALLBACK.name:
+            options["forbid_fallback"] = True
+        if blob:
+            options["reproduce"] = blob
+        given = [f"{option}={value!r}" for option, value in options.items()]
+        if str(self.claims):
+            given.insert(0, f"claims=fourfold.Claims({self.claims})")
+        return f"fourfold.verify({', '.join([kernel, repr(name) if name in operations() else name, *given])})"
 
     @functools.lru_cache  # noqa: B019 - a trial is short-lived
     def has_gradients(self, dtype: str) -> bool:
@@ -433,6 +459,8 @@ def _constants_of(implementation: Any) -> Constants:
 def _file_of(implementation: Any) -> Path:
     if isinstance(implementation, UntrustedFunction):
         return implementation.file
+    if isinstance(implementation, Operation):  # a declaration is called as its definition
+        implementation = reference_of(implementation)
     target = inspect.unwrap(implementation) if callable(implementation) else implementation
     for each in (target, type(target)):
         with contextlib.suppress(TypeError, OSError):

@@ -55,7 +55,8 @@ def tell(
         said = failure.message if isinstance(error, Failure | SelectionError) else f"{whose}{failure.message}"
         named = (line for line in notes_of(error).splitlines() if line.startswith(NAMED))
         seen = next(named, f"at {failure.counterexample}" if failure.counterexample else "")
-        report.longrepr = "\n\n".join(filter(None, (f"{said}\n{failure.frames}".rstrip(), seen)))
+        likely = f"likely cause: {failure.likely_cause}" if failure.likely_cause else ""
+        report.longrepr = "\n\n".join(filter(None, (f"{said}\n{failure.frames}".rstrip(), likely, seen)))
     repeated = repeat(item.config, item.path, item.nodeid, identity, failure.blob)
     report.sections.append((REPEAT, repeated))
     if of_cuda and not failure.frames:
@@ -146,6 +147,7 @@ class Entries:
             entry |= {"message": failure.message, "counterexample": failure.counterexample, "kind": failure.kind}
             entry["repeat"] = dict(report.sections)[REPEAT]
             others = {"grade": outcome.grade, "cause": failure.cause, "holds": outcome.holds}
+            others["likely_cause"] = failure.likely_cause
             entry |= {key: value for key, value in others.items() if value}
 
     def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> None:

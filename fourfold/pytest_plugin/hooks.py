@@ -31,7 +31,7 @@ from fourfold.compat import pytest_internals, xdist_internals
 from fourfold.engine import profiles
 from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.engine.exact_math import compute_exactly
-from fourfold.engine.run import containment, find_claims, outcome_of
+from fourfold.engine.run import containment, examine, outcome_of
 from fourfold.instruments.line_coverage import Executed
 from fourfold.instruments.line_recorder import recorder
 from fourfold.operations.case import Case
@@ -501,14 +501,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def judge_again(item: pytest.Function, operation: str, error: Exception) -> None:
-    """Find out within which claims a failed check of an operation holds, by running its test on other subjects."""
+    """Examine the failure of a check of an operation, by running its test on other subjects."""
     given: dict[str, Any] = {name: item.funcargs[name] for name in inspect.signature(item.obj).parameters}
     if {"subject", "search"} <= given.keys():
 
         def check(subject: Subject, search: Search) -> None:
             item.obj(**{**given, "subject": subject, "search": search})
 
-        find_claims(check, given["subject"], given["search"], error)
+        examine(check, given["subject"], given["search"], error)
         if isinstance(error, Failure) and given["search"].holds is None:
             item.config.stash[HOPELESS].add(operation)
 

@@ -863,6 +863,14 @@ def notes_of_a_failure() -> str:
     return "\n".join(caught.value.__notes__)
 
 
+@contract("hypothesis.internal.conjecture.engine.MAX_SHRINKS")
+def limit_of_shrinking() -> None:
+    with hypothesis_internals.shrinking_at_most(0), pytest.raises(AssertionError) as caught:
+        search()()
+    assert "Shown(number=7)" not in str(caught.value.__notes__)
+    assert "Shown(number=7)" in notes_of_a_failure()
+
+
 @contract("hypothesis.reproduce_failure in a failure's notes")
 def blob_that_repeats_a_failure() -> None:
     blob = hypothesis_internals.blob_in(notes_of_a_failure())
