@@ -18,7 +18,7 @@ from fourfold.checks.search import Search
 from fourfold.engine.verdict import Verdict, holding_lines, refusal_lines
 from fourfold.engine.verification import EXAMPLES, CheckPlan, Trial, _warn_of_refusals, verified
 from fourfold.operations.claims import Claims
-from fourfold.operations.outcomes import Status
+from fourfold.operations.outcomes import Exclusion, Status
 from fourfold.operations.record import Operation
 
 # Options of a suite that do not configure its searches.
@@ -72,7 +72,7 @@ def verify(
         seconds: the time after which no further check begins. If this leaves out checks, the verdict does not pass.
         forbid_fallback: whether to check that torch is used only for memory, and not to compute.
         accept: whether to verify it again, within the verdict's `suggested_claim`, if it does not pass but has one. The
-            verdict then states these claims.
+            verdict then states these claims. All checks are made, whatever `first_failure` says.
 
     Returns:
         the verdict. A wrong implementation raises nothing here: see `assert_correct`.
@@ -90,7 +90,7 @@ def verify(
         examples=examples,
         seed=seed,
         reproduce=reproduce,
-        first_failure=first_failure,
+        first_failure=first_failure and not accept,
         seconds=seconds,
         forbid_fallback=forbid_fallback,
     )
@@ -100,8 +100,10 @@ def verify(
         verdict = verified(trial, plan)
         if verdict.passed or not accept or not verdict.suggested_claim:
             return verdict
-        accepted = Claims.parse(verdict.suggested_claim)
-    return verify(implementation, operation, **{**options, "claims": accepted})
+    options["claims"] = Claims.parse(verdict.suggested_claim)
+    forward_only = {o.check for o in verdict.outcomes if o.exclusion is Exclusion.FORWARD_ONLY}
+    options["only"] = [name for name in only if name not in forward_only]
+    return verify(implementation, operation, **options)
 
 
 def assert_correct(implementation: Callable[..., torch.Tensor], operation: Operation | str, **options: Any) -> None:

@@ -374,8 +374,10 @@ class Verdict:
         )
 
 
-def suggestion(outcomes: Iterable[Outcome], boundary: Boundary) -> str:
+def suggestion(outcomes: Iterable[Outcome], boundary: Boundary, passed: bool) -> str:
     """Return `Verdict.suggested_claim` from the outcomes, and the boundary of the refused cases."""
+    if passed:
+        return boundary.claim()
     failed = [o for o in outcomes if o.outcome is Status.FAILED]
     if not all(o.holds for o in failed):
         return ""

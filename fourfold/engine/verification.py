@@ -124,7 +124,7 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
                 search,
                 brief=plan.brief or of in wrong,
                 shrinks=all(o.check != check.name for o in failures),  # once for all dtypes
-                seeks_claims=all(o.holds for o in failures),
+                seeks_claims=not plan.first_failure and all(o.holds for o in failures),
             )
             outcome = trial.outcome(check, dtype, own)
             constants = constants or own.constants
@@ -158,7 +158,7 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
         seed=seed,
         seconds=time.perf_counter() - started,
         constants=constants,
-        suggested_claim=suggestion(outcomes, boundary),
+        suggested_claim=suggestion(outcomes, boundary, not failed and not shortcomings),
         left_out=0 if failed else len(left),
     )
 

@@ -32,6 +32,7 @@ from fourfold.engine import profiles
 from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.engine.exact_math import compute_exactly
 from fourfold.engine.run import containment, examine, outcome_of
+from fourfold.engine.verdict import holding_lines
 from fourfold.instruments.line_coverage import Executed
 from fourfold.instruments.line_recorder import recorder
 from fourfold.operations.case import Case
@@ -629,6 +630,9 @@ class RunReporter:
                 terminalreporter.line(line)
             if self.config.getoption("claims"):
                 terminalreporter.line(f"within the claims {self.config.getoption('claims')}")
+            if not self.passed:
+                for line in holding_lines(self.account.matrix.suggested_claim(False), "--accept-claims"):
+                    terminalreporter.line(line)
         if self.passed and is_of_all_checks(self.config):
             for line in self.account.executed.lines(self.config.getoption("executed")):
                 terminalreporter.line(line)

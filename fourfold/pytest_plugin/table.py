@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fourfold.backends import BACKENDS
 from fourfold.engine.cells import CANDIDATE, Cell
-from fourfold.engine.verdict import Outcome, holding_lines, refusal_lines, suggestion
+from fourfold.engine.verdict import Outcome, refusal_lines, suggestion
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import STORAGE
@@ -116,13 +116,12 @@ class Matrix:
         self.tallies: dict[Cell, Tally] = {}
         self._of_candidates: list[Outcome] = []
 
-    @property
-    def suggested_claim(self) -> str:
+    def suggested_claim(self, passed: bool) -> str:
         """Return the claim for the run's candidates: see `Verdict.suggested_claim`."""
         boundary = Boundary()
         for cell, tally in self.tallies.items():
             boundary.update(tally.boundary if cell.backend == CANDIDATE else Boundary())
-        return suggestion(self._of_candidates, boundary)
+        return suggestion(self._of_candidates, boundary, passed)
 
     def add(self, cell: Cell, outcome: Outcome) -> None:
         """Count the outcome of a cell's test."""
@@ -145,8 +144,6 @@ class Matrix:
                     yield f"  {backend:<16}{row}".rstrip()
         yield from footnotes
         yield from self._remarks()
-        if any(of.failed or of.skipped for cell, of in self.tallies.items() if cell.backend == CANDIDATE):
-            yield from holding_lines(self.suggested_claim, "--accept-claims")
         examples = sum(tally.examples for tally in self.tallies.values())
         yield f"{examples} examples; in each cell: worst error over its bound, examples, seconds"
 
