@@ -1,12 +1,13 @@
 """The diagnosis of a failure: the result that is wrong, and the mistake that explains it exactly.
 
-A mistake is named only if the results of a call disagree with the operation and all of them agree, within their bounds,
-with what a kernel with this mistake returns.
+A mistake is named only if in each wrong call all elements of the wrong result agree, within their bounds, with what a
+kernel with this mistake returns.
 """
 
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,8 +25,9 @@ from fourfold.operations.not_reached import NotReached
 
 # The fewest elements that must be explained by a rounding: one number has few digits by chance.
 ROUNDED_ELEMENTS = 4
-# A few named examples are diagnosed beside the failing case, which is often too small to tell mistakes apart.
-EXAMPLES, ELEMENTS, MOST_ELEMENTS = 3, 16, 4096
+# A few named examples, with the parameters and layouts of the failing case, are diagnosed in its place if they are
+# wrong, too. It is often too small to tell mistakes apart.
+EXAMPLES, ELEMENTS, MOST_ELEMENTS = 4, 16, 4096
 
 
 def diagnose(search: Search) -> None:
@@ -36,9 +38,11 @@ def diagnose(search: Search) -> None:
     with contextlib.suppress(Exception, NotReached), held(), random_state_kept():
         failed = _Call(subject, case)
         search.wrong = failed.wrong
-        others = (each for each in subject.filled_examples().values() if ELEMENTS <= each.elements <= MOST_ELEMENTS)
-        calls = itertools.chain([failed], (_Call(subject, other) for other in itertools.islice(others, EXAMPLES)))
-        search.likely_cause = next((cause for call in calls for cause in call.mistakes()), "")
+        larger = (each for each in subject.filled_examples().values() if ELEMENTS <= each.elements <= MOST_ELEMENTS)
+        alike = (replace(each, parameters=case.parameters, layouts=case.layouts) for each in larger)
+        wrong = [call for each in itertools.islice(alike, EXAMPLES) if (call := _Call(subject, each)).wrong] or [failed]
+        causes = set.intersection(*({*call.mistakes()} for call in wrong)) if wrong[0].tells_apart else set()
+        search.likely_cause = min(causes, default="")
 
 
 class _Call:
@@ -53,11 +57,15 @@ class _Call:
         self.expected = expected_results(subject, case)
         self.wrong = next((name for name in self.results if not self._agrees(name, self.expected)), "")
 
+    @property
+    def tells_apart(self) -> bool:
+        """Return whether the wrong result has enough elements that no other mistake gives the same by chance."""
+        return self.results[self.wrong].size > 1
+
     def mistakes(self) -> Iterator[str]:
-        """Yield the mistakes that explain all results, if one is wrong."""
-        if self.wrong:
-            yield from self._roundings()
-            yield from (words for words, other in self._other_calls() if self._is_of(other))
+        """Yield the mistakes that explain the wrong result."""
+        yield from self._roundings()
+        yield from (words for words, other in self._other_calls() if self._is_of(other))
 
     def _agrees(self, name: str, expected: Mapping[str, Bounded], rounded: DType | None = None) -> bool:
         """Return whether a result agrees with an expected one, rounded to another dtype as well if there is one."""
@@ -70,10 +78,9 @@ class _Call:
         return True
 
     def _is_of(self, case: Case) -> bool:
-        """Return whether all results are those of another case, and the bounds say something."""
+        """Return whether the wrong result is that of another case, and the bounds say something."""
         expected = expected_results(self.subject, case)
-        certain = np.isfinite(expected[self.wrong].error).all()
-        return certain and all(self._agrees(name, expected) for name in self.results)
+        return bool(np.isfinite(expected[self.wrong].error).all()) and self._agrees(self.wrong, expected)
 
     def _roundings(self) -> Iterator[str]:
         """Yield the narrower dtype through which the wrong result is rounded."""
