@@ -246,6 +246,8 @@ class Search:
     brief: bool = False
     # Whether to look for a small case after a failure, and to keep the case for the next run.
     shrinks: bool = True
+    # Whether an implementation that claims finite numbers gets the special values that are finite.
+    finite_specials: bool = False
     # Whether a check may reuse the subject's earlier results for an equal case.
     keeps: bool = True
     # Without a seed the cases are random, and the next run tries a failure first.
@@ -452,7 +454,7 @@ class Search:
         def among(elements: int, shrink: bool = True) -> None:
             name = f"{check} {subject} {elements}"
             strategy = subject.operation.cases(subject.dtype, elements)
-            if special:
+            if special and (self.finite_specials or not subject.claims.finite):
                 strategy = cases_with_special_values(subject.dtype, strategy, subject.operation.ordinary)
                 strategy = subject.claims.filtered(strategy, subject.operation, subject.dtype)
             drawn, seed = f"{alike or check} {subject.operation.name} {subject.dtype} {elements}", self.seed

@@ -104,6 +104,7 @@ def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[C
         seed=search.seed,
         keeps=False,
         shrinks=False,
+        finite_specials=True,
         note=search.note,
         refusals=None if search.refusals is None else Refusals(),
     )
