@@ -105,7 +105,7 @@ def test_a_kernel_without_gradients_is_accepted_as_a_forward_pass() -> None:
 def test_special_values_are_no_larger_than_is_claimed() -> None:
     trial = Trial.of(lambda x: 2 * x, twice, Claims(largest=10.0), "cpu", refusals=True, strict_errors=False)
     seen: list[Case] = []
-    search = Search(examples=60, elements=64, seed=1)
+    search = Search(examples=150, elements=64, seed=1)
 
     def body(case: Case) -> None:
         seen.append(case)
