@@ -15,10 +15,10 @@ from fourfold.candidates.process.client import CALL_SECONDS
 from fourfold.checks import catalogue
 from fourfold.checks.catalogue import FORWARD, Check
 from fourfold.checks.search import Search
-from fourfold.engine.verdict import Verdict, refusal_lines
+from fourfold.engine.verdict import Verdict, holding_lines, refusal_lines
 from fourfold.engine.verification import EXAMPLES, CheckPlan, Trial, _warn_of_refusals, verified
 from fourfold.operations.claims import Claims
-from fourfold.operations.outcomes import Status
+from fourfold.operations.outcomes import Exclusion, Status
 from fourfold.operations.record import Operation
 
 # Options of a suite that do not configure its searches.
@@ -44,6 +44,7 @@ def verify(
     first_failure: bool = False,
     seconds: float = math.inf,
     forbid_fallback: bool = False,
+    accept: bool = False,
 ) -> Verdict:
     """Run every check of an operation on an implementation.
 
@@ -70,6 +71,8 @@ def verify(
         first_failure: whether to stop after the first check that fails.
         seconds: the time after which no further check begins. If this leaves out checks, the verdict does not pass.
         forbid_fallback: whether to check that torch is used only for memory, and not to compute.
+        accept: whether to verify it again, within the verdict's `suggested_claim`, if it does not pass but has one. The
+            verdict then states these claims. All checks are made, whatever `first_failure` says.
 
     Returns:
         the verdict. A wrong implementation raises nothing here: see `assert_correct`.
@@ -79,6 +82,7 @@ def verify(
         CannotBeCalled: the implementation cannot be called with the operation's arguments.
         CannotBeImported: it is untrusted, and the file has no such function.
     """
+    options = {name: value for name, value in locals().items() if name not in ("implementation", "operation")}
     own_process = call_seconds if untrusted else None
     plan = CheckPlan(
         dtypes=dtypes,
@@ -86,14 +90,20 @@ def verify(
         examples=examples,
         seed=seed,
         reproduce=reproduce,
-        first_failure=first_failure,
+        first_failure=first_failure and not accept,
         seconds=seconds,
         forbid_fallback=forbid_fallback,
     )
     with Trial.of(
         implementation, operation, claims, device, refusals, strict_errors, own_process, compile_seconds
     ) as trial:
-        return verified(trial, plan)
+        verdict = verified(trial, plan)
+        if verdict.passed or not accept or not verdict.suggested_claim:
+            return verdict
+    options["claims"] = Claims.parse(verdict.suggested_claim)
+    forward_only = {o.check for o in verdict.outcomes if o.exclusion is Exclusion.FORWARD_ONLY}
+    options["only"] = [name for name in only if name not in forward_only]
+    return verify(implementation, operation, **options)
 
 
 def assert_correct(implementation: Callable[..., torch.Tensor], operation: Operation | str, **options: Any) -> None:
@@ -157,7 +167,8 @@ def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -
         with trial.settings():
             outcome = trial.outcome(check, dtype, own)
         if outcome.failure is not None:
-            pytest.fail(f"{name}: {outcome.failure}", pytrace=False)
+            lines = [f"{name}: {outcome.failure}", *holding_lines(outcome.holds)]
+            pytest.fail("\n".join(lines), pytrace=False)
         if outcome.outcome == Status.REFUSED and catalogue.parts_of(check.name)[0] == FORWARD:
             refused_all.add(dtype)
             if refused_all == {*dtypes}:

@@ -18,4 +18,5 @@ def forward_agrees(subject: Subject, search: Search) -> None:
         inputs_are_unchanged(subject, case, tensors)
         search.saw(*agreements)
 
+    search.takes_cotangent = False
     search.cases(subject, "forward", body, large=True, dear=True)

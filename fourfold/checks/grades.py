@@ -30,6 +30,7 @@ def graded(check: Check) -> Check:
             try:
                 check(replace(subject, dtype=dtype), again)
             except Failure as worse:
+                search.failing, search.subject = again.failing, again.subject
                 raise worse from None  # its case is wrong by both bounds
             search.ran, search.substantial, search.worst = again.ran, again.substantial, again.worst
             search.grade = STORAGE

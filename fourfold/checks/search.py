@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +23,7 @@ from fourfold.candidates.integrity.escapes import held
 from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.checks.database import Filed
 from fourfold.checks.threshold_cases import cases_past_comparisons
+from fourfold.compat.hypothesis_internals import shrinking_at_most
 from fourfold.inputs.combinations import combined
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.inputs.special_values import cases_with_special_values
@@ -69,13 +70,16 @@ MORE_CASES = 8
 # After a failure, search again with at most this many elements. Hypothesis draws them one by one, so that they
 # shrink quickly to small whole numbers.
 FEW_ELEMENTS = 8
+# A failing case is made smaller at most this many times. Drawing a case takes longer than a call, and most of the 500
+# times that Hypothesis allows make numbers rounder.
+SHRINKS = 20
 SEED = secrets.randbits(32)  # one for this process
 # Cases of this library's own implementations. Checks and backends share them, so that the oracle computes each once.
 shared = RecentCases(2_000_000)
 # The output's name among the results of a call.
 OUTPUT = "output"
-# The attribute of an exception for a named example: the case, as text.
-NAMED_CASE = "fourfold_named_case"
+# The beginning of the note of an exception for a named example.
+NAMED = "Named example"
 # The beginning of a gradient's name, before that of its input.
 GRADIENT_OF = "gradient of "
 
@@ -163,6 +167,12 @@ class Subject:
             return self.operation.result_dtype(self.dtype)
         return self.operation.input_dtype(result.removeprefix(GRADIENT_OF), self.dtype)
 
+    def within(self, claims: Claims) -> "Subject":
+        """Return the subject with further claims, and with the cases that lie within them."""
+        operation, claims = claims.restricted(self.operation), self.claims.joined(claims)
+        large = self.large and replace(self.large, operation=claims.restricted(self.large.operation), claims=claims)
+        return replace(self, operation=operation, claims=claims, large=large)
+
     def call(self, **arguments: Any) -> torch.Tensor:
         """Call the implementation, and mark its exceptions as its own."""
         with by_the_implementation():
@@ -242,6 +252,10 @@ class Search:
     blob: str | None = None  # Hypothesis's blob of the one generated case to repeat
     # Whether the implementation is known to be wrong. A few small cases then show further failures, without shrinking.
     brief: bool = False
+    # Whether to look for a small case after a failure, and to keep the case for the next run.
+    shrinks: bool = True
+    # Whether an implementation that claims finite numbers gets the special values that are finite.
+    finite_specials: bool = False
     # Whether a check may reuse the subject's earlier results for an equal case.
     keeps: bool = True
     # Without a seed the cases are random, and the next run tries a failure first.
@@ -268,6 +282,14 @@ class Search:
     constants: str = ""  # the source's constants that give the large cases their sizes, in a line
     subject: Subject | None = None  # the subject of the current cases
     lays_out: bool = False  # whether the check replaces the layouts of its cases
+    takes_cotangent: bool = True  # whether the check computes gradients
+    failing: Case | None = None  # the last case that failed
+    # Whether to look for claims within which a failed check holds. If one check finds none, others need not look.
+    seeks_claims: bool = True
+    holds: Claims | None = None  # these claims, if there are any
+    # After a failure: the first wrong result of the failing case, and the mistake that explains the results exactly.
+    wrong: str = ""
+    likely_cause: str = ""
 
     def saw(self, *agreements: Agreement) -> None:
         """Count an example, and record the errors and sizes of its comparisons."""
@@ -306,7 +328,7 @@ class Search:
 
         # Hypothesis reports a failure under the function's name.
         holds.__name__ = holds.__qualname__ = "".join(c if c.isalnum() else "_" for c in name)
-        database = hypothesis.settings().database
+        database = hypothesis.settings().database if self.shrinks else None
         # The explain phase finds the arguments that matter, and there is only one.
         without = {hypothesis.Phase.explain} if shrink else {hypothesis.Phase.explain, hypothesis.Phase.shrink}
         settings = hypothesis.settings(
@@ -331,7 +353,8 @@ class Search:
         if self.blob:
             test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
         try:
-            test()
+            with shrinking_at_most(SHRINKS):
+                test()
         except _PassedOverEnough:
             return
         except hypothesis.errors.FlakyFailure as error:
@@ -369,6 +392,7 @@ class Search:
                 self.refusals.add(error)
                 self._note_boundary(case, refused=True)
             else:
+                self.failing = case
                 raise
             return False
         self._note_boundary(case, refused=False)
@@ -388,9 +412,12 @@ class Search:
         try:
             return self._ran(body, case)
         except Exception as error:
-            error.add_note(f"Named example {name}: {case!r}")
-            object.__setattr__(error, NAMED_CASE, repr(case))
+            error.add_note(f"{NAMED} {name}: {self.shown(case)}")
             raise
+
+    def shown(self, case: Case) -> str:
+        """Return a case as text, without a cotangent that the check does not use."""
+        return case.shown(cotangent=self.takes_cotangent)
 
     def cases(
         self,
@@ -438,8 +465,9 @@ class Search:
         def among(elements: int, shrink: bool = True) -> None:
             name = f"{check} {subject} {elements}"
             strategy = subject.operation.cases(subject.dtype, elements)
-            if special and not subject.claims.finite:
+            if special and (self.finite_specials or not subject.claims.finite):
                 strategy = cases_with_special_values(subject.dtype, strategy, subject.operation.ordinary)
+                strategy = subject.claims.filtered(strategy, subject.operation, subject.dtype)
             drawn, seed = f"{alike or check} {subject.operation.name} {subject.dtype} {elements}", self.seed
             if alike and seed is None:
                 seed = SEED
@@ -450,30 +478,31 @@ class Search:
         if self.brief:
             most = min(most, BRIEF_ELEMENTS)
         if self.blob:
-            # The blob does not record which of the two limits of elements it was made with.
-            try:
-                among(FEW_ELEMENTS)
-            except hypothesis.errors.DidNotReproduce:
-                among(most)
+            # The blob does not record which limit of elements it was made with.
+            for elements in (FEW_ELEMENTS, BRIEF_ELEMENTS):
+                with contextlib.suppress(hypothesis.errors.DidNotReproduce):
+                    among(elements)
+            among(most)
             return
         with contextlib.suppress(NotReached):  # already counted, and true of all other cases
-            first()
-            self._shrunk(among, most)
+            self._shrunk(first, among, most, FEW_ELEMENTS)
+            self._shrunk(functools.partial(among, most, shrink=False), among, most, 0)
             limit = MORE_CASES * examples
             while not self.brief and examples < limit and not self._passed_over() and self._unseen(subject):
                 examples *= 2
-                self._shrunk(among, most)
+                self._shrunk(functools.partial(among, most, shrink=False), among, most, 0)
         if not self.brief:
             self.must_have_seen_something(subject, check)
 
-    def _shrunk(self, among: Callable[..., None], most: int) -> None:
-        """Search `among` cases of at most `most` elements. After a failure, search again for a small failing case."""
+    def _shrunk(self, run: Callable[[], None], among: Callable[..., None], most: int, few: int) -> None:
+        """Run `run`. If a case of more than `few` elements fails, search `among` cases for a small one that fails."""
         try:
-            among(most, shrink=False)
+            run()
         except hypothesis.errors.Unsatisfiable:
             raise  # no case was usable: there is nothing to shrink
         except Exception:
-            if hypothesis.Phase.shrink in hypothesis.settings().phases and not self.brief:
+            shrinks = hypothesis.Phase.shrink in hypothesis.settings().phases and self.shrinks and not self.brief
+            if shrinks and self.failing is not None and self.failing.elements > few:
                 for elements in (FEW_ELEMENTS, most):
                     try:
                         among(elements)

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from fourfold.sanitize import command as sanitize
 
 # A kernel of a .cu file, with or without its launch.
 LAUNCHED = re.compile(r"\.cuh?:")
+ACCEPT = "--accept-claims"
 DESCRIPTION = {
     "tour": "verify two kernels that come with this package, a right one and a wrong one, and say what to do next",
     "verify": "put a kernel of yours through every check of a known operation",
@@ -51,7 +53,30 @@ def pytest_command(*arguments: str) -> list[str]:
 
 def verify(arguments: Sequence[str]) -> int:
     """Run ``fourfold verify FILE:FUNCTION --as OPERATION [PYTEST OPTION ...]``; return pytest's exit code."""
-    return become(command_of_verify(arguments))
+    command = command_of_verify(arguments)
+    return accept_claims(command) if ACCEPT in arguments else become(command)
+
+
+def accept_claims(command: list[str]) -> int:
+    """Run a pytest command until it passes or suggests no further claim, each time with the suggested claims."""
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--verdict", type=Path)
+    with tempfile.TemporaryDirectory() as folder, Stop() as stop:
+        given, _ = options.parse_known_args(command)
+        path = given.verdict or Path(folder) / "verdict.json"
+        die, claims = functools.partial(die_with, os.getpid()), None
+        while True:
+            try:
+                code = subprocess.run([*command, "--verdict", str(path)], preexec_fn=die, check=False).returncode
+            except KeyboardInterrupt:
+                kill_descendants()
+                return stop.status
+            suggested = json.loads(path.read_text())["suggested_claim"] if path.is_file() else ""
+            if code != 1 or suggested in ("", claims):  # 1: some tests failed
+                return code
+            claims = suggested
+            command += ["--claims", claims]
+            print(f"\nfourfold verify: once more, with --claims {shlex.quote(claims)}\n", flush=True)
 
 
 def command_of_verify(arguments: Sequence[str]) -> list[str]:
@@ -69,6 +94,11 @@ def command_of_verify(arguments: Sequence[str]) -> list[str]:
         "--trusted",
         action="store_true",
         help="run the kernel in the process that judges it, which is always so on a GPU",
+    )
+    parser.add_argument(
+        ACCEPT,
+        action="store_true",
+        help="verify a kernel that fails once more, within the claims for which it is right, if there are any",
     )
     of_cuda = parser.add_argument_group("a kernel of a .cu file", "expressions over sizes, as rows or ceil(n / 256)")
     of_cuda.add_argument("--grid", metavar="BLOCKS", help="the number of blocks, or up to three")

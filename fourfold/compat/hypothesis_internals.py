@@ -1,8 +1,23 @@
-"""Hypothesis's private parts: the text that it adds to a failure."""
+"""Hypothesis's private parts: the text that it adds to a failure, and the limit of its shrinking."""
 
+import contextlib
 import re
+from collections.abc import Iterator
+
+from hypothesis.internal.conjecture import engine
 
 from fourfold.compat import uses
+
+
+@contextlib.contextmanager
+@uses("hypothesis.internal.conjecture.engine.MAX_SHRINKS")
+def shrinking_at_most(times: int) -> Iterator[None]:
+    """Let Hypothesis make a failing case smaller at most so many times inside the block. No setting does that."""
+    before, engine.MAX_SHRINKS = engine.MAX_SHRINKS, times
+    try:
+        yield
+    finally:
+        engine.MAX_SHRINKS = before
 
 
 @uses("hypothesis.reproduce_failure in a failure's notes")
@@ -12,17 +27,4 @@ def blob_in(notes: str) -> str | None:
     With `print_blob` Hypothesis adds the line to a failure's notes; no attribute contains it.
     """
     found = re.search(r"@reproduce_failure\('[^']*', b'([^']*)'\)", notes)
-    return found[1] if found else None
-
-
-@uses("hypothesis.given naming arguments in a failure's notes")
-def argument_in(notes: str, name: str, kind: str) -> str | None:
-    """Return the one-line representation of an argument, like ``case=Case(...)``, from a failure's notes.
-
-    Args:
-        notes: of the failure.
-        name: of the argument.
-        kind: the name of its type.
-    """
-    found = re.search(rf"^\s*{name}=({kind}\(.*\))", notes, re.MULTILINE)
     return found[1] if found else None

@@ -9,7 +9,6 @@ from fourfold.candidates.frames import cause, own_frames, spelled, unwrapped, wo
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.process.session import Unanswered
 from fourfold.checks.grades import Imprecise
-from fourfold.checks.search import NAMED_CASE
 from fourfold.compat import hypothesis_internals
 from fourfold.engine.cells import SelectionError
 from fourfold.engine.verdict import Finding
@@ -64,23 +63,18 @@ def failure_message(error: BaseException, frames: Sequence[traceback.FrameSummar
     return f"{UNDECIDED_BY[blame]}: {said}" if blame else said
 
 
-def counterexample(error: BaseException) -> str | None:
-    """Return the case, as text, that an error is about: a named example, or the generated one in Hypothesis's note."""
-    return getattr(error, NAMED_CASE, None) or hypothesis_internals.argument_in(notes_of(error), "case", "Case")
-
-
 def notes_of(error: BaseException) -> str:
     """Return the notes of an error."""
     return "\n".join(map(str, getattr(error, "__notes__", [])))
 
 
-def finding(error: BaseException, origin: Path, last: str) -> Finding:
+def finding(error: BaseException, origin: Path, case: str) -> Finding:
     """Return the finding of a failed check.
 
     Args:
         error: the exception that failed it.
         origin: the file or folder of the implementation.
-        last: the last case, as text; "" if there is none.
+        case: the case that failed, as text; "" if there is none.
     """
     frames = own_frames(error, origin)
     message = failure_message(error, frames)
@@ -90,7 +84,7 @@ def finding(error: BaseException, origin: Path, last: str) -> Finding:
     of_result = f"{result} is wrong" if result else _NUMBERS_AND_DTYPES.sub("N", message)
     return Finding(
         message=message,
-        counterexample=counterexample(error) or last or None,
+        counterexample=case or None,
         frames=spelled(frames),
         cause=cause(unwrapped(error), frames) if frames else of_result,  # one wrong result fails many checks
         blob=hypothesis_internals.blob_in(notes_of(error)),

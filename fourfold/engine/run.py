@@ -8,13 +8,17 @@ from pathlib import Path
 from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.catalogue import Check
 from fourfold.checks.search import Search, Subject
+from fourfold.engine.diagnosis import diagnose
 from fourfold.engine.failures import finding
 from fourfold.engine.shortcomings import listed
 from fourfold.engine.verdict import Outcome
+from fourfold.engine.weakest_claims import Judge, weakest_claims
 from fourfold.instruments.tampering import Tampered, random_state_kept
-from fourfold.operations.claims import EXACT, STORAGE
+from fourfold.operations.blame import Blame, marked
+from fourfold.operations.claims import EXACT, STORAGE, Claims
 from fourfold.operations.not_reached import NotReached
-from fourfold.operations.outcomes import BRIEFLY, WRONG, Kind, Status, Unsupported
+from fourfold.operations.outcomes import BRIEFLY, WRONG, Exclusion, Failure, Kind, Status, Unsupported
+from fourfold.operations.refusals import Fault
 
 # The grade of an implementation by the kind of its failure, if that is not wrong.
 _GRADES = {Kind.IMPRECISE: STORAGE, Kind.UNDECIDED: EXACT}
@@ -43,10 +47,36 @@ def run(
     error: BaseException | None = None
     try:
         with containment(changes):
-            check.judge(subject(), search)
+            judge(check.judge, subject(), search)
     except (Exception, NotReached) as raised:
         error = raised
     return outcome_of(error, check.name, dtype, search, origin, last())
+
+
+def judge(check: Judge, subject: Subject, search: Search) -> None:
+    """Run a check; if the subject fails, examine the failure."""
+    try:
+        with held():
+            check(subject, search)
+    except Exception as error:
+        examine(check, subject, search, error)
+        raise
+
+
+def examine(check: Judge, subject: Subject, search: Search, error: Exception) -> None:
+    """Find out why a foreign implementation did not pass a check, and within which claims it would: see `Search`."""
+    if isinstance(error, Unsupported) and error.exclusion is Exclusion.FORWARD_ONLY:
+        search.holds = subject.claims.joined(Claims(gradients=False))
+    accuses = isinstance(error, Failure | Fault) or marked(error) in (Blame.BUG, Blame.REFUSAL)
+    if not subject.foreign or not accuses:
+        return
+    if isinstance(error, Failure) and error.result:
+        diagnose(search)
+    if search.seeks_claims and not search.blob:
+        with random_state_kept():
+            search.holds = weakest_claims(check, subject, search, error)
+    if search.failing is not None:
+        search.note(search.failing)
 
 
 @contextlib.contextmanager
@@ -95,6 +125,7 @@ def outcome_of(
             examples=search.ran,
             refusals={} if search.refusals is None else dict(search.refusals.counts),
             seconds=round(search.seconds, 3),
+            holds="" if search.holds is None else str(search.holds),
             remarks=(*search.remarks, *unreached),
             search={
                 "warnings": search.warnings,
@@ -107,7 +138,12 @@ def outcome_of(
     if isinstance(error, Unsupported | NotReached):
         return replace(outcome, outcome=error.status, reason=str(error), exclusion=error.exclusion)
     if error is not None:
-        failure = finding(error, origin, last)
+        case = search.shown(search.failing) if search is not None and search.failing is not None else last
+        failure = finding(error, origin, case)
+        if search is not None and failure.kind in (Kind.WRONG, Kind.IMPRECISE) and failure.result:
+            # A law or a later check may fail by the same wrong result.
+            cause = f"{search.wrong} is wrong" if search.wrong and not failure.frames else failure.cause
+            failure = replace(failure, cause=cause, likely_cause=search.likely_cause)
         return replace(outcome, outcome=Status.FAILED, failure=failure, grade=_GRADES.get(failure.kind, WRONG))
     if search is not None and search.brief:
         return replace(outcome, outcome=Status.UNSUPPORTED, reason=BRIEFLY)

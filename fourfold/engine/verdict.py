@@ -1,16 +1,18 @@
 """The verdict on one implementation: the outcome of each check, and every distinct failure."""
 
+import functools
 import html
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Self
 
 from fourfold.instruments.line_coverage import Unexecuted, shown
-from fourfold.operations.claims import EXACT, STORAGE
+from fourfold.operations.boundary import Boundary
+from fourfold.operations.claims import EXACT, STORAGE, Claims
 from fourfold.operations.outcomes import WRONG, Exclusion, Kind, Status
 
 # Failures after which other checks may still find something wrong.
@@ -48,6 +50,8 @@ class Finding:
         blob: Hypothesis's encoding of the case, for `verify(..., reproduce=blob)`; None for a named example.
         kind: "wrong", "imprecise", "tampered", "undecided" if the definition or the harness failed, or, for a call
             in its own process, "crashed" or "timed out".
+        likely_cause: the mistake that explains all results exactly; "" if none is known.
+        repeat: the call of `fourfold.verify` that repeats it; "" in a run of pytest, which has a command.
         result: the name of the result whose values are wrong, "output" or "gradient of x"; "" for another failure.
             `Verdict.json` leaves it out.
     """
@@ -58,10 +62,13 @@ class Finding:
     cause: str = ""
     blob: str | None = None
     kind: Kind = Kind.WRONG
+    likely_cause: str = ""
+    repeat: str = ""
     result: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        parts = [self.message, self.frames, f"at {self.counterexample}" if self.counterexample else ""]
+        labelled = {"likely cause:": self.likely_cause, "at": self.counterexample, "repeat with": self.repeat}
+        parts = [self.message, self.frames, *(f"{label} {text}" for label, text in labelled.items() if text)]
         return "\n".join(filter(None, parts))
 
 
@@ -81,6 +88,8 @@ class Outcome:
         refusals: the number of refused cases, by reason.
         seconds: the time that it took.
         failure: the finding of a failed check.
+        holds: its claims with the weakest further ones within which it would pass, such as ``finite=True``; "" without
+            any.
         remarks: observations beyond its claim.
         exclusion: why it is unsupported, if that decides whether a run passes. `Verdict.json` leaves it out.
         search: further records of its search for the report of a run; None without a search. `Verdict.json` leaves it
@@ -97,6 +106,7 @@ class Outcome:
     refusals: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     failure: Finding | None = None
+    holds: str = ""
     remarks: tuple[str, ...] = ()
     exclusion: Exclusion | None = field(default=None, compare=False)
     search: dict[str, Any] | None = field(default=None, compare=False)
@@ -174,7 +184,8 @@ class Verdict:
         seed: of the generated cases.
         seconds: the time that it took.
         constants: the constants in the implementation's source that give the sizes of large cases, in a line.
-        suggested_claim: a claim that excludes every refused case, such as ``contiguous=True``; "" without one.
+        suggested_claim: claims that exclude every case that failed or, if none failed, was refused, such as
+            ``contiguous=True``; "" without any.
         never_executed: lines of the implementation that never ran; None if unknown, as for a wrong implementation.
         left_out: the number of checks that were not made because time ran out.
         speeds: its speeds, if they were requested and it passed.
@@ -318,7 +329,8 @@ class Verdict:
     def _lines(self) -> Iterator[str]:
         yield self.summary
         yield from self._table()
-        yield from refusal_lines(self.refusals, self.examples, self.suggested_claim)
+        yield from refusal_lines(self.refusals, self.examples, self.suggested_claim if self.passed else "")
+        yield from holding_lines(self.suggested_claim if not self.passed else "", "accept=True")
         for number, (outcome, failure) in enumerate(self.failures, 1):
             same = [o for o in self.outcomes if o.failure is not None and o.failure.cause == failure.cause]
             also = f" (and {len(same) - 1} other checks)" if len(same) > 1 else ""
@@ -360,6 +372,29 @@ class Verdict:
             f'<h1>{title}</h1><p style="color:{colour};font-weight:600">{html.escape(self.summary)}</p>'
             f"<pre>{text}</pre></html>\n"
         )
+
+
+def suggestion(outcomes: Iterable[Outcome], boundary: Boundary, passed: bool) -> str:
+    """Return `Verdict.suggested_claim` from the outcomes, and the boundary of the refused cases."""
+    if passed:
+        return boundary.claim()
+    failed = [o for o in outcomes if o.outcome is Status.FAILED]
+    if not all(o.holds for o in failed):
+        return ""
+    claims = [o.holds for o in outcomes if o.holds] or [boundary.claim()]
+    return str(functools.reduce(Claims.joined, map(Claims.parse, claims)))
+
+
+def holding_lines(claim: str, accept: str = "") -> Iterator[str]:
+    """Yield a line with the claims within which a failed implementation is right, if there are any.
+
+    Args:
+        claim: see `Verdict.suggested_claim`.
+        accept: the option that accepts it, if there is one.
+    """
+    if claim:
+        accepting = f"; {accept} accepts it" if accept else ""
+        yield f"right for {Claims.parse(claim).described()}: claim `{claim}`{accepting}"
 
 
 def refusal_lines(refusals: Counter[str], examples: int, claim: str) -> Iterator[str]:

@@ -31,16 +31,14 @@ from fourfold.checks.records import operations
 from fourfold.checks.search import Search, Subject
 from fourfold.declaration import defaults
 from fourfold.engine.exact_math import computing_exactly
-from fourfold.engine.failures import counterexample
 from fourfold.engine.run import run
 from fourfold.engine.shortcomings import listed
-from fourfold.engine.verdict import MAY_BE_WRONG, Outcome, Verdict
+from fourfold.engine.verdict import MAY_BE_WRONG, Outcome, Verdict, suggestion
 from fourfold.inputs.constants import Constants, constants_in, constants_of
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.instruments.line_coverage import Executed, watched, watched_elsewhere
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
-from fourfold.operations.case import Case
 from fourfold.operations.claims import Claims, claims_of
 from fourfold.operations.not_reached import NotReached, Unreached
 from fourfold.operations.outcomes import NOT_MADE, WRONG, Exclusion, Failure, Status
@@ -121,7 +119,13 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
                 outcomes.append(Outcome(check=check.name, dtype=dtype, outcome=Status.UNSUPPORTED, reason=NOT_MADE))
                 continue
             plan.told(check.name, dtype)
-            own = replace(search, brief=plan.brief or of in wrong)
+            failures = [o for o in outcomes if o.failure]
+            own = replace(
+                search,
+                brief=plan.brief or of in wrong,
+                shrinks=all(o.check != check.name for o in failures),  # once for all dtypes
+                seeks_claims=not plan.first_failure and all(o.holds for o in failures),
+            )
             outcome = trial.outcome(check, dtype, own)
             constants = constants or own.constants
             boundary.update(own.boundary)
@@ -154,7 +158,7 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
         seed=seed,
         seconds=time.perf_counter() - started,
         constants=constants,
-        suggested_claim=boundary.claim(),
+        suggested_claim=suggestion(outcomes, boundary, not failed and not shortcomings),
         left_out=0 if failed else len(left),
     )
 
@@ -305,7 +309,29 @@ class Trial:
         search.note = lambda case: last.__setitem__(0, repr(case))
         watch = PackageWatch(self.origin, self.operation, search)
         # The subject calls the implementation to learn about gradients.
-        return run(check, dtype, lambda: self.subject(dtype), search, self.origin, watch.changes, lambda: last[0])
+        found = run(check, dtype, lambda: self.subject(dtype), search, self.origin, watch.changes, lambda: last[0])
+        if found.failure is None:
+            return found
+        return replace(found, failure=replace(found.failure, repeat=self.repeat(check, dtype, found.failure.blob)))
+
+    def repeat(self, check: Check, dtype: str, blob: str | None) -> str:
+        """Return the call that runs a failed check again, and only the case of a blob if there is one."""
+        name, kernel = self.operation.name, self.name
+        options: dict[str, Any] = {"only": [check.name], "dtypes": [dtype], "device": self.device}
+        if isinstance(self.implementation, UntrustedFunction):
+            kernel, options["untrusted"] = repr(f"{self.implementation.file}:{self.implementation.function}"), True
+        if not self.refusals:
+            options["refusals"] = False
+        if self.strict_errors:
+            options["strict_errors"] = True
+        if catalogue.parts_of(check.name)[0] == catalogue.FALLBACK.name:
+            options["forbid_fallback"] = True
+        if blob:
+            options["reproduce"] = blob
+        given = [f"{option}={value!r}" for option, value in options.items()]
+        if str(self.claims):
+            given.insert(0, f"claims=fourfold.Claims({self.claims})")
+        return f"fourfold.verify({', '.join([kernel, repr(name) if name in operations() else name, *given])})"
 
     @functools.lru_cache  # noqa: B019 - a trial is short-lived
     def has_gradients(self, dtype: str) -> bool:
@@ -319,20 +345,19 @@ class Trial:
         claims, record, dtype = self.claims, self.unrestricted, self._probed
         subject = replace(self.subject(dtype), operation=record, claims=Claims(accuracy=claims.accuracy))
 
-        def is_outside(case: Case) -> bool:
-            moved = claims.adapted(case).layouts != {n: how for n, how in case.layouts.items() if how != "contiguous"}
-            return claims.outside(record, case, DTYPES[dtype]) is not None or moved
-
         def outside(_: Any, elements: int) -> Any:
-            return record.cases(DTYPES[dtype], elements).filter(is_outside)
+            return record.cases(DTYPES[dtype], elements).filter(
+                lambda case: claims.excludes(record, case, DTYPES[dtype])
+            )
 
         if claims.restricted(record) is record:
             return []
         search = Search(examples=OUTSIDE, elements=256, seed=seed, refusals=Refusals())
         probe = together(replace(subject, operation=replace(record, cases=outside, examples={})))
         failure = _failure_of(forward_agrees, probe, search)
-        found = failure and counterexample(failure)
-        return [f"outside of its claims it gives a wrong result, and no error: {found}"] if found else []
+        if failure is None or search.failing is None:
+            return []
+        return [f"outside of its claims it gives a wrong result, and no error: {search.shown(search.failing)}"]
 
     def silently_wrong_on_another_stream(self, seed: int) -> list[str]:
         """Return a warning if only the default stream is claimed and a call on another one gives a wrong result."""
@@ -434,6 +459,8 @@ def _constants_of(implementation: Any) -> Constants:
 def _file_of(implementation: Any) -> Path:
     if isinstance(implementation, UntrustedFunction):
         return implementation.file
+    if isinstance(implementation, Operation):  # a declaration is called as its definition
+        implementation = reference_of(implementation)
     target = inspect.unwrap(implementation) if callable(implementation) else implementation
     for each in (target, type(target)):
         with contextlib.suppress(TypeError, OSError):

@@ -65,10 +65,17 @@ class Case:
         return self.inputs[name]
 
     def __repr__(self) -> str:
+        return self.shown()
+
+    def shown(self, cotangent: bool = True) -> str:
+        """Return the case as text; leave out the cotangent if it is of no use."""
         parts = [f"{name}={show(array)}" for name, array in self.inputs.items()]
         parts += [f"{name}={value!r}" for name, value in self.parameters.items()]
-        parts.append(f"grad_output={show(self.grad_output)}")
         strided = {name: layout for name, layout in self.layouts.items() if layout != "contiguous"}
+        if cotangent:
+            parts.append(f"grad_output={show(self.grad_output)}")
+        else:
+            strided.pop("grad_output", None)
         if strided:
             parts.append(f"layouts={strided}")
         return "Case(" + ", ".join(parts) + ")"

@@ -110,6 +110,30 @@ class Claims:
             text for each, text in zip(fields(self), said) if getattr(self, each.name) != getattr(default, each.name)
         )
 
+    def described(self) -> str:
+        """Return, in words, the cases that the claims allow: "finite numbers up to 10000, contiguous tensors"."""
+        numbers = f"{'finite ' * self.finite}numbers{'' if self.largest is None else f' up to {self.largest:g}'}"
+        words = {
+            numbers: numbers != "numbers",
+            "contiguous tensors": self.contiguous,
+            "aligned tensors": self.aligned and not self.contiguous,
+            "the forward pass alone": not self.gradients,
+            "storage accuracy": self.accuracy == STORAGE,
+            "zeros in the undefined lanes of masked loads": self.undefined_lanes_are_zero,
+        }
+        others = str(replace(self, **{name: getattr(NO_CLAIMS, name) for name in _DESCRIBED}))
+        return ", ".join([*(word for word, holds in words.items() if holds), *filter(None, [others])])
+
+    def joined(self, other: "Claims") -> "Claims":
+        """Return these claims with those of `other` that are not the default."""
+        claimed = {each.name: getattr(other, each.name) for each in fields(self)}
+        return replace(self, **{n: value for n, value in claimed.items() if value != getattr(NO_CLAIMS, n)})
+
+    def excludes(self, operation: Operation, case: Case, dtype: DType) -> bool:
+        """Return whether the claims exclude a case, by its numbers, its sizes or its layouts."""
+        laid_out = {name: how for name, how in case.layouts.items() if how != "contiguous"}
+        return self.adapted(case).layouts != laid_out or self.outside(operation, case, dtype) is not None
+
     def outside(self, operation: Operation, case: Case, dtype: DType) -> str | None:
         """Return the reason why a case lies outside of the claims, or None. Ignore layouts: see `adapted`."""
         floating = {name: array for name, array in case.inputs.items() if is_floating(array)}
@@ -143,6 +167,17 @@ class Claims:
             return replace(case, layouts={n: how for n, how in case.layouts.items() if not MISALIGNED & {*parts(how)}})
         return case
 
+    @property
+    def _look_at_cases(self) -> bool:
+        """Whether a case may lie outside of the claims."""
+        return bool(self.ranks or self.finite or self.largest is not None or self.sizes or not self.ties)
+
+    def filtered(self, cases: st.SearchStrategy[Case], operation: Operation, dtype: DType) -> st.SearchStrategy[Case]:
+        """Return the strategy without the cases that lie outside of the claims."""
+        if not self._look_at_cases:
+            return cases
+        return cases.filter(lambda case: self.outside(operation, case, dtype) is None)
+
     def restricted(self, operation: Operation) -> Operation:
         """Return the operation with only those cases and examples that lie within the claims.
 
@@ -155,16 +190,12 @@ class Claims:
                     f"Claims: sizes names {axis}: the axes of {operation.name} are {', '.join(axes) or 'not named'}"
                 )
         operation = operation.of_sizes(self.sizes)
-        looks = bool(self.ranks or self.finite or self.largest is not None or self.sizes or not self.ties)
+        looks = self._look_at_cases
         if not looks and not self.contiguous and not self.aligned:
             return operation
 
         def within(cases: Callable[..., st.SearchStrategy[Case]]) -> Callable[..., st.SearchStrategy[Case]]:
-            def strategy(dtype: DType, *rest: int) -> st.SearchStrategy[Case]:
-                adapted = cases(dtype, *rest).map(self.adapted)
-                return adapted.filter(lambda case: self.outside(operation, case, dtype) is None) if looks else adapted
-
-            return strategy
+            return lambda dtype, *rest: self.filtered(cases(dtype, *rest).map(self.adapted), operation, dtype)
 
         probe = next(iter([DTYPES[name] for name in self.dtypes] or [DTYPES["float32"]]))
         examples = {
@@ -182,6 +213,8 @@ class Claims:
 
 
 NO_CLAIMS = Claims()
+# The claims that `Claims.described` puts into words.
+_DESCRIBED = ("finite", "largest", "contiguous", "aligned", "gradients", "accuracy", "undefined_lanes_are_zero")
 # Layouts whose memory does not begin at a multiple of 16 bytes.
 MISALIGNED = {"misaligned", "sliced_rows", "sliced_columns", "cut_from_wider"}
 

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,8 +15,9 @@ from fourfold.backends.triton import compilation
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.process.client import CALL_SECONDS
 from fourfold.candidates.process.session import Unanswered
+from fourfold.checks.search import NAMED
 from fourfold.engine.cells import CANDIDATE, Selection, SelectionError
-from fourfold.engine.failures import counterexample, notes_of
+from fourfold.engine.failures import notes_of
 from fourfold.engine.verdict import Finding, Outcome
 from fourfold.instruments.tampering import Tampered
 from fourfold.operations.boundary import Boundary
@@ -53,9 +53,10 @@ def tell(
     if item.config.getoption("--tb") == "auto" and (failure.frames or of_a_check or of_cuda):
         whose = f"{' · '.join([*vars(identity.cell).values(), item.config.stash[DEVICE]])}: "
         said = failure.message if isinstance(error, Failure | SelectionError) else f"{whose}{failure.message}"
-        at_last = failure.counterexample and not counterexample(error)
-        seen = f"at {failure.counterexample}" if at_last else without_advice(notes_of(error))
-        report.longrepr = "\n\n".join(filter(None, (f"{said}\n{failure.frames}".rstrip(), seen)))
+        named = (line for line in notes_of(error).splitlines() if line.startswith(NAMED))
+        seen = next(named, f"at {failure.counterexample}" if failure.counterexample else "")
+        likely = f"likely cause: {failure.likely_cause}" if failure.likely_cause else ""
+        report.longrepr = "\n\n".join(filter(None, (f"{said}\n{failure.frames}".rstrip(), likely, seen)))
     repeated = repeat(item.config, item.path, item.nodeid, identity, failure.blob)
     report.sections.append((REPEAT, repeated))
     if of_cuda and not failure.frames:
@@ -78,11 +79,6 @@ def reported_outcome(report: Any) -> Outcome:
     if status is Status.UNSUPPORTED and outcome.outcome not in (Status.PASSED, Status.FAILED):
         return outcome
     return replace(outcome, outcome=status)
-
-
-def without_advice(notes: str) -> str:
-    """Remove Hypothesis's advice on how to repeat a case: a command of ours does it."""
-    return re.sub(r"^.*@reproduce_failure\(.*$", "", notes, flags=re.MULTILINE).rstrip()
 
 
 def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | None, blob: str | None) -> str:
@@ -150,7 +146,9 @@ class Entries:
         if failure := outcome.failure:
             entry |= {"message": failure.message, "counterexample": failure.counterexample, "kind": failure.kind}
             entry["repeat"] = dict(report.sections)[REPEAT]
-            entry |= {key: value for key, value in (("grade", outcome.grade), ("cause", failure.cause)) if value}
+            others = {"grade": outcome.grade, "cause": failure.cause, "holds": outcome.holds}
+            others["likely_cause"] = failure.likely_cause
+            entry |= {key: value for key, value in others.items() if value}
 
     def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> None:
         """Write the file atomically.

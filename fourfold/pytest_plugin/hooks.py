@@ -1,6 +1,7 @@
 """The plugin's hooks and fixtures: options, the parametrization by cells, and the table that closes a run."""
 
 import contextlib
+import inspect
 import os
 
 # Set before NumPy is imported: the interpreter multiplies small tiles, and on a busy machine threads that wait for one
@@ -30,12 +31,13 @@ from fourfold.compat import pytest_internals, xdist_internals
 from fourfold.engine import profiles
 from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.engine.exact_math import compute_exactly
-from fourfold.engine.run import containment, outcome_of
+from fourfold.engine.run import containment, examine, outcome_of
+from fourfold.engine.verdict import holding_lines
 from fourfold.instruments.line_coverage import Executed
 from fourfold.instruments.line_recorder import recorder
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
-from fourfold.operations.outcomes import NOT_MADE, Status, Unsupported
+from fourfold.operations.outcomes import NOT_MADE, Failure, Status, Unsupported
 from fourfold.operations.record import Law, Operation
 from fourfold.operations.refusals import Refusals
 from fourfold.pytest_plugin import isolation
@@ -59,6 +61,8 @@ KERNELS = ("triton", "cuda")
 TABLE = pytest.StashKey[Matrix]()
 # The cells of candidates known to be wrong.
 WRONG = pytest.StashKey[WrongCells]()
+# The operations whose candidates fail a check within any claims.
+HOPELESS = pytest.StashKey[set[str]]()
 # The packages whose warnings are errors in CI.
 OWN = ("fourfold", "tests", "conftest")
 # The first words of warnings about a folder without write permission: pytest cannot store test durations and the last
@@ -144,6 +148,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("examples") is not None and config.getoption("examples") < 1:
         raise pytest.UsageError(f"--examples must be at least 1, not {config.getoption('examples')}")
     config.stash[LEFT_BEHIND] = LeftBehind()
+    config.stash[HOPELESS] = set()
     config.stash[WRONG] = WrongCells(isolation.folder_of_workers(config))
     hear_ctrl_c()
     prepare(config)
@@ -453,6 +458,7 @@ def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Ca
         note=note,
         refusals=Refusals() if _may_refuse(identity, pytestconfig) else None,
         brief=identity is not None and identity.cell in pytestconfig.stash[WRONG],
+        seeks_claims=identity is not None and identity.cell.operation not in pytestconfig.stash[HOPELESS],
     )
     if WATCH in pytestconfig.stash:
         pytestconfig.stash[WATCH].hold_search(made)
@@ -486,9 +492,26 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         with containment(stash[WATCH].changes if watched else list, pytest.skip.Exception, pytest.exit.Exception):
             if stash[DEVICE] == "cuda" and identity.cell in stash[WRONG]:
                 raise Unsupported(NOT_MADE)
-            return (yield)
+            try:
+                return (yield)
+            except Exception as error:
+                judge_again(pyfuncitem, identity.cell.operation, error)
+                raise
     except (Unsupported, NotReached) as reason:
         raise pytest.skip.Exception(str(reason)) from reason
+
+
+def judge_again(item: pytest.Function, operation: str, error: Exception) -> None:
+    """Examine the failure of a check of an operation, by running its test on other subjects."""
+    given: dict[str, Any] = {name: item.funcargs[name] for name in inspect.signature(item.obj).parameters}
+    if {"subject", "search"} <= given.keys():
+
+        def check(subject: Subject, search: Search) -> None:
+            item.obj(**{**given, "subject": subject, "search": search})
+
+        examine(check, given["subject"], given["search"], error)
+        if isinstance(error, Failure) and given["search"].holds is None:
+            item.config.stash[HOPELESS].add(operation)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -547,6 +570,7 @@ class RunReporter:
             "device": torch.cuda.get_device_name() if self.config.stash[DEVICE] == "cuda" else "cpu",
             "examples_a_check": examples(self.config),
             "candidates": self.config.getoption("candidate"),
+            "claims": self.config.getoption("claims") or "",
         }
 
     @pytest.hookimpl(optionalhook=True)
@@ -604,6 +628,11 @@ class RunReporter:
             terminalreporter.section("verified", sep="=")
             for line in self.account.matrix.lines():
                 terminalreporter.line(line)
+            if self.config.getoption("claims"):
+                terminalreporter.line(f"within the claims {self.config.getoption('claims')}")
+            if not self.passed:
+                for line in holding_lines(self.account.matrix.suggested_claim(False), "--accept-claims"):
+                    terminalreporter.line(line)
         if self.passed and is_of_all_checks(self.config):
             for line in self.account.executed.lines(self.config.getoption("executed")):
                 terminalreporter.line(line)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fourfold.backends import BACKENDS
 from fourfold.engine.cells import CANDIDATE, Cell
-from fourfold.engine.verdict import Outcome, refusal_lines
+from fourfold.engine.verdict import Outcome, refusal_lines, suggestion
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import STORAGE
@@ -114,9 +114,19 @@ class Matrix:
 
     def __init__(self) -> None:
         self.tallies: dict[Cell, Tally] = {}
+        self._of_candidates: list[Outcome] = []
+
+    def suggested_claim(self, passed: bool) -> str:
+        """Return the claim for the run's candidates: see `Verdict.suggested_claim`."""
+        boundary = Boundary()
+        for cell, tally in self.tallies.items():
+            boundary.update(tally.boundary if cell.backend == CANDIDATE else Boundary())
+        return suggestion(self._of_candidates, boundary, passed)
 
     def add(self, cell: Cell, outcome: Outcome) -> None:
         """Count the outcome of a cell's test."""
+        if cell.backend == CANDIDATE:
+            self._of_candidates.append(outcome)
         self.tallies.setdefault(cell, Tally()).add(outcome, cell.backend == CANDIDATE)
 
     def lines(self) -> Iterator[str]:

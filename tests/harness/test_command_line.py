@@ -14,12 +14,8 @@ import warm
 from samples import sampled
 
 from fourfold.checks.records import operations
-from fourfold.checks.search import Search
 from fourfold.engine.cells import Candidate, Selection, SelectionError
-from fourfold.engine.failures import counterexample
-from fourfold.numerics.dtypes import DTYPES
-from fourfold.operations.case import Case
-from fourfold.operations.outcomes import BRIEFLY, NOT_MADE, Failure
+from fourfold.operations.outcomes import BRIEFLY, NOT_MADE
 from fourfold.pytest_plugin.black_box import BlackBox
 
 ROOT = Path(__file__).parents[2]
@@ -263,19 +259,6 @@ def test_fallback_to_torch_is_forbidden_on_demand(tmp_path: Path, device: str) -
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     (check,) = verdict["checks"]
     assert check["message"].endswith("leaves to torch what it is to compute: aten.add")
-
-
-def test_counterexample_that_was_generated_is_found_in_the_notes() -> None:
-    def fails(case: Case) -> None:
-        raise Failure("wrong")
-
-    vector_add = operations()["vector_add"]
-    with pytest.raises(Failure) as caught:
-        Search(examples=1).for_all("generated", vector_add.cases(DTYPES["float32"], 8), fails)
-    shown = counterexample(caught.value)
-    assert shown is not None
-    assert shown.startswith("Case(x=")
-    assert shown.endswith(")")
 
 
 def test_failed_check_has_its_counterexample_in_the_verdict(tmp_path: Path, device: str) -> None:

@@ -853,10 +853,12 @@ def notes_of_a_failure() -> str:
     return "\n".join(caught.value.__notes__)
 
 
-@contract("hypothesis.given naming arguments in a failure's notes")
-def argument_that_fails() -> None:
-    assert hypothesis_internals.argument_in(notes_of_a_failure(), "case", "Shown") == "Shown(number=7)"
-    assert hypothesis_internals.argument_in(notes_of_a_failure(), "other", "Shown") is None
+@contract("hypothesis.internal.conjecture.engine.MAX_SHRINKS")
+def limit_of_shrinking() -> None:
+    with hypothesis_internals.shrinking_at_most(0), pytest.raises(AssertionError) as caught:
+        search()()
+    assert "Shown(number=7)" not in str(caught.value.__notes__)
+    assert "Shown(number=7)" in notes_of_a_failure()
 
 
 @contract("hypothesis.reproduce_failure in a failure's notes")

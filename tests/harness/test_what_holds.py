@@ -1,0 +1,200 @@
+"""A verdict says what holds of a kernel that failed, which mistake it makes, and how to repeat the failure."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fourfold
+from fourfold import Claims, Verdict, tensor, values
+from fourfold.checks.search import Search
+from fourfold.declaration import inference
+from fourfold.engine.verification import Trial
+from fourfold.numerics.compare import Agreement
+from fourfold.operations.case import Case
+
+ONE: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "only": ["forward"], "examples": 12, "seed": 1}
+FEW = {"rows": (0, 6), "cols": (0, 9)}
+
+
+@fourfold.operation(x=tensor("rows cols"), sizes=FEW)
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def without_nan(x: torch.Tensor) -> torch.Tensor:
+    return 2 * torch.where(x.isnan(), 0, x)
+
+
+def in_memory_order(x: torch.Tensor) -> torch.Tensor:
+    left = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    if left < x.numel():
+        return 2 * x
+    return 2 * x.as_strided([x.numel()], [1]).view(x.shape)
+
+
+def in_memory_order_without_nan(x: torch.Tensor) -> torch.Tensor:
+    return without_nan(in_memory_order(x) / 2)
+
+
+def of_small_numbers(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.isinf(), 2 * x, 2 * x.clamp(-5e8, 5e8))
+
+
+def of_aligned_memory(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x if x.data_ptr() % 16 == 0 else 3 * x
+
+
+def a_little_more(x: torch.Tensor) -> torch.Tensor:
+    return 2.01 * x
+
+
+@pytest.mark.parametrize(
+    ("kernel", "claim"),
+    [
+        (without_nan, "finite=True"),
+        (in_memory_order, "contiguous=True"),
+        (in_memory_order_without_nan, "contiguous=True, finite=True"),
+        (of_small_numbers, "largest=10000.0"),
+        (of_aligned_memory, "aligned=True"),
+        (a_little_more, ""),
+    ],
+)
+def test_the_weakest_claims_within_which_a_kernel_is_right_are_suggested(kernel: Any, claim: str) -> None:
+    verdict = fourfold.verify(kernel, twice, **ONE)
+    assert not verdict.passed
+    assert verdict.suggested_claim == claim, verdict
+    assert (f": claim `{claim}`" in str(verdict)) == bool(claim)
+    assert json.loads(verdict.json())["suggested_claim"] == claim
+    assert Verdict.from_json(verdict.json()) == verdict
+
+
+@pytest.mark.parametrize(("kernel", "claim"), [(without_nan, "finite=True"), (a_little_more, "")])
+def test_a_kernel_is_accepted_within_the_claims_for_which_it_is_right(kernel: Any, claim: str) -> None:
+    verdict = fourfold.verify(kernel, twice, **ONE, accept=True)
+    assert verdict.passed == bool(claim), verdict
+    assert verdict.claims == claim
+
+
+@fourfold.operation(x=tensor("rows cols"), sizes=FEW)
+def normal(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x * 1.5, -1)
+
+
+def test_storage_accuracy_is_suggested_together_with_the_claims_of_the_kernel() -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.where(x.isnan(), 0, x) * 1.5, -1)
+
+    options = {**ONE, "dtypes": ["float16"]}
+    verdict = fourfold.verify(kernel, normal, claims=Claims(gradients=False), **options)
+    assert verdict.suggested_claim == "gradients=False, finite=True, accuracy='storage'", verdict
+
+
+def test_a_kernel_without_gradients_is_accepted_as_a_forward_pass() -> None:
+    options = {**ONE, "only": ["forward", "backward"]}
+    verdict = fourfold.verify(lambda x: 2 * x.detach(), twice, **options, accept=True)
+    assert verdict.passed, verdict
+    assert verdict.claims == "gradients=False"
+
+
+def test_special_values_are_no_larger_than_is_claimed() -> None:
+    trial = Trial.of(lambda x: 2 * x, twice, Claims(largest=10.0), "cpu", refusals=True, strict_errors=False)
+    seen: list[Case] = []
+    search = Search(examples=150, elements=64, seed=1)
+
+    def body(case: Case) -> None:
+        seen.append(case)
+        search.saw(Agreement(0.0, 2, 0))
+
+    search.cases(trial.subject("float32"), "seen", body, named=False)
+    numbers = np.concatenate([array.ravel() for case in seen for array in (*case.inputs.values(), case.grad_output)])
+    assert np.isnan(numbers).any()
+    assert np.isinf(numbers).any()
+    assert abs(numbers[np.isfinite(numbers)]).max() <= 10
+
+
+@fourfold.operation(
+    x=tensor("rows inner"),
+    y=tensor("inner cols"),
+    eps=values(0.0, 0.1),
+    sizes={"rows": (0, 6), "inner": (0, 6), "cols": (0, 6)},
+)
+def product(x: torch.Tensor, y: torch.Tensor, eps: float = 0.0) -> torch.Tensor:
+    return x @ y + eps
+
+
+def mistaken(mistake: str) -> Any:
+    def kernel(x: torch.Tensor, y: torch.Tensor, eps: float = 0.0) -> torch.Tensor:
+        if mistake == "transposed" and y.shape[0] == y.shape[1]:
+            y = y.mT
+        if mistake == "strides" and y.untyped_storage().nbytes() // y.element_size() >= y.numel() + y.storage_offset():
+            y = y.as_strided([y.numel()], [1]).view(y.shape)
+        result = x @ y + {"ignored": 0.0, "rounded": float(np.float32(eps))}.get(mistake, eps)
+        return {"narrow": result.bfloat16().to(x.dtype), "scaled": 1.01 * result}.get(mistake, result)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("mistake", "dtype", "cause"),
+    [
+        ("transposed", "float32", "y is transposed"),
+        ("strides", "float32", "y is read as if it were contiguous"),
+        ("ignored", "float32", "eps is ignored: its default is 0.0"),
+        ("rounded", "float64", "eps is rounded to float32"),
+        ("narrow", "float32", "output is rounded through bfloat16"),
+        ("scaled", "float32", ""),
+    ],
+)
+def test_the_likely_cause_is_a_mistake_that_explains_all_results(mistake: str, dtype: str, cause: str) -> None:
+    verdict = fourfold.verify(mistaken(mistake), product, **{**ONE, "dtypes": [dtype]})
+    ((_, failure),) = verdict.failures
+    assert failure.likely_cause == cause, verdict
+    assert ("likely cause: " in str(verdict)) == bool(cause)
+
+
+def test_one_mistake_is_one_failure_with_a_small_case_and_a_call_that_repeats_it() -> None:
+    checks = ["forward", "backward", "single gradients"]
+    verdict = fourfold.verify(a_little_more, twice, **{**ONE, "only": checks})
+    assert [outcome.check for outcome in verdict.outcomes if outcome.failure] == checks
+    ((_, failure),) = verdict.failures
+    assert failure.counterexample is not None
+    assert "grad_output" not in failure.counterexample
+    assert "[1, 1]" in failure.message
+    again = eval(failure.repeat, {"fourfold": fourfold, "a_little_more": a_little_more, "twice": twice})
+    ((_, repeated),) = again.failures
+    assert repeated.counterexample == failure.counterexample
+
+
+def test_an_operation_may_be_given_as_its_own_kernel() -> None:
+    assert inference.operation is fourfold.operation  # a module that imports the function that declares operations
+    verdict = fourfold.verify(twice, twice, **ONE)
+    assert verdict.passed, verdict
+
+
+KERNEL = """
+import torch
+
+def of_numbers(x, y):
+    return torch.where(x.isnan() | y.isnan(), 0, x + y)
+"""
+
+
+@pytest.mark.full
+def test_the_command_accepts_a_kernel_within_the_claims_for_which_it_is_right(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(KERNEL)
+    words = ["mine.py:of_numbers", "--as", "vector_add", "--dtype", "float32", "-k", "oracle and forward", "-n", "0"]
+    command = [sys.executable, "-m", "fourfold", "verify", *words, "--verdict", "verdict.json"]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "right for finite numbers: claim `finite=True`; --accept-claims accepts it" in refused.stdout
+    assert json.loads((tmp_path / "verdict.json").read_text())["suggested_claim"] == "finite=True"
+    accepted = subprocess.run([*command, "--accept-claims"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert accepted.returncode == 0, accepted.stdout
+    said = json.loads((tmp_path / "verdict.json").read_text())
+    assert (said["passed"], said["claims"]) == (True, "finite=True")
