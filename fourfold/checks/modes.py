@@ -26,6 +26,8 @@ from fourfold.operations.record import reference
 
 # The dtypes of autocast.
 AUTOCAST = "bfloat16", "float16"
+# The modes with another default dtype.
+OTHER_DEFAULTS = tuple(f"where torch's default dtype is {name}" for name in ("bfloat16", "float64"))
 # By name: the call's context, whether the inputs require gradients, and whether they are created in the context.
 MODES: dict[str, tuple[Callable[[], AbstractContextManager] | None, bool, bool]] = {
     "where gradients are recorded": (None, True, False),
@@ -34,8 +36,8 @@ MODES: dict[str, tuple[Callable[[], AbstractContextManager] | None, bool, bool]]
     "under inference_mode": (torch.inference_mode, False, False),
     "under inference_mode, of inputs that require gradients": (torch.inference_mode, True, False),
     "under inference_mode, of inputs made there": (torch.inference_mode, False, True),
-    "where torch's default dtype is bfloat16": (functools.partial(default_dtype, torch.bfloat16), False, False),
-    "where torch's default dtype is float64": (functools.partial(default_dtype, torch.float64), False, False),
+    OTHER_DEFAULTS[0]: (functools.partial(default_dtype, torch.bfloat16), False, False),
+    OTHER_DEFAULTS[1]: (functools.partial(default_dtype, torch.float64), False, False),
 }
 # The modes of foreign implementations: a kernel must give the same results in a program that is not a test.
 OUT_OF_SIGHT = "where pytest and the interpreter are not to be seen"
@@ -55,7 +57,13 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
 
     # A separate process shows neither pytest nor the interpreter.
     known = MODES_OF_OTHERS if subject.foreign and not subject.elsewhere else MODES
-    modes = [when for when, (_, wanted, _) in known.items() if subject.differentiable or not wanted]
+    # A kernel for float32 alone may create its results in the default dtype.
+    in_default = set(subject.claims.dtypes) == {"float32"}
+    modes = [
+        when
+        for when, (_, wanted, _) in known.items()
+        if (subject.differentiable or not wanted) and not (in_default and when in OTHER_DEFAULTS)
+    ]
     turns = itertools.cycle(modes)
 
     of_combined: dict[Case, str] = {}

@@ -75,20 +75,18 @@ def _compare(subject: Subject, first: Results, second: Results, tensors: dict[st
 
 
 def _results_of_another_process(subject: Subject, case: Case) -> Results | None:
-    """Return the results of a call in another process, or None if there can be none.
+    """Return the results of a call in another process, or None if that process fails.
 
     It is a new process of an implementation that has its own, or else a fork of this one.
     """
     if subject.process is not None:
         with subject.process.afresh():
             return _results_in_other_order(subject, case)
-    if torch.get_num_threads() > 1:  # torch's threads do not survive a fork
-        return None
-
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"
 
         def save() -> None:
+            torch.set_num_threads(1)  # torch's threads do not survive a fork
             torch.rand(()), np.random.rand(), random.random()  # another process draws other numbers
             torch.save(_results_in_other_order(subject, case), results.with_suffix(".part"))
             os.replace(results.with_suffix(".part"), results)

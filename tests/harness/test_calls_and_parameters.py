@@ -262,7 +262,11 @@ def of_the_default_dtype(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Te
     ],
 )
 def test_fault_of_one_mode_is_found(wrong: Callable[..., Tensor], check: str, dtype: str, says: str) -> None:
-    assert says in str(judged(wrong, check, claims=Claims(dtypes=(dtype,), finite=True, largest=1e3)))
+    assert says in str(judged(wrong, check, claims=Claims(dtypes=(dtype, "float64"), finite=True, largest=1e3)))
+
+
+def test_kernel_for_float32_alone_may_create_results_in_the_default_dtype() -> None:
+    assert judged(of_the_default_dtype, "modes").passed
 
 
 def test_results_rounded_as_autocast_rounds_are_right() -> None:
