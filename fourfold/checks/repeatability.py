@@ -30,7 +30,7 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
     """Check that two equal calls give the same bits: no floating-point atomics, no reads of uninitialised memory.
 
     A foreign implementation might keep its results in a table and look them up in the second call. So it makes one call
-    in another process as well, on values that it has not seen before.
+    in another process as well, without gradients, on values that it has not seen before.
     """
 
     def body(case: Case) -> None:
@@ -41,7 +41,7 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
     def elsewhere(case: Case) -> None:
         second = _results_of_another_process(subject, case)
         if second is not None:
-            first, tensors = _results(subject, case)
+            first, tensors = _results(subject, case, gradients=False)
             _compare(subject, first, second, tensors, "a call in this process and one in another")
 
     # Few cases are enough if threads run in one order only. Two calls then differ only by the memory that they read,
@@ -57,15 +57,15 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
                 search.one(name, other(other(case)), elsewhere)  # other checks take the other numbers of an example
 
 
-def _results(subject: Subject, case: Case) -> tuple[Results, dict[str, torch.Tensor]]:
+def _results(subject: Subject, case: Case, gradients: bool = True) -> tuple[Results, dict[str, torch.Tensor]]:
     """Return copies of a call's results, and the tensors of the call."""
-    output, gradients, tensors = subject.evaluate(case)
-    return {name: each.detach().clone() for name, each in named_results(output, gradients).items()}, tensors
+    output, found, tensors = subject.evaluate(case, gradients)
+    return {name: each.detach().clone() for name, each in named_results(output, found).items()}, tensors
 
 
-def _results_in_other_order(subject: Subject, case: Case) -> Results:
+def _results_in_other_order(subject: Subject, case: Case, gradients: bool = True) -> Results:
     with backends.other_order(subject.device):
-        return _results(subject, case)[0]
+        return _results(subject, case, gradients)[0]
 
 
 def _compare(subject: Subject, first: Results, second: Results, tensors: dict[str, torch.Tensor], between: str) -> None:
@@ -75,20 +75,21 @@ def _compare(subject: Subject, first: Results, second: Results, tensors: dict[st
 
 
 def _results_of_another_process(subject: Subject, case: Case) -> Results | None:
-    """Return the results of a call in another process, or None if that process fails.
+    """Return the output of a call in another process, or None if that process fails.
 
     It is a new process of an implementation that has its own, or else a fork of this one.
     """
     if subject.process is not None:
         with subject.process.afresh():
-            return _results_in_other_order(subject, case)
+            return _results_in_other_order(subject, case, gradients=False)
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"
 
         def save() -> None:
             torch.set_num_threads(1)  # torch's threads do not survive a fork
             torch.rand(()), np.random.rand(), random.random()  # another process draws other numbers
-            torch.save(_results_in_other_order(subject, case), results.with_suffix(".part"))
+            # The threads of autograd do not survive a fork either.
+            torch.save(_results_in_other_order(subject, case, gradients=False), results.with_suffix(".part"))
             os.replace(results.with_suffix(".part"), results)
 
         ends_within(save, SECONDS)
