@@ -503,7 +503,9 @@ class Search:
         except Exception:
             shrinks = hypothesis.Phase.shrink in hypothesis.settings().phases and self.shrinks and not self.brief
             if shrinks and self.failing is not None and self.failing.elements > few:
-                for elements in (FEW_ELEMENTS, most):
+                # Claimed sizes may leave no case of few elements, which takes long to find out.
+                claimed = self.subject is not None and self.subject.claims.sizes
+                for elements in (most,) if claimed else (FEW_ELEMENTS, most):
                     try:
                         among(elements)
                     except (hypothesis.errors.Unsatisfiable, NotReached):
