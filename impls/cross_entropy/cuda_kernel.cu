@@ -1,3 +1,4 @@
+#include "exponential.cuh"
 #include "rows.cuh"
 #include "shifted.cuh"
 
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
 #pragma unroll
                 for (int j = 0; j < WIDTH; j++) most = max(most, C(xs[k].at[j]));
         const C reference = taken_off(most);
-        total *= exp(largest - reference);
+        total *= exponential(largest - reference);
         // Sum distances from the maximum, not logits, whose mean would lose the digits of a large offset.
         if (smoothed && largest != C(-INFINITY)) distance -= (reference - largest) * seen;
 #pragma unroll
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
                 const C apart = C(xs[k].at[j]) - reference;
-                total += exp(apart);
+                total += exponential(apart);
                 if (smoothed && (!SHIFTED || j < left)) distance += apart;
             }
             seen += SHIFTED && left < WIDTH ? int(left) : WIDTH;
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
     const C most = row_max(largest), reference = taken_off(most);
     if (largest != C(-INFINITY)) distance -= (reference - largest) * seen;
     else if (seen > 0) distance -= reference * seen;
-    const Sums<C> sums = sum_over_row(Sums<C>{total * exp(largest - reference), distance}, 0);
+    const Sums<C> sums = sum_over_row(Sums<C>{total * exponential(largest - reference), distance}, 0);
     if (threadIdx.x > 0) return;
     C loss = 0;
     if (counted) {
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward_kernel(
         for (int j = 0; j < WIDTH; j++) {
             C slope = 0;
             if (counted) {
-                slope = exp(C(xs[k].at[j]) - largest) * reciprocal - share;
+                slope = exponential(C(xs[k].at[j]) - largest) * reciprocal - share;
                 slope = (column + j == target ? slope - at_target : slope) * grad;
             }
             xs[k].at[j] = T(slope);

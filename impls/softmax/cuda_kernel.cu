@@ -1,5 +1,6 @@
 #include <math_constants.h>
 
+#include "exponential.cuh"
 #include "shifted.cuh"
 
 // A row's threads are a power of 2 up to 32, with several rows per block; or all threads of a block of whole warps; or,
@@ -16,19 +17,6 @@ template <bool EXCESS> constexpr int MAX_THREADS = EXCESS ? 512 : 1024;
 // The number of vectors, of those not kept in registers, that are loaded before the first is used.
 constexpr int BATCH = 4;
 constexpr int MAX_BLOCKS = 8;  // per cluster
-
-// Its error is at most 2 + 1.17 |x| ulp, no more than the running error of x itself. It is __expf without the
-// instructions for subnormal results, which are 0 here.
-__device__ inline float exponential(float x) {
-#ifdef CUDA_ON_CPU
-    return __expf(x);
-#else
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.4426950408889634f));
-    return power;
-#endif
-}
-__device__ inline double exponential(double x) { return exp(x); }
 
 template <class C> __device__ inline C minus_infinity() { return C(-CUDART_INF_F); }
 
