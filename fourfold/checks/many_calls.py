@@ -181,8 +181,10 @@ def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) 
             calls.make(int(order[n]))
 
     make(BACKWARD)  # the first calls may compile and tune
-    cost = costs.functions_called(functools.partial(make, 2 * BACKWARD)) / BACKWARD
-    wanted = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS))
+    wanted = 2 * BACKWARD
+    if not search.brief:
+        cost = costs.functions_called(functools.partial(make, wanted)) / BACKWARD
+        wanted = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS))
     make(wanted)
     agreements, total = calls.judge(), len(calls.made)
     calls.made.clear()  # a result that is a view keeps another tensor alive

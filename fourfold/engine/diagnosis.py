@@ -31,13 +31,15 @@ EXAMPLES, ELEMENTS, MOST_ELEMENTS = 4, 16, 4096
 
 
 def diagnose(search: Search) -> None:
-    """Set `Search.wrong` and `Search.likely_cause` of a failed search."""
+    """Set `Search.wrong` of a failed search, and `Search.likely_cause` unless the search is brief."""
     subject, case = search.subject, search.failing
     if subject is None or case is None:
         return
     with contextlib.suppress(Exception, NotReached), held(), random_state_kept():
         failed = _Call(subject, case)
         search.wrong = failed.wrong
+        if search.brief:  # the first failure has been diagnosed
+            return
         larger = (each for each in subject.filled_examples().values() if ELEMENTS <= each.elements <= MOST_ELEMENTS)
         alike = (replace(each, parameters=case.parameters, layouts=case.layouts) for each in larger)
         wrong = [call for each in itertools.islice(alike, EXAMPLES) if (call := _Call(subject, each)).wrong] or [failed]

@@ -331,7 +331,12 @@ class Trial:
         given = [f"{option}={value!r}" for option, value in options.items()]
         if str(self.claims):
             given.insert(0, f"claims=fourfold.Claims({self.claims})")
-        return f"fourfold.verify({', '.join([kernel, repr(name) if name in operations() else name, *given])})"
+        return f"fourfold.verify({', '.join([kernel, repr(name) if self.is_registered() else name, *given])})"
+
+    @functools.lru_cache  # noqa: B019 - a trial is short-lived
+    def is_registered(self) -> bool:
+        """Return whether a call can name the operation in a string."""
+        return self.operation.name in operations()
 
     @functools.lru_cache  # noqa: B019 - a trial is short-lived
     def has_gradients(self, dtype: str) -> bool:
