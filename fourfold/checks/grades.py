@@ -30,7 +30,7 @@ def graded(check: Check) -> Check:
             try:
                 check(replace(subject, dtype=dtype), again)
             except Failure as worse:
-                search.failing, search.subject = again.failing, again.subject
+                search.failing, search.subject, search.limit = again.failing, again.subject, again.limit
                 raise worse from None  # its case is wrong by both bounds
             search.ran, search.substantial, search.worst = again.ran, again.substantial, again.worst
             search.grade = STORAGE

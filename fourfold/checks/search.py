@@ -249,7 +249,9 @@ class Search:
 
     examples: int
     elements: int = 2048
-    blob: str | None = None  # Hypothesis's blob of the one generated case to repeat
+    # Hypothesis's blob of the one generated case to repeat, after its limit of elements and a hyphen: "8-AXic...".
+    blob: str | None = None
+    limit: int = 0  # the limit of elements of the last generated cases
     # Whether the implementation is known to be wrong. A few small cases then show further failures, without shrinking.
     brief: bool = False
     # Whether to look for a small case after a failure, and to keep the case for the next run.
@@ -351,7 +353,8 @@ class Search:
         if seed is not None:
             test = hypothesis.seed(seed)(test)
         if self.blob:
-            test = hypothesis.reproduce_failure(hypothesis.__version__, self.blob.encode())(test)
+            blob = self.blob.rpartition("-")[2].encode()
+            test = hypothesis.reproduce_failure(hypothesis.__version__, blob)(test)
         try:
             with shrinking_at_most(SHRINKS):
                 test()
@@ -463,6 +466,7 @@ class Search:
                 self.one(name, case, body)
 
         def among(elements: int, shrink: bool = True) -> None:
+            self.limit = elements
             name = f"{check} {subject} {elements}"
             strategy = subject.operation.cases(subject.dtype, elements)
             if special and (self.finite_specials or not subject.claims.finite):
@@ -478,11 +482,8 @@ class Search:
         if self.brief:
             most = min(most, BRIEF_ELEMENTS)
         if self.blob:
-            # The blob does not record which limit of elements it was made with.
-            for elements in (FEW_ELEMENTS, BRIEF_ELEMENTS):
-                with contextlib.suppress(hypothesis.errors.DidNotReproduce):
-                    among(elements)
-            among(most)
+            limit = self.blob.rpartition("-")[0]
+            among(int(limit) if limit.isdigit() else most)
             return
         with contextlib.suppress(NotReached):  # already counted, and true of all other cases
             self._shrunk(first, among, most, FEW_ELEMENTS)

@@ -140,6 +140,8 @@ def outcome_of(
     if error is not None:
         case = search.shown(search.failing) if search is not None and search.failing is not None else last
         failure = finding(error, origin, case)
+        if search is not None and failure.blob and search.limit:
+            failure = replace(failure, blob=f"{search.limit}-{failure.blob}")
         if search is not None and failure.kind in (Kind.WRONG, Kind.IMPRECISE) and failure.result:
             # A law or a later check may fail by the same wrong result.
             cause = f"{search.wrong} is wrong" if search.wrong and not failure.frames else failure.cause
