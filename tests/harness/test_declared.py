@@ -802,11 +802,13 @@ def test_other_calls_have_numbers_that_are_declared() -> None:
 
 
 def test_integers_of_an_earlier_call_are_found() -> None:
-    kept: dict[tuple[int, ...], torch.Tensor] = {}
+    kept: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def with_former_index(x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         key = (index.data_ptr(), len(index), len(x))
-        return picked_rows(x, kept.setdefault(key, index.clone()), counts)
+        # Keep the tensor as well, so that no other one gets its memory.
+        _, former = kept.setdefault(key, (index, index.clone()))
+        return picked_rows(x, former, counts)
 
     with pytest.raises(Failure, match="after other values were written into its inputs"):
         histories(picked_rows, with_former_index)
