@@ -482,8 +482,8 @@ class Search:
         if self.brief:
             most = min(most, BRIEF_ELEMENTS)
         if self.blob:
-            limit = self.blob.rpartition("-")[0]
-            among(int(limit) if limit.isdigit() else most)
+            of_blob = self.blob.rpartition("-")[0]
+            among(int(of_blob) if of_blob.isdigit() else most)
             return
         with contextlib.suppress(NotReached):  # already counted, and true of all other cases
             self._shrunk(first, among, most, FEW_ELEMENTS)
