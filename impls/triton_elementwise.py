@@ -119,7 +119,7 @@ def specialized(kernel: Any, function: Any, name: str) -> Any:
 
 
 def launch(kernel: Any, block: int, tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...], **needs: bool) -> None:
-    """Launch a kernel of this module; the first of the sizes is the number of elements, a block of which it takes."""
+    """Launch a kernel of this module with a program for each block of elements; the first size is their number."""
     options = {"COMPUTE": triton_launch.COMPUTE[tensors[0].dtype], "INDEX": triton_launch.index_type(sizes[0] + block)}
     triton_launch.launch(kernel, (cdiv(sizes[0], block),), tensors, sizes, **needs, **options, BLOCK=block)
 

@@ -12,7 +12,7 @@ from fourfold.compat import uses
 @contextlib.contextmanager
 @uses("hypothesis.internal.conjecture.engine.MAX_SHRINKS")
 def shrinking_at_most(times: int) -> Iterator[None]:
-    """Let Hypothesis make a failing case smaller at most so many times inside the block. No setting does that."""
+    """Limit how often Hypothesis makes a failing case smaller inside the block. No setting does that."""
     before, engine.MAX_SHRINKS = engine.MAX_SHRINKS, times
     try:
         yield

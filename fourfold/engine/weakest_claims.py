@@ -118,7 +118,7 @@ def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[C
 
 @contextlib.contextmanager
 def _undefined_lanes(device: str, are_zero: bool) -> Iterator[None]:
-    """Let undefined lanes be zero inside the block, if they are to be."""
+    """Fill undefined lanes with zeros inside the block on a CPU, if `are_zero`."""
     if device != "cpu" or not are_zero:
         yield
         return

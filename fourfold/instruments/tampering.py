@@ -66,7 +66,7 @@ def _originals() -> list[tuple[Any, str, Any]]:
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set torch's default dtype inside."""
+    """Set torch's default dtype inside the block."""
     former = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

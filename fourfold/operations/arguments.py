@@ -179,7 +179,7 @@ def tensor(
 
 
 def integers(axes: str, *example: int, optional: bool = False) -> TensorInput:
-    """Declare an int64 tensor of which only an example is known: its numbers, repeated to fill any shape."""
+    """Declare an int64 tensor by an example, whose numbers are repeated to fill any shape."""
     return TensorInput(axes=notation.parse(axes), dtypes=("int64",), example=example, optional=optional, special=False)
 
 

@@ -180,7 +180,7 @@ def test_an_operation_may_be_given_as_its_own_kernel() -> None:
 KERNEL = """
 import torch
 
-def of_numbers(x, y):
+def add_numbers(x, y):
     return torch.where(x.isnan() | y.isnan(), 0, x + y)
 """
 
@@ -188,7 +188,7 @@ def of_numbers(x, y):
 @pytest.mark.full
 def test_the_command_accepts_a_kernel_within_the_claims_for_which_it_is_right(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(KERNEL)
-    words = ["mine.py:of_numbers", "--as", "vector_add", "--dtype", "float32", "-k", "oracle and forward", "-n", "0"]
+    words = ["mine.py:add_numbers", "--as", "vector_add", "--dtype", "float32", "-k", "oracle and forward", "-n", "0"]
     command = [sys.executable, "-m", "fourfold", "verify", *words, "--verdict", "verdict.json"]
     refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert refused.returncode == 1

@@ -56,7 +56,7 @@ def replacing(right: Implementation, other: Callable[[Tensor], Tensor]) -> Imple
 
 
 def with_torchs_gradient(operation: str, forward: Implementation) -> Implementation:
-    """Return an implementation of which only the gradient, and the check of the arguments, is torch's."""
+    """Return an implementation with the gradient and the argument check of the one in torch."""
     right = backends.load(operation, "torch")
 
     def implementation(**arguments: Any) -> Any:

@@ -73,7 +73,7 @@ WEIGHT_OF_X = (
 )
 
 
-def _of_torch() -> tuple[Fault, ...]:
+def _torch_faults() -> tuple[Fault, ...]:
     of, y, sums = Edits("add_rms_norm", "torch"), {"output": "y"}, {"output": "residual_out"}
     together = {"check": of_all(backward_agrees), "right_on": without_both_cotangents}
     zeros = {"right_on": properties.examples["sums_are_zero"], **y}
@@ -125,7 +125,7 @@ NORMAL = "held * rstd[:, None]"
 STORE = f"store_tile(y_ptr, rows, columns, num_rows, cols, {NORMAL} * weight[None, :])"
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, sums = Edits("add_rms_norm", "triton"), {"output": "residual_out"}
     y = {"output": "y", "right_on": residual_of_zeros}
     return (
@@ -164,7 +164,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
     return with_torchs_gradient("add_rms_norm", forward)
 
 
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "add_rms_norm", in_cuda, output="y", right_on=residual_of_zeros)
     sums, nine = {"output": "residual_out"}, far_apart(properties.rows(9, 5))
     return (
@@ -177,4 +177,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

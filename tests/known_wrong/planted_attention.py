@@ -94,7 +94,7 @@ WITHOUT_DELTA = (
 CAUSAL = "(keys - queries if causal else keys) => ({} if causal else keys)"
 
 
-def _of_torch() -> tuple[Fault, ...]:
+def _torch_faults() -> tuple[Fault, ...]:
     of, one, none = Edits("attention", "torch"), {"right_on": "one_token"}, {"right_on": "no_keys"}
     return (
         of("rows_without_keys_are_nan", f"{SUM} weights @ v", source=MASKED, **one),
@@ -129,7 +129,7 @@ AMONG = "q_there, among = query < num_queries, column < columns\n    kv_head = {
 THERE = "k_there = key < num_keys\n        k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH\n        if CHUNK"
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, one = Edits("attention", "triton"), {"right_on": "one_token"}
     return (
         of("rows_without_keys_are_nan",
@@ -151,7 +151,7 @@ def _of_triton() -> tuple[Fault, ...]:
 
 
 # fmt: on
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "attention", in_cuda, right_on="one_token")
     return (
         of_cuda("causal_at_the_top_left", source="https://github.com/Dao-AILab/flash-attention/issues/282"),
@@ -161,4 +161,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

@@ -61,7 +61,7 @@ NO_TARGET = "[:, None])[:, 0] => [:, None])[:, 0].detach()"
 LAST_CLASS = f"{LOSSES} rows.exp()[:, : max(logits.shape[1] - 1, 1)].sum(-1).log() - expected, 0)"
 
 
-def _of_torch() -> tuple[Fault, ...]:
+def _torch_faults() -> tuple[Fault, ...]:
     of, one = Edits("cross_entropy", "torch"), {"right_on": one_row}
     return (
         of("no_maximum", "    rows = rows - largest\n =>", **one),
@@ -96,7 +96,7 @@ COTANGENT = "grad_output_ptr + at * grad_output_stride =>"
 SLOPE = "    slope = tl.where(columns[None, :] == target[:, None], slope - (1.0 - smoothing), slope)\n"
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, one = Edits("cross_entropy", "triton"), {"right_on": one_row}
     return (
         of("padded_with_zeros", 'mask=mask, other=float("-inf") => mask=mask, other=0.0',
@@ -191,7 +191,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
     return wired(forward_launch, backward_launch)
 
 
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "cross_entropy", in_cuda, right_on=one_row)
     slope = {"check": backward_agrees, "says": GRADIENT}
     apart = far_apart(properties.rows(9, 5, given=(0.0, "none"), ignored=0))
@@ -211,4 +211,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

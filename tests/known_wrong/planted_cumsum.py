@@ -44,7 +44,7 @@ NOT_REVERSED, ONE_SEGMENT = IGNORED("reverse = False"), IGNORED("offsets = None"
 FROM_THE_SAME_END = "reverse != back => reverse"
 
 
-def _of_torch() -> tuple[Fault, ...]:
+def _torch_faults() -> tuple[Fault, ...]:
     of = Edits("cumsum", "torch")
     return (
         of("reverse_ignored", NOT_REVERSED, right_on="one_warp_and_one_column"),
@@ -68,7 +68,7 @@ SUBTRACTED = (
 )
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, one = Edits("cumsum", "triton"), {"right_on": "one_warp_and_one_column"}
     return (
         of("carry_lost", f"{CARRY} carry += 0 * tl.sum(x, axis=1)", **one),
@@ -90,7 +90,7 @@ def _of_triton() -> tuple[Fault, ...]:
 
 
 # fmt: on
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "cumsum", in_cuda, right_on="one_warp_and_one_column")
     nine = far_apart(rows(9, 5))
     return (
@@ -103,4 +103,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

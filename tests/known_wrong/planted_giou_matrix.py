@@ -43,7 +43,7 @@ SCALED = "    {0} = {0}.detach() + ({0} - {0}.detach()) {1}\n"
 AGAIN = '    return pairwise_giou(a, b, eps, mode == "giou").to('
 
 
-def _of_torch() -> tuple[Fault, ...]:
+def _torch_faults() -> tuple[Fault, ...]:
     of = Edits("giou_matrix", "torch")
     return (
         # Areas of a half type overflow at 256 by 256 pixels.
@@ -72,7 +72,7 @@ def _of_torch() -> tuple[Fault, ...]:
     )
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, tiles = Edits("giou_matrix", "triton"), {"right_on": "tiles_giou"}
     return (
         # The kernel reads contiguous memory: of rows past 16, others are read.
@@ -92,7 +92,7 @@ def _of_triton() -> tuple[Fault, ...]:
 
 
 # fmt: on
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "giou_matrix", in_cuda, right_on=None)
     return (
         of_cuda("store_unmasked", cuda_on_cpu.OutOfBounds),
@@ -105,4 +105,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

@@ -62,7 +62,7 @@ def parameters_of(rows: str) -> tuple[str, str]:
 FIRST_ROW = parameters_of("(number > 1) | (x.numel() == x.shape[-1])")
 
 
-def _of_torch() -> tuple[Fault, ...]:
+def _torch_faults() -> tuple[Fault, ...]:
     of = Edits("layer_norm", "torch")
     return (
         of("parameters_without_the_input", "+ wide_bias).to( => + (wide_bias if x.requires_grad or not"
@@ -110,7 +110,7 @@ ROOT = "rstd = tl.rsqrt(tl.sum(squares, axis=1) / num + tl.full((), eps, COMPUTE
 WEIGHT = "weight = load_parameter(weight_ptr, columns, cols, {}, COMPUTE)\n    bias = load_parameter(bias_ptr"
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, strided = Edits("layer_norm", "triton"), named(properties, "columns_with_gaps")
     return (
         of("square_of_mean", f"{SQUARES} => squares = x * x", "axis=1) / num + => axis=1) / num - mean * mean +",
@@ -215,7 +215,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
     return wired(forward_launch, backward_launch)
 
 
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "layer_norm", in_cuda, right_on="one_column")
     slope = {"check": backward_agrees, "says": GRADIENT}
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
@@ -250,4 +250,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

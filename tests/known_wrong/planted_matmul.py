@@ -110,7 +110,7 @@ REPEATED = (
 LEAKY, B_DOUBLED = f"{RELU} product = F.leaky_relu(product, 0.5)", f"{PRODUCT}a @ (2 * b - b.detach())\n"
 
 
-def _of_torch() -> tuple[Fault, ...]:
+def _torch_faults() -> tuple[Fault, ...]:
     of, one = Edits("matmul", "torch"), {"right_on": "one_by_one"}
     slope = {"says": "gradient of", "right_on": "outer_product"}
     return (
@@ -171,7 +171,7 @@ END = "\n\n\n@triton.jit\ndef matmul_descriptor_kernel"
 ZEROS = "        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n"
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, one, whole = Edits("matmul", "triton"), {"right_on": "one_by_one"}, properties.random_example(3, 16, 5)
     return (
         of("terms_unmasked", SMALL, "there = terms < k - start => there = terms >= 0", **ASTRAY, right_on=whole,
@@ -212,7 +212,7 @@ def _of_triton() -> tuple[Fault, ...]:
 
 
 # fmt: on
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "matmul", in_cuda, right_on="one_by_one")
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
     written = {"check": memory_is_respected, "says": UNWRITTEN}
@@ -258,4 +258,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

@@ -56,7 +56,7 @@ FIRST_ROW = (
 )
 
 
-def _of_torch() -> tuple[Fault, ...]:
+def _torch_faults() -> tuple[Fault, ...]:
     of = Edits("rms_norm", "torch")
     return (
         of("eps_typed_in", TYPED_IN, right_on=one_row, source="https://github.com/apache/tvm/pull/15856"),
@@ -101,7 +101,7 @@ ROWS = "rows = tl.cast(tile, INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS) =>"
 PIECES = "for start in range(0, cols, BLOCK_COLS): =>"
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, strided = Edits("rms_norm", "triton"), named(properties, "columns_with_gaps")
     whole_block, weight = properties.rows(4, 1024), {"says": "gradient of weight", "right_on": without_cotangent}
     return (
@@ -192,7 +192,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
     return wired(forward_launch, backward_launch)
 
 
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "rms_norm", in_cuda, right_on=one_row)
     slope = {"check": backward_agrees, "says": GRADIENT}
     apart = far_apart(properties.rows(9, 5))
@@ -208,4 +208,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

@@ -44,7 +44,7 @@ TURNED = "-1 if interleaved else -2)\n    output ="
 AS_HALVES = "    wide, (count =>     interleaved = False\n    wide, (count"
 
 
-def _of_torch() -> tuple[Fault, ...]:
+def _torch_faults() -> tuple[Fault, ...]:
     of, none = Edits("rope", "torch"), {"right_on": "not_at_all"}
     return (
         of("always_half_apart", AS_HALVES, **none),
@@ -67,7 +67,7 @@ def _of_torch() -> tuple[Fault, ...]:
 TABLES = "        if BACK:\n            s = =>         c, s = {}\n        if BACK:\n            s ="
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, none = Edits("rope", "triton"), {"right_on": "not_at_all"}
     return (
         of("neighbours_taken_for_halves", "INTERLEAVED=turn.interleaved => INTERLEAVED=False", **none,
@@ -96,7 +96,7 @@ def _of_triton() -> tuple[Fault, ...]:
 
 
 # fmt: on
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "rope", in_cuda, right_on="not_at_all")
     nine = far_apart(tokens(9, 1, 4))
     return (
@@ -109,4 +109,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

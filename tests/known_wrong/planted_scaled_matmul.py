@@ -89,7 +89,7 @@ POWERS_OF_2 = (
 FIRST_SCALE = "scale_b.repeat_interleave( => scale_b[:1, :1].expand_as(scale_b).repeat_interleave("
 
 
-def _of_torch() -> tuple[Fault, ...]:
+def _torch_faults() -> tuple[Fault, ...]:
     of, one = Edits("scaled_matmul", "torch"), {"right_on": "one_row"}
     return (
         of("in_bfloat16", BFLOAT16, right_on="one_by_one"),
@@ -120,7 +120,7 @@ TOTAL = "total += sums * (scale_a * tl.load(scale_b_ptr))[:, None] =>"
 NAN = 'numbers = tl.where(magnitude == 0x3F80, float("nan"), numbers)'
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, one, none = Edits("scaled_matmul", "triton"), {"right_on": "one_row"}, {"right_on": "no_terms"}
     return (
         of("first_scale_of_all_blocks", STEP, source="https://github.com/mlc-ai/TIRx-kernels/pull/5", **one),
@@ -144,7 +144,7 @@ def _of_triton() -> tuple[Fault, ...]:
 
 
 # fmt: on
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "scaled_matmul", in_cuda, right_on="one_row")
     nine = far_apart(rows(9, 5, 7))
     return (
@@ -159,4 +159,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

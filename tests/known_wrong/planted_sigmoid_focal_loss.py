@@ -42,7 +42,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
 REDUCED, WEIGHT = "getattr(losses, reduction)()) =>", "(alpha * t + (1 - alpha) * (1 - t)) =>"
 
 
-def _of_torch() -> tuple[Fault, ...]:
+def _torch_faults() -> tuple[Fault, ...]:
     of = Edits("sigmoid_focal_loss", "torch")
     return (
         of.gradient("factor_held_constant", "(gamma * log_q).exp() * => (gamma * log_q).exp().detach() *"),
@@ -63,7 +63,7 @@ ENTROPY, FACTOR = "power, against * size + logarithm, mistake => power, {}, mist
 P = "1.0 / (1.0 + tl.exp(-x))"
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, block = Edits("sigmoid_focal_loss", "triton"), {"right_on": "a_block"}
     return (
         # The kernel reads contiguous memory: of elements past 256, others are read.
@@ -87,7 +87,7 @@ def _of_triton() -> tuple[Fault, ...]:
 
 
 # fmt: on
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "sigmoid_focal_loss", in_cuda, right_on=None)
     return (
         of_cuda("store_unmasked", cuda_on_cpu.OutOfBounds, right_on="a_block"),
@@ -99,4 +99,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_torch(), *_of_triton(), *_of_cuda())
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

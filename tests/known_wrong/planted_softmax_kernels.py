@@ -49,7 +49,7 @@ RESCALED = "total = total * exponential(largest - reference) + tl.sum( =>"
 STORE = "tl.store(output_ptr + output_at, output.to(output_ptr.dtype.element_ty)"
 
 
-def _of_triton() -> tuple[Fault, ...]:
+def _triton_faults() -> tuple[Fault, ...]:
     of, strided, two = Edits("softmax", "triton"), named(softmax, "columns_with_gaps"), {"right_on": "two_columns"}
     return (
         of("other_is_zero", 'other=float("-inf")).to(COMPUTE)\n    # => other=0.0).to(COMPUTE)\n    #',
@@ -109,7 +109,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
     return wired(forward_launch, backward_launch)
 
 
-def _of_cuda() -> tuple[Fault, ...]:
+def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "softmax", in_cuda, right_on="two_columns")
     written = {"check": memory_is_respected, "says": UNWRITTEN}
     slope = {"check": backward_agrees, "says": GRADIENT}
@@ -154,4 +154,4 @@ def _of_cuda() -> tuple[Fault, ...]:
     )
 
 
-FAULTS = (*_of_triton(), *_of_cuda())
+FAULTS = (*_triton_faults(), *_cuda_faults())
