@@ -82,7 +82,7 @@ class _Calls:
         self.cotangents = [case.tensor("grad_output", subject.dtype, subject.device) for case in cases]
         self.names = names
         self.made: list[_Call] = []
-        self.before = self.living_tensors()
+        self._before = self._living_tensors(keep_garbage=True)
 
     def make(self, place: int) -> None:
         """Call the implementation on the tensors of one case, and keep the results."""
@@ -99,10 +99,15 @@ class _Calls:
         copies = {name: result.clone() for name, result in results.items()}
         self.made.append(_Call(number=number, place=place, way=way, results=results, copies=copies))
 
-    def living_tensors(self) -> int:
-        """Return the number of tensors that are alive in the process of the implementation."""
+    def _living_tensors(self, keep_garbage: bool) -> int:
+        """Count the tensors in the process of the implementation: see `costs.living_tensors`."""
         process = self.subject.process
-        return costs.living_tensors() if process is None else process.living_tensors()
+        return (costs if process is None else process).living_tensors(keep_garbage)
+
+    def more_tensors(self) -> int:
+        """Forget the results; return how many more tensors are alive than before the calls."""
+        self.made.clear()  # a result that is a view keeps another tensor alive
+        return self._living_tensors(keep_garbage=False) - self._before
 
     def judge(self) -> list[Agreement]:
         """Compare the first results with the oracle's, the others with the first, and each with its copy.
@@ -187,8 +192,7 @@ def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) 
         wanted = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS))
     make(wanted)
     agreements, total = calls.judge(), len(calls.made)
-    calls.made.clear()  # a result that is a view keeps another tensor alive
-    if (more := calls.living_tensors() - calls.before) >= max(KEPT, total // BACKWARD):
+    if (more := calls.more_tensors()) >= max(KEPT, total // BACKWARD):
         raise Failure(f"{subject}: {total} calls on the same tensors have left {more} more tensors alive")
     search.saw(*agreements)
     with_backward = len(range(0, total, BACKWARD)) if calls.names else 0

@@ -307,9 +307,9 @@ class Trial:
         search.started = time.perf_counter()
         last: list[str] = [""]
         search.note = lambda case: last.__setitem__(0, repr(case))
-        watch = PackageWatch(self.origin, self.operation, search)
+        changes = self.watch.begin(search)
         # The subject calls the implementation to learn about gradients.
-        found = run(check, dtype, lambda: self.subject(dtype), search, self.origin, watch.changes, lambda: last[0])
+        found = run(check, dtype, lambda: self.subject(dtype), search, self.origin, changes, lambda: last[0])
         if found.failure is None:
             return found
         return replace(found, failure=replace(found.failure, repeat=self.repeat(check, dtype, found.failure.blob)))
@@ -332,6 +332,11 @@ class Trial:
         if str(self.claims):
             given.insert(0, f"claims=fourfold.Claims({self.claims})")
         return f"fourfold.verify({', '.join([kernel, repr(name) if self.is_registered() else name, *given])})"
+
+    @functools.cached_property
+    def watch(self) -> PackageWatch:
+        """Return the watch over the program that judges, which begins with the first check."""
+        return PackageWatch(self.origin, self.operation)
 
     @functools.lru_cache  # noqa: B019 - a trial is short-lived
     def is_registered(self) -> bool:

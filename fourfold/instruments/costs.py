@@ -3,6 +3,7 @@
 import gc
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -28,10 +29,22 @@ def functions_called(call: Callable[[], Any]) -> int:
     return next(events)
 
 
-def living_tensors() -> int:
-    """Count the tensors that Python holds, without garbage."""
-    gc.collect()
-    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+def living_tensors(keep_garbage: bool) -> int:
+    """Count the tensors that Python holds.
+
+    Two counts, the first with `keep_garbage` and the second without it, tell how many more tensors are alive. Garbage
+    from before the first count is in both, so that only what was made between them has to be searched for garbage.
+
+    Args:
+        keep_garbage: exclude all present objects from garbage collection until the next call without it.
+    """
+    if not keep_garbage:
+        gc.collect()
+        gc.unfreeze()
+    kinds = Counter(map(type, gc.get_objects()))
+    if keep_garbage:
+        gc.freeze()
+    return sum(count for kind, count in kinds.items() if issubclass(kind, torch.Tensor))
 
 
 def calls_within(budget: float, cost: float, most: int) -> int:

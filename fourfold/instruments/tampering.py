@@ -6,9 +6,10 @@ have been seen to search the interpreter's objects for their references, and to 
 
 import builtins
 import contextlib
+import operator
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -25,10 +26,10 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the seed of torch's random numbers": (torch.initial_seed, torch.manual_seed),
     "NumPy's handling of errors": (np.geterr, lambda handling: np.seterr(**handling)),
 }
-# The owner, name and value of each function that a call must not replace.
-_watched: list[tuple[Any, str, Any]] = []
+# The owners of the functions that a call must not replace, and these functions by name.
+_watched: list[tuple[Any, dict[str, Any]]] = []
 # The same for functions of libraries, from before the first call.
-_libraries: list[tuple[Any, str, Any]] = []
+_libraries: list[tuple[Any, dict[str, Any]]] = []
 
 
 class Tampered(AssertionError):
@@ -38,30 +39,39 @@ class Tampered(AssertionError):
 def watch(module: ModuleType) -> None:
     """Watch a module that judges: detect calls that replace one of its functions or classes."""
     if module not in watched_modules():
-        _watched.extend((module, name, value) for name, value in vars(module).items() if callable(value))
+        _watched.append((module, {name: value for name, value in vars(module).items() if callable(value)}))
 
 
 def watched_modules() -> set[ModuleType]:
     """Return the modules given to `watch`."""
-    return {module for module, _, _ in _watched}
+    return {module for module, _ in _watched}
 
 
-def _of_libraries() -> Iterator[tuple[Any, str]]:
-    yield from ((np, name) for name, value in vars(np).items() if callable(value) and not name.startswith("_"))
-    yield from ((builtins, name) for name in ("abs", "all", "any", "bool", "float", "isinstance", "len", "max", "min"))
-    yield from ((torch, name) for name in ("allclose", "equal", "from_numpy", "isclose", "isnan"))
-    yield from ((torch.testing, "assert_close"), (torch.autograd, "grad"), (torch.cuda, "synchronize"))
+def _of_libraries() -> Iterator[tuple[Any, Iterable[str]]]:
+    yield np, [name for name, value in vars(np).items() if callable(value) and not name.startswith("_")]
+    yield builtins, ("abs", "all", "any", "bool", "float", "isinstance", "len", "max", "min")
+    yield torch, ("allclose", "equal", "from_numpy", "isclose", "isnan")
+    yield torch.testing, ("assert_close",)
+    yield torch.autograd, ("grad",)
     # Functions that time kernels.
-    yield from ((time, name) for name in ("monotonic", "perf_counter", "perf_counter_ns", "time"))
-    yield (torch.cuda, "Event")
-    yield from ((torch.Tensor, name) for name in ("clone", "contiguous", "cpu", "detach", "equal", "numpy", "view"))
+    yield torch.cuda, ("synchronize", "Event")
+    yield time, ("monotonic", "perf_counter", "perf_counter_ns", "time")
+    yield torch.Tensor, ("clone", "contiguous", "cpu", "detach", "equal", "numpy", "view")
 
 
-def _originals() -> list[tuple[Any, str, Any]]:
-    """Return the owner, name and original value of each watched function."""
+def _originals() -> list[tuple[Any, dict[str, Any]]]:
+    """Return the owners of the watched functions, and the original functions by name."""
     if not _libraries:
-        _libraries.extend((owner, name, getattr(owner, name)) for owner, name in _of_libraries())
+        _libraries.extend((owner, {name: getattr(owner, name) for name in names}) for owner, names in _of_libraries())
     return _libraries + _watched
+
+
+def _replaced(owner: Any, functions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the original of each function of an owner that is another one now."""
+    # A thousand functions are compared around each call: those of modules by a loop in C.
+    get = vars(owner).get if isinstance(owner, ModuleType) else lambda name: getattr(owner, name, None)
+    if not all(map(operator.is_, map(get, functions), functions.values())):
+        yield from ((name, value) for name, value in functions.items() if get(name) is not value)
 
 
 @contextlib.contextmanager
@@ -101,8 +111,8 @@ def nothing_else_changes(case: Case) -> Iterator[None]:
     held = {name: array.tobytes() for name, array in arrays.items()}
     yield
     found = [f"changed the {name} of the case" for name, array in arrays.items() if array.tobytes() != held[name]]
-    for owner, name, original in originals:
-        if getattr(owner, name, None) is not original:
+    for owner, functions in originals:
+        for name, original in _replaced(owner, functions):
             setattr(owner, name, original)
             found.append(f"replaced {owner.__name__}.{name}")
     for name, (get, put) in _SETTINGS.items():

@@ -88,21 +88,30 @@ def limits_of(search: Any) -> Callable[[], list[str]]:
 
 
 class PackageWatch:
-    """A watch over this package and Hypothesis during a check without pytest, and before it.
+    """A watch over this package, Hypothesis and a record during the checks of a candidate without pytest.
 
     Args:
         file: the candidate's.
         record: of the operation.
-        search: the search, with its limits set.
     """
 
-    def __init__(self, file: Path, record: Any, search: Any) -> None:
-        own = modules_of(OWN)
-        self._on_import = code_from(file, own)
-        if not _latest or _latest[0].modules != len(own) + len(modules_of("hypothesis")) or not _latest[0].is_of_now:
-            _latest[:] = [Snapshot(modules_of("hypothesis"), own)]
-        self._parts = [_latest[0].changes, Snapshot(also=[("the record", record)]).changes, limits_of(search)]
+    def __init__(self, file: Path, record: Any) -> None:
+        self._file, self._modules, self._on_import = file, 0, list[str]()
+        self._record = Snapshot(also=[("the record", record)])
+        if _latest and not _latest[0].is_of_now:
+            _latest.clear()
 
-    def changes(self) -> list[str]:
-        """Return the names of changes, and undo them, except those made before the check."""
-        return [*self._on_import, *(each for part in self._parts for each in part())]
+    def begin(self, search: Any) -> Callable[[], list[str]]:
+        """Return a function that names the changes since, and undoes them, except those made by the import.
+
+        Args:
+            search: the search of a check, with its limits set.
+        """
+        own, others = modules_of(OWN), modules_of("hypothesis")
+        modules = len(own) + len(others)
+        if not _latest or _latest[0].modules != modules:
+            _latest[:] = [Snapshot(others, own)]
+        if self._modules != modules:
+            self._modules, self._on_import = modules, code_from(self._file, own)
+        parts = [_latest[0].changes, self._record.changes, limits_of(search)]
+        return lambda: [*self._on_import, *(each for part in parts for each in part())]

@@ -280,10 +280,11 @@ class UntrustedFunction:
         """Return the lines of a `.cu` file, and whether they ran in its process; a Python function has none."""
         return []
 
-    def living_tensors(self) -> int:
-        """Return the number of tensors in its process beside those of arguments, as that process reports it."""
+    def living_tensors(self, keep_garbage: bool) -> int:
+        """Count the tensors in its process beside those of arguments: see `fourfold.instruments.costs`."""
         with self.lock:
-            count = self._ask(self._started(), {"do": "living_tensors"})[0].get("count")
+            question = {"do": "living_tensors", "keep_garbage": keep_garbage}
+            count = self._ask(self._started(), question)[0].get("count")
         return count if type(count) is int else 0
 
     @contextlib.contextmanager

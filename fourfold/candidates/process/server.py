@@ -236,7 +236,7 @@ class Served:
             "watch": self.watch,
             "lines": self.lines,
             "kernel_lines": self.kernel_lines,
-            "living_tensors": lambda text: {"count": living_tensors() - len(self.twins)},
+            "living_tensors": lambda text: {"count": living_tensors(text["keep_garbage"]) - len(self.twins)},
         }
         while True:
             text, contents, files = self.connection.receive()
