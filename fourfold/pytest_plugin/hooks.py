@@ -132,7 +132,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     only = "only(backends=, dtypes=, devices=, kernels=, batched=, whole=, plain=): the cells that a test is about"
-    full = "full: a test that the profiles full and nightly run, and the default profile leaves out"
+    full = "full(but=0): a test of the profiles full and nightly; the default profile runs `but` of its parameter sets"
     check = "check(name): the check that a test makes, whose dtypes, devices and number of examples it takes"
     decisive = "decisive: a candidate that has failed here is known to be wrong, and other checks are brief"
     for marker in (only, check, decisive, full):
@@ -333,7 +333,7 @@ def computes(cell: Cell, config: pytest.Config) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not profiles.is_full():
-        leave_out(config, items, [item for item in items if item.get_closest_marker("full")])
+        leave_out(config, items, beyond_default(items))
     if config.getoption("candidate"):
         # Its result decides whether the other checks are brief.
         items.sort(key=lambda item: item.get_closest_marker("decisive") is None)
@@ -346,6 +346,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.user_properties.append(identity.property)
     if config.stash[SELECTION].narrowed:
         leave_out(config, items, [item for item in items if item not in of_cells and not is_benchmark(item)])
+
+
+def beyond_default(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests that the default profile leaves out.
+
+    These are the tests marked `full`, and all but `n` parameter sets of a test marked `full(but=n)`. Those that remain
+    are spread evenly over the collected ones.
+    """
+    left_out: list[pytest.Item] = []
+    sampled: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        marks = list(item.iter_markers("full"))
+        if not marks:
+            continue
+        least = min(mark.kwargs.get("but", 0) for mark in marks)
+        if least:
+            sampled.setdefault((item.nodeid.partition("[")[0], least), []).append(item)
+        else:
+            left_out.append(item)
+    for (_, most), alike in sampled.items():
+        kept = {(2 * place + 1) * len(alike) // (2 * most) for place in range(min(most, len(alike)))}
+        left_out += [item for place, item in enumerate(alike) if len(alike) > most and place not in kept]
+    return left_out
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], others: list[pytest.Item]) -> None:

@@ -85,6 +85,7 @@ def test_tests_with_names_like_those_of_cells_are_not_taken_for_cells(tmp_path: 
     assert "= verified =" not in ended.output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", sampled([[], ["-n", "1"]], []), ids=["without_workers", "a_worker"])
 def test_checks_are_told_by_their_operation_and_claim(workers: list[str], tmp_path: Path) -> None:
     tests = [OPERATIONS / "test_laws.py", FORWARD]
@@ -287,6 +288,7 @@ def test_folders_that_are_missing_are_made(project: Path) -> None:
     assert (project / "a" / "b" / "report" / "index.html").is_file()
 
 
+@pytest.mark.full
 def test_what_can_no_longer_be_written_leaves_the_table(tmp_path: Path) -> None:
     beside = written(
         tmp_path / "test_beside.py",
@@ -528,6 +530,7 @@ NOT_ENDED = "its import has not ended within 600 s, the time limit of a test: it
 HAD_TO_BE_ENDED = "the process that imports it had to be ended: it did not come back within 0:00:00.1"
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("text", "says", "workers"),
     [

@@ -95,6 +95,7 @@ def test_a_solution_of_kernelbench_is_accepted(tmp_path: Path) -> None:
     assert verdict.operation == "problem"
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("fault", [{"least": "-1.0"}, {"block": 4}])
 def test_a_wrong_solution_of_kernelbench_is_rejected(tmp_path: Path, fault: dict[str, Any]) -> None:
     verdict = kernelbench(tmp_path, **fault)
@@ -155,6 +156,7 @@ def test_a_solution_is_held_to_the_dtype_of_the_problems_inputs(tmp_path: Path) 
     assert given.claims.dtypes == ("float16",)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(("training", "passes"), [("self.training", True), ("True", True), ("False", False)])
 def test_batch_normalization_takes_the_statistics_of_the_batch(tmp_path: Path, training: str, passes: bool) -> None:
     """KernelBench leaves models in training mode."""
@@ -207,6 +209,7 @@ def scaled(x: torch.Tensor, index: torch.Tensor, scale: float) -> torch.Tensor:
     return x[index] * scale
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("vary", [False, True])
 @pytest.mark.parametrize(("factor", "grade"), [(1.0, "exact"), (1.01, "wrong")])
 def test_the_three_names_are_enough(vary: bool, factor: float, grade: str) -> None:

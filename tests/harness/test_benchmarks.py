@@ -275,6 +275,7 @@ REPEATED = {
 }
 
 
+@pytest.mark.full(but=18)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("way", REPEATED)
 def test_a_repeated_workload_has_the_results_of_its_part(way: str, direction: str) -> None:
@@ -317,6 +318,7 @@ def test_a_call_that_writes_nothing_does_not_find_the_former_result() -> None:
         check("vector_add", small(vector_add.random_case(9)), lazy, "forward")
 
 
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize(
     "backend", sampled(["torch", "cuda"], "torch")
 )  # Triton's interpreter itself makes reference cycles

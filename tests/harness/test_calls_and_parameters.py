@@ -56,6 +56,7 @@ def test_verdict_says_how_many_calls_were_made_and_what_rate_they_exclude() -> N
     assert remark in verdict.json()
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("check", ["many calls", "memory", "history"])
 def test_other_bits_are_no_failure_where_they_are_not_claimed(check: str) -> None:
     calls = itertools.count()
@@ -103,6 +104,7 @@ def gives_views(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
     return rms(x, eps, scale) if x.requires_grad else whole[1]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("kernel", "count"), [(keeps_its_results, 400), (keeps_cotangents, 50), (gives_views, None)])
 def test_memory_that_grows_with_each_call_is_found(kernel: Callable[..., Tensor], count: int | None) -> None:
     verdict = judged(kernel, "many calls")
@@ -253,6 +255,7 @@ def of_the_default_dtype(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Te
     return rms(x, eps, scale) + torch.zeros(1)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("wrong", "check", "dtype", "says"),
     [

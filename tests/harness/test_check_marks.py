@@ -15,7 +15,7 @@ from fourfold.checks.catalogue import Check, named
 from fourfold.checks.search import Search
 from fourfold.engine.cells import Cell
 from fourfold.numerics.dtypes import DTYPES
-from fourfold.pytest_plugin.hooks import examples, looked_at, spread, thinned
+from fourfold.pytest_plugin.hooks import beyond_default, examples, looked_at, spread, thinned
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "tests" / "operations"
@@ -27,6 +27,11 @@ from hypothesis import strategies as st
 
 @pytest.mark.full
 def test_full():
+    pass
+
+@pytest.mark.full(but=2)
+@pytest.mark.parametrize("n", range(5))
+def test_sampled(n):
     pass
 
 @hypothesis.given(st.integers())
@@ -109,6 +114,7 @@ def test_a_plain_run_takes_an_only_operation(operation: str) -> None:
     assert spread([Cell(operation, "cuda", "float32")], "test_a", ()) == [Cell(operation, "cuda", "float32")]
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("arguments", "backends"),
     [
@@ -141,6 +147,27 @@ def test_tests_of_one_operation_and_dtype_are_neighbours() -> None:
     assert [key for key, _ in itertools.groupby(keys)] == list(dict.fromkeys(keys))
 
 
+@pytest.mark.parametrize(
+    ("number", "most", "kept"), [(5, 1, [2]), (5, 2, [1, 3]), (6, 3, [1, 3, 5]), (2, 3, [0, 1]), (9, 0, []), (0, 2, [])]
+)
+def test_the_default_profile_spreads_the_parameter_sets_that_it_keeps(number: int, most: int, kept: list[int]) -> None:
+    class Item:
+        def __init__(self, test: str, place: int, *marks: pytest.Mark) -> None:
+            self.nodeid, self.marks = f"{test}[{place}]", marks
+
+        def iter_markers(self, name: str) -> list[pytest.Mark]:
+            return [mark for mark in self.marks if mark.name == name]
+
+    mark = pytest.mark.full(but=most).mark if most else pytest.mark.full.mark
+    others = [Item("test_others", place) for place in range(3)]
+    items = [*others, *(Item("test_some", place, mark) for place in range(number))]
+    gone = beyond_default(items)  # type: ignore[arg-type]
+    assert [item.nodeid for item in items if item not in gone and item not in others] == [
+        f"test_some[{place}]" for place in kept
+    ]
+    assert not set(gone) & set(others)
+
+
 @pytest.mark.full
 def test_the_default_profile_draws_the_same_cases_in_every_run_and_leaves_marked_tests_out(tmp_path: Path) -> None:
     tests, drawn = tmp_path / "test_drawn.py", tmp_path / "drawn.txt"
@@ -152,10 +179,10 @@ def test_the_default_profile_draws_the_same_cases_in_every_run_and_leaves_marked
         return done.stdout, drawn.read_text()
 
     (first, cases), (_, again) = drawn_by(), drawn_by()
-    assert "1 passed, 1 deselected" in first
+    assert "3 passed, 4 deselected" in first
     assert cases == again
     output, others = drawn_by("--hypothesis-profile=full")
-    assert "2 passed" in output
+    assert "7 passed" in output
     assert others != cases
 
 

@@ -114,6 +114,7 @@ def test_overflow_may_not_saturate() -> None:
         compare(np.array(FLOAT16.largest), expectation(within(70000.0, 0.0), FLOAT16), FLOAT16)
 
 
+@pytest.mark.full(but=8)
 @pytest.mark.parametrize("name", operations())
 def test_zeros_are_no_gradient(name: str) -> None:
     operation = operations()[name]

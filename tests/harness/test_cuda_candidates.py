@@ -261,6 +261,7 @@ def test_a_file_that_does_not_compile_is_refused_with_file_and_line(tmp_path, de
         Candidate.parse(f"softmax={source}:k<<<1, 1>>>", ["softmax"]).load()
 
 
+@pytest.mark.full
 def test_a_template_has_no_instance_for_a_dtype_that_it_does_not_compile_for(tmp_path, device):
     if device != "cpu":
         pytest.skip("it is about the compiler of the CPU")
@@ -327,6 +328,7 @@ def test_an_expression_is_arithmetic_alone(text):
         evaluated(text, {"n": 3, "x": torch.zeros(2)})
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("operation", "parameters", "args"),
     [
@@ -522,6 +524,7 @@ def test_storage_of_cub_that_is_used_again_without_a_barrier_is_a_race():
     assert caught.value.line in faults("styles.cu", "sum_by_cub_again")
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("file", ["softmax.cu", "vector_add.cu", "matmul.cu", "layer_norm.cu", "styles.cu"])
 def test_the_same_files_compile_for_a_gpu(file):
     source = HERE / file

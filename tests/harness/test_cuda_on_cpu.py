@@ -108,6 +108,7 @@ def launch_planted(name):
 # ---- planted faults
 
 
+@pytest.mark.full(but=16)
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_planted_fault_is_found_at_its_line_in_any_order(name, monkeypatch):
     planted = FAULTY[name]
@@ -532,6 +533,7 @@ UNFIT = {
 TAKES = {type_: CudaKernel(CONTROLS, f"takes<{type_}>") for type_ in NUMBERS}
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(("type_", "number"), [(type_, n) for type_, ns in NUMBERS.items() for n in ns])
 def test_a_number_arrives_as_the_declared_type(type_, number, mode):
     out = torch.zeros(1, dtype=torch.float64)
@@ -693,6 +695,7 @@ __global__ void shifted(const float* x, float* out) {
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sampled(["_A", "_z"], "_A"))  # before the variable and after it, as names are sorted
 def test_a_shared_array_may_have_a_second_name(name, tmp_path, monkeypatch):
     """g++ 13 names a variable of a template whose argument is a lambda twice."""

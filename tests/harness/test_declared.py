@@ -83,6 +83,7 @@ def subject(made: DefinedOperation, implementation: Callable[..., Any], dtype: s
 # ---- drawn cases
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", sampled(DECLARED, "rms_norm", "ragged_mean"))
 def test_sizes_agree_in_every_case(name: str) -> None:
     made = DECLARED[name]
@@ -136,6 +137,7 @@ def test_an_expanded_tensor_holds_the_same_along_an_axis() -> None:
             assert 0 in case.tensor(each, FLOAT32, "cpu").stride(), (name, each)
 
 
+@pytest.mark.full
 def test_leading_axes_are_none_to_three_and_alike() -> None:
     for name, least in (("rms_norm", 1), ("masked_softmax", 1), ("embedding", 0)):
         first = next(iter(DECLARED[name].axes))
@@ -317,6 +319,7 @@ def test_special_values_occur(name: str) -> None:
         assert any(np.isinf(array).any() for array in arrays)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("kind", "holds"),
     [
@@ -361,6 +364,7 @@ def test_a_tensor_may_be_made_by_a_function() -> None:
     assert all(case["x"].dtype == np.float32 for case in cases)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", DECLARED)
 def test_smooth_cases_are_small_and_their_outputs_finite(name: str) -> None:
     made = DECLARED[name]
@@ -618,6 +622,7 @@ def test_workloads_follow(direction: str) -> None:
         assert worst_error(call.results, References().of(rms_norm, "", workload, FLOAT32), workload, FLOAT32) <= 1
 
 
+@pytest.mark.full(but=6)
 @pytest.mark.parametrize(
     ("check", "dtype"),
     [
@@ -674,6 +679,7 @@ def matmul_of_one_block(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a[:, :1024] @ b[:1024]
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
@@ -748,6 +754,7 @@ def picked_rows(x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> t
     return torch.where((index == -1)[:, None], 0.0, taken) + 0 * counts.sum()
 
 
+@pytest.mark.full
 def test_probabilities_sum_to_one_in_every_layout() -> None:
     made = kl_divergence.cases(FLOAT32, ELEMENTS)
     named_ones = [make(FLOAT32) for make in kl_divergence.examples.values()]

@@ -153,6 +153,7 @@ def test_untrusted_kernels_decide_neither_exit_code_nor_verdict(workers: list[st
     assert "takes over" not in ended.output
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     "expected",
     sampled(TOGETHER, TOGETHER[0], TOGETHER[-1]),
@@ -176,6 +177,7 @@ def test_run_does_not_pass_whatever_is_done_to_it(hostile: str, tmp_path: Path) 
     assert re.search(says, ended.output)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("knowing", KNOWING, ids=["loaded", "interpreter"])
 def test_kernel_that_is_right_in_tests_alone_is_rejected(knowing: dict[str, str], tmp_path: Path) -> None:
     kernels = {operation: f"knows_where_it_runs:{name}" for operation, name in knowing.items()}

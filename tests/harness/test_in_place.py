@@ -127,6 +127,7 @@ def works_on_contiguous_copies(param: Any, grad: Any, m: Any, v: Any, weight_dec
     by_torch(param.contiguous(), grad, m, v, weight_decay, step)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("wrong", "fails", "reason"),
     [
@@ -202,6 +203,7 @@ def changed(times: int = 1, whole: bool = False) -> Callable[..., Any]:
     return relu_
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("kernel", "check", "reason"),
     [
@@ -246,6 +248,7 @@ def normalized(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, t
     return residual, total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-6)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("kernel", "fails"),
     [
@@ -279,6 +282,7 @@ def write_keys_(cache: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor) ->
     cache[slots] = keys
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("kernel", "passes"),
     [
@@ -313,6 +317,7 @@ def doubled(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return 2 * x
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("kernel", "passes"),
     [

@@ -81,6 +81,7 @@ def test_a_call_with_other_numbers_has_other_places() -> None:
     assert (case["x"].argmax(-1) != other["x"].argmax(-1)).any()
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -157,6 +158,7 @@ def test_right_counts_pass() -> None:
         assert {outcome.outcome for outcome in verdict.outcomes} == {"passed"}
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     "wrong",
     [

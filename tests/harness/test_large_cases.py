@@ -263,6 +263,7 @@ def test_two_constants_meet_on_two_axes_in_both_ways() -> None:
     assert {(49, 131), (131, 49)} <= met
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("dtype", "foreign", "long"), [("float16", True, False), ("float32", True, True), ("float16", False, True)]
 )

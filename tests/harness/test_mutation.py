@@ -188,6 +188,7 @@ print(*{mutant.function for mutant in mutants if mutant.file == sys.argv[1]})
 """
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("operation", "backend", "file", "used", "unused"),
     [

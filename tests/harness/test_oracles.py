@@ -89,6 +89,7 @@ def test_backward_is_the_slope_of_forward(name: str, data: st.DataObject) -> Non
             assert allowed <= np.sqrt(LONGDOUBLE.eps) * max(largest, 1)
 
 
+@pytest.mark.full(but=6)
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_smooth_cases_have_gradients_to_speak_of(name: str) -> None:
     operation = OPERATIONS[name]
@@ -286,6 +287,7 @@ def oracle_results(name: str, dtype: DType) -> Callable[..., Result]:
 
 
 # The oracle computes bfloat16 as it does float32.
+@pytest.mark.full(but=8)
 @pytest.mark.parametrize("dtype", sampled(["float32", "float64"], "float32"))
 @pytest.mark.parametrize(
     ("name", "law"),

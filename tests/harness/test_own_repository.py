@@ -53,6 +53,7 @@ def test_the_example_is_right_wherever_it_accepts(tmp_path: Path, device: str) -
     assert set(verdict.refusals) == {"ValueError: x and weight must be contiguous"}
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("way", sampled(WRONG, *list(WRONG)[::3]))
 def test_wrong_variants_are_rejected(way: str, tmp_path: Path, device: str) -> None:
     if device != "cpu":

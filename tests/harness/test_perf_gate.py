@@ -58,6 +58,7 @@ def test_unchanged_code_gives_no_alarm(spread: float) -> None:
         assert verdicts.count("same") > 0.9 * len(verdicts)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("slowdown", "spread", "least"),
     [(0.02, 0.005, 1.0), (0.02, 0.02, 0.9), (0.05, 0.03, 1.0), (0.10, 0.05, 1.0), (0.01, 0.005, 0.2)],

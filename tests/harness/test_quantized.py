@@ -37,6 +37,7 @@ def by(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return quantize
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (0.97, False)])
 def test_a_quantizer_is_judged_by_its_rounding(factor: float, passes: bool) -> None:
     claims = Claims(gradients=False, dtypes=("float32",), finite=True)
@@ -97,6 +98,7 @@ USUAL = Claims(gradients=False, dtypes=("float32", "bfloat16"), finite=True, lar
 CODES = ("forward of output codes", "forward of output scales")
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("kernel", "fails"),
     [
@@ -140,6 +142,7 @@ def int8_by_triton(half: float) -> Callable[..., torch.Tensor]:
     return quantize
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("kernel", "passes"),
     [
@@ -198,6 +201,7 @@ def unpacked(shift: int, zero: float, dtype: torch.dtype = torch.float32) -> Cal
     return unpack
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("kernel", "passes"),
     [
@@ -256,6 +260,7 @@ def in_half_of_float64(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return in_float32(x.float(), weight).to(x.dtype)
 
 
+@pytest.mark.full
 def test_a_weight_of_float32_beside_half_data_has_a_gradient_of_float32() -> None:
     case = scaled_rows.examples["ordinary"](DTYPES["bfloat16"])
     assert [case[name].dtype.name for name in ("x", "weight")] == ["bfloat16", "float32"]

@@ -181,6 +181,7 @@ def in_compute_dtype(case: Case, dtype: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.full(but=8)
 @pytest.mark.parametrize("dtype", sampled(DTYPES, "float32"))
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_formula_in_the_kernels_arithmetic_stays_within_its_bound(name: str, dtype: str) -> None:

@@ -164,6 +164,7 @@ def in_half(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]
     return y, total, scale.half().to(scale.dtype)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("wrong", "checks"),
     [

@@ -218,6 +218,7 @@ TESTS = ["pytest", FORWARD, "-p", "fourfold", "-p", "witness", "-p", "no:cachepr
 CANDIDATE = ["--dtype=float16", "--dtype=float32", "--examples=2", "--device=cpu"]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("options", "signals"),
     [

@@ -86,6 +86,7 @@ def often(happened: list[bool], share: float = 1 / DRAWS) -> bool:
     return np.mean(happened) >= share
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sampled(BOXED, *SAMPLE))
 def test_no_boxes_one_box_and_thousands_are_drawn(name: str) -> None:
     rows, few = ([rows_of(name, case) for case in cases] for cases in (drawn_cases(name), many_small_cases(name)))
@@ -94,6 +95,7 @@ def test_no_boxes_one_box_and_thousands_are_drawn(name: str) -> None:
     assert often([n > 1000 for n in rows], 1 / 32)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sampled(BOXED, "giou_loss"))
 def test_most_cases_have_rows_that_count(name: str) -> None:
     for cases in (drawn_cases(name), many_small_cases(name)):
@@ -134,6 +136,7 @@ def test_rows_come_one_short_of_a_block_in_full_and_one_past_it(block: int) -> N
         assert often([n == size for n in drawn_sizes()], 1 / (4 * len(AWKWARD_SIZES + AWKWARD_LARGE)))
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", BOXED)
 def test_cases_have_rows_next_to_block_sizes(name: str) -> None:
     # Sizes: all rows, the rows of a sample, or the samples.
@@ -210,6 +213,7 @@ def test_offsets_are_always_those_of_the_targets() -> None:
     assert types == {"int32", "int64"}
 
 
+@pytest.mark.full
 def test_pred_is_strange_past_the_boxes_of_a_sample_now_and_then() -> None:
     strange = []
     for case in drawn_cases("giou_loss_ragged"):
@@ -228,6 +232,7 @@ def test_counts_of_few_boxes_are_as_in_a_face_detection_set() -> None:
     assert often([median == 2 for median in medians], 1 / 50)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", sampled(OPERATIONS, *SAMPLE))
 def test_nan_and_infinity_appear_but_not_in_most_cases(name: str) -> None:
     boxes = [np.concatenate([b.ravel() for b in boxes_of(case)]) for case in many_small_cases(name)]
@@ -236,6 +241,7 @@ def test_nan_and_infinity_appear_but_not_in_most_cases(name: str) -> None:
     assert often([bool(np.isfinite(b).all()) for b in boxes], 1 / 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sampled(BOXED, "giou_loss"))
 def test_nan_and_infinity_reach_boxes_that_count_and_not_in_most_cases(name: str) -> None:
     strange = [[b[~np.isfinite(b)] for b in counted(name, case)] for case in many_small_cases(name)]
@@ -278,6 +284,7 @@ def test_layouts_are_drawn_for_the_named_tensors() -> None:
         assert set(layouts.values()) <= set(LAYOUTS)
 
 
+@pytest.mark.full
 def test_strides_of_zero_reach_boxes_and_cotangents_of_giou() -> None:
     strided: dict[str, list[bool]] = {"boxes1": [], "grad_output": []}
     for case in many_small_cases("giou"):
@@ -300,6 +307,7 @@ def test_layouts_apply_to_every_case_drawn(name: str) -> None:
     assert often([not c for c in contiguous], 1 / 8)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", sampled(WITH_GRADIENTS, *SAMPLE))
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_cotangents_are_never_all_ones_and_sometimes_zero(name: str, dtype: str) -> None:
@@ -583,6 +591,7 @@ def test_as_many_pairs_are_drawn_as_asked_for(count: int) -> None:
         assert first.shape == second.shape == (count, 4)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_explicit_pairs_are_exact_in_every_type_with_ties_and_degenerate_boxes(dtype: str) -> None:
     kind = DTYPES[dtype]

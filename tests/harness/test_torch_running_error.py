@@ -148,6 +148,7 @@ def both(name: str, case: Case, dtype: DType) -> list[tuple[Bounded, Bounded]]:
     return list(zip(oracle, mine, strict=True))
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("dtype", sampled(["float32", "float64"], "float32"))
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_a_definition_has_the_values_and_bounds_of_the_numpy_oracle(name: str, dtype: str) -> None:

@@ -380,6 +380,7 @@ def add_once_or_twice(x: torch.Tensor, y: torch.Tensor, twice: bool = False) -> 
     return x + (2 * y if twice else y)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("untrusted", [False, True])
 def test_default_of_a_function_with_names_of_its_own_is_tried(untrusted: bool, place: Path) -> None:
     given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1, "only": ["defaults"]}
@@ -871,6 +872,7 @@ def test_thread_that_never_returns_is_told(load: Load, monkeypatch: pytest.Monke
         function.called_at_once([({"x": x, "y": y}, y)] * 2, [[], []], 0.1)
 
 
+@pytest.mark.full
 def test_threads_are_tried_of_each_of_several_outputs(place: Path) -> None:
     checks = ["threads of output total", "threads of output product"]
     given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1, "only": checks}

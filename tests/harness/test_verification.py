@@ -281,6 +281,7 @@ def test_strict_errors_leave_the_grade_as_it_is(strict_errors: bool) -> None:
     assert checks_that(verdict, "failed") == ({"bad input"} if strict_errors else set())
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("strict_errors", [False, True])
 def test_strict_errors_leave_gradients_where_an_input_is_nan_as_they_are(strict_errors: bool) -> None:
     def without_gradients_of_nan(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -291,6 +292,7 @@ def test_strict_errors_leave_gradients_where_an_input_is_nan_as_they_are(strict_
     assert verdict.passed, str(verdict)
 
 
+@pytest.mark.full
 def test_what_is_shown_is_wrong_by_the_bounds_of_every_grade() -> None:
     def imprecise_and_wrong_for_129(x: torch.Tensor) -> torch.Tensor:
         powers = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x
@@ -329,6 +331,7 @@ def test_what_is_wrong_is_wrong_in_every_grade() -> None:
     assert "backward" in checks_that(verdict, "failed")
 
 
+@pytest.mark.full
 def test_a_number_that_torch_rounds_to_half_precision_is_storage_accuracy() -> None:
     """On the CPU torch takes 0.7 for a float16 number where it subtracts it from one."""
 
@@ -399,6 +402,7 @@ def sums(x):
 """
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("definition", "says"),
     [
@@ -434,6 +438,7 @@ def test_a_kernel_without_gradients_needs_none_of_the_definition() -> None:
     assert doubled.kind == "wrong", str(doubled)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("are_zero", [False, True])
 def test_undefined_lanes_are_zero_where_that_is_claimed(are_zero: bool, tmp_path: Path) -> None:
     @fourfold.operation(x=fourfold.tensor("... cols"))

@@ -54,6 +54,7 @@ def a_little_more(x: torch.Tensor) -> torch.Tensor:
     return 2.01 * x
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("kernel", "claim"),
     [
@@ -74,6 +75,7 @@ def test_the_weakest_claims_within_which_a_kernel_is_right_are_suggested(kernel:
     assert Verdict.from_json(verdict.json()) == verdict
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("kernel", "claim"), [(without_nan, "finite=True"), (a_little_more, "")])
 def test_a_kernel_is_accepted_within_the_claims_for_which_it_is_right(kernel: Any, claim: str) -> None:
     verdict = fourfold.verify(kernel, twice, **ONE, accept=True)
@@ -140,6 +142,7 @@ def mistaken(mistake: str) -> Any:
     return kernel
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("mistake", "dtype", "cause"),
     [

@@ -107,6 +107,7 @@ def patient_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.UntrustedFunction, "_load", patiently)
 
 
+@pytest.mark.full(but=14)
 @pytest.mark.usefixtures("patient_import")
 @pytest.mark.parametrize("hostile", FAILS)
 def test_hostile_kernel_does_not_pass_and_its_judge_says_why(hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +177,7 @@ def kernel_of(file: str, kernel: str) -> Selection:
     return Selection.of(operations(), [launch], [], [], ["float32"], call_seconds=60)
 
 
+@pytest.mark.full(but=2)
 @needs_a_compiler
 @pytest.mark.parametrize("kernel", ATTACKS)
 def test_compiled_code_that_attacks_its_process_does_not_reach_the_judge(kernel: str) -> None:

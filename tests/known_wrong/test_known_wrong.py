@@ -130,6 +130,7 @@ def all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many_calls, "FUNCTIONS", {"cpu": math.inf, "cuda": math.inf})
 
 
+@pytest.mark.full(but=200)
 @pytest.mark.usefixtures("without_shrinking", "all_calls")
 @of_each(*FAULTS, *GENERIC)
 def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> None:
@@ -165,6 +166,7 @@ def test_fault_of_a_size_is_seen_by_large_cases_alone(fault: Fault, device: str)
     fault.check(subject(fault.operation, fault.make(), device, fault.dtype), Search(examples=EXAMPLES))
 
 
+@pytest.mark.full(but=10)
 @pytest.mark.usefixtures("without_generated_cases")
 @of_each(*(fault for fault in FAULTS if fault.seen_by not in ("", "large")))
 def test_fault_is_seen_by_what_it_names_alone(fault: Fault, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +182,7 @@ def test_fault_is_seen_by_what_it_names_alone(fault: Fault, device: str, monkeyp
     fault.check(given, Search(examples=EXAMPLES))
 
 
+@pytest.mark.full(but=100)
 @pytest.mark.usefixtures("without_shrinking")
 @of_each(*(fault for fault in FAULTS if fault.right_on))
 def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
@@ -195,6 +198,7 @@ def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
     assert search.substantial
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.usefixtures("without_shrinking")
 @of_each(*[fault for fault in FAULTS if fault.documented_ties and fault.check is backward_agrees][2:])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -202,6 +206,7 @@ def test_any_derivative_at_a_clamps_limit_is_right_for_a_candidate(fault: Fault,
     backward_agrees(subject(fault.operation, fault.make(), device, dtype), Search(examples=EXAMPLES))
 
 
+@pytest.mark.full(but=10)
 @pytest.mark.usefixtures("without_shrinking")
 @pytest.mark.parametrize("check", [forward_agrees, backward_agrees], ids=name_of)
 @pytest.mark.parametrize(

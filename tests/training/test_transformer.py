@@ -166,6 +166,7 @@ def test_training_lowers_the_loss_far_more_than_rounding_moves_it(device: str) -
     curves.assert_lowered(exact_curve(), allowed_deviation(device), BATCHES_AN_EPOCH)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("operation", NAMES)
 def test_a_gradient_off_by_a_thousandth_shows_in_the_curve(device: str, operation: str) -> None:
     right = load(operation, "torch")
