@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import itertools
 import time
 from collections.abc import Iterator
@@ -167,7 +168,9 @@ def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
     if not found:
         raise Unsupported("no named example has values that are told from others")
 
-    with contextlib.suppress(NotReached):  # already counted, and true of all other cases
+    with contextlib.ExitStack() as afterwards:
+        afterwards.callback(gc.unfreeze)  # a failure leaves the objects of the first count of tensors frozen
+        afterwards.enter_context(contextlib.suppress(NotReached))  # already counted, and true of all other cases
         for name, case, other in found:
             if search.one(name, case, functools.partial(_call_many_times, subject, search, other)):
                 break

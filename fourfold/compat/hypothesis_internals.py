@@ -1,12 +1,22 @@
-"""Hypothesis's private parts: the text that it adds to a failure, and the limit of its shrinking."""
+"""Hypothesis's private parts: the text of a failure, the limit of shrinking, and constants of loaded modules."""
 
 import contextlib
 import re
 from collections.abc import Iterator
 
-from hypothesis.internal.conjecture import engine
+from hypothesis.internal.conjecture import engine, providers
 
 from fourfold.compat import uses
+
+
+@uses("hypothesis.internal.conjecture.providers._get_local_constants")
+def ignore_local_constants() -> None:
+    """Let Hypothesis draw no constants from the sources of loaded modules.
+
+    Otherwise the cases of one seed depend on what else its process has imported. No setting does that.
+    """
+    nothing = providers.Constants()
+    providers._get_local_constants = lambda: nothing
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 import hypothesis
 
+from fourfold.compat.hypothesis_internals import ignore_local_constants
+
 # Random cases, every dtype and every test: "full" for each night on a CPU, "nightly" with more cases on a GPU.
 FULL, NIGHTLY = "full", "nightly"
 # The default profile draws the same cases in every run, so that a failure is due to a change. For this library's own
@@ -21,6 +23,7 @@ hypothesis.settings.register_profile("default", max_examples=25, deadline=None, 
 hypothesis.settings.register_profile(FULL, _RANDOM, max_examples=25, deadline=None)
 hypothesis.settings.register_profile(NIGHTLY, _RANDOM, max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("default")
+ignore_local_constants()
 
 
 def is_full() -> bool:

@@ -40,7 +40,7 @@ def living_tensors(keep_garbage: bool) -> int:
     """
     if not keep_garbage:
         gc.collect()
-        gc.unfreeze()
+    gc.unfreeze()  # frozen objects, of a first count without a second one too, are in no list
     kinds = Counter(map(type, gc.get_objects()))
     if keep_garbage:
         gc.freeze()

@@ -853,6 +853,23 @@ def notes_of_a_failure() -> str:
     return "\n".join(caught.value.__notes__)
 
 
+@contract("hypothesis.internal.conjecture.providers._get_local_constants")
+def constants_of_loaded_modules() -> None:
+    draws = (
+        "import sys, loaded\n"
+        "from hypothesis.internal.conjecture.providers import HypothesisProvider\n"
+        "from fourfold.compat.hypothesis_internals import ignore_local_constants\n"
+        "if sys.argv[1:]:\n"
+        "    ignore_local_constants()\n"
+        "print(987654321 in HypothesisProvider(None)._local_constants.set_for_type('integer'))\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "loaded.py").write_text("NUMBER = 987654321\n")
+        command = [sys.executable, "-c", draws]
+        drawn = [subprocess.check_output([*command, *more], cwd=folder, text=True) for more in ((), ("ignore",))]
+    assert drawn == ["True\n", "False\n"]
+
+
 @contract("hypothesis.internal.conjecture.engine.MAX_SHRINKS")
 def limit_of_shrinking() -> None:
     with hypothesis_internals.shrinking_at_most(0), pytest.raises(AssertionError) as caught:
