@@ -221,6 +221,7 @@ def test_the_command_measures_every_kernel_and_writes_the_figures(tmp_path: Path
     assert "0 of 6 results are less exact than torch's" in done.stdout
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -116,6 +116,7 @@ def test_what_the_copy_engine_does_not_take_is_left_to_the_portable_kernel(
     assert cuda_kernel.fits_hopper(cuda_kernel.HOPPER[0], call) == takes
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("configuration", HOPPER)
 def test_products_do_not_wait_for_one_another_and_no_register_is_spilled(configuration: Configuration) -> None:
     """Of wgmma that the compiler makes wait one by one, a wait follows each."""

@@ -505,6 +505,7 @@ STYLES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["sum_by_warps", "sum_by_cub"])
 def test_the_usual_reductions_run_on_the_cpu(name):
     x, out = torch.arange(100.0), torch.zeros(1)

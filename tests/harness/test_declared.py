@@ -92,6 +92,7 @@ def test_sizes_agree_in_every_case(name: str) -> None:
         assert case.grad_output.shape == made(**case.tensors(FLOAT32, "cpu"), **case.parameters).shape
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", sampled(DECLARED, "rms_norm", "ragged_mean"))
 def test_each_axis_is_empty_of_one_and_longer_than_a_block(name: str) -> None:
     made = DECLARED[name]
@@ -146,6 +147,7 @@ def test_leading_axes_are_none_to_three_and_alike() -> None:
     assert all(case["x"].shape == case["mask"].shape for case in cases_of("masked_softmax"))
 
 
+@pytest.mark.full
 def test_integers_keep_to_their_range_and_reach_its_ends() -> None:
     least, largest, ignored = 0, 0, 0
     for case in (*cases_of("cross_entropy"), *named("cross_entropy").values()):
@@ -311,6 +313,7 @@ def test_intermediate_results_are_not_much_larger_than_the_inputs() -> None:
 # ---- numbers
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", sampled(DECLARED, "rms_norm", "ragged_mean"))
 def test_special_values_occur(name: str) -> None:
     for cases in (cases_of(name), list(named(name).values())):

@@ -185,6 +185,7 @@ def wrong_at_a_value(x):
     return torch.where(x.abs() == 12.75, 0, x).square().sum(-1).mean()
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("wrong", [skips_a_number_of_rows, wrong_at_a_value])
 def test_a_verdict_rejects_what_is_wrong_at_a_constant(wrong) -> None:
     options = {"dtypes": ["float32"], "device": "cpu", "seed": 1}

@@ -190,6 +190,7 @@ def counts_of(case: Case) -> np.ndarray:
     return np.diff(case["offsets"])
 
 
+@pytest.mark.full
 def test_ragged_batches_are_empty_full_and_of_one_full_sample() -> None:
     cases = drawn_cases("giou_loss_ragged") + many_small_cases("giou_loss_ragged")
     batches = [(counts_of(case), case["pred"].shape[1]) for case in cases]
@@ -451,6 +452,7 @@ def test_every_eps_is_drawn() -> None:
         assert {case.parameters["eps"] for case in drawn_cases(name)} == set(EPS)
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("name", sampled(OPERATIONS, *SAMPLE))
 def test_inputs_have_the_type_under_test(name: str, dtype: str) -> None:

@@ -15,7 +15,7 @@ OPERATIONS = {of.name: of for operation in operations().values() for of in (oper
 PARAMETERS = [pytest.param(name, marks=() if name == "float32" else pytest.mark.full) for name in DTYPES]
 # Enough cases that some have the same shape, because another case's result serves as an impostor. They are small,
 # because even simple cases must reject impostors.
-GENERATED, ELEMENTS = 30, 64
+GENERATED, ELEMENTS = 60, 64
 
 
 def generated(operation: Operation, dtype: str) -> list[Case]:
@@ -37,6 +37,7 @@ def generated(operation: Operation, dtype: str) -> list[Case]:
     return drawn
 
 
+@pytest.mark.full(but=12)
 @pytest.mark.parametrize("dtype", PARAMETERS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_generated_cases_reject_every_impostor(name: str, dtype: str) -> None:
@@ -44,6 +45,7 @@ def test_generated_cases_reject_every_impostor(name: str, dtype: str) -> None:
     assert not found, "\n".join(map(str, found))
 
 
+@pytest.mark.full(but=12)
 @pytest.mark.parametrize("dtype", PARAMETERS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_examples_reject_every_impostor(name: str, dtype: str) -> None:
