@@ -75,7 +75,7 @@ FEW_ELEMENTS = 8
 SHRINKS = 20
 SEED = secrets.randbits(32)  # one for this process
 # Cases of this library's own implementations. Checks and backends share them, so that the oracle computes each once.
-shared = RecentCases(2_000_000)
+shared = RecentCases(500_000)
 # The output's name among the results of a call.
 OUTPUT = "output"
 # The beginning of the note of an exception for a named example.

@@ -16,8 +16,8 @@ KEPT = Path(__file__).with_name("results.jsonl")
 NOT_RUN = "not run yet"
 Results = dict[tuple[str, str, str], dict[str, Any]]
 HEAD = """\
-| kernel | CPU, no claims | H200, no claims | its claims | CPU, its claims | H200, its claims | judgement |
-|---|---|---|---|---|---|---|
+| kernel | CPU, no claims | H200, no claims | its claims | CPU, with them | H200, with them | suggested claims | judgement |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -34,6 +34,7 @@ def results_in(*files: Path) -> Results:
             each = json.loads(line)
             run = each["kernel"], each["claimed"], each["device"]
             is_known = each.get("claims", "") in ("", claims.get(each["kernel"], {}).get(each["claimed"]))
+            is_known |= each["claimed"] == "suggested"
             if is_known and ("error" not in each or run not in found):
                 found[run] = each
     return found
@@ -82,7 +83,15 @@ def row(kernel: Kernel, results: Results) -> str:
     if kernel.claims != Claims():
         claims = f"`{kernel.claims}`"
         bound = [said(results.get((kernel.name, "own", device))) for device in ("cpu", "cuda")]
-    return "| " + " | ".join([kernel.name, *free, claims, *bound, JUDGEMENTS[kernel.name]]) + " |\n"
+    within = suggestion(results.get((kernel.name, "suggested", "cpu")))
+    return "| " + " | ".join([kernel.name, *free, claims, *bound, within, JUDGEMENTS[kernel.name]]) + " |\n"
+
+
+def suggestion(result: dict[str, Any] | None) -> str:
+    """The claims within which a kernel passes that fails without any, as a cell."""
+    if result is None or "error" in result or not result["passed"]:
+        return said(result)
+    return f"`{result['claims']}`" if result["claims"] else ""
 
 
 def counterexamples(kernels: Sequence[Kernel], results: Results) -> Iterator[str]:
@@ -120,6 +129,9 @@ def count(kernels: Sequence[Kernel], results: Results) -> str:
             continue
         both = sum(1 for one, two in zip(free, own) if one and two)
         line = f"On {name} {both} ran in both ways: {passed(free)} pass without claims, {passed(own)} with their own"
+        within = [results.get((kernel.name, "suggested", device)) for kernel in kernels]
+        if any(within):
+            line += f", {passed(within)} with the claims that their verdicts suggest"
         machines = {
             f"torch {each['versions']['torch']}, Triton {each['versions']['triton']}"
             for each in results.values()
