@@ -15,10 +15,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "public_kernels.md"
 KEPT = Path(__file__).with_name("results.jsonl")
 NOT_RUN = "not run yet"
 Results = dict[tuple[str, str, str], dict[str, Any]]
-HEAD = """\
-| kernel | CPU, no claims | H200, no claims | its claims | CPU, with them | H200, with them | suggested claims | judgement |
-|---|---|---|---|---|---|---|---|
-"""
+COLUMNS = ["kernel", "CPU, no claims", "H200, no claims", "its claims", "CPU, its claims", "H200, its claims"]
+COLUMNS += ["suggested claims", "judgement"]
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
 
 
 def results_in(*files: Path) -> Results:
