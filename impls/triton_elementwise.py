@@ -21,6 +21,14 @@ def of(*elements: Any) -> Any:
 
 
 @triton.jit
+def binary_block(a_ptr, b_ptr, output_ptr, at, mask, COMPUTE: tl.constexpr):
+    """Write of(a, b) at some places; a mask of None stands for all."""
+    a = tl.load(a_ptr + at, mask=mask).to(COMPUTE)
+    b = tl.load(b_ptr + at, mask=mask).to(COMPUTE)
+    tl.store(output_ptr + at, of(a, b).to(output_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def binary_kernel(
     a_ptr,  # [n]
     b_ptr,  # [n]
@@ -29,14 +37,19 @@ def binary_kernel(
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
+    RAGGED: tl.constexpr,  # whether 16 does not divide n: only without a mask are 16 bytes loaded at once
 ):
     """Write of(a, b) of tensors that lie alike."""
     # One program owns BLOCK consecutive elements.
-    at = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < n
-    a = tl.load(a_ptr + at, mask=mask).to(COMPUTE)
-    b = tl.load(b_ptr + at, mask=mask).to(COMPUTE)
-    tl.store(output_ptr + at, of(a, b).to(output_ptr.dtype.element_ty), mask=mask)
+    start = tl.program_id(0).to(INDEX) * BLOCK
+    at = start + tl.arange(0, BLOCK)
+    if RAGGED:
+        if start + BLOCK <= n:
+            binary_block(a_ptr, b_ptr, output_ptr, at, None, COMPUTE)
+        else:
+            binary_block(a_ptr, b_ptr, output_ptr, at, at < n, COMPUTE)
+    else:
+        binary_block(a_ptr, b_ptr, output_ptr, at, at < n, COMPUTE)
 
 
 @triton.jit
@@ -74,6 +87,30 @@ def binary_strided_kernel(
 
 
 @triton.jit
+def binary_gradients_block(
+    grad_output_ptr,
+    a_ptr,
+    b_ptr,
+    grad_a_ptr,
+    grad_b_ptr,
+    at,
+    mask,
+    NEEDS_A: tl.constexpr,
+    NEEDS_B: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Write the gradients that are needed at some places; a mask of None stands for all."""
+    grad_output = tl.load(grad_output_ptr + at, mask=mask).to(COMPUTE)
+    a = tl.load(a_ptr + at, mask=mask).to(COMPUTE)
+    b = tl.load(b_ptr + at, mask=mask).to(COMPUTE)
+    grad_a, grad_b = of(grad_output, a, b)  # the compiler drops what only an unneeded gradient is made of
+    if NEEDS_A:
+        tl.store(grad_a_ptr + at, grad_a.to(grad_a_ptr.dtype.element_ty), mask=mask)
+    if NEEDS_B:
+        tl.store(grad_b_ptr + at, grad_b.to(grad_b_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def binary_gradients_kernel(
     grad_output_ptr,  # [n]
     a_ptr,  # [n]
@@ -86,19 +123,25 @@ def binary_gradients_kernel(
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
+    RAGGED: tl.constexpr,  # as in binary_kernel
 ):
     """Write the gradients that are needed, of(grad_output, a, b)."""
     # One program owns BLOCK consecutive elements.
-    at = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < n
-    grad_output = tl.load(grad_output_ptr + at, mask=mask).to(COMPUTE)
-    a = tl.load(a_ptr + at, mask=mask).to(COMPUTE)
-    b = tl.load(b_ptr + at, mask=mask).to(COMPUTE)
-    grad_a, grad_b = of(grad_output, a, b)  # the compiler drops what only an unneeded gradient is made of
-    if NEEDS_A:
-        tl.store(grad_a_ptr + at, grad_a.to(grad_a_ptr.dtype.element_ty), mask=mask)
-    if NEEDS_B:
-        tl.store(grad_b_ptr + at, grad_b.to(grad_b_ptr.dtype.element_ty), mask=mask)
+    start = tl.program_id(0).to(INDEX) * BLOCK
+    at = start + tl.arange(0, BLOCK)
+    if RAGGED:
+        if start + BLOCK <= n:
+            binary_gradients_block(
+                grad_output_ptr, a_ptr, b_ptr, grad_a_ptr, grad_b_ptr, at, None, NEEDS_A, NEEDS_B, COMPUTE
+            )
+        else:
+            binary_gradients_block(
+                grad_output_ptr, a_ptr, b_ptr, grad_a_ptr, grad_b_ptr, at, at < n, NEEDS_A, NEEDS_B, COMPUTE
+            )
+    else:
+        binary_gradients_block(
+            grad_output_ptr, a_ptr, b_ptr, grad_a_ptr, grad_b_ptr, at, at < n, NEEDS_A, NEEDS_B, COMPUTE
+        )
 
 
 def specialized(kernel: Any, function: Any, name: str) -> Any:
@@ -110,7 +153,9 @@ def specialized(kernel: Any, function: Any, name: str) -> Any:
         name: the compiled kernel's name.
     """
     code = kernel.fn
-    clone = types.FunctionType(code.__code__, {**code.__globals__, "of": function}, code.__name__)
+    named = {name: code.__globals__.get(name) for name in code.__code__.co_names}
+    around = {n: specialized(each, function, n) for n, each in named.items() if isinstance(each, type(kernel))}
+    clone = types.FunctionType(code.__code__, {**code.__globals__, **around, "of": function}, code.__name__)
     clone.__annotations__, clone.__module__ = code.__annotations__, code.__module__
     found: Any = triton.jit(clone, repr=lambda _: name)
     if not triton_launch.INTERPRETED:
@@ -118,10 +163,10 @@ def specialized(kernel: Any, function: Any, name: str) -> Any:
     return found
 
 
-def launch(kernel: Any, block: int, tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...], **needs: bool) -> None:
+def launch(kernel: Any, block: int, tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...], **flags: bool) -> None:
     """Launch a kernel of this module with a program for each block of elements; the first size is their number."""
     options = {"COMPUTE": triton_launch.COMPUTE[tensors[0].dtype], "INDEX": triton_launch.index_type(sizes[0] + block)}
-    triton_launch.launch(kernel, (cdiv(sizes[0], block),), tensors, sizes, **needs, **options, BLOCK=block)
+    triton_launch.launch(kernel, (cdiv(sizes[0], block),), tensors, sizes, **flags, **options, BLOCK=block)
 
 
 def forward_launches(name: str, function: Any, block_bytes: int) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -130,7 +175,7 @@ def forward_launches(name: str, function: Any, block_bytes: int) -> tuple[Callab
     strided_kernel = specialized(binary_strided_kernel, function, f"{name}_strided_kernel")
 
     def flat(a: torch.Tensor, b: torch.Tensor, output: torch.Tensor) -> None:
-        launch(flat_kernel, block_bytes // a.element_size(), (a, b, output), (a.numel(),))
+        launch(flat_kernel, block_bytes // a.element_size(), (a, b, output), (a.numel(),), RAGGED=a.numel() % 16 != 0)
 
     def strided(a: torch.Tensor, b: torch.Tensor, output: torch.Tensor, *sizes: int) -> None:
         launch(strided_kernel, STRIDED_BLOCK, (a, b, output), sizes)
@@ -161,7 +206,7 @@ def elementwise(
     def gradients(*given: Any) -> None:
         *tensors, needs_a, needs_b = given
         sizes, block = (tensors[0].numel(),), block_bytes // tensors[0].element_size()
-        launch(kernel, block, tuple(tensors), sizes, NEEDS_A=needs_a, NEEDS_B=needs_b)
+        launch(kernel, block, tuple(tensors), sizes, NEEDS_A=needs_a, NEEDS_B=needs_b, RAGGED=sizes[0] % 16 != 0)
 
     launches = forward_launches(definition.__name__, forward, block_bytes)
     return register_binary(definition, "triton", *launches, gradients)
