@@ -18,6 +18,7 @@ import triton.language as tl
 from triton.compiler.code_generator import CodeGenerator
 from triton.runtime import interpreter
 
+from fourfold.backends import observers
 from fourfold.backends.triton.interpreter.batches import largest, least, loop
 
 # Of the names that a changed source uses. Triton adds the names of its interpreter's module to those of the kernel's.
@@ -43,6 +44,8 @@ class KernelSource(interpreter.ASTTransformer):
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         """Change a whole source."""
+        for conditional, *numbers in observers.conditional_parts(node):
+            conditional.parts = numbers  # type: ignore[attr-defined]  # for `marks`
         logic = _Logic(not hasattr(interpreter.ASTTransformer, "visit_Compare"), _numbers_of_the_module(self.function))
         for function in node.body:
             if isinstance(function, ast.FunctionDef):
