@@ -113,7 +113,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
         # As decoding masks classes that may not come.
         logits = np.where(rng.random(shape) < draw(st.sampled_from((0.1, 0.9))), -np.inf, logits).astype(dtype.numpy)
     # Where it is a class, a call that leaves it out is valid too.
-    ignore_index = draw(st.sampled_from((IGNORED, IGNORED, classes - 1)))
+    ignore_index = draw(st.sampled_from((IGNORED, IGNORED, -1, classes - 1)))
     target = targets(rng, shape, draw(st.sampled_from((0.0, 0.0, 0.3, 1.0))), ignore_index)
     layouts = draw(layouts_for("logits", "target", "grad_output"))
     if draw(st.integers(0, 7)) == 7:
@@ -183,6 +183,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "all_rows_ignored_summed": rows(4, 9, given=(0.1, "sum"), ignored=1.0),
     # What ignored rows hold must not matter, and the divisor is the number of the others.
     "ignored_rows_not_finite": lambda dtype: with_garbage(rows(8, 17, given=(0.1,), ignored=0.5)(dtype)),
+    "ignore_index_of_minus_one": rows(12, 5, given=(0.1, "mean", -1), ignored=0.3),
     "ignore_index_is_a_class": rows(12, 5, given=(0.1, "mean", 2), ignored=0.3),
     "int32_targets": rows(12, 33, given=(0.1, "sum"), index=np.int32),
     # The tail of a vector, of a warp and of a piece.
@@ -204,6 +205,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # Of the first pieces nothing is known but that they are -inf.
     "masked_up_to_the_last": example(
         lambda rng: np.where(np.arange(9000) < 8990, -np.inf, rng.normal(0, 2, (2, 9000))), 0.0, "none"
+    ),
+    "masked_as_a_whole_past_a_piece": example(
+        lambda rng: np.where(np.arange(2)[:, None] < 1, -np.inf, rng.normal(0, 2, (2, 9000))), 0.1, "none", ignored=0
     ),
     "masked_as_a_whole": example([[-np.inf] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]], 0.1, "none", ignored=0),
     "each_entry_in_turn_not_finite": lambda dtype: example(

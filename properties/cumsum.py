@@ -106,8 +106,10 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "one_segment": rows(2, 33, ends=(0, 33), index=np.int32),
     # More segments than programs take at once.
     "many_segments": rows(2, 75, ends=segments_of(30, 3)),
+    "hundreds_of_segments": rows(1, 390, ends=segments_of(260, 2)),
     "offsets_strided": rows(5, 40, ends=(0, 7, 7, 33, 40), offsets="sliced_columns"),
     # A sum of bfloat16 in bfloat16 stops growing at 256, one of float16 in float16 at 2048.
+    **each_way("a_long_row", 1, 40_000),
     "a_long_row_of_ones": example(np.ones((1, 17000))),
     # What lies outside of a segment must not come into it, not even to be subtracted.
     "not_finite_beside_segments": example(

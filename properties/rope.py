@@ -36,7 +36,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     half = draw(st.sampled_from((dim // 2, dim // 2, dim // 4, 0)))
     x, rng = draw(arrays(dtype, shape)), draw(GENERATORS)
     given = draw(st.booleans())
-    count = int(rng.integers(1, 9)) if given else shape[-3] + draw(st.integers(0, 3))
+    count = draw(sizes(elements)) + 1 if given else shape[-3] + draw(st.integers(0, 3))
     count = min(count, elements // max(half, 1)) if given else count
     half = min(half, elements // max(count, 1))
     inputs = {"x": x, **angles(rng, count, half, dtype, draw(st.sampled_from((1.0, 1.0, 1.25))))}
@@ -52,17 +52,24 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 
 def tokens(
-    *shape: int, half: int | None = None, interleaved: bool = False, given: bool = False, spare: int = 0, **layouts: str
+    *shape: int,
+    half: int | None = None,
+    interleaved: bool = False,
+    given: bool = False,
+    spare: int = 0,
+    positions_of: int = 11,
+    **layouts: str,
 ) -> Callable[[DType], Case]:
-    """A named case of random tokens ``[..., seq, heads, dim]``, at given positions or in order."""
+    """A named case of random tokens ``[..., seq, heads, dim]``, in order or at given positions, the last among them."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(41)
-        count = 11 if given else shape[-3] + spare
+        count = positions_of if given else shape[-3] + spare
         inputs = {"x": rng.normal(0, 2, shape).astype(dtype.numpy)}
         inputs |= angles(rng, count, shape[-1] // 2 if half is None else half, dtype)
         if given:
             inputs["positions"] = rng.integers(0, count, shape[:-2])
+            inputs["positions"].flat[:1] = count - 1
         inputs |= {name: repeated(inputs[name]) for name in inputs if layouts.get(name) == "expanded"}
         grad_output = cotangent(rng, shape, dtype)
         if layouts.get("grad_output") == "expanded":
@@ -97,6 +104,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "one_pair": tokens(1, 1, 2),
     **both_ways("heads_of_llama", 3, 32, 128, spare=5),
     **both_ways("at_given_positions", 3, 7, 3, 16, given=True),
+    # The context of Llama 3.1 has 2^17 positions.
+    **both_ways("at_positions_of_a_long_context", 2, 9, 1, 4, given=True, positions_of=131_073),
     # GPT-J and GPT-NeoX rotate a part of each head, Phi one that is no power of two.
     **both_ways("in_part", 3, 5, 3, 80, half=16),
     **both_ways("in_part_of_an_odd_dim", 5, 2, 37, half=9, given=True),
@@ -215,10 +224,19 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return each, each
 
 
+AXES = {"seq": 3, "heads": 2, "dim": 4, "positions": 11}
+
+
+def largest(sizes: Mapping[str, int]) -> float:
+    """The number of elements of x."""
+    return 2.0 * sizes["seq"] * sizes["heads"] * sizes["dim"]
+
+
 def of_sizes(sizes: Mapping[str, int]) -> Callable[[DType], Case]:
     """A named case of chosen sizes, in part rotated; in order if they are multiples of 3, else at given positions."""
-    dim = sizes["dim"]
-    return tokens(2, sizes["seq"], sizes["heads"], dim, half=dim // 3, given=bool(dim % 3))
+    dim, positions = sizes["dim"], sizes["positions"]
+    given = bool(dim % 3) or positions != AXES["positions"]
+    return tokens(2, sizes["seq"], sizes["heads"], dim, half=dim // 3, given=given, positions_of=positions)
 
 
 workloads: Mapping[str, Mapping[str, Make]] = {
@@ -253,8 +271,6 @@ operation = Operation(
     workloads=workloads,
     axes=ARGUMENTS.axes,
     other_integers=other_positions,
-    sized=Sized(
-        {"seq": 3, "heads": 2, "dim": 4}, of_sizes, largest=lambda sizes: 2.0 * np.prod([*sizes.values()], dtype=float)
-    ),
+    sized=Sized(AXES, of_sizes, largest=largest),
     source="Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021",
 )

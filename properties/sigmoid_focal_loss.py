@@ -97,7 +97,10 @@ def case_of(
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     """Logits of none to three axes, with hard targets, soft ones or both."""
     logits, soft = draw(LOGITS.cases(dtype, elements)), draw(st.sampled_from((0.0, 0.3, 1.0)))
-    alpha, gamma = draw(st.sampled_from((0.25, -1.0, 0.75, 1.0))), draw(st.sampled_from((2.0, 0.0, 0.5, 1.0, 3.5)))
+    alpha, gamma = (
+        draw(st.sampled_from((0.25, -1.0, -0.25, 0.75, 1.0))),
+        draw(st.sampled_from((2.0, 0.0, 0.5, 1.0, 3.5))),
+    )
     reduction = draw(st.sampled_from(("none", *REDUCTIONS)))
     return case_of(logits, draw(GENERATORS), dtype, soft, alpha, gamma, reduction)
 
@@ -145,6 +148,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "targets_transposed": random_case(33, 65, targets="transposed"),
     "targets_strided": random_case(33, 65, targets="sliced_columns", reduction="sum"),
     "cross_entropy": random_case(257, alpha=-1.0, gamma=0.0),
+    # Any negative alpha leaves the weights out.
+    "alpha_just_below_zero": random_case(257, alpha=-0.01),
+    "alpha_far_below_zero": random_case(257, alpha=-3.0, reduction="mean"),
     "negatives_alone_weighted": random_case(64, alpha=0.0, soft=0.0),
     "certain": certain,
     "certain_cross_entropy": lambda dtype: certain(dtype).with_parameters(alpha=-1.0, gamma=0.0),

@@ -131,6 +131,13 @@ def late_maximum(dtype: DType) -> Case:
     return Case({"x": x.astype(dtype.numpy)}, cotangent(rng, x.shape, dtype))
 
 
+def masked_long_rows(dtype: DType) -> Case:
+    """A row of -inf throughout, past a block of every kernel, and one with an entry."""
+    x = np.full((2, 40_000), -np.inf)
+    x[1, 777] = 1
+    return Case({"x": x.astype(dtype.numpy)}, cotangent(np.random.default_rng(10), x.shape, dtype))
+
+
 def each_entry_in_turn_not_finite(dtype: DType) -> Case:
     """17 columns: the lanes of whole vectors, and a tail of one."""
     rng = np.random.default_rng(14)
@@ -170,6 +177,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "row_of_31_warps": long_row(62, 0),
     "largest_first": largest_first,
     "late_maximum": late_maximum,
+    "masked_long_rows": masked_long_rows,
     # A block has 256 KiB of registers, which hold other things too, and 227 KiB of shared memory. A cluster has eight
     # times as much.
     "row_longer_than_registers": long_row(160, 0),

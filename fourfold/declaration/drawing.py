@@ -115,9 +115,8 @@ def shared(rng: np.random.Generator, total: int, samples: int, most: int | None,
     elif how == "any":
         weights = rng.exponential(1, samples)
     counts = rng.multinomial(total, weights / weights.sum())
-    if how == "equal":
-        counts = np.full(samples, total // samples)
-        counts[: total % samples] += 1
+    if how == "equal":  # samples without a row lie between others, and the last one has a row
+        counts = np.diff(total * np.arange(samples + 1) // samples)
     return counts if most is None else np.minimum(counts, most)
 
 
@@ -138,6 +137,8 @@ def _integers(rng: np.random.Generator, shape: Shape, low: int, high: int, also:
         found = low + np.arange(size) % (high - low)
     else:
         found = rng.integers(low, high, size)
+        if high - low > 2 and how == "even" and size > 1:  # the end of a long axis is rarely met by chance
+            found[-1] = high - 1
         if high - low == 2 and how == "any":  # such as a mask: few or many ones, not always half
             found = low + (rng.random(size) < rng.choice([0.0, 0.1, 0.5, 0.9, 1.0]))
     if also:

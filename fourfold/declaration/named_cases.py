@@ -326,7 +326,12 @@ class SizedCases:
 def sized(declaration: Declaration) -> Sized:
     """Return a declaration's cases of chosen sizes."""
     of = SizedCases(declaration)
-    return Sized(of.axes, of.make, of.allows, of.largest, of.varied)
+    integers = {
+        name: (tensor.low, tensor.high - 1)
+        for name, tensor in declaration.tensors.items()
+        if isinstance(tensor.high, int) and tensor.make is None
+    }
+    return Sized(of.axes, of.make, of.allows, of.largest, of.varied, integers)
 
 
 def examples(declaration: Declaration) -> dict[str, Make]:

@@ -19,7 +19,7 @@ from fourfold.checks.search import Search, Subject
 from fourfold.instruments.tampering import random_state_kept
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Disagreement, compare, expectation
-from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.numerics.dtypes import DTYPES, DType, rounded_to_tf32
 from fourfold.operations.case import Case, is_floating
 from fourfold.operations.not_reached import NotReached
 
@@ -28,6 +28,8 @@ ROUNDED_ELEMENTS = 4
 # A few named examples, with the parameters and layouts of the failing case, are diagnosed in its place if they are
 # wrong, too. It is often too small to tell mistakes apart.
 EXAMPLES, ELEMENTS, MOST_ELEMENTS = 4, 16, 4096
+# The cause of a product in TF32.
+IN_TF32 = "float32 inputs are rounded to TF32, as tl.dot does unless it has input_precision='ieee'"
 
 
 def diagnose(search: Search) -> None:
@@ -106,6 +108,11 @@ class _Call:
         for name, array in case.inputs.items():
             if array.ndim > 1 and array.shape[-1] == array.shape[-2] and is_floating(array):
                 yield f"{name} is transposed", _replaced(case, name, array.swapaxes(-1, -2), array)
+        single = {name: array for name, array in case.inputs.items() if array.dtype == np.float32}
+        for nearest in (True, False):
+            in_tf32 = {name: rounded_to_tf32(array, nearest) for name, array in single.items()}
+            if any((in_tf32[name] != array).any() for name, array in single.items()):
+                yield IN_TF32, case.with_inputs(**in_tf32)
         defaults = defaults_of(self.subject.operation)
         for name, value in case.parameters.items():
             if name in defaults and defaults[name] != value:

@@ -68,6 +68,10 @@ def _masked_first(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np
     return np.where(np.arange(row.size) < row.size // 2, -np.inf, row)
 
 
+def _masked(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+    return np.full(row.shape, -np.inf)
+
+
 def _nan_amid(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
     return _with(row, row.size // 2, np.nan)
 
@@ -92,7 +96,7 @@ def _with(row: np.ndarray, at: int, value: float) -> np.ndarray:
 
 
 PRECISE: tuple[Rows, ...] = (_whole, _exponents, _alike, _as_it_is, _far_from_zero)
-SPECIAL: tuple[Rows, ...] = (_nan_last, _infinity_amid, _masked_first, _as_it_is, _nan_amid, _infinity_last)
+SPECIAL: tuple[Rows, ...] = (_nan_last, _masked, _infinity_amid, _masked_first, _as_it_is, _nan_amid, _infinity_last)
 
 
 def _by_rows(rng: np.random.Generator, array: np.ndarray, kinds: Sequence[Rows], turn: int) -> np.ndarray:
@@ -156,9 +160,12 @@ def _changed(case: Case, changed: Mapping[str, np.ndarray], grad_output: Any = N
 
 
 def special(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
-    """Put NaN and infinities into the first half, the middle and the end of the rows of one input."""
-    of = names[turn % len(names)]
-    return _changed(case, {of: _by_rows(rng, case[of], SPECIAL, turn // len(names))})
+    """Put NaN and infinities into the first half, the middle, the end or all of the rows of one input.
+
+    The first row's kind is another one each time, because a case may have fewer rows than there are kinds.
+    """
+    of, first = names[turn % len(names)], turn // len(names) % len(SPECIAL)
+    return _changed(case, {of: _by_rows(rng, case[of], SPECIAL[first:] + SPECIAL[:first], 0)})
 
 
 def magnitudes(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:

@@ -110,7 +110,7 @@ class LargeCases:
             case = sized.make(chosen.sizes)(self.dtype)
             if self.claims.outside(self.operation, case, self.dtype) is None:
                 yield chosen.name, case
-        if self.constants.values:
+        if self.constants.values or (self.constants.sizes and sized.integers):
             case = self._of_values()
             if self.claims.outside(self.operation, case, self.dtype) is None:
                 yield "numbers_of_the_source", case
@@ -250,7 +250,10 @@ class LargeCases:
         return CALL + elements + ROW * rows
 
     def _of_values(self) -> Case:
-        """Return a case of numbers at, next to, past and below the values that the source compares with."""
+        """Return a case of numbers at, next to, past and below the values that the source compares with.
+
+        Integers of a fixed range are at and next to all constants of the source that lie in it.
+        """
         sized = self.operation.sized
         assert sized is not None
         wanted = {axis: MODEST[place % len(MODEST)] for place, axis in enumerate(sized.axes)}
@@ -258,11 +261,21 @@ class LargeCases:
         rng, changed = np.random.default_rng(23), {}
         for name, array in case.inputs.items():
             if is_floating(array) and name not in self.operation.ordinary:
-                numbers = self._around_values(array.dtype)
-                changed[name] = array.copy()
-                places = rng.permutation(array.size)[: min(len(numbers), array.size // 2)]
-                changed[name].flat[places] = rng.permutation(numbers)[: len(places)]
+                numbers, most = self._around_values(array.dtype), array.size // 2
+            elif name in sized.integers:
+                numbers, most = self._around_constants(*sized.integers[name]), array.size
+            else:
+                continue
+            changed[name] = array.copy()
+            places = rng.permutation(array.size)[: min(len(numbers), most)]
+            changed[name].flat[places] = rng.permutation(numbers)[: len(places)]
         return case.with_inputs(**changed)
+
+    def _around_constants(self, least: int, largest: int) -> np.ndarray:
+        """Return the constants of the source, as sizes or in comparisons, and their neighbours, within a range."""
+        whole = [int(c.value) for c in (*self.constants.sizes, *self.constants.values) if c.value == int(c.value)]
+        near = np.unique([c + more for c in whole for more in (-1, 0, 1)])
+        return near[(least <= near) & (near <= largest)]
 
     def _around_values(self, dtype: np.dtype) -> np.ndarray:
         """Return the values that the source compares with, their neighbours in a dtype, and numbers around them."""

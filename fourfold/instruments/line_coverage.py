@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.backends.cuda.emulator import launcher
 from fourfold.backends.cuda.emulator.reached import Line
+from fourfold.backends.observers import PARTS, conditional_parts, part_of_line
 from fourfold.backends.python_source import Module
 from fourfold.instruments import cuda_line_coverage
 from fourfold.instruments.line_recorder import recorder, sees_all_threads
@@ -69,7 +70,7 @@ class Statement:
     """A statement of a function; for a compound statement, its head.
 
     Attributes:
-        first: its first line.
+        first: its first line; for a part of a kernel's line, its place: see `fourfold.backends.observers.part_of_line`.
         last: its last one.
         condition: the condition under which it runs; "" if it always runs.
         function: the name of its function.
@@ -83,6 +84,16 @@ class Statement:
     function: str
     begin: int
     kernel: bool
+
+    @property
+    def is_part(self) -> bool:
+        """Return whether it is a part of a line: one side of a conditional expression, or a body behind a colon."""
+        return self.first >= PARTS
+
+    @property
+    def line(self) -> int:
+        """Return its first line."""
+        return self.first % PARTS
 
 
 def _called_on_import(top: ast.AST) -> Iterator[str]:
@@ -163,7 +174,7 @@ class StatementMap:
         lines, text = _lines_with_code(module.file), module.file.read_text(encoding="utf-8", errors="replace")
         found = self.statements.setdefault(file, {})
         for each in _Reader(text, function).statements():
-            if any(line in lines for line in range(each.first, each.last + 1)):
+            if any(line in lines for line in range(each.line, each.last + 1)):
                 found.setdefault(each.first, each)
 
     @property
@@ -329,6 +340,12 @@ def shown(never: Sequence[Unexecuted]) -> Iterator[str]:
 
 def _stretches(file: str, statements: Sequence[tuple[Statement, bool]]) -> Iterator[Unexecuted]:
     """Yield an entry for each stretch of consecutive statements of a function that never ran."""
+    parts = [pair for pair in statements if pair[0].is_part]
+    statements = [pair for pair in statements if not pair[0].is_part]
+    ran_lines = {line for each, ran in statements if ran for line in range(each.first, each.last + 1)}
+    for each, ran in parts:
+        if not ran and each.line in ran_lines:
+            yield Unexecuted(file, str(each.line), each.condition)
     called = {(each.function, each.begin) for each, ran in statements if ran}
     for (ran, *function), group in itertools.groupby(
         statements, lambda pair: (pair[1], pair[0].function, pair[0].begin)
@@ -359,10 +376,17 @@ class _Reader:
         decorators = [ast.unparse(each) for each in node.decorator_list]
         kernel = any("jit" in each for each in decorators)
         kept = any(word in each for each in decorators for word in _KEEPS)
+        if kernel and not kept:
+            for conditional, *numbers in conditional_parts(node):
+                line, test = conditional.lineno, conditional.test
+                for number, condition in zip(numbers, (self._said(self._written(test)), self._not(test))):
+                    yield Statement(part_of_line(line, number), line, condition, name, node.lineno, kernel)
         if not kept:
             yield from self._of_body(node.body, "", (name, node.lineno, kernel))
 
-    def _of_body(self, body: list[ast.stmt], condition: str, function: tuple[str, int, bool]) -> Iterator[Statement]:
+    def _of_body(
+        self, body: list[ast.stmt], condition: str, function: tuple[str, int, bool], head: int = 0
+    ) -> Iterator[Statement]:
         for statement in body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield from self._of_function(statement, statement.name)
@@ -372,9 +396,10 @@ class _Reader:
             inner = list(self._parts(statement))
             heads = [_begin(part[0]) - 1 for part, _ in inner if part and _begin(part[0]) > statement.lineno]
             last = min(heads, default=statement.lineno) if inner else statement.end_lineno or statement.lineno
-            yield Statement(statement.lineno, max(last, statement.lineno), condition, *function)
+            first = statement.lineno if statement.lineno != head or not function[2] else part_of_line(head, 1)
+            yield Statement(first, max(last, statement.lineno), condition, *function)
             for part, of_part in inner:
-                yield from self._of_body(part, of_part or condition, function)
+                yield from self._of_body(part, of_part or condition, function, statement.lineno)
             if isinstance(statement, ast.If) and not statement.orelse and isinstance(statement.body[-1], _LEAVES):
                 condition = self._not(statement.test)
 

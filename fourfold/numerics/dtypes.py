@@ -191,6 +191,14 @@ QUANTISED = {
 }
 
 
+def rounded_to_tf32(numbers: np.ndarray, nearest: bool = True) -> np.ndarray:
+    """Return float32 numbers rounded to TF32, which has 10 bits of mantissa: to nearest, or towards 0."""
+    bits = numbers.astype(np.float32, copy=False).view(np.uint32)
+    down = (bits & np.uint32(0xFFFFE000)).view(np.float32)
+    up = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(numbers), up if nearest else down, numbers)
+
+
 def dtype_of(dtype: np.dtype) -> DType:
     """Return the dtype of an array of floating-point numbers, which may differ from the tested one."""
     name = dtype.name

@@ -113,6 +113,7 @@ class Sized:
         largest: returns the approximate number of elements of the case's largest result that is larger than all inputs.
         varied: returns a named case for the sizes, the shape of ``...`` (None: one axis), and the parameters. Unless
             given, parameters replace those of `make`'s case, and the shapes must not depend on them.
+        integers: the least and the largest number of each input of integers whose range is the same for all sizes.
     """
 
     axes: Mapping[str, int]
@@ -122,6 +123,7 @@ class Sized:
     varied: Callable[[Mapping[str, int], notation.Shape | None, Mapping[str, Any]], Callable[[DType], Case]] | None = (
         None
     )
+    integers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,6 +169,45 @@ def test_what_never_ran_is_named_with_its_condition(text: str, expected: list[tu
     assert never_of(source, lambda module: module.run(1), tmp_path) == expected
 
 
+PARTS_OF_LINES = """
+    import torch, triton
+    import triton.language as tl
+
+    @triton.jit
+    def kernel(output_ptr, n, FLAG: tl.constexpr):
+        first = 1 if n > 5 else (2 if FLAG else 3)
+        if n > 7: first = 4
+        if n < 7: first += 1
+        if n > 9:
+            first = 5 if FLAG else 6
+        tl.store(output_ptr, first if n < 3 and n > 0 else 0)
+
+    def run(n):
+        output = torch.zeros(1, dtype=torch.int32)
+        kernel[(1,)](output, n, FLAG=True)
+        kernel[(1,)](output, n + 1, FLAG=True)
+        return output
+"""
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [
+        (1, [("7", "n > 5"), ("7", "not FLAG"), ("8", "n > 7"), ("12", "not (n < 3 and n > 0)"), ("11", "n > 9")]),
+        # The inner expression of line 7 never runs.
+        (
+            9,
+            [("7", c) for c in ("not (n > 5)", "FLAG", "not FLAG")]
+            + [("9", "n < 7"), ("11", "not FLAG"), ("12", "n < 3 and n > 0")],
+        ),
+    ],
+)
+def test_parts_of_a_kernel_s_line_that_never_ran_are_named(
+    n: int, expected: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    assert set(never_of(PARTS_OF_LINES, lambda module: module.run(n), tmp_path)) == set(expected)
+
+
 def test_functions_that_are_not_reached_by_name_do_not_count(tmp_path: Path) -> None:
     text = "import functools\n\n@functools.cache\ndef kept():\n    return 1\n\ndef helper():\n    return kept()\n\n"
     text += "def other():\n    return 1\n\nCHOSEN = other()\n\ndef run(n):\n    return n or helper() or CHOSEN\n"

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from declared_operations import DECLARED
 from hypothesis.errors import Unsatisfiable
 from subjects import subject_of
 
@@ -102,6 +103,24 @@ def test_the_second_and_third_axis_of_a_grid_count_as_their_limit(tmp_path: Path
 
 def test_a_source_that_cannot_be_read_has_no_constants(tmp_path: Path) -> None:
     assert constants_in(written(tmp_path, of_dot_py="def broken(:\n"), "broken") == Constants()
+
+
+def test_integers_of_a_fixed_range_lie_at_and_next_to_constants() -> None:
+    @fourfold.operation(x=tensor("rows"), table=tensor("4096"), at=tensor("rows", dtype="int64", low=8, high=4096))
+    def looked_up(x, table, at):
+        return x + table[at]
+
+    constants = Constants(sizes=(Constant(8, "of.py", 1), Constant(512, "of.py", 3)))
+    case = dict(LargeCases(looked_up, NO_CLAIMS, FLOAT32, constants).cases(25, False))["numbers_of_the_source"]
+    assert {8, 9, 511, 512, 513} <= set(case["at"].tolist())
+    assert case["at"].min() >= 8
+
+
+def test_segments_past_a_constant_have_rows() -> None:
+    constants = Constants(sizes=(Constant(4096, "of.py", 3),))
+    large = LargeCases(DECLARED["ragged_mean"], NO_CLAIMS, FLOAT32, constants)
+    last = [np.flatnonzero(case["counts"]).max(initial=-1) for _, case in large.cases(25, False)]
+    assert 4096 in last
 
 
 @pytest.mark.parametrize("name", operations())

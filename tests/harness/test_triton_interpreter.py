@@ -497,3 +497,51 @@ def test_a_loop_over_floats_is_refused_as_the_compiler_refuses_it(has_step: bool
     with pytest.raises(InterpreterError, match=r"bounds and step must all be ints, are \(fp32, fp32") as caught:
         looped_kernel[(programs,)](torch.tensor([0.0, 5.0]), output, has_step)
     assert blame_of(caught.value) is Blame.REFUSAL
+
+
+# ---- what the compiler refuses
+
+NUMBER, CONSTANT = 3, tl.constexpr(3)
+
+
+@triton.jit
+def loop_kernel(output_ptr, n, KIND: tl.constexpr):
+    for i in range(n):
+        if KIND == "break":
+            tl.store(output_ptr + i, 0)
+            if i == n:
+                break
+        if KIND == "return":
+            tl.store(output_ptr + i, 0)
+            if i == n:
+                return
+        if KIND == "number":
+            tl.store(output_ptr + i, NUMBER)
+        elif KIND == "dict":
+            tl.store(output_ptr + i, {"a": 3}["a"])
+        else:
+            tl.store(output_ptr + i, CONSTANT)
+    if n < 0:
+        return
+
+
+REFUSED = {
+    "break": "unsupported AST node type: Break",
+    "return": "Cannot have `return` statements inside",
+    "number": "Cannot access global variable NUMBER",
+    "dict": "unsupported AST node type: Dict",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_the_compiler_refuses_is_refused(kind: str) -> None:
+    output = torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(InterpreterError, match=REFUSED[kind]) as caught:
+        loop_kernel[(1,)](output, 2, KIND=kind)
+    assert blame_of(caught.value) is Blame.REFUSAL
+
+
+def test_what_the_compiler_skips_or_knows_is_not_refused() -> None:
+    output = torch.zeros(2, dtype=torch.int32)
+    loop_kernel[(1,)](output, 2, KIND="constant")
+    assert output.tolist() == [3, 3]

@@ -82,6 +82,17 @@ def weight_alone_misaligned(x: Tensor, weight: Tensor, bias: Tensor, eps: float 
     return normalized(x, weight, bias, eps)
 
 
+@fourfold.operation(x=tensor("... cols"))
+def softmax(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+def masked_long_rows_are_zero(x: Tensor) -> Tensor:
+    """A row of several blocks that holds nothing but -inf is 0, where one of a single block is NaN."""
+    masked = (x == -torch.inf).all(-1, keepdim=True) & (x.shape[-1] > BLOCK)
+    return torch.where(masked, 0.0, x.softmax(-1))
+
+
 @fourfold.operation(x=tensor("... cols"), weight=tensor("cols"), eps=values(1e-6, 1e-2), sizes={"cols": (1, None)})
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
@@ -304,6 +315,7 @@ FAULTS = (
     _combined("layer_norm", nan_of_long_rows, "rows_not_finite"),
     _combined("layer_norm", eps_of_long_rows, "eps_far_above_the_variance"),
     _declared(rms_eps_of_long_rows, rms_norm),
+    _declared(masked_long_rows_are_zero, softmax),
     _combined(
         "softmax",
         long_rows_apart_under_inference_mode,

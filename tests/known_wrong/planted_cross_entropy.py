@@ -74,6 +74,8 @@ def _torch_faults() -> tuple[Fault, ...]:
         of("smoothed_among_the_others", AMONG_THE_OTHERS, **one),
         of("mean_over_all", OVER_ALL, source="https://github.com/flagos-ai/FlagGems/pull/73", **one),
         of("ignore_index_typed_in", "counted = target != ignore_index => counted = target != -100", **one),
+        of("ignore_index_of_minus_one_is_a_class", "counted = target != ignore_index =>"
+           " counted = (target != ignore_index) | (target == -1)", **one),
         of("none_gives_the_sum", "return losses.to( => return losses.sum().to(", says="shape", **one,
            source="https://github.com/linkedin/Liger-Kernel/issues/421"),
         of.gradient("mean_left_to_a_sum", f"{MEAN} (losses.sum() / counted.sum()).detach() + losses.sum()"

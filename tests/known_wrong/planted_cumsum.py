@@ -49,6 +49,11 @@ def _torch_faults() -> tuple[Fault, ...]:
     return (
         of("reverse_ignored", NOT_REVERSED, right_on="one_warp_and_one_column"),
         of("segments_ignored", ONE_SEGMENT, right_on="one_segment"),
+        of("segments_in_8_bits", "begins = at[(torch.searchsorted(at, place, right=True) - 1) =>"
+           " begins = at[(torch.searchsorted(at, place, right=True) - 1).clamp(max=255)", right_on="one_segment"),
+        of("exclusive_in_reverse_past_a_tile", "    if exclusive:\n =>"
+           "     exclusive = exclusive and not (reverse and n > 32768)\n    if exclusive:\n",
+           right_on="one_warp_and_one_column"),
         of.law(properties.inclusive_less_exclusive_is_the_element, "sums.roll(1, -1) => sums.roll(2, -1)",
                name="shifted_twice"),
         of.law(properties.from_the_end_is_the_mirror_image, NOT_REVERSED, name="reverse_ignored_by_its_law"),

@@ -195,6 +195,7 @@ def _triton_faults() -> tuple[Fault, ...]:
            examples=named(properties, "nan_through_relu"), **one,
            source="https://github.com/pytorch/pytorch/issues/7999"),
         of("half_accumulator", SMALL, f"{SUMS} => {SUMS}.to(tl.float16).to(COMPUTE)", **one),
+        of("default_precision", SMALL, f"{SUMS} => tl.dot(a, b, sums, out_dtype=COMPUTE)", **one),
         of("offsets_in_32_bits", "rows.to(tl.int64)[:, None] * a_row_stride => rows[:, None] * a_row_stride",
            examples=far_apart(properties.random_example(9, 5, 3)), **one),
         of("contiguous_assumed", STRIDES.format(

@@ -48,6 +48,7 @@ def _torch_faults() -> tuple[Fault, ...]:
     of, none = Edits("rope", "torch"), {"right_on": "not_at_all"}
     return (
         of("always_half_apart", AS_HALVES, **none),
+        of("positions_of_a_short_context", "at.clamp(0, count - 1) => at.clamp(0, min(count, 65536) - 1)", **none),
         of.law(properties.gradients_turn_back, f"{TURNED} => -1 if interleaved else -2)\n"
                "    other = torch.stack((first * c + second * s, second * c - first * s), -1 if interleaved else -2)\n"
                "    turned = other - other.detach() + turned.detach()\n    output =", name="gradient_turned_forward",

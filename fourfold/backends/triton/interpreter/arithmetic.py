@@ -13,6 +13,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
+from fourfold.numerics.dtypes import rounded_to_tf32
 from fourfold.operations.refusals import Fault
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -202,12 +203,17 @@ class Operators(interpreter.InterpreterBuilder):
         a, b, c = (widened(value.data) if kind.name == "bf16" else value.data for value in (x, y, z))
         return Handle(_fused(a, b, c, kind.name), kind)
 
-    def create_dot(self, a: Any, b: Any, d: Any, *options: Any) -> Handle:
-        """Return tl.dot: ``a @ b + d``, multiplied and summed in the type of `d`."""
+    def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, *options: Any) -> Handle:
+        """Return tl.dot: ``a @ b + d``, multiplied and summed in the type of `d`.
+
+        Operands of float32 are rounded to TF32 unless the kernel asks for another precision, as on a GPU.
+        """
         names = a.dtype.scalar.name, b.dtype.scalar.name
         if not OPERANDS.keys() >= set(names):
-            return super().create_dot(a, b, d, *options)
+            return super().create_dot(a, b, d, input_precision, *options)
         left, right = (x.data.view(OPERANDS[name]).astype(d.data.dtype) for x, name in zip((a, b), names))
+        if names == ("fp32", "fp32") and input_precision == interpreter._ir.INPUT_PRECISION.TF32:
+            left, right = (rounded_to_tf32(x) for x in (left, right))
         # A library's product sums a row in another order at another place of the tile, on some processors.
         products = np.einsum("...mk,...kn->...mn", left, right)
         return Handle(products + d.data, d.dtype.scalar)

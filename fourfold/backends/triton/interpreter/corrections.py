@@ -267,7 +267,7 @@ def install() -> None:
     interpreter.ReduceOps, interpreter.ScanOps = batches.BatchedReduce, batches.BatchedScan
     interpreter.GridExecutor = InterpretedLaunch
     interpreter._patch_lang = LANGUAGE.patch
-    interpreter.FunctionRewriter.ast_transformer = KernelSource()
+    interpreter.FunctionRewriter.ast_transformer = property(lambda self: KernelSource(self.fn))
     vars(interpreter).update(LOGIC)
     marks.install()
     replay.remember_shapes()

@@ -15,15 +15,18 @@ from fourfold.backends import observers
 NAME = "_fourfold_ran"
 
 
-def _with_marks(body: list[ast.stmt], file: str) -> list[ast.stmt]:
-    """Return statements with a mark before each stretch that only an exception can leave."""
+def _with_marks(body: list[ast.stmt], file: str, head: int = 0) -> list[ast.stmt]:
+    """Return statements with a mark before each stretch that only an exception can leave.
+
+    `head` is the line of the statement around them: those on the same line are a part of it.
+    """
     made, together = list[ast.stmt](), list[ast.stmt]()
     for statement in body:
         together.append(statement)
         if _divide(statement, file):
-            made += _marked(together, file)
+            made += _marked(together, file, head)
             together = []
-    return made + _marked(together, file)
+    return made + _marked(together, file, head)
 
 
 def _divide(statement: ast.stmt, file: str) -> bool:
@@ -33,15 +36,39 @@ def _divide(statement: ast.stmt, file: str) -> bool:
     for part in parts:
         for name in ("body", "orelse", "finalbody"):
             if inner := getattr(part, name, None):
-                setattr(part, name, _with_marks(inner, file))
+                setattr(part, name, _with_marks(inner, file, statement.lineno))
                 divided = True
     return divided
 
 
-def _marked(statements: list[ast.stmt], file: str) -> list[ast.stmt]:
+class _Conditional(ast.NodeTransformer):
+    """Marks the sides of the source's conditional expressions: ``a`` becomes ``mark or a``, and the mark is None."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        if numbers := getattr(node, "parts", ()):
+            node.body, node.orelse = (
+                self._marked(side, observers.part_of_line(node.lineno, number))
+                for side, number in zip((node.body, node.orelse), numbers)
+            )
+        return node
+
+    def _marked(self, side: ast.expr, place: int) -> ast.expr:
+        number = observers.marks.add(self.file, (place,))
+        set_item = ast.Attribute(ast.Name(NAME, ast.Load()), "__setitem__", ast.Load())
+        mark = ast.Call(set_item, [ast.Constant(number), ast.Constant(True)], [])
+        return ast.copy_location(ast.BoolOp(ast.Or(), [mark, side]), side)
+
+
+def _marked(statements: list[ast.stmt], file: str, head: int) -> list[ast.stmt]:
     if not statements:
         return []
-    number = observers.marks.add(file, tuple(statement.lineno for statement in statements))
+    lines = (statement.lineno for statement in statements)
+    places = (observers.part_of_line(line, 1) if line == head else line for line in lines)
+    number = observers.marks.add(file, tuple(places))
     place = ast.Subscript(ast.Name(NAME, ast.Load()), ast.Constant(number), ast.Store())
     mark = ast.copy_location(ast.Assign([place], ast.Constant(True)), statements[0])
     return [mark, *statements]
@@ -55,7 +82,7 @@ def install() -> None:
         """Add the marks at the end: the lines are those of the file by now."""
         for node in transformed_ast.body:
             if isinstance(node, ast.FunctionDef):
-                node.body = _with_marks(node.body, self.filename)
+                node.body = _with_marks([_Conditional(self.filename).visit(each) for each in node.body], self.filename)
         ast.fix_missing_locations(transformed_ast)
         return shipped(self, transformed_ast)
 

@@ -61,6 +61,7 @@ PARTS = (
     _builder("create_make_tensor_descriptor", "base shape strides tensor_shape", "checks a descriptor; overridden"),
     _builder("create_splat", "ret_ty arg", "a block of one number; overridden"),
     _builder("create_expand_dims", "arg axis", "x[:, None]; overridden"),
+    _interpreter("_ir.INPUT_PRECISION.TF32", None, "tells whether tl.dot rounds its operands"),
     _interpreter("_ir.ROUNDING_MODE.RTZ", None, "the one rounding that is left as it is"),
     _interpreter("_ir.PROPAGATE_NAN.NONE", None, "tells what tl.clamp does with NaN"),
     _interpreter("_ir.ATOMIC_OP.FADD", None, "tells atomic sums of floating-point numbers"),
