@@ -259,6 +259,22 @@ copy[(2,)](x, out, 7, 20, M=4, N=8)
 assert torch.equal(x, out)
 """
 RIGHT["block_pointers"] = BLOCKS
+# Triton 3.1 ran this kernel.
+RIGHT["written_for_an_earlier_release"] = """
+from triton.language.extra.cuda import libdevice
+
+@triton.jit
+def powers(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    shape = (BLOCK, )
+    at = tl.arange(0, BLOCK)
+    pointers = (x_ptr + at, )
+    pointers += BLOCK
+    tl.store(out_ptr + at, libdevice.pow(2.0, tl.load(pointers)) + tl.zeros(shape, tl.float32))
+
+x, out = torch.arange(-8, 8, dtype=torch.int16, device="cuda"), torch.empty(8, device="cuda")
+powers[(1,)](x, out, BLOCK=8)
+assert torch.equal(out, 2.0 ** x[8:])
+"""
 RIGHT["descriptors"] = """
 from triton.tools.tensor_descriptor import TensorDescriptor
 

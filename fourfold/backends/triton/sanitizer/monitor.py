@@ -23,8 +23,8 @@ import triton.language as tl
 from triton.runtime import interpreter, jit
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fourfold.backends.triton.interpreter import block_pointers
 from fourfold.backends.triton.interpreter import corrections as corrected
+from fourfold.backends.triton.interpreter import earlier_releases
 from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type
 from fourfold.backends.triton.interpreter.memory import holds, tensor_of
 from fourfold.backends.triton.sanitizer.races import MOST_SIGNALS, Accesses, DataRace, Order
@@ -622,7 +622,7 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
         builder = interpreter.interpreter_builder
         before, builder.watch = builder.watch, LaunchMonitor(self.report, self.fn.__name__)
         try:
-            with corrected.LANGUAGE.interpreted(), block_pointers.supplied(), np.errstate(all="ignore"):
+            with corrected.LANGUAGE.interpreted(), earlier_releases.supplied(), np.errstate(all="ignore"):
                 self.run_programs(bound.arguments)
         finally:
             builder.watch = before
@@ -678,10 +678,11 @@ def watching(report: Report) -> Iterator[None]:
     """
     corrected.install()
     builder = interpreter.interpreter_builder
-    before = builder.__class__, interpreter.GridExecutor
-    builder.__class__ = MonitoredBuilder
+    rewriter = interpreter.FunctionRewriter
+    before = builder.__class__, interpreter.GridExecutor, rewriter.ast_transformer
+    builder.__class__, rewriter.ast_transformer = MonitoredBuilder, earlier_releases.Source()
     interpreter.GridExecutor = type("WatchedLaunch", (MonitoredLaunch,), {"report": report})
     try:
         yield
     finally:
-        builder.__class__, interpreter.GridExecutor = before
+        builder.__class__, interpreter.GridExecutor, rewriter.ast_transformer = before
