@@ -232,6 +232,7 @@ def mixed(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.assume(n > 0)
     offsets = tl.multiple_of(tl.arange(0, BLOCK), 8)
     pointers = tl.where(offsets < n, x_ptr + offsets, y_ptr + (offsets - n))
+    out_ptr = tl.multiple_of(out_ptr, 4096)
     value = libdevice.tanh(tl.load(pointers)) + tl.math.exp(0.0) + tl.extra.cuda.libdevice.rsqrt(tl.load(pointers))
     if tl.program_id(0) == 0:
         tl.device_print("n", n)

@@ -465,6 +465,13 @@ class MonitoredBuilder(corrected.Builder):
         """Return whether no lane is masked, and the storage of the access. The monitor has checked the access."""
         return bool(np.all(mask)), self.within
 
+    def distances(self, addresses: np.ndarray) -> np.ndarray:
+        """Return the bytes from the beginning of its storage to each address; 0 where the storage is unknown."""
+        assert self.watch is not None
+        regions = [self.watch.regions.get(int(address) >> _TAG) for address in addresses]
+        beginnings = [int(address) if region is None else region.low for address, region in zip(addresses, regions)]
+        return addresses.view(np.int64) - np.array(beginnings, np.int64)
+
     def looked_at(self, what: str, pointers: Any, mask: Any) -> Access:
         """Pass an access to the monitor."""
         assert self.watch is not None
