@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ def run(
     """
     scripts = sorted(path.glob("*.py"))
     if not scripts:
-        print(f"fourfold: there is no Python file in {path}")
+        print(f"fourfold sanitize: SCRIPT: there is no Python file in the folder {path}", file=sys.stderr)
         return 2
     results: dict[str, dict[str, Any]] = {}
     run_one = partial(run_script, command, variables, seconds)
@@ -43,11 +44,11 @@ def run(
             for script, result in zip(scripts, pool.map(run_one, scripts)):
                 results[script.name] = result
                 print(describe(script.name, result), flush=True)
+                if output:  # also what an interrupted run has found
+                    output.write_text(json.dumps({"scripts": results}, indent=2))
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
     print(summary(results))
-    if output:
-        output.write_text(json.dumps({"scripts": results}, indent=2))
     if stop.signal is not None:
         return stop.status
     return int(any(result["failure"] or errors(result) for result in results.values()))
