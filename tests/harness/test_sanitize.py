@@ -410,19 +410,6 @@ accumulate[(2,)](x, out, BLOCK=16)
 """,
     Wrong("unwritten", "load", "out_ptr", (1, 0, 0), 16),
 )
-WRONG["unwritten_to_the_programs_that_part"] = (
-    """
-@triton.jit
-def add_up(x_ptr, out_ptr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    for _ in range(tl.program_id(0) % 3):
-        tl.store(out_ptr + at, tl.load(x_ptr + at))
-    tl.store(out_ptr + at, 2 * tl.load(out_ptr + at))  # here
-
-add_up[(10,)](torch.ones(160, device="cuda"), torch.empty(160, device="cuda"), BLOCK=16)
-""",
-    Wrong("unwritten", "load", "out_ptr", (0, 0, 0), 0),
-)
 WRONG["what_a_kernel_left_unwritten"] = (
     ADD
     + """
@@ -533,6 +520,19 @@ def total(x_ptr, out_ptr, BLOCK: tl.constexpr):
 
 total[(1,)](torch.empty(8, device="cuda"), torch.empty(1, device="cuda"), BLOCK=8)
 """
+# In step all programs store before any loads the next one's element.
+NEIGHBOURS = """
+@triton.jit
+def next_element(x_ptr, out_ptr, n):
+    tl.store(x_ptr + tl.program_id(0), 2 * tl.load(x_ptr + tl.program_id(0)))
+    tl.store(out_ptr + tl.program_id(0), 1.0)
+    if tl.program_id(0) + 1 < n:
+        tl.store(x_ptr + tl.program_id(0), 3 * tl.load(out_ptr + tl.program_id(0) + 1), mask=tl.program_id(0) < 0)
+
+x = torch.ones(8, device="cuda")
+next_element[(8,)](x, torch.empty(8, device="cuda"), 8)
+assert (x == 2).all()
+"""
 WAITS = """
 @triton.jit
 def wait(flag_ptr):
@@ -585,7 +585,7 @@ class Result(NamedTuple):
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     folder = tmp_path_factory.mktemp("scripts")
     scripts = {**RIGHT, **{name: script for name, (script, _) in WRONG.items()}, "warned": WARNED}
-    scripts |= {"waits": WAITS, "unwritten_twice": UNWRITTEN_TWICE}
+    scripts |= {"waits": WAITS, "unwritten_twice": UNWRITTEN_TWICE, "neighbours": NEIGHBOURS}
     paths = {name: folder / f"{name}.py" for name in scripts}
     for name, path in paths.items():
         path.write_text(HEAD + scripts[name])
@@ -635,6 +635,12 @@ def test_the_same_value_stored_twice_is_a_warning(results: dict[str, Result]) ->
 def test_an_unused_load_hides_no_later_one(results: dict[str, Result]) -> None:
     line = line_of(UNWRITTEN_TWICE)
     assert [found["line"] for found in results["unwritten_twice"].findings] == [line - 1, line]
+
+
+def test_a_suspected_launch_starts_from_the_memory_before_it(results: dict[str, Result]) -> None:
+    _, findings, printed = results["neighbours"]
+    assert {found["kind"] for found in findings} == {"unwritten", "race"}, printed
+    assert "the script has failed" not in printed
 
 
 def test_programs_in_step_race_where_two_touch_one_element_and_one_of_them_stores() -> None:

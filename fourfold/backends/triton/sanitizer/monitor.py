@@ -694,7 +694,10 @@ class MonitoredBuilder(corrected.Builder, MonitoredMemory):
     first_contents: dict[int, bytes]
 
     def before_store(self, storage: tuple[int, int] | None) -> None:
-        """Save the contents of a storage, and the marks of its written bytes, so that the store can be undone."""
+        """Save the contents of a storage, and the marks of its written bytes, so that the store can be undone.
+
+        Programs that part keep the marks of the batch: an element that only another program has written is a race.
+        """
         super().before_store(storage)
         if self.watch is None or not self.watch.is_first_try:
             return
@@ -704,7 +707,6 @@ class MonitoredBuilder(corrected.Builder, MonitoredMemory):
         region = next(region for region in self.watch.regions.values() if region.start == storage[0])
         if region.written is not None:
             start = region.written.ctypes.data
-            super().before_store((start, start + region.written.nbytes))
             self.save_first(start, start + region.written.nbytes)
 
     def save_first(self, start: int, end: int) -> None:
