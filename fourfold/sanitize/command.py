@@ -85,15 +85,15 @@ def of_folder(given: argparse.Namespace) -> int:
     return folder.run(Path(given.script), command, ENVIRONMENT, given.timeout, given.jobs, given.json)
 
 
-class OutOfTime(BaseException):
+class TimeIsUp(BaseException):
     """The script has not ended in its time. No handler of the script's own catches this."""
 
 
 def stop_after(seconds: int) -> None:
-    """Raise `OutOfTime` in the script after this time."""
+    """Raise `TimeIsUp` in the script after this time."""
 
     def stop(*signal: object) -> NoReturn:
-        raise OutOfTime(f"not done after {seconds} s")
+        raise TimeIsUp(f"not done after {seconds} s")
 
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)

@@ -73,7 +73,7 @@ def run_script(command: Sequence[str], variables: dict[str, str], seconds: int |
             process.wait(None if seconds is None else seconds + GRACE_SECONDS)
             failure = f"the process has ended with exit code {process.returncode}"
         except subprocess.TimeoutExpired:
-            failure = f"OutOfTime: not done after {seconds} s"
+            failure = f"TimeIsUp: not done after {seconds} s"
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -714,7 +714,7 @@ def test_the_scripts_of_a_folder_run_on_their_own(tmp_path: Path) -> None:
     done = run(tmp_path, "--timeout", "8", "--jobs", "2", "--json", "findings.json", ".")
     assert done.returncode == 1, done.stderr
     endless, fails = json.loads((tmp_path / "findings.json").read_text())["scripts"].values()
-    assert endless["failure"] == "OutOfTime: not done after 8 s"
+    assert endless["failure"] == "TimeIsUp: not done after 8 s"
     assert [(found["parameter"], found["offset"]) for found in endless["findings"]] == [("out_ptr", 100)]
     assert fails["failure"] == "ModuleNotFoundError: No module named 'triton.no_longer_there'"
     assert "2 scripts: 0 without a finding, 1 with errors, 2 failed, 1 launched no kernel" in done.stdout
