@@ -64,6 +64,10 @@ PROOFS = {
         " loads them in line 243 and adds them to the gradients. The load of line 172 is not used."
     ),
     "chunk_retention_ops.py": EXPANDED,
+    "context_attn_llama.py": (
+        "`req_to_token_indexs` is `torch.empty`, and nothing writes it: the kernel loads the places of keys and values"
+        " from it."
+    ),
     "context_attn_fwd.py": (
         "`b_start_loc` is 0 for all 16 sequences, so the programs of all sequences store to the first rows of `Out`,"
         " each its own result."
