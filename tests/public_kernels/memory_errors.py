@@ -15,8 +15,8 @@ BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 
 # The gradient of ``x.sum()`` is one number, which torch expands to the shape of `x` with strides of 0.
 EXPANDED = (
-    "The script calls `.sum().backward()`, so the gradient is one number in memory, expanded to its shape with strides"
-    " of 0. The kernel addresses it with the strides of a contiguous tensor."
+    "The script takes the gradient of a sum, so the gradient that comes in is one number in memory, expanded to its shape"
+    " with strides of 0. The kernel addresses it with the strides of a contiguous tensor."
 )
 ONE_STATE = (
     "`h` holds one state of K x V elements for each head. The kernel addresses one for each chunk of the sequence:"
@@ -103,8 +103,8 @@ PROOFS = {
         " load leaves the memory."
     ),
     "nested_loops_processing.py": (
-        "`c_ptrs` advances by 2 elements 24 times, over two rows, so a program stores to elements 0 to 49 and more."
-        " The 4 x 4 tensor has 16. With two programs, which do not use `program_id`, both store everything, other"
+        "`c_ptrs` advances 2 elements after each of 24 stores of 2 x 2 elements: the last begins at element 46, and the"
+        " 4 x 4 tensor has 16. No program uses `program_id`: where the grid has two, both store everything, with other"
         " values at one element in turn."
     ),
     "parallel_attention.py": EXPANDED,
@@ -117,8 +117,8 @@ PROOFS = {
         " rows to one."
     ),
     "quantize_kv_copy.py": (
-        "`dest_loc` is random: places repeat, and two programs store different rows to one. The last case has an output"
-        " of one row, and a destination of 6."
+        "`dest_loc` is random: places repeat, and two programs store different rows to one. Case 2 has an output of one"
+        " row, and destinations up to 9."
     ),
     "rotary_emb_nopad.py": PER_TOKEN,
     "sgmv_expand_slice.py": (
