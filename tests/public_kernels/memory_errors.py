@@ -15,8 +15,8 @@ BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 
 # The gradient of ``x.sum()`` is one number, which torch expands to the shape of `x` with strides of 0.
 EXPANDED = (
-    "The script takes the gradient of a sum, so the gradient that comes in is one number in memory, expanded to its shape"
-    " with strides of 0. The kernel addresses it with the strides of a contiguous tensor."
+    "The script takes the gradient of a sum, so the gradient that comes in is one number in memory, expanded to its"
+    " shape with strides of 0. The kernel addresses it with the strides of a contiguous tensor."
 )
 ONE_STATE = (
     "`h` holds one state of K x V elements for each head. The kernel addresses one for each chunk of the sequence:"
