@@ -1,6 +1,6 @@
 """``fourfold sanitize SCRIPT [ARGUMENT ...]``: run a script with Triton kernels on the CPU, and report memory errors.
 
-The script runs in its own process, because torch and Triton are unusable for anything else afterwards.
+Each script runs in its own process, because torch and Triton are unusable for anything else afterwards.
 """
 
 import argparse
@@ -8,13 +8,15 @@ import dataclasses
 import json
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fourfold.candidates.process.child import become
+from fourfold.sanitize import folder
 
 DESCRIPTION = (
     "Run a Python script with Triton kernels on the CPU, though it was written for a GPU. Report every load and store"
@@ -35,8 +37,14 @@ def parser() -> argparse.ArgumentParser:
         "--capability", metavar="X.Y", type=capability, default=(9, 0), help="of the GPU that the script finds (9.0)"
     )
     made.add_argument("--json", metavar="FILE", type=Path, help="write the findings to this file")
+    made.add_argument("--timeout", metavar="SECONDS", type=positive, help="stop a script after this time (never)")
+    made.add_argument("--jobs", metavar="N", type=positive, default=os.cpu_count(), help="scripts of a folder at once")
     made.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, such as pytest")
-    made.add_argument("script", metavar="SCRIPT", help="a Python file, or with -m a module")
+    made.add_argument(
+        "script",
+        metavar="SCRIPT",
+        help="a Python file, a folder whose Python files run one by one, or with -m a module",
+    )
     made.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="arguments of the script")
     return made
 
@@ -47,14 +55,48 @@ def capability(text: str) -> tuple[int, int]:
     return int(major), int(minor or 0)
 
 
+def positive(text: str) -> int:
+    """Parse a number from 1."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text}")
+    return number
+
+
 def command(arguments: Sequence[str]) -> int:
     """Replace this process by the command: exit code 0 without an error, 1 with one, 2 for wrong arguments."""
     given = parser().parse_args(arguments)
-    if not given.module and not Path(given.script).is_file():
-        print(f"fourfold sanitize: SCRIPT: there is no file {given.script}", file=sys.stderr)
+    path = Path(given.script)
+    if not given.module and path.is_dir():
+        return of_folder(given)
+    if not given.module and not path.is_file():
+        print(f"fourfold sanitize: SCRIPT: there is no file or folder {given.script}", file=sys.stderr)
         return 2
     run = [sys.executable, "-m", "fourfold.sanitize.command", *arguments]
     return become(run, **ENVIRONMENT)
+
+
+def of_folder(given: argparse.Namespace) -> int:
+    """Run every script of a folder; return the exit code."""
+    if given.arguments:
+        print("fourfold sanitize: ARGUMENT: the scripts of a folder get no arguments", file=sys.stderr)
+        return 2
+    options = ["--capability", ".".join(map(str, given.capability)), *["--all-configs"] * given.all_configs]
+    command = [sys.executable, "-m", "fourfold.sanitize.command", *options]
+    return folder.run(Path(given.script), command, ENVIRONMENT, given.timeout, given.jobs, given.json)
+
+
+class TimeIsUp(BaseException):
+    """The script has not ended in its time. No handler of the script's own catches this."""
+
+
+def stop_after(seconds: int) -> None:
+    """Raise `TimeIsUp` in the script after this time."""
+
+    def stop(*signal: object) -> NoReturn:
+        raise TimeIsUp(f"not done after {seconds} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
 
 
 def say(text: Any) -> None:
@@ -63,8 +105,8 @@ def say(text: Any) -> None:
     print(f"fourfold: {text}" if isinstance(text, str) else text, file=sys.stderr, flush=True)
 
 
-def run_script(given: argparse.Namespace) -> bool:
-    """Run the script as Python would; return whether it succeeds."""
+def run_script(given: argparse.Namespace) -> str | None:
+    """Run the script as Python would; return the error that ended it, or None if it succeeds."""
     sys.argv = [given.script, *given.arguments]
     try:
         if given.module:
@@ -76,15 +118,15 @@ def run_script(given: argparse.Namespace) -> bool:
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-        return not end.code
+        return f"SystemExit: {end.code}" if end.code else None
     except BaseException as error:
         # Omit the frames of this module and of runpy.
         shown = error.__traceback__
         while shown is not None and shown.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", runpy.__file__):
             shown = shown.tb_next
         traceback.print_exception(type(error), error, shown)
-        return False
-    return True
+        return "".join(traceback.format_exception_only(error)).strip()
+    return None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -95,17 +137,21 @@ def main(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     report = monitor.Report(seen=say)
     with monitor.watching(report), absent_gpu.answered(given.all_configs, given.capability):
-        well = run_script(given)
+        if given.timeout:
+            stop_after(given.timeout)
+        failure = run_script(given)
+        signal.alarm(0)
     summary = (
         f"{count(report.errors, 'error')} and {count(report.warnings, 'warning')} in"
         f" {report.launches} launches of {len(report.kernels)} kernels, {report.programs} programs"
     )
-    say(summary if well else f"the script has failed; {summary}")
+    say(f"the script has failed; {summary}" if failure else summary)
     if given.json:
-        findings = [dataclasses.asdict(finding) for finding in report.findings.values()]
+        findings = [{**dataclasses.asdict(finding), "text": str(finding)} for finding in report.findings.values()]
         numbers = {"kernels": sorted(report.kernels), "launches": report.launches, "programs": report.programs}
-        given.json.write_text(json.dumps({"ended_well": well, "findings": findings, **numbers}, indent=2))
-    return int(bool(report.errors) or not well)
+        found = {"ended_well": failure is None, "failure": failure, "findings": findings, **numbers}
+        given.json.write_text(json.dumps(found, indent=2))
+    return int(bool(report.errors or failure))
 
 
 def count(things: Sequence[Any], name: str) -> str:

@@ -11,7 +11,10 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+
+from fourfold.backends.triton.sanitizer.races import Accesses, load_in_step, stamps_of, store_in_step
 
 ROOT = Path(__file__).parents[2]
 HEAD = """
@@ -232,6 +235,7 @@ def mixed(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.assume(n > 0)
     offsets = tl.multiple_of(tl.arange(0, BLOCK), 8)
     pointers = tl.where(offsets < n, x_ptr + offsets, y_ptr + (offsets - n))
+    out_ptr = tl.multiple_of(out_ptr, 4096)
     value = libdevice.tanh(tl.load(pointers)) + tl.math.exp(0.0) + tl.extra.cuda.libdevice.rsqrt(tl.load(pointers))
     if tl.program_id(0) == 0:
         tl.device_print("n", n)
@@ -259,6 +263,53 @@ copy[(2,)](x, out, 7, 20, M=4, N=8)
 assert torch.equal(x, out)
 """
 RIGHT["block_pointers"] = BLOCKS
+# Triton's tuner passes over what does not compile.
+RIGHT["a_configuration_that_a_static_assertion_refuses"] = """
+@triton.autotune(configs=[triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])
+@triton.jit
+def double(x_ptr, n, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK == 64)
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + offsets, 2 * tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n)
+
+for n in range(60, 66):
+    x = torch.ones(n, device="cuda")
+    double[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, n)
+    assert (x >= 2).all()
+"""
+# Programs part where the sanitizer has already run the stores of all of them.
+RIGHT["in_place_and_different_afterwards"] = """
+@triton.jit
+def scale(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets)
+    tl.store(x_ptr + offsets, 2 * x)
+    tl.store(out_ptr + offsets, x)
+    for _ in range(tl.program_id(0) % 3):
+        tl.store(out_ptr + offsets, tl.load(out_ptr + offsets) + 1)
+
+x = torch.arange(160, dtype=torch.float32, device="cuda")
+out = torch.empty_like(x)
+scale[(10,)](x, out, 160, BLOCK=16)
+assert torch.equal(x, 2 * torch.arange(160))
+assert torch.equal(out, torch.arange(160) + torch.arange(10).repeat_interleave(16) % 3)
+"""
+# Triton 3.1 ran this kernel.
+RIGHT["written_for_an_earlier_release"] = """
+from triton.language.extra.cuda import libdevice
+
+@triton.jit
+def powers(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    shape = (BLOCK, )
+    at = tl.arange(0, BLOCK)
+    pointers = (x_ptr + at, )
+    pointers += BLOCK
+    tl.store(out_ptr + at, libdevice.pow(2.0, tl.load(pointers)) + tl.zeros(shape, tl.float32))
+
+x, out = torch.arange(-8, 8, dtype=torch.int16, device="cuda"), torch.empty(8, device="cuda")
+powers[(1,)](x, out, BLOCK=8)
+assert torch.equal(out, 2.0 ** x[8:])
+"""
 RIGHT["descriptors"] = """
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -461,6 +512,27 @@ def mark(out_ptr):
 
 mark[(2,)](torch.zeros(1, device="cuda"))
 """
+UNWRITTEN_TWICE = """
+@triton.jit
+def total(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    unused = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.store(out_ptr, tl.sum(tl.load(x_ptr + tl.arange(0, BLOCK))))  # here
+
+total[(1,)](torch.empty(8, device="cuda"), torch.empty(1, device="cuda"), BLOCK=8)
+"""
+# In step all programs store before any loads the next one's element.
+NEIGHBOURS = """
+@triton.jit
+def next_element(x_ptr, out_ptr, n):
+    tl.store(x_ptr + tl.program_id(0), 2 * tl.load(x_ptr + tl.program_id(0)))
+    tl.store(out_ptr + tl.program_id(0), 1.0)
+    if tl.program_id(0) + 1 < n:
+        tl.store(x_ptr + tl.program_id(0), 3 * tl.load(out_ptr + tl.program_id(0) + 1), mask=tl.program_id(0) < 0)
+
+x = torch.ones(8, device="cuda")
+next_element[(8,)](x, torch.empty(8, device="cuda"), 8)
+assert (x == 2).all()
+"""
 WAITS = """
 @triton.jit
 def wait(flag_ptr):
@@ -512,7 +584,8 @@ class Result(NamedTuple):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     folder = tmp_path_factory.mktemp("scripts")
-    scripts = {**RIGHT, **{name: script for name, (script, _) in WRONG.items()}, "warned": WARNED, "waits": WAITS}
+    scripts = {**RIGHT, **{name: script for name, (script, _) in WRONG.items()}, "warned": WARNED}
+    scripts |= {"waits": WAITS, "unwritten_twice": UNWRITTEN_TWICE, "neighbours": NEIGHBOURS}
     paths = {name: folder / f"{name}.py" for name in scripts}
     for name, path in paths.items():
         path.write_text(HEAD + scripts[name])
@@ -557,6 +630,36 @@ def test_the_same_value_stored_twice_is_a_warning(results: dict[str, Result]) ->
     assert code == 0
     assert [(found["warning"], found["line"]) for found in findings] == [(True, line_of(WARNED))]
     assert "0 errors and 1 warning in 1 launches of 1 kernels, 2 programs" in printed
+
+
+def test_an_unused_load_hides_no_later_one(results: dict[str, Result]) -> None:
+    line = line_of(UNWRITTEN_TWICE)
+    assert [found["line"] for found in results["unwritten_twice"].findings] == [line - 1, line]
+
+
+def test_a_suspected_launch_starts_from_the_memory_before_it(results: dict[str, Result]) -> None:
+    _, findings, printed = results["neighbours"]
+    assert {found["kind"] for found in findings} == {"unwritten", "race"}, printed
+    assert "the script has failed" not in printed
+
+
+def test_programs_in_step_race_where_two_touch_one_element_and_one_of_them_stores() -> None:
+    generator, seen = np.random.default_rng(0), set()
+    for _ in range(400):
+        accesses, known, may_race, races = Accesses(6 * 4, 4), [], False, False
+        while not may_race and not races and len(known) < 40:
+            programs = np.sort(generator.integers(0, 3, generator.integers(1, 4)))
+            places, stores = generator.integers(0, 6, len(programs)), generator.random() < 0.3
+            known += [(place, program, stores) for place, program in zip(places, programs)]
+            stamps = stamps_of(programs)
+            if stores:
+                may_race = store_in_step(accesses, places, stamps, generator.random(len(places)) < 0.5)
+            else:
+                may_race = load_in_step(accesses, places, stamps)
+            races = any(a[0] == b[0] and a[1] != b[1] and (a[2] or b[2]) for a in known for b in known)
+        assert may_race == races, known
+        seen.add((len(known) > 5, known[-1][2]))
+    assert len(seen) == 4
 
 
 def test_a_wait_without_an_end_ends(results: dict[str, Result]) -> None:
@@ -605,7 +708,20 @@ def test_a_script_that_fails_is_a_failure(tmp_path: Path) -> None:
     assert "the script has failed; 0 errors" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["missing.py"], ["--unknown", "missing.py"]])
+def test_the_scripts_of_a_folder_run_on_their_own(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(HEAD + WRONG["a_store_outside"][0] + "\nimport time\ntime.sleep(600)\n")
+    (tmp_path / "fails.py").write_text("import triton.no_longer_there\n")
+    done = run(tmp_path, "--timeout", "8", "--jobs", "2", "--json", "findings.json", ".")
+    assert done.returncode == 1, done.stderr
+    endless, fails = json.loads((tmp_path / "findings.json").read_text())["scripts"].values()
+    assert endless["failure"] == "TimeIsUp: not done after 8 s"
+    assert [(found["parameter"], found["offset"]) for found in endless["findings"]] == [("out_ptr", 100)]
+    assert fails["failure"] == "ModuleNotFoundError: No module named 'triton.no_longer_there'"
+    assert "2 scripts: 0 without a finding, 1 with errors, 2 failed, 1 launched no kernel" in done.stdout
+    assert f"endless.py: failed: {endless['failure']}\nendless.py:" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["missing.py"], ["--unknown", "missing.py"], ["--jobs", "0", "."], ["."]])
 def test_bad_usage_is_2(arguments: list[str], tmp_path: Path) -> None:
     done = run(tmp_path, *arguments)
     assert done.returncode == 2

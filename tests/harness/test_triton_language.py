@@ -835,6 +835,7 @@ def operators(text: str) -> set[str]:
 def hints_kernel(output_ptr, stride, n, wrap, BLOCK: tl.constexpr):
     """Says of offsets what a product of matrices does: those of the last block begin anew at `wrap`."""
     tl.assume(n > 0)
+    output_ptr = tl.multiple_of(output_ptr, 4096)
     stride = tl.multiple_of(stride, 16)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wrapped = tl.max_contiguous(tl.multiple_of(at % wrap, BLOCK), BLOCK)
@@ -842,16 +843,17 @@ def hints_kernel(output_ptr, stride, n, wrap, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize(
-    ("stride", "n", "wrap", "says"),
+    ("first", "stride", "n", "wrap", "says"),
     [
-        (32, 40, 40, ""),
-        (24, 40, 40, "tl.multiple_of says that 24 is a multiple of 16"),
-        (32, 40, 24, "tl.multiple_of says that 8 is a multiple of 16"),
-        (32, 0, 40, "tl.assume of a condition that does not hold"),
+        (0, 32, 40, 40, ""),
+        (0, 24, 40, 40, "tl.multiple_of says that 24 is a multiple of 16"),
+        (0, 32, 40, 24, "tl.multiple_of says that 8 is a multiple of 16"),
+        (0, 32, 0, 40, "tl.assume of a condition that does not hold"),
+        (4, 32, 40, 40, "a pointer 16 bytes after the beginning of its memory is a multiple of 4096"),
     ],
 )
-def test_false_hint_to_the_compiler_is_a_fault(stride: int, n: int, wrap: int, says: str) -> None:
-    output = torch.zeros(48, dtype=torch.int32)
+def test_false_hint_to_the_compiler_is_a_fault(first: int, stride: int, n: int, wrap: int, says: str) -> None:
+    output = torch.zeros(first + 48, dtype=torch.int32)[first:]
     if not says:
         hints_kernel[(3,)](output, stride, n, wrap, BLOCK=16)
         assert output[:n].tolist() == [place % wrap + stride for place in range(n)]

@@ -46,16 +46,23 @@ class Handle(interpreter.TensorHandle):
     def set_attr(self, key: str, value: Any) -> None:
         """Store what the kernel tells the compiler of the value, for example by tl.multiple_of.
 
+        The number of a pointer is its distance in bytes from the beginning of its storage: a GPU's allocator aligns
+        storages to 512 bytes, and the host's to 64.
+
         Raises:
             FalseHint: the first element, where a group of contiguous ones begins in any case, is no multiple.
         """
         self.attr = {**(self.attr or {}), key: value}
         if key == DIVISIBILITY and self.data.size:
             first = self.first_elements()
+            pointer = self.dtype.scalar.is_ptr()
+            if pointer:
+                first = interpreter.interpreter_builder.distances(first)
             for divisor in value:
                 if (first % divisor).any():
                     number = first[first % divisor != 0][0]
-                    raise FalseHint(f"tl.multiple_of says that {number} is a multiple of {divisor}")
+                    what = f"a pointer {number} bytes after the beginning of its memory" if pointer else number
+                    raise FalseHint(f"tl.multiple_of says that {what} is a multiple of {divisor}")
 
     def first_elements(self) -> np.ndarray:
         """Return the first element, as an array of one element."""

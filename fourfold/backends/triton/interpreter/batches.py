@@ -30,7 +30,7 @@ Program = tuple[int, int, int]
 FIRST, LEAST, MOST = 64, 16, 1024
 # The approximate number of elements of a batch's largest value.
 ELEMENTS = 1 << 18
-# The largest storage that is copied before a batch stores into it.
+# The default of `Batches.most_bytes`.
 MOST_BYTES = 1 << 24
 # The number of divisions of a batch before its programs run one by one.
 DIVISIONS = 4
@@ -194,7 +194,11 @@ def _full(name: str) -> Method:
         shape = np.broadcast_shapes(*(x.data.shape for x in given if isinstance(x, interpreter.TensorHandle)))
         self.widest = max(self.widest, int(np.prod(shape[1:])))
         given = [_whole(x, shape) if isinstance(x, interpreter.TensorHandle) else x for x in given]
-        return _marked(shipped(*given, **options))
+        self.in_step = True
+        try:
+            return _marked(shipped(*given, **options))
+        finally:
+            self.in_step = False
 
     return method
 
@@ -269,6 +273,10 @@ class Batches(interpreter.InterpreterBuilder):
 
     # The programs that run at once, ``[programs, 3]``; None if a single program runs.
     batch: np.ndarray | None = None
+    # Whether the first axis of the running access is that of the programs.
+    in_step = False
+    # The largest storage that is copied before a batch stores into it.
+    most_bytes = MOST_BYTES
     # Elements of the largest value that a program of the batch has loaded or stored.
     widest = 1
     # The former contents of the storages that the batch has stored into, by their start addresses.
@@ -299,7 +307,7 @@ class Batches(interpreter.InterpreterBuilder):
         """Save the contents of a storage, so that the store can be undone."""
         if self.batch is None:
             return
-        if storage is None or storage[1] - storage[0] > MOST_BYTES:
+        if storage is None or storage[1] - storage[0] > self.most_bytes:
             raise Unbatchable("a store that is not kept")
         start, end = storage
         if start not in self.saved:
@@ -481,6 +489,11 @@ class _History:
 _HISTORIES: weakref.WeakKeyDictionary[Callable, _History] = weakref.WeakKeyDictionary()
 
 
+def history_of(kernel: Callable) -> _History:
+    """Return the record of a kernel's batches."""
+    return _HISTORIES.setdefault(kernel, _History())
+
+
 class Runner:
     """Runner of a launch's programs in batches.
 
@@ -494,12 +507,14 @@ class Runner:
         self, kernel: Callable, values: dict[str, Any], one_by_one: Callable[[Iterator[Program]], None]
     ) -> None:
         self.kernel, self.values, self.one_by_one = kernel, values, one_by_one
-        self.history = _HISTORIES.setdefault(kernel, _History())
+        self.history = history_of(kernel)
 
     def run(self, programs: Sequence[Program]) -> None:
         """Run these programs."""
         builder, at, size = interpreter.interpreter_builder, 0, FIRST
-        if builder.storages is None or any(end - start > MOST_BYTES for start, end, _ in builder.storages.places):
+        if builder.storages is None or any(
+            end - start > builder.most_bytes for start, end, _ in builder.storages.places
+        ):
             return self.one_by_one(iter(programs))
         while at < len(programs):
             if self.history.alone:

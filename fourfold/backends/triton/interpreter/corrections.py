@@ -76,6 +76,7 @@ class Language:
         after[id(tl.tensor), "T"] = property(replay.transposed)
         for place in (tl, tl.core):
             after[id(place), "range"] = batches.loop
+            after[id(place), "static_assert"] = tuning.static_assert
         functions: dict[Any, Callable] = {}
         for key, (_, original) in before.items():
             if key[1] in replay.REPLAYED and tl.core.is_builtin(original):
@@ -121,9 +122,6 @@ class InterpretedLaunch(interpreter.GridExecutor):
     warnings are off: kernels are tested with NaN and infinity.
     """
 
-    # Whether programs may run at once.
-    in_batches = True
-
     def __init__(self, fn: Callable, arg_names: list[str], grid: Any, *rest: Any) -> None:
         super().__init__(fn, arg_names, grid, *rest)
         self.signature, self.declared = _signature(fn)
@@ -156,6 +154,10 @@ class InterpretedLaunch(interpreter.GridExecutor):
             builder.set_grid_idx(*index)
             self.fn(**values)
 
+    def run_together(self, programs: list[tuple[int, int, int]], values: dict[str, Any]) -> None:
+        """Run these programs on the kernel's arguments, as many as possible at once."""
+        batches.Runner(self.fn, values, lambda some: self.run_each(some, values)).run(programs)
+
     def value(self, name: str, argument: Any) -> Any:
         """Return an argument as the kernel sees it."""
         return _value(argument, self.declared.get(name))
@@ -175,8 +177,8 @@ class InterpretedLaunch(interpreter.GridExecutor):
         builder.set_grid_dim(x, y, z)
         try:
             programs = itertools.product(range(x), range(y), range(z))
-            if self.in_batches and x * y * z > 1:
-                batches.Runner(self.fn, values, lambda some: self.run_each(some, values)).run(list(programs))
+            if x * y * z > 1:
+                self.run_together(list(programs), values)
             else:
                 self.run_each(programs, values)
         except Exception as error:

@@ -204,6 +204,14 @@ class CheckedMemory(interpreter.InterpreterBuilder):
             loaded.data[left_out] = np.broadcast_to(held, left_out.shape)[left_out]
         return loaded
 
+    def distances(self, addresses: np.ndarray) -> np.ndarray:
+        """Return the bytes from the beginning of its storage to each address; 0 where the storage is unknown."""
+        result = np.zeros_like(addresses)
+        for start, end, _ in self.storages.places if self.storages is not None else ():
+            within = (addresses >= start) & (addresses < end)
+            result[within] = addresses[within] - np.uint64(start)
+        return result
+
     def before_store(self, storage: tuple[int, int] | None) -> None:
         """Prepare for a store; `storage` is the storage that holds all of it, if there is one."""
 

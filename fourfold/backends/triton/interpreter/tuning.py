@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 
 
@@ -40,9 +41,19 @@ class Tuning:
             is_first, number = bool(number % 2), number // 2
             at, step = number % len(chosen), 1 + number // len(chosen) % (len(chosen) - 1)
             if is_first:
-                _try(tuner, chosen[(at + step) % len(chosen)], args, kwargs)
-            chosen = [chosen[at]]
-        result = None
+                with _skipped():
+                    _try(tuner, chosen[(at + step) % len(chosen)], args, kwargs)
+            for place in range(at, at + len(chosen) - 1):
+                with _skipped():
+                    return self._run_these(tuner, [chosen[place % len(chosen)]], args, kwargs, is_first)
+            chosen = [chosen[at - 1]]
+        return self._run_these(tuner, chosen, args, kwargs, is_first)
+
+    def _run_these(
+        self, tuner: Any, chosen: list[Any], args: Sequence[Any], kwargs: dict[str, Any], is_first: bool
+    ) -> Any:
+        """Run some configurations of a tuned kernel, each on the same inputs; return the last one's result."""
+        given, result = tuner.configs, None
         for number, config in enumerate(chosen):
             if len(given) > 1 and is_first:  # as Triton does once it has taken the times
                 tuner.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
@@ -54,6 +65,29 @@ class Tuning:
                 tuner.configs = given
             tuner.nargs = dict(zip(tuner.arg_names, args))
         return result
+
+
+@contextlib.contextmanager
+def _skipped() -> Iterator[None]:
+    """Context manager: end quietly where a static assertion refuses a configuration, as Triton's tuner does."""
+    try:
+        yield
+    except interpreter.InterpreterError as error:
+        cause: BaseException | None = error
+        while isinstance(cause, interpreter.InterpreterError):
+            cause = cause.__cause__
+        if not isinstance(cause, RefusedStatically):
+            raise
+
+
+class RefusedStatically(AssertionError):
+    """A ``tl.static_assert`` that does not hold: the kernel does not compile with these constants."""
+
+
+def static_assert(condition: Any, message: str = "") -> None:
+    """Perform ``tl.static_assert``."""
+    if not condition:
+        raise RefusedStatically(message)
 
 
 def fingerprint(arguments: Mapping[str, Any]) -> int:

@@ -6,9 +6,13 @@ kernel continues after a finding: an access outside is skipped, and a load of it
 A pointer carries the number of its tensor in its highest 16 bits, which no address uses. So the number follows the
 pointer everywhere: through sums, `tl.where`, transposition and memory. A kernel may access all of a tensor's storage,
 because a kernel that receives ``x[0]`` and strides addresses the other samples from there.
+
+Programs run many at once, to save time, until something may be wrong. Then the launch starts anew, one program after
+another, and its findings are reported: see `Suspicion`.
 """
 
 import contextlib
+import ctypes
 import inspect
 import linecache
 import types
@@ -23,11 +27,19 @@ import triton.language as tl
 from triton.runtime import interpreter, jit
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fourfold.backends.triton.interpreter import block_pointers
+from fourfold.backends.triton.interpreter import batches, earlier_releases
 from fourfold.backends.triton.interpreter import corrections as corrected
 from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type
-from fourfold.backends.triton.interpreter.memory import holds, tensor_of
-from fourfold.backends.triton.sanitizer.races import MOST_SIGNALS, Accesses, DataRace, Order
+from fourfold.backends.triton.interpreter.memory import CheckedMemory, holds, memory_of, tensor_of
+from fourfold.backends.triton.sanitizer.races import (
+    MOST_SIGNALS,
+    Accesses,
+    DataRace,
+    Order,
+    load_in_step,
+    stamps_of,
+    store_in_step,
+)
 
 _TAG = 48
 _ADDRESS = np.uint64((1 << _TAG) - 1)
@@ -43,6 +55,13 @@ _MACHINERY = ("triton.language", "triton.runtime", "fourfold.backends.triton")
 WRITTEN_BYTES = "fourfold_written_bytes"
 
 OUTSIDE, UNWRITTEN, RACE = "out of bounds", "unwritten", "race"
+
+
+class Suspicion(BaseException):
+    """Programs that run at once may have done something wrong: they must run one after another to find out.
+
+    No handler of a kernel's catches it.
+    """
 
 
 @dataclass
@@ -272,6 +291,13 @@ class LaunchMonitor:
         # An address, the value that the running program has repeatedly read there, and the number of these reads.
         self.waits: tuple[int, int, int] = (0, 0, 0)
         self.run_next: Callable[[], bool] = lambda: False
+        # Whether a finding only raises `Suspicion`.
+        self.is_first_try = False
+
+    def start_anew(self) -> None:
+        """Forget the accesses of a first try."""
+        self.is_first_try, self.accesses, self.waits = False, {}, (0, 0, 0)
+        self.order = Order(int(np.prod(self.grid)))
 
     def wait(self, access: Access) -> None:
         """Count the reads of a loop that may wait for another program, and run other programs if it does.
@@ -366,6 +392,7 @@ class LaunchMonitor:
 
     def outside(self, what: str, chosen: np.ndarray, inside: np.ndarray, size: int) -> None:
         """Report an access that leaves the memory of its tensor."""
+        self.suspect()
         stray = int(chosen[~inside][0])
         count = f"{np.count_nonzero(~inside)} of the {chosen.size} elements that it does not mask"
         region = self.regions.get(stray >> _TAG)
@@ -393,7 +420,6 @@ class LaunchMonitor:
                     f"{what} of memory that nothing has written: {count}, the first is element {offset} of {region}"
                 )
                 self.found(UNWRITTEN, what, region.name, offset, message)
-                region.write(offsets, access.size)  # reported once
 
     def element(self, region: Region, offset: Any) -> int:
         """Return the index of an element relative to the tensor's first."""
@@ -421,10 +447,16 @@ class LaunchMonitor:
             message += "; both leave the same value"
         self.found(RACE, what, region.name, offset, message, warning=race.harmless)
 
+    def suspect(self) -> None:
+        """Raise `Suspicion` in a first try."""
+        if self.is_first_try:
+            raise Suspicion
+
     def found(
         self, kind: str, what: str, parameter: str, offset: int | None, message: str, warning: bool = False
     ) -> None:
         """Add a finding at the kernel's current line."""
+        self.suspect()
         file, line = _place()
         self.report.add(
             Violation(kind, what, self.kernel, file, line, parameter, self.program, self.grid, offset, message, warning)
@@ -442,10 +474,13 @@ def _place() -> tuple[str, int]:
     return "?", 0
 
 
-class MonitoredBuilder(corrected.Builder):
-    """The interpreter's builder, which passes each access to the monitor first."""
+class MonitoredMemory(CheckedMemory):
+    """Loads, stores and atomic operations that the monitor looks at first."""
 
     watch: LaunchMonitor | None = None
+    # Set by `Batches`, for several programs at once.
+    batch: np.ndarray | None
+    in_step: bool
     # The beginning and the end of the storage that holds the whole access, if there is one.
     within: tuple[int, int] | None = None
 
@@ -465,6 +500,13 @@ class MonitoredBuilder(corrected.Builder):
         """Return whether no lane is masked, and the storage of the access. The monitor has checked the access."""
         return bool(np.all(mask)), self.within
 
+    def distances(self, addresses: np.ndarray) -> np.ndarray:
+        """Return the bytes from the beginning of its storage to each address; 0 where the storage is unknown."""
+        assert self.watch is not None
+        regions = [self.watch.regions.get(int(address) >> _TAG) for address in addresses]
+        beginnings = [int(address) if region is None else region.low for address, region in zip(addresses, regions)]
+        return addresses.view(np.int64) - np.array(beginnings, np.int64)
+
     def looked_at(self, what: str, pointers: Any, mask: Any) -> Access:
         """Pass an access to the monitor."""
         assert self.watch is not None
@@ -475,13 +517,52 @@ class MonitoredBuilder(corrected.Builder):
             self.within = region.start, region.start + region.nbytes
         return access
 
+    def stamps(self, access: Access) -> np.ndarray:
+        """Return the stamp of the program of each lane that is not masked, of several programs at once."""
+        assert self.watch is not None
+        assert self.batch is not None
+        of_programs = stamps_of(np.ravel_multi_index(tuple(self.batch.T), self.watch.grid))
+        shape = access.pointers.data.shape
+        return access.chosen(of_programs.reshape(-1, *(1,) * (len(shape) - 1)))
+
+    def load_in_step(self, access: Access) -> None:
+        """Look at a load by several programs at once."""
+        watch = self.watch
+        assert watch is not None
+        assert self.batch is not None
+        of_lanes = self.stamps(access) if self.in_step else None
+        for part in access.parts:
+            accesses = watch.accessed(part.region)
+            places = accesses.places(part.offsets, access.size)
+            if of_lanes is not None:
+                every = [of_lanes[part.lanes]]
+            else:  # all programs load the same
+                ends = stamps_of(np.ravel_multi_index(tuple(self.batch[[0, -1]].T), watch.grid))
+                every = [np.full(len(places), stamp) for stamp in ends]
+            for stamps in every:
+                if load_in_step(accesses, places, stamps):
+                    raise Suspicion
+
+    def store_in_step(self, access: Access, part: RegionAccess, unchanged: np.ndarray) -> None:
+        """Look at a store by several programs at once."""
+        watch = self.watch
+        assert watch is not None
+        if not self.in_step:  # all programs store to the same elements
+            raise Suspicion
+        accesses = watch.accessed(part.region)
+        places = accesses.places(part.offsets, access.size)
+        if store_in_step(accesses, places, self.stamps(access)[part.lanes], unchanged):
+            raise Suspicion
+
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
         """Perform tl.load. A masked lane without another value is 0, as in NVIDIA's compiler."""
         access = self.looked_at("load", ptrs, mask)
         watch = self.watch
         assert watch is not None
         watch.read("load", access)
-        if watch.order is not None:
+        if self.batch is not None:
+            self.load_in_step(access)
+        elif watch.order is not None:
             volatile = bool(options.get("is_volatile", rest[-1] if rest else False))
             if volatile:
                 watch.wait(access)
@@ -510,9 +591,14 @@ class MonitoredBuilder(corrected.Builder):
                 unchanged = np.zeros(part.offsets.shape, bool)
                 if before is not None and values is not None:
                     unchanged = before == values[part.lanes]
-                accesses = watch.accessed(part.region)
-                places = accesses.places(part.offsets, size)
-                watch.raced("store", part, watch.order.store(accesses, places, unchanged))
+                if self.batch is not None:
+                    self.store_in_step(access, part, unchanged)
+                else:
+                    accesses = watch.accessed(part.region)
+                    places = accesses.places(part.offsets, size)
+                    watch.raced("store", part, watch.order.store(accesses, places, unchanged))
+            if watch.is_first_try:
+                self.before_store(self.within)
             if part.region.written is not None:
                 part.region.write(part.offsets, size)
         stored = super().create_masked_store(access.pointers, value, access.mask, *rest, **options)
@@ -555,6 +641,8 @@ class MonitoredBuilder(corrected.Builder):
 
     def atomic(self, pointers: Any, mask: Any, sem: Any, exchanges: bool) -> Access:
         """Check an atomic operation, and record the order that it establishes."""
+        if self.watch is not None:
+            self.watch.suspect()
         access = self.looked_at("atomic operation", pointers, mask)
         watch = self.watch
         assert watch is not None
@@ -578,11 +666,12 @@ class MonitoredBuilder(corrected.Builder):
     def create_int_to_ptr(self, src: Any, dst_type: Any) -> Any:
         """Make a pointer from an integer: the address of a tensor, which the script has taken."""
         assert self.watch is not None
+        self.watch.suspect()
         bits = src.data.astype(np.uint64)
         for number in np.unique(bits):
             if 0 < int(number) < 1 << _TAG:
                 bits[bits == number] = self.pointer_to(int(number))
-        return super(corrected.CheckedMemory, self).create_int_to_ptr(Handle(bits, tl.uint64), dst_type)
+        return super(CheckedMemory, self).create_int_to_ptr(Handle(bits, tl.uint64), dst_type)
 
     def pointer_to(self, address: int) -> int:
         """Return an address with the number of its tensor, or the address itself if its tensor is unknown."""
@@ -597,6 +686,42 @@ class MonitoredBuilder(corrected.Builder):
         return address | (region.low >> _TAG) << _TAG
 
 
+class MonitoredBuilder(corrected.Builder, MonitoredMemory):
+    """The interpreter's builder, which passes each access to the monitor first."""
+
+    most_bytes = 1 << 28
+    # The former contents of the memory that a first try stores into, by its start addresses.
+    first_contents: dict[int, bytes]
+
+    def before_store(self, storage: tuple[int, int] | None) -> None:
+        """Save the contents of a storage, and the marks of its written bytes, so that the store can be undone.
+
+        Programs that part keep the marks of the batch: an element that only another program has written is a race.
+        """
+        super().before_store(storage)
+        if self.watch is None or not self.watch.is_first_try:
+            return
+        if storage is None or storage[1] - storage[0] > self.most_bytes:
+            raise Suspicion
+        self.save_first(*storage)
+        region = next(region for region in self.watch.regions.values() if region.start == storage[0])
+        if region.written is not None:
+            start = region.written.ctypes.data
+            self.save_first(start, start + region.written.nbytes)
+
+    def save_first(self, start: int, end: int) -> None:
+        """Save what `start_anew` restores."""
+        if start not in self.first_contents:
+            self.first_contents[start] = ctypes.string_at(start, end - start)
+
+    def start_anew(self) -> None:
+        """Restore the memory that a first try has changed."""
+        assert self.watch is not None
+        for start, held in self.first_contents.items():
+            ctypes.memmove(start, held, len(held))
+        self.watch.start_anew()
+
+
 def _tensor_in(argument: Any) -> torch.Tensor:
     """Return the tensor whose address an object of another class gives as its own, such as Triton's TensorWrapper."""
     found = tensor_of(argument)
@@ -609,7 +734,6 @@ def _tensor_in(argument: Any) -> torch.Tensor:
 class MonitoredLaunch(corrected.InterpretedLaunch):
     """A launch of a kernel under the monitor."""
 
-    in_batches = False
     report: Report
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -622,10 +746,29 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
         builder = interpreter.interpreter_builder
         before, builder.watch = builder.watch, LaunchMonitor(self.report, self.fn.__name__)
         try:
-            with corrected.LANGUAGE.interpreted(), block_pointers.supplied(), np.errstate(all="ignore"):
+            with (
+                corrected.LANGUAGE.interpreted(),
+                earlier_releases.supplied(),
+                np.errstate(all="ignore"),
+                memory_of(bound.arguments),
+            ):
                 self.run_programs(bound.arguments)
         finally:
             builder.watch = before
+
+    def run_together(self, programs: list[tuple[int, int, int]], values: dict[str, Any]) -> None:
+        """Run these programs at once; if something may be wrong, run them one after another in place of that."""
+        builder, history = interpreter.interpreter_builder, batches.history_of(self.fn)
+        if not history.alone:
+            builder.watch.is_first_try, builder.first_contents = True, {}
+            try:
+                return super().run_together(programs, values)
+            except Suspicion:
+                history.alone = True
+                builder.start_anew()
+            finally:
+                builder.watch.is_first_try, builder.first_contents = False, {}
+        return self.run_each(iter(programs), values)
 
     def run_each(self, programs: Iterator[tuple[int, int, int]], values: dict[str, Any]) -> None:
         """Run the programs one after another. A program that waits for a later one runs that in the middle."""
@@ -678,10 +821,11 @@ def watching(report: Report) -> Iterator[None]:
     """
     corrected.install()
     builder = interpreter.interpreter_builder
-    before = builder.__class__, interpreter.GridExecutor
-    builder.__class__ = MonitoredBuilder
+    rewriter = interpreter.FunctionRewriter
+    before = builder.__class__, interpreter.GridExecutor, rewriter.ast_transformer
+    builder.__class__, rewriter.ast_transformer = MonitoredBuilder, earlier_releases.Source()
     interpreter.GridExecutor = type("WatchedLaunch", (MonitoredLaunch,), {"report": report})
     try:
         yield
     finally:
-        builder.__class__, interpreter.GridExecutor = before
+        builder.__class__, interpreter.GridExecutor, rewriter.ast_transformer = before

@@ -56,6 +56,8 @@ class Accesses:
         length = -(-nbytes // unit)
         # Untouched pages take no memory.
         self.stores, self.atomics, self.first_loads, self.last_loads = (np.zeros(length, np.int64) for _ in range(4))
+        # Whether anything was stored or updated: most tensors are only loaded.
+        self.changed = False
 
     def places(self, offsets: np.ndarray, size: int) -> np.ndarray:
         """Return the indices of the elements at some offsets in bytes; wider accesses have one row each."""
@@ -148,6 +150,7 @@ class Order:
             or self._race(np.where(loads[0], accesses.first_loads[places], loads[1]), "loaded", unchanged)
         )
         accesses.stores[places] = self.stamp() | unchanged.astype(np.int64)
+        accesses.changed = True
         return found
 
     def atomic(self, accesses: Accesses, places: np.ndarray, exchanges: bool) -> DataRace | None:
@@ -157,6 +160,7 @@ class Order:
         """
         stores, loads = accesses.stores[places], accesses.last_loads[places]
         accesses.atomics[places] = self.stamp()
+        accesses.changed = True
         return None if exchanges else self._race(stores, "stored") or self._race(loads, "loaded")
 
     def _race(self, stamps: np.ndarray, what: str, unchanged: np.ndarray | None = None) -> DataRace | None:
@@ -176,3 +180,50 @@ class Order:
             what=what,
             harmless=not harmful.any(),
         )
+
+
+def stamps_of(programs: np.ndarray) -> np.ndarray:
+    """Return the stamps of programs, by their numbers, that have performed no atomic operation."""
+    return (programs.astype(np.int64) + 1) << (_TIME_BITS + 1)
+
+
+def load_in_step(accesses: Accesses, places: np.ndarray, stamps: np.ndarray) -> bool:
+    """Record a load by several programs at once; return whether it may race.
+
+    Args:
+        accesses: of the storage.
+        places: the elements' indices, in the order of the programs.
+        stamps: the stamp of the program of each element.
+    """
+    places, stamps = _rows(places, stamps)
+    if accesses.changed and (_others(accesses.stores[places], stamps) or accesses.atomics[places].any()):
+        return True
+    # Of several values for one place the last remains. These are the lowest and the highest program.
+    before = accesses.first_loads[places]
+    first = np.where(before == 0, stamps, np.minimum(before, stamps))
+    accesses.first_loads[places[::-1]] = first[::-1]
+    accesses.last_loads[places] = np.maximum(accesses.last_loads[places], stamps)
+    return False
+
+
+def store_in_step(accesses: Accesses, places: np.ndarray, stamps: np.ndarray, unchanged: np.ndarray) -> bool:
+    """Record a store by several programs at once; return whether it may race. See `load_in_step`."""
+    unchanged = _rows(places, unchanged)[1]
+    places, stamps = _rows(places, stamps)
+    if accesses.changed and (_others(accesses.stores[places], stamps) or accesses.atomics[places].any()):
+        return True
+    if _others(accesses.first_loads[places], stamps) or _others(accesses.last_loads[places], stamps):
+        return True
+    accesses.stores[places] = stamps | unchanged
+    accesses.changed = True
+    return _others(accesses.stores[places], stamps)
+
+
+def _rows(places: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return places in one dimension, each with the value of its row."""
+    return places.ravel(), values if places.ndim == 1 else np.repeat(values, places.shape[1])
+
+
+def _others(found: np.ndarray, stamps: np.ndarray) -> bool:
+    """Return whether any of these stamps is another program's."""
+    return bool(((found != 0) & (_program(found) != _program(stamps))).any())
