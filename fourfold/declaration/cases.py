@@ -18,7 +18,7 @@ from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, leading_a
 from fourfold.inputs.extents import Extent, drawn_sizes, extent
 from fourfold.numerics.dtypes import DTYPES, INTEGERS, QUANTISED, DType, is_chosen, name_of, returned
 from fourfold.operations import axes as notation
-from fourfold.operations.arguments import LIMITED, Ragged, TensorInput, Values
+from fourfold.operations.arguments import LIMITED, Place, Ragged, TensorInput, Values
 from fourfold.operations.axes import LEADING, Shape
 from fourfold.operations.case import Case
 from fourfold.operations.layouts import writable
@@ -136,6 +136,13 @@ class Declaration:
         for what, axis in named:
             if axis not in self.axes:
                 raise ValueError(f"{what}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
+        ragged = [name for name, of in self.tensors.items() if isinstance(of, Ragged)]
+        for name, values in self.parameters.items():
+            for taken in values.takes:
+                if taken == LEADING or taken not in (*self.axes, *ragged):
+                    there = ", ".join(each for each in (*self.axes, *ragged) if each != LEADING)
+                    what = "is neither an axis nor the lengths or offsets of a ragged batch"
+                    raise ValueError(f"{self.name}: {name} is tied to {taken}, which {what}; there are {there}")
 
     def learn(self) -> None:
         """Run the definition on few numbers, and find out which axes may be empty.
@@ -226,7 +233,41 @@ class Declaration:
             if isinstance(of.high, str) and not of.also and parameters.get(name, name) is not None:
                 empty = 0 in notation.shape(of.axes, fixed, leading)
                 fixed[of.high] = max(fixed[of.high], 0 if empty else of.low + 1)
-        return CallPlan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
+        plan = CallPlan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
+        tied = {name: self.choices(name, plan) for name in parameters if self._is_tied(name)}
+        found = {name: Place.among(choices, parameters[name]) for name, choices in tied.items()}
+        return replace(plan, parameters={**parameters, **found})
+
+    def _is_tied(self, parameter: str) -> bool:
+        return parameter in self.parameters and self.parameters[parameter].tied is not None
+
+    def choices(self, parameter: str, plan: CallPlan) -> list[Any]:
+        """Return the values that a tied parameter may have in a call.
+
+        Raises:
+            ValueError: there is none. The message names the parameter.
+        """
+        ragged = {n: of.of_counts(plan.counts[of.total]) for n, of in self.tensors.items() if isinstance(of, Ragged)}
+        return self._choices(parameter, plan.sizes, ragged)
+
+    def _choices(self, parameter: str, sizes: Mapping[str, int], inputs: Mapping[str, np.ndarray]) -> list[Any]:
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in inputs.items() if array.dtype.kind == "i"}
+        try:
+            return self.parameters[parameter].of_call({**sizes, **tensors})
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {parameter}: {error}") from error
+
+    def allows(self, case: Case) -> bool:
+        """Return whether each tied parameter of a case has a value that it may have there."""
+        tied = [name for name in case.parameters if self._is_tied(name)]
+        if not tied:
+            return True
+        sizes, misfit = self._sizes(case.inputs)
+        return not misfit and all(
+            case.parameters[name] in self._choices(name, sizes, case.inputs)
+            for name in tied
+            if {*self.parameters[name].takes} <= sizes.keys() | case.inputs.keys()
+        )
 
     def shapes(self, plan: CallPlan) -> dict[str, Shape]:
         """Return the shapes of the inputs that are present in a call."""
@@ -350,7 +391,10 @@ class Declaration:
     def other_integers(self, case: Case) -> dict[str, np.ndarray]:
         """Return other integers for a case, by input: see `fourfold.declaration.drawing.other_integers`."""
         found = {name: other_integers(self.tensors[name], array) for name, array in case.inputs.items()}
-        return {name: array for name, array in found.items() if array is not None}
+        others = {name: array for name, array in found.items() if array is not None}
+        if self.allows(replace(case, inputs={**case.inputs, **others})):
+            return others
+        return {name: array for name, array in others.items() if not isinstance(self.tensors[name], Ragged)}
 
     def _repeated(self, name: str, array: np.ndarray, place: int) -> np.ndarray:
         """Return an input for the layout "expanded": constant along its first or its last axis, depending on `place`.
@@ -397,8 +441,8 @@ class Declaration:
             integers: whether integers are drawn anew, too. They are kept where the output would have another shape, and
                 where they are the lengths or offsets of a ragged batch.
         """
-        known: dict[str, Any] = {}
-        if not all(notation.fits(self.tensors[name].axes, array.shape, known) for name, array in case.inputs.items()):
+        known, misfit = self._sizes(case.inputs)
+        if misfit:
             return scaled
         rng = np.random.default_rng(zlib.crc32(b"".join(array.tobytes() for array in case.inputs.values())))
 
@@ -419,6 +463,11 @@ class Declaration:
         except ValueError:
             return found
         return others if shape == case.grad_output.shape else found
+
+    def _sizes(self, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], str | None]:
+        """Return the sizes of the axes of a call's inputs, and an input that does not fit them."""
+        axes = {name: of.axes for name, of in self.tensors.items()}
+        return notation.sizes(axes, {name: array.shape for name, array in inputs.items()})
 
     def _redrawn(self, name: str, case: Case, sizes: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
         """Return another array for an input, in the same layout."""
@@ -441,7 +490,6 @@ class Declaration:
             raise ValueError(f"{self.name} has no argument {unknown[0]} that is declared")
         inputs: dict[str, np.ndarray] = {}
         parameters = {**self.defaults, **{n: v for n, v in arguments.items() if n in self.parameters}}
-        known: dict[str, Any] = {}
         for name, of in self.tensors.items():
             if arguments.get(name) is None:
                 if not of.optional:
@@ -451,10 +499,13 @@ class Declaration:
             inputs[name] = np.array(arguments[name], np.float64 if of.is_floating else None).astype(
                 of.dtype(dtype).numpy
             )
-            if not notation.fits(of.axes, inputs[name].shape, known):
-                raise ValueError(
-                    f"{self.name}: {name} of shape {list(inputs[name].shape)} is not {' '.join(of.axes)!r}"
-                )
+        sizes, misfit = self._sizes(inputs)
+        if misfit:
+            axes = " ".join(self.tensors[misfit].axes)
+            raise ValueError(f"{self.name}: {misfit} of shape {list(inputs[misfit].shape)} is not {axes!r}")
+        for name in self.parameters.keys() - arguments.keys():
+            if self._is_tied(name):
+                parameters[name] = Place.among(self._choices(name, sizes, inputs), parameters[name])
         shape = self.tried(inputs, parameters).shape
         kept = self._cotangent_dtype(dtype).numpy
         grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(kept)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from fourfold.declaration import defaults, named_cases
 from fourfold.declaration.cases import FEW_TO_TRY, Declaration
 from fourfold.numerics.dtypes import DTYPES, is_chosen
-from fourfold.operations.arguments import Output, TensorInput, Values, lengths, offsets, result, tensor, values
+from fourfold.operations.arguments import Output, Place, TensorInput, Values, lengths, offsets, result, tensor, values
 from fourfold.operations.case import Case
 from fourfold.operations.outputs import alone, functional, in_a_row
 from fourfold.operations.record import FOLLOWS, Operation, reference, reference_gradients
@@ -73,6 +73,10 @@ class DefinedOperation(Operation):
         """
         return self.declaration.redrawn(case, super().with_other_numbers(case), integers=not self.has_own_cases)
 
+    def allows(self, case: Case) -> bool:
+        """Return whether each tied parameter of a case has a value that it may have there."""
+        return self.declaration.allows(case)
+
     def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
         """Return the operation on fewer sizes. Its drawn and its named cases keep to them; given examples stay.
 
@@ -119,8 +123,8 @@ def operation(
             new values in this order. What it returns beside them is named by `returns`. There are no gradients.
         tried: whether to evaluate the definition for a few named examples immediately, so that its errors surface here.
         given: the declaration of each argument of the definition, by its name: `tensor`, `lengths`, `offsets`,
-            `values`, or a Hypothesis strategy of a parameter. An argument with a default may be left out; it is then
-            not passed.
+            `values`, `tied`, `divisors`, or a Hypothesis strategy of a parameter. An argument with a default may be
+            left out; it is then not passed.
             Also fields of `fourfold.operations.record.Operation`, such as laws, errors, forward and backward. They
             replace the fields that follow from the declaration. `examples` are added to those that follow, unless
             `cases` is given, too. Each example is a function from the dtype to a case, or a mapping of arguments.
@@ -144,7 +148,7 @@ def operation(
     fields = {name: what for name, what in given.items() if name not in declared}
     for name, what in fields.items():
         if name not in _FIELDS:
-            wanted = "tensor(...), values(...), lengths(...), offsets(...) or a Hypothesis strategy"
+            wanted = "tensor(...), values(...), tied(...), lengths(...), offsets(...) or a Hypothesis strategy"
             raise TypeError(f"operation: {name} must be {wanted}, not {what!r}")
 
     def decorate(definition: Callable[..., Any]) -> DefinedOperation:
@@ -356,9 +360,10 @@ def _declaration(
             tensors[argument] = what
         else:
             parameters[argument] = of = what if isinstance(what, Values) else Values((), what)
-            if parameter.default is parameter.empty and not of.choices:
+            usual = (Place(0.5),) if of.tied is not None else of.choices
+            if parameter.default is parameter.empty and not usual:
                 raise TypeError(f"{name}: {argument} needs a default or values, which named cases take")
-            default[argument] = of.choices[0] if parameter.default is parameter.empty else parameter.default
+            default[argument] = usual[0] if parameter.default is parameter.empty else parameter.default
     if not tensors:
         raise TypeError(f"{name}: none of its arguments is declared to be a tensor")
     return Declaration(name, definition, tensors, parameters, default, sizes, returns, mutates)

@@ -10,7 +10,8 @@ from fourfold.declaration.cases import CallPlan, Declaration, limited
 from fourfold.inputs.arrays import ZERO
 from fourfold.inputs.special_values import special_values
 from fourfold.numerics.dtypes import DTYPES, DType
-from fourfold.operations.arguments import Ragged, TensorInput
+from fourfold.operations import axes as notation
+from fourfold.operations.arguments import Place, Ragged, TensorInput
 from fourfold.operations.axes import LEADING, Shape
 from fourfold.operations.case import Case
 from fourfold.operations.layouts import LAYOUTS
@@ -54,7 +55,7 @@ class NamedCases:
 
     def __init__(self, declaration: Declaration) -> None:
         self._of = of = declaration
-        last = dict.fromkeys(tensor.axes[-1] for tensor in of.tensors.values() if tensor.axes)
+        last = dict.fromkeys(notation.last(tensor.axes for tensor in of.tensors.values()))
         for total, ragged in of.ragged.items():  # more rows than samples
             last |= {total: None}
             last.pop(ragged.samples, None)
@@ -188,6 +189,9 @@ class NamedCases:
 
     def _parameters(self) -> Iterator[tuple[str, Wanted]]:
         for name, values in self._of.parameters.items():
+            if values.tied is not None and len(self._of.choices(name, self._plan(Wanted()))) > 1:
+                for share, spoken in ((0.0, "first"), (1.0, "last")):
+                    yield f"{spoken}_{name}", Wanted(parameters={name: Place(share)})
             for value in values.choices:
                 if value != self._of.defaults[name]:
                     yield f"{name}_{value}", Wanted(parameters={name: value})
@@ -209,7 +213,8 @@ class NamedCases:
             yield "zeros", Wanted(how=zero)
         for name, of in floating.items():
             if of.special:
-                first = {of.axes[0]: self._of.allowed[of.axes[0]].nearest(16)} if of.axes and _named(of) else {}
+                named = of.axes[:1] if of.axes[:1] == (LEADING,) else [*notation.names(of.axes[:1])]
+                first = {axis: self._of.allowed[axis].nearest(16) for axis in named}
                 yield f"special_values_in_{name}", Wanted(special=name, sizes=first)
 
     def _integers(self) -> Iterator[tuple[str, Wanted]]:
@@ -258,10 +263,6 @@ def _of_present(layouts: Mapping[str, str], inputs: Mapping[str, Any]) -> dict[s
 
 def _spoken(axis: str) -> str:
     return "rows" if axis == LEADING else axis
-
-
-def _named(of: TensorInput) -> bool:
-    return not of.axes[0].isdecimal() and "+" not in of.axes[0]
 
 
 def _with_special_values(array: np.ndarray, dtype: DType, parameters: Mapping[str, Any]) -> np.ndarray:

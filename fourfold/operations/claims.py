@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.operations import axes as notation
 from fourfold.operations.case import Case, is_floating
 from fourfold.operations.layouts import parts
 from fourfold.operations.record import Operation, reference_gradients, sizes_of
@@ -221,8 +222,7 @@ MISALIGNED = {"misaligned", "sliced_rows", "sliced_columns", "cut_from_wider"}
 
 def axes_of(operation: Operation) -> list[str]:
     """Return the names of an operation's axes."""
-    named = [axis for written in operation.axes.values() for axis in written.split()]
-    return [axis for axis in dict.fromkeys(named) if axis != "..." and not axis.isdigit() and "+" not in axis]
+    return list(notation.names([axis for text in operation.axes.values() for axis in notation.parse(text)]))
 
 
 def _has_ties(operation: Operation, case: Case, dtype: DType) -> bool:

@@ -243,6 +243,10 @@ class Operation:
         inputs |= self.other_numbers(case)
         return replace(case, inputs=inputs, grad_output=scaled(case.grad_output, -0.5))
 
+    def allows(self, case: Case) -> bool:
+        """Return whether the parameters of a case may have their values there, where they depend on sizes."""
+        return True
+
     def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
         """Return the operation on fewer sizes if it can draw such cases, else itself, and the caller filters cases.
 
@@ -293,11 +297,11 @@ def sizes_of(operation: Operation, case: Case) -> dict[str, int]:
     Raises:
         ValueError: an input's shape does not fit its axes, or their sizes in other inputs.
     """
-    known: dict[str, Any] = {}
-    for name, written in operation.axes.items():
-        if name in case.inputs and not notation.fits(notation.parse(written), case[name].shape, known):
-            has = f"{name} has shape {list(case[name].shape)}, where its axes are {written!r}"
-            raise ValueError(f"a case of {operation.name}: {has} and {known} is known of other axes")
+    written = {name: notation.parse(text) for name, text in operation.axes.items()}
+    known, misfit = notation.sizes(written, {name: array.shape for name, array in case.inputs.items()})
+    if misfit:
+        has = f"{misfit} has shape {list(case[misfit].shape)}, where its axes are {operation.axes[misfit]!r}"
+        raise ValueError(f"a case of {operation.name}: {has} and {known} is known of other axes")
     return {name: size for name, size in known.items() if name != notation.LEADING}
 
 
