@@ -34,6 +34,7 @@ _PUBLIC = {
     "result": "fourfold.operations.arguments",
     "suite": "fourfold.api.verify",
     "tensor": "fourfold.operations.arguments",
+    "tensors": "fourfold.operations.arguments",
     "tied": "fourfold.operations.arguments",
     "values": "fourfold.operations.arguments",
     "verify": "fourfold.api.verify",

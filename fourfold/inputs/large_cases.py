@@ -275,7 +275,7 @@ class LargeCases:
 
 
 def _is_claimed(claims: Claims, axis: str, size: int) -> bool:
-    limit = claims.sizes.get(axis)
+    limit = claims.sizes.get(notation.of_each(axis))
     return limit is None or (limit[0] <= size <= limit[1] if isinstance(limit, tuple) else size % limit == 0)
 
 

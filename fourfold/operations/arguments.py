@@ -1,8 +1,7 @@
 """What an operation's arguments are: the one description that records, argument checks and operator schemas use.
 
-A tensor has axes, and perhaps a dtype of its own; a parameter has values. `fourfold.tensor`, `fourfold.values`,
-`fourfold.tied`, `fourfold.divisors`, `fourfold.lengths` and `fourfold.offsets` make these descriptions, for users'
-operations and for this library's.
+A tensor has axes, and perhaps a dtype of its own; a parameter has values. `tensor`, `tensors`, `values`, `tied`,
+`divisors`, `lengths` and `offsets` make these descriptions, for users' operations and for this library's.
 """
 
 import builtins
@@ -66,6 +65,27 @@ class TensorInput:
             return 0, 2
         assert self.high is not None
         return self.low, sizes[self.high] if isinstance(self.high, str) else self.high
+
+
+@dataclass(frozen=True)
+class TensorList:
+    """An argument that is a list of tensors: see `tensors`."""
+
+    each: TensorInput
+    least: int
+    most: int
+
+    def items(self, name: str) -> dict[str, TensorInput]:
+        """Return the description of each tensor that there may be, by names such as ``xs[0]``."""
+        high, axes = self.each.high, self.each.axes
+        return {
+            f"{name}[{place}]": replace(
+                self.each,
+                axes=notation.of_item(axes, place),
+                high=notation.of_item([high], place)[0] if isinstance(high, str) else high,
+            )
+            for place in range(self.most)
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +237,29 @@ def tensor(
         special=not limited if special is None else special,
         says=says,
     )
+
+
+def tensors(axes: str, *, count: tuple[int, int] = (0, 4), **options: Any) -> TensorList:
+    """Declare an argument that is a list of tensors. All lists of a call have the same number of them.
+
+    Args:
+        axes: the axes of each tensor: see `tensor`. Each has its own size of an axis such as ``n[i]``, and they share
+            all other sizes. Axes ``n[i]`` of two lists have the same size at the same place.
+        count: the least and the largest number of tensors in a case.
+        **options: those of `tensor`, except `optional`.
+
+    Raises:
+        TypeError: there is no such option.
+        ValueError: an argument does not fit. The message names it.
+    """
+    if "optional" in options:
+        raise TypeError("tensors takes no option optional: count says how few tensors there may be")
+    if not (isinstance(count, tuple) and len(count) == 2 and all(type(n) is int for n in count)):
+        raise ValueError(f"count must be a pair of the least and the largest number of tensors, not {count!r}")
+    least, most = count
+    if not 0 <= least <= most or not most:
+        raise ValueError(f"count must be a pair (least, largest) of 0 or more, not {count!r}")
+    return TensorList(tensor(axes, **options), least, most)
 
 
 def integers(axes: str, *example: int, optional: bool = False) -> TensorInput:

@@ -2,7 +2,8 @@
 
 Axes of the same name have the same length in all tensors of a call. ``...`` stands for any number of axes, the same in
 all tensors that have it. ``4`` is an axis of length 4. ``batch+1`` is an axis one longer than ``batch``, ``2*dim`` one
-twice as long as ``dim``, and ``group*heads`` one as long as the product of two sizes.
+twice as long as ``dim``, and ``group*heads`` one as long as the product of two sizes. ``n[i]`` is an axis of which each
+tensor of a list has its own: ``n[0]``, ``n[1]``, ….
 """
 
 import math
@@ -15,7 +16,7 @@ from typing import Any
 LEADING = "..."
 Shape = tuple[int, ...]
 Axes = tuple[str, ...]
-_FACTOR = r"(?:[^\W\d]\w*|\d+)"
+_FACTOR = r"(?:[^\W\d]\w*(?:\[(?:i|\d+)\])?|\d+)"
 _AXIS = re.compile(rf"({_FACTOR}(?:\*{_FACTOR})*)(?:\+(\d+))?")
 
 
@@ -95,6 +96,16 @@ def last(tensors: Iterable[Sequence[str]]) -> tuple[str, ...]:
     ends = [axes[-1] for axes in tensors if axes]
     found = [(end,) if end == LEADING else () if split(end).more else split(end).names for end in ends]
     return tuple(dict.fromkeys(name for names in found for name in names))
+
+
+def of_each(axis: str) -> str:
+    """Return the notation ``n[i]`` of an axis ``n[0]``; any other axis as it is."""
+    return re.sub(r"\[\d+\]", "[i]", axis)
+
+
+def of_item(axes: Sequence[str], place: int) -> Axes:
+    """Return the axes of the tensor at a place of a list."""
+    return tuple(axis.replace("[i]", f"[{place}]") for axis in axes)
 
 
 def shape(axes: Sequence[str], sizes: Mapping[str, int], leading: Shape = ()) -> Shape:

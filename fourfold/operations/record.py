@@ -167,6 +167,7 @@ class Operation:
             all outputs that have gradients, `joined` in a row, or the only such output unchanged.
         mutates: the names of the inputs that a call changes in place. Their new values are the first `outputs`, or the
             only output. No input has a gradient.
+        lists: the names of the arguments that are lists of tensors. Their tensors are inputs such as ``xs[0]``.
         changed: for one of several outputs, or for an only one, the input whose new value it is.
         admissible: for several outputs, a function of the case and of one call's results by name, including
             "gradient of x" for the gradients under the case's cotangent. It returns, in words, a contradiction between
@@ -201,6 +202,7 @@ class Operation:
     length_varies: bool = False
     outputs: Mapping[str, "Operation"] = field(default_factory=dict)
     mutates: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
     changed: str = ""
     admissible: Callable[[Case, Mapping[str, np.ndarray]], str | None] | None = None
 
