@@ -31,6 +31,8 @@ _PUBLIC = {
     "lengths": "fourfold.operations.arguments",
     "offsets": "fourfold.operations.arguments",
     "operation": "fourfold.declaration.definition",
+    "philox": "fourfold.numerics.philox",
+    "rand": "fourfold.numerics.philox",
     "result": "fourfold.operations.arguments",
     "suite": "fourfold.api.verify",
     "tensor": "fourfold.operations.arguments",
