@@ -29,6 +29,7 @@ _PUBLIC = {
     "grade": "fourfold.grading.driver",
     "like": "fourfold.declaration.inference",
     "lengths": "fourfold.operations.arguments",
+    "module": "fourfold.candidates.load.models",
     "offsets": "fourfold.operations.arguments",
     "operation": "fourfold.declaration.definition",
     "philox": "fourfold.numerics.philox",
