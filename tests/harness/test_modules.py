@@ -27,7 +27,10 @@ def rms_norm(x: Any, weight: Any, eps: float = 1e-6) -> Any:
 
 
 @operation(
-    x=tensor("rows cols"), weight=tensor("outs cols"), bias=tensor("outs", optional=True), sizes={"rows": (0, 9)}
+    x=tensor("rows cols"),
+    weight=tensor("outs cols"),
+    bias=tensor("outs", optional=True),
+    sizes={"rows": (0, 9), "outs": (1, 40), "cols": (1, 40)},
 )
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     return torch.nn.functional.linear(x, weight, bias)

@@ -366,10 +366,16 @@ class UntrustedFunction:
 
 @functools.cache
 def started(
-    place: str, function: str, wanted: inspect.Signature, operation: str, seconds: float, process: int
+    place: str,
+    function: str,
+    wanted: inspect.Signature,
+    operation: str,
+    seconds: float,
+    process: int,
+    lists: tuple[str, ...] = (),
 ) -> UntrustedFunction:
     """Return the function in its process, cached by the number of this `process`, so that a fork starts its own."""
-    return UntrustedFunction(place, function, wanted, operation, seconds)
+    return UntrustedFunction(place, function, wanted, operation, seconds, lists=lists)
 
 
 def conditions() -> dict[str, Any]:
