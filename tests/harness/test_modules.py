@@ -93,17 +93,16 @@ def test_weights_of_inner_modules_are_found_by_their_last_name() -> None:
     def block(weight: Any, bias: Any = None) -> Any:
         return Block(weight.shape[1], weight.shape[0], bias is not None)
 
-    check(linear, module(block), forward_agrees)
     named = module(block, weights={"weight": "linear.weight", "bias": "linear.bias"})
     x, weight = torch.randn(2, 3), torch.randn(4, 3)
-    assert torch.equal(named(x=x, weight=weight, bias=None), x @ weight.mT)
+    for found in (named, module(block)):
+        assert torch.equal(found(x=x, weight=weight, bias=None), x @ weight.mT)
 
 
 def test_an_instance_gets_the_weights_of_the_call() -> None:
     kernel = as_operation(torch.nn.Linear(3, 4), signature_of(linear), "linear")
     x, weight, bias = torch.randn(2, 3), torch.randn(5, 3), torch.randn(5)
     assert torch.allclose(kernel(x=x, weight=weight, bias=bias), x @ weight.mT + bias)
-    check(linear.of_sizes({"outs": (4, 4)}), torch.nn.Linear(3, 4), forward_agrees)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_words_and_numbers_are_the_bits_of_triton(seed: int) -> None:
         assert torch.equal(rand(seed, at).view(torch.int32), numbers.view(torch.int32))
 
 
+@pytest.mark.full
 def test_numbers_are_uniform_and_below_one() -> None:
     numbers = rand(1, torch.arange(1 << 16))
     assert numbers.min() >= 0

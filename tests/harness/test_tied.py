@@ -95,7 +95,11 @@ def test_other_products_are_errors(axes: str, message: str) -> None:
         tensor(axes)
 
 
-@pytest.mark.parametrize("made", [swiglu, scores, group_norm, padded], ids=lambda made: made.name)
+@pytest.mark.parametrize(
+    "made",
+    [padded, *(pytest.param(each, marks=pytest.mark.full) for each in (swiglu, scores, group_norm))],
+    ids=lambda made: made.name,
+)
 def test_sizes_agree_and_are_empty_one_and_many(made: DefinedOperation) -> None:
     seen = []
     for case in cases_of(made):
@@ -107,6 +111,7 @@ def test_sizes_agree_and_are_empty_one_and_many(made: DefinedOperation) -> None:
         assert {least, made.declaration.allowed[axis].nearest(129)} <= found, axis
 
 
+@pytest.mark.full
 def test_inputs_with_products_stay_within_the_elements_asked_for() -> None:
     for made in (swiglu, scores):
         for case in collect(made.cases(FLOAT32, 512), 30):
@@ -219,6 +224,7 @@ def test_the_default_is_checked_where_it_divides() -> None:
     defaults_are_the_definitions(subject_of(group_norm, group_norm.definition, FLOAT32), Search(examples=4, seed=0))
 
 
+@pytest.mark.full
 def test_gate_and_up_interleaved_fail() -> None:
     def halves(packed: Any) -> Any:
         dim = packed.shape[1] // 2
