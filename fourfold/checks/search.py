@@ -47,7 +47,7 @@ from fourfold.operations.outcomes import (
     Unsupported,
     Vacuous,
 )
-from fourfold.operations.outputs import READS_BACK, read_back
+from fourfold.operations.outputs import READS_BACK, packed, read_back
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals, chain, is_refusal, reason
 
@@ -152,11 +152,16 @@ class Subject:
     offsets_in_32_bits: str | None = None  # why it does not support offsets of 2^31 and more
 
     def __post_init__(self) -> None:
-        mutates = self.operation.mutates
+        # The instance is frozen, so plain assignment fails.
+        mutates, lists = self.operation.mutates, self.operation.lists
+        if lists:
+            object.__setattr__(self, "implementation", _packed(self.implementation, lists))
         if mutates and not getattr(self.implementation, READS_BACK, False):
             others = tuple(name for name in self.operation.outputs if name not in mutates)
-            # The instance is frozen, so plain assignment fails.
-            object.__setattr__(self, "implementation", _read_back(self.implementation, mutates, others))
+            results = {name: self.operation.outputs.get(name, self.operation) for name in mutates if name in lists}
+            dtypes = tuple((name, of.result_dtype(self.dtype).torch) for name, of in results.items())
+            each = self.implementation, mutates, others, dtypes, self.device
+            object.__setattr__(self, "implementation", _read_back(*each))
 
     def __str__(self) -> str:
         return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
@@ -238,9 +243,22 @@ class Subject:
 
 
 @functools.lru_cache(maxsize=16)
-def _read_back(implementation: Callable, mutates: tuple[str, ...], others: tuple[str, ...]) -> Callable:
+def _read_back(
+    implementation: Callable,
+    mutates: tuple[str, ...],
+    others: tuple[str, ...],
+    lists: tuple[tuple[str, torch.dtype], ...],
+    device: str,
+) -> Callable:
     """Return the same function for the same one that works in place, so that caches keyed by it find its results."""
-    return read_back(implementation, mutates, others)
+    empty = {name: torch.empty(0, dtype=dtype, device=device) for name, dtype in lists}
+    return read_back(implementation, mutates, others, empty)
+
+
+@functools.lru_cache(maxsize=16)
+def _packed(implementation: Callable, lists: tuple[str, ...]) -> Callable:
+    """Return the same function for the same one that takes lists."""
+    return packed(implementation, lists)
 
 
 @dataclass(kw_only=True)

@@ -22,6 +22,7 @@ from fourfold.instruments.evaluation import gradients_of
 from fourfold.numerics.bounded import Bounded, stored
 from fourfold.operations.axes import LEADING
 from fourfold.operations.case import Case, is_floating
+from fourfold.operations.outputs import list_of
 from fourfold.operations.record import reference
 
 # The size of all axes, so that inputs have equal shapes if they can, and two leading axes with as many rows.
@@ -142,7 +143,7 @@ def _square_cases(subject: Subject) -> Iterator[Case]:
 def _of_one_shape(subject: Subject, case: Case) -> list[tuple[str, str]]:
     # A call may not be given a tensor twice that it writes into.
     kept = {*subject.operation.ordinary, *subject.operation.mutates}
-    free = [name for name, array in case.inputs.items() if is_floating(array) and name not in kept]
+    free = [name for name, array in case.inputs.items() if is_floating(array) and not {name, list_of(name)} & kept]
     pairs = itertools.combinations(free, 2)
     return [(a, b) for a, b in pairs if _alike(case[a], case[b]) and case[a].ndim]
 

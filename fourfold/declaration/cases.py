@@ -6,6 +6,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, leading_a
 from fourfold.inputs.extents import Extent, drawn_sizes, extent
 from fourfold.numerics.dtypes import DTYPES, INTEGERS, QUANTISED, DType, is_chosen, name_of, returned
 from fourfold.operations import axes as notation
-from fourfold.operations.arguments import LIMITED, Ragged, TensorInput, Values
+from fourfold.operations.arguments import LIMITED, Place, Ragged, TensorInput, TensorList, Values
 from fourfold.operations.axes import LEADING, Shape
 from fourfold.operations.case import Case
 from fourfold.operations.layouts import writable
@@ -34,6 +35,10 @@ FEW_TO_TRY = 4096
 SEEDS_OF_DTYPES = 16
 # An optional input is left out of one case in `ABSENT`.
 ABSENT = 4
+# The number of tensors in a list of a named case, unless `count` allows only fewer.
+USUAL_COUNT = 3
+# Stands, among the arguments of a call without numbers, for a tensor of a list that is present.
+PRESENT: Any = object()
 # One case in `ALONE` has no leading axes.
 ALONE = 16
 
@@ -89,6 +94,7 @@ class Declaration:
         sizes: the sizes that axes may have, as `extent` takes them.
         returns: the dtype of the definition's result: see `fourfold.numerics.dtypes.returned`.
         mutates: the names of the tensors that a call changes in place.
+        lists: its lists of tensors, which `tensors` holds one by one.
 
     Raises:
         ValueError: an axis is named that no tensor has, or the definition does not accept the declared arguments.
@@ -104,16 +110,22 @@ class Declaration:
         sizes: Mapping[str, Any],
         returns: str | None = None,
         mutates: Sequence[str] = (),
+        lists: Mapping[str, TensorList] = MappingProxyType({}),
     ) -> None:
         self.returns, self.mutates = returns, mutates
         self.name, self.definition = name, definition
-        self.tensors, self.parameters, self.defaults = tensors, parameters, defaults
+        self.tensors, self.parameters, self.lists = tensors, parameters, lists
+        self.counts = self._counts_of_lists()
+        self.tensors_of_lists = {
+            item: place for argument, of in lists.items() for place, item in enumerate(of.items(argument))
+        }
+        self.defaults = {**defaults, **self.of_count(min(USUAL_COUNT, self.counts[-1]))}
         self.optional = tuple(name for name, of in tensors.items() if of.optional)
         self.differentiable = tuple(name for name, of in tensors.items() if of.has_gradient)
         self.dtypes = {name: of.dtypes[0] for name, of in tensors.items() if of.dtypes and of.is_floating}
         self.ragged = {of.total: of for of in tensors.values() if isinstance(of, Ragged)}
         self._require_axes(sizes)
-        self.allowed = {axis: extent(axis, sizes.get(axis, (0, None))) for axis in self.axes}
+        self.allowed = {axis: extent(axis, sizes.get(notation.of_each(axis), (0, None))) for axis in self.axes}
         self._on_meta = True  # whether the definition runs on tensors without numbers
         self._outcomes: dict[Any, OutputShape] = {}
 
@@ -125,6 +137,26 @@ class Declaration:
             found |= dict.fromkeys(notation.names(of.axes))
         return tuple(found)
 
+    def _counts_of_lists(self) -> range:
+        """Return the numbers of tensors that all lists may have: 0 alone if there are no lists.
+
+        Raises:
+            ValueError: two lists have other numbers of tensors, or an axis ``n[i]`` is not that of a list.
+        """
+        found = {(of.least, of.most) for of in self.lists.values()}
+        if len(found) > 1:
+            raise ValueError(f"{self.name}: {' and '.join(self.lists)} must have the same count")
+        for name, of in self.tensors.items():
+            if any("[i]" in axis for axis in of.axes):
+                raise ValueError(
+                    f"{self.name}: the axes {' '.join(of.axes)!r} of {name} are those of a list of tensors"
+                )
+        return range(min(found)[0], min(found)[1] + 1) if found else range(1)
+
+    def of_count(self, count: int) -> dict[str, Any]:
+        """Return the arguments that make lists of `count` tensors: the later ones are None, as if they were absent."""
+        return {name: None if place >= count else PRESENT for name, place in self.tensors_of_lists.items()}
+
     def _require_axes(self, sizes: Mapping[str, Any]) -> None:
         named = [("sizes", axis) for axis in sizes]
         for name, of in self.tensors.items():
@@ -134,8 +166,15 @@ class Declaration:
                 if of.samples != self.ragged[of.total].samples:
                     raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
         for what, axis in named:
-            if axis not in self.axes:
+            if axis not in (*self.axes, *map(notation.of_each, self.axes)):
                 raise ValueError(f"{what}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
+        ragged = [name for name, of in self.tensors.items() if isinstance(of, Ragged)]
+        for name, values in self.parameters.items():
+            for taken in values.takes:
+                if taken == LEADING or taken not in (*self.axes, *ragged):
+                    there = ", ".join(each for each in (*self.axes, *ragged) if each != LEADING)
+                    what = "is neither an axis nor the lengths or offsets of a ragged batch"
+                    raise ValueError(f"{self.name}: {name} is tied to {taken}, which {what}; there are {there}")
 
     def learn(self) -> None:
         """Run the definition on few numbers, and find out which axes may be empty.
@@ -152,15 +191,29 @@ class Declaration:
 
         for absent in (None, *self.optional):
             runs(few, absent)
+        if self.lists and self.counts[0] == 0:
+            try:
+                self._tried_on_some(self.plan(few, (few[LEADING],) if LEADING in few else (), self.without_tensors))
+            except ValueError:
+                self.counts = self.counts[1:]
         self.returns = self._result_dtype(few)
         if is_chosen(self.returns):
             self.differentiable = ()
         for axis in self.axes:
-            if self.allowed[axis].nearest(0) == 0:
+            # The tensors of a list are alike, and some of them absent here.
+            first = notation.of_item([notation.of_each(axis)], 0)[0]
+            if axis != first:
+                self.allowed[axis] = self.allowed[first]
+            elif self.allowed[axis].nearest(0) == 0:
                 try:
                     runs({**few, axis: 0})
                 except ValueError:
                     self.allowed[axis] = self.allowed[axis].not_empty()
+
+    @property
+    def without_tensors(self) -> dict[str, Any]:
+        """Return the arguments of a named case whose lists are empty."""
+        return {**self.defaults, **self.of_count(0)}
 
     def result_dtype(self) -> str | None:
         """Return the name of the result's dtype, as `returned` takes it: see `fourfold.operation`.
@@ -196,10 +249,11 @@ class Declaration:
         fewer = copy.copy(self)
         fewer.allowed = dict(self.allowed)
         for axis, limit in limits.items():
-            found = self.allowed[axis].within(limit) if axis in self.allowed else None
-            if found is None:
+            limited = [each for each in self.axes if axis in (each, notation.of_each(each))]
+            found = [self.allowed[each].within(limit) for each in limited]
+            if not found or None in found:
                 raise ValueError(f"sizes of {axis}: {self.name} has none within {limit}")
-            fewer.allowed[axis] = found
+            fewer.allowed |= dict(zip(limited, found))  # type: ignore[arg-type]
         return fewer
 
     # ---- calls without numbers
@@ -215,7 +269,8 @@ class Declaration:
 
         `counts` are taken as they are. Without them, the samples share the rows equally.
         """
-        fixed, parameters = dict(sizes), parameters or {}
+        fixed = dict(sizes)
+        parameters = {name: value for name, value in (parameters or {}).items() if value is not PRESENT}
         shares: dict[str, np.ndarray] = dict(counts or {})
         for total, ragged in self.ragged.items():
             if total not in shares:
@@ -226,7 +281,41 @@ class Declaration:
             if isinstance(of.high, str) and not of.also and parameters.get(name, name) is not None:
                 empty = 0 in notation.shape(of.axes, fixed, leading)
                 fixed[of.high] = max(fixed[of.high], 0 if empty else of.low + 1)
-        return CallPlan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
+        plan = CallPlan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
+        tied = {name: self.choices(name, plan) for name in parameters if self._is_tied(name)}
+        found = {name: Place.among(choices, parameters[name]) for name, choices in tied.items()}
+        return replace(plan, parameters={**parameters, **found})
+
+    def _is_tied(self, parameter: str) -> bool:
+        return parameter in self.parameters and self.parameters[parameter].tied is not None
+
+    def choices(self, parameter: str, plan: CallPlan) -> list[Any]:
+        """Return the values that a tied parameter may have in a call.
+
+        Raises:
+            ValueError: there is none. The message names the parameter.
+        """
+        ragged = {n: of.of_counts(plan.counts[of.total]) for n, of in self.tensors.items() if isinstance(of, Ragged)}
+        return self._choices(parameter, plan.sizes, ragged)
+
+    def _choices(self, parameter: str, sizes: Mapping[str, int], inputs: Mapping[str, np.ndarray]) -> list[Any]:
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in inputs.items() if array.dtype.kind == "i"}
+        try:
+            return self.parameters[parameter].of_call({**sizes, **tensors})
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {parameter}: {error}") from error
+
+    def allows(self, case: Case) -> bool:
+        """Return whether each tied parameter of a case has a value that it may have there."""
+        tied = [name for name in case.parameters if self._is_tied(name)]
+        if not tied:
+            return True
+        sizes, misfit = self._sizes(case.inputs)
+        return not misfit and all(
+            case.parameters[name] in self._choices(name, sizes, case.inputs)
+            for name in tied
+            if {*self.parameters[name].takes} <= sizes.keys() | case.inputs.keys()
+        )
 
     def shapes(self, plan: CallPlan) -> dict[str, Shape]:
         """Return the shapes of the inputs that are present in a call."""
@@ -350,7 +439,10 @@ class Declaration:
     def other_integers(self, case: Case) -> dict[str, np.ndarray]:
         """Return other integers for a case, by input: see `fourfold.declaration.drawing.other_integers`."""
         found = {name: other_integers(self.tensors[name], array) for name, array in case.inputs.items()}
-        return {name: array for name, array in found.items() if array is not None}
+        others = {name: array for name, array in found.items() if array is not None}
+        if self.allows(replace(case, inputs={**case.inputs, **others})):
+            return others
+        return {name: array for name, array in others.items() if not isinstance(self.tensors[name], Ragged)}
 
     def _repeated(self, name: str, array: np.ndarray, place: int) -> np.ndarray:
         """Return an input for the layout "expanded": constant along its first or its last axis, depending on `place`.
@@ -397,8 +489,8 @@ class Declaration:
             integers: whether integers are drawn anew, too. They are kept where the output would have another shape, and
                 where they are the lengths or offsets of a ragged batch.
         """
-        known: dict[str, Any] = {}
-        if not all(notation.fits(self.tensors[name].axes, array.shape, known) for name, array in case.inputs.items()):
+        known, misfit = self._sizes(case.inputs)
+        if misfit:
             return scaled
         rng = np.random.default_rng(zlib.crc32(b"".join(array.tobytes() for array in case.inputs.values())))
 
@@ -420,6 +512,24 @@ class Declaration:
             return found
         return others if shape == case.grad_output.shape else found
 
+    def _one_by_one(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments with the tensors of lists one by one.
+
+        Raises:
+            ValueError: a list is left out, or has too many tensors.
+        """
+        found = {name: of for name, of in arguments.items() if name not in self.lists}
+        for name, of in self.lists.items():
+            if len(given := arguments.get(name, [None] * (of.most + 1))) > of.most:
+                raise ValueError(f"{self.name}: an example must give {name}, of at most {of.most} tensors")
+            found |= dict(zip(of.items(name), given))
+        return found
+
+    def _sizes(self, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], str | None]:
+        """Return the sizes of the axes of a call's inputs, and an input that does not fit them."""
+        axes = {name: of.axes for name, of in self.tensors.items()}
+        return notation.sizes(axes, {name: array.shape for name, array in inputs.items()})
+
     def _redrawn(self, name: str, case: Case, sizes: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
         """Return another array for an input, in the same layout."""
         of, former = self.tensors[name], case[name]
@@ -437,24 +547,28 @@ class Declaration:
         Raises:
             ValueError: an argument is not declared or is left out, or shapes do not fit.
         """
+        arguments = self._one_by_one(arguments)
         if unknown := sorted(arguments.keys() - self.tensors.keys() - self.parameters.keys()):
             raise ValueError(f"{self.name} has no argument {unknown[0]} that is declared")
         inputs: dict[str, np.ndarray] = {}
-        parameters = {**self.defaults, **{n: v for n, v in arguments.items() if n in self.parameters}}
-        known: dict[str, Any] = {}
+        usual = {name: value for name, value in self.defaults.items() if name not in self.tensors_of_lists}
+        parameters = {**usual, **{n: v for n, v in arguments.items() if n in self.parameters}}
         for name, of in self.tensors.items():
             if arguments.get(name) is None:
-                if not of.optional:
+                if not of.optional and name not in self.tensors_of_lists:
                     raise ValueError(f"{self.name}: an example must give {name}")
                 parameters[name] = None
                 continue
             inputs[name] = np.array(arguments[name], np.float64 if of.is_floating else None).astype(
                 of.dtype(dtype).numpy
             )
-            if not notation.fits(of.axes, inputs[name].shape, known):
-                raise ValueError(
-                    f"{self.name}: {name} of shape {list(inputs[name].shape)} is not {' '.join(of.axes)!r}"
-                )
+        sizes, misfit = self._sizes(inputs)
+        if misfit:
+            axes = " ".join(self.tensors[misfit].axes)
+            raise ValueError(f"{self.name}: {misfit} of shape {list(inputs[misfit].shape)} is not {axes!r}")
+        for name in self.parameters.keys() - arguments.keys():
+            if self._is_tied(name):
+                parameters[name] = Place.among(self._choices(name, sizes, inputs), parameters[name])
         shape = self.tried(inputs, parameters).shape
         kept = self._cotangent_dtype(dtype).numpy
         grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(kept)
@@ -466,12 +580,16 @@ def _outcome(output: torch.Tensor, largest: int) -> OutputShape:
 
 
 @st.composite
-def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, None]:
-    """Draw the optional inputs to leave out. At least one differentiable input stays, if there is one."""
+def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, Any]:
+    """Draw the optional inputs, and those of lists, to leave out.
+
+    At least one differentiable input stays, if there is one that does not belong to a list.
+    """
+    of_lists = of.of_count(draw(st.sampled_from(of.counts))) if of.lists else {}
     absent = {name for name in of.optional if draw(st.integers(1, ABSENT)) == ABSENT}
     if of.differentiable and absent >= set(of.differentiable):
         absent.discard(of.differentiable[0])
-    return {name: None for name in of.tensors if name in absent}
+    return {**of_lists, **{name: None for name in of.tensors if name in absent}}
 
 
 @st.composite

@@ -22,9 +22,20 @@ from hypothesis import strategies as st
 from fourfold.declaration import defaults, named_cases
 from fourfold.declaration.cases import FEW_TO_TRY, Declaration
 from fourfold.numerics.dtypes import DTYPES, is_chosen
-from fourfold.operations.arguments import Output, TensorInput, Values, lengths, offsets, result, tensor, values
+from fourfold.operations.arguments import (
+    Output,
+    Place,
+    TensorInput,
+    TensorList,
+    Values,
+    lengths,
+    offsets,
+    result,
+    tensor,
+    values,
+)
 from fourfold.operations.case import Case
-from fourfold.operations.outputs import alone, functional, in_a_row
+from fourfold.operations.outputs import alone, functional, in_a_row, list_of, packed
 from fourfold.operations.record import FOLLOWS, Operation, reference, reference_gradients
 
 __all__ = ["DefinedOperation", "lengths", "offsets", "operation", "result", "tensor", "values"]
@@ -36,9 +47,9 @@ FEW_NAMED = 40
 MOST_KINDS = 8
 _FIELDS = {each.name for each in dataclasses.fields(Operation)}
 # Fields that follow from the arguments and cannot be given.
-_OF_ARGUMENTS = {"axes", "differentiable", "dtypes", "ordinary", "outputs", "changed"}
+_OF_ARGUMENTS = {"axes", "differentiable", "dtypes", "ordinary", "outputs", "lists", "changed"}
 # Fields that may be given for an operation with several outputs. They hold for each output.
-OF_EACH_OUTPUT = {"name", "source", "examples", "batched", "errors", "mutates"}
+OF_EACH_OUTPUT = {"name", "source", "examples", "batched", "errors", "lists", "mutates"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -72,6 +83,10 @@ class DefinedOperation(Operation):
         Integers and numbers limited to a range, such as probabilities, are drawn anew: see `Declaration.redrawn`.
         """
         return self.declaration.redrawn(case, super().with_other_numbers(case), integers=not self.has_own_cases)
+
+    def allows(self, case: Case) -> bool:
+        """Return whether each tied parameter of a case has a value that it may have there."""
+        return self.declaration.allows(case)
 
     def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
         """Return the operation on fewer sizes. Its drawn and its named cases keep to them; given examples stay.
@@ -118,9 +133,9 @@ def operation(
         mutates: the names of the tensors that a kernel changes in place. The definition may do so, too, or return their
             new values in this order. What it returns beside them is named by `returns`. There are no gradients.
         tried: whether to evaluate the definition for a few named examples immediately, so that its errors surface here.
-        given: the declaration of each argument of the definition, by its name: `tensor`, `lengths`, `offsets`,
-            `values`, or a Hypothesis strategy of a parameter. An argument with a default may be left out; it is then
-            not passed.
+        given: the declaration of each argument of the definition, by its name: `tensor`, `tensors`, `lengths`,
+            `offsets`, `values`, `tied`, `divisors`, or a Hypothesis strategy of a parameter. An argument with a default
+            may be left out; it is then not passed.
             Also fields of `fourfold.operations.record.Operation`, such as laws, errors, forward and backward. They
             replace the fields that follow from the declaration. `examples` are added to those that follow, unless
             `cases` is given, too. Each example is a function from the dtype to a case, or a mapping of arguments.
@@ -144,16 +159,24 @@ def operation(
     fields = {name: what for name, what in given.items() if name not in declared}
     for name, what in fields.items():
         if name not in _FIELDS:
-            wanted = "tensor(...), values(...), lengths(...), offsets(...) or a Hypothesis strategy"
+            wanted = (
+                "tensor(...), tensors(...), values(...), tied(...), lengths(...), offsets(...) or a Hypothesis strategy"
+            )
             raise TypeError(f"operation: {name} must be {wanted}, not {what!r}")
 
+    lists = tuple(name for name, what in declared.items() if isinstance(what, TensorList))
+    if lists:
+        fields["lists"] = lists
+
     def decorate(definition: Callable[..., Any]) -> DefinedOperation:
+        evaluated = packed(definition, lists)
         if changed:
-            made = _in_place(definition, declared, fields, sizes or {}, returns, changed)
+            made = _in_place(evaluated, declared, fields, sizes or {}, returns, changed)
         elif isinstance(returns, Mapping):
-            made = _of_several(definition, declared, fields, sizes or {}, returns)
+            made = _of_several(evaluated, declared, fields, sizes or {}, returns)
         else:
-            made = _made(definition, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
+            made = _made(evaluated, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
+        made = dataclasses.replace(made, definition=definition)
         if tried and not {"forward", "backward"} & fields.keys():
             _try(made)
         return made
@@ -204,7 +227,7 @@ def _line_of(error: BaseException | None, made: DefinedOperation) -> str:
 
 
 def _is_declared(what: Any) -> bool:
-    return isinstance(what, TensorInput | Values | st.SearchStrategy)
+    return isinstance(what, TensorInput | TensorList | Values | st.SearchStrategy)
 
 
 def _of_several(
@@ -260,6 +283,7 @@ def _in_place(
         raise TypeError(f"{name}: returns must name each output that is returned beside {' and '.join(mutates)}")
     for argument in mutates:
         what = declared.get(argument)
+        what = what.each if isinstance(what, TensorList) else what
         if not isinstance(what, TensorInput):
             raise TypeError(f"{name}: mutates names {argument}, which is not declared to be a tensor")
         if what.optional or len(what.dtypes) > 1:
@@ -268,23 +292,26 @@ def _in_place(
         if argument in (returns or {}):
             raise TypeError(f"{name}: returns names {argument}, which mutates names already")
     inputs = {argument: _without_gradient(what) for argument, what in declared.items()}
-    new = {argument: result(*inputs[argument].dtypes, gradient=False) for argument in mutates}
+    each = {argument: getattr(inputs[argument], "each", inputs[argument]) for argument in mutates}
+    new = {argument: result(*what.dtypes, gradient=False) for argument, what in each.items()}
     outputs = {**new, **(returns or {})}
     fields = {**fields, "mutates": mutates}
     changed = functional(definition, mutates, tuple(returns or ()))
     if len(outputs) > 1:
         made = _of_several(changed, inputs, fields, sizes, outputs)
-        each = {
+        outputs_of_all = {
             output: dataclasses.replace(of, changed=output if output in mutates else "")
             for output, of in made.outputs.items()
         }
-        return dataclasses.replace(made, definition=definition, outputs=each)
+        return dataclasses.replace(made, definition=definition, outputs=outputs_of_all)
     ((argument, value),) = new.items()
     made = _made(changed, inputs, {**fields, "changed": argument, "returns": value.dtype}, sizes)
     return dataclasses.replace(made, definition=definition)
 
 
 def _without_gradient(what: Any) -> Any:
+    if isinstance(what, TensorList):
+        return dataclasses.replace(what, each=_without_gradient(what.each))
     return dataclasses.replace(what, gradient=False) if isinstance(what, TensorInput) else what
 
 
@@ -339,6 +366,7 @@ def _declaration(
 ) -> Declaration:
     """Match the declared arguments with the definition's signature."""
     tensors: dict[str, TensorInput] = {}
+    lists: dict[str, TensorList] = {}
     parameters: dict[str, Values] = {}
     default: dict[str, Any] = {}
     signature = inspect.signature(definition).parameters
@@ -354,14 +382,18 @@ def _declaration(
                 raise TypeError(f"{name}: its argument {argument} is not declared, and has no default")
         elif isinstance(what, TensorInput):
             tensors[argument] = what
+        elif isinstance(what, TensorList):
+            lists[argument] = what
+            tensors |= what.items(argument)
         else:
             parameters[argument] = of = what if isinstance(what, Values) else Values((), what)
-            if parameter.default is parameter.empty and not of.choices:
+            usual = (Place(0.5),) if of.tied is not None else of.choices
+            if parameter.default is parameter.empty and not usual:
                 raise TypeError(f"{name}: {argument} needs a default or values, which named cases take")
-            default[argument] = of.choices[0] if parameter.default is parameter.empty else parameter.default
+            default[argument] = usual[0] if parameter.default is parameter.empty else parameter.default
     if not tensors:
         raise TypeError(f"{name}: none of its arguments is declared to be a tensor")
-    return Declaration(name, definition, tensors, parameters, default, sizes, returns, mutates)
+    return Declaration(name, definition, tensors, parameters, default, sizes, returns, mutates, lists)
 
 
 def _example(declaration: Declaration, arguments: Mapping[str, Any]) -> named_cases.Make:
@@ -397,6 +429,14 @@ def _oracle(
 
 
 def _errors(made: Operation, declaration: Declaration) -> tuple:
-    """Return the errors that follow from arguments of any shapes. None is no error where an input may be None."""
-    may_be = {f"{name}_is_none" for name in declaration.optional}
-    return tuple(error for error in defaults.errors(made.examples, made.dtypes) if error.name not in may_be)
+    """Return the errors that follow from arguments of any shapes. None is no error where an input may be None.
+
+    Of the tensors of a list, only the first one is wrong, and the error must name the list.
+    """
+    may_be = {f"{name}_is_none" for name in (*declaration.optional, *declaration.tensors_of_lists)}
+    later = {name for name, place in declaration.tensors_of_lists.items() if place}
+    return tuple(
+        dataclasses.replace(error, names=list_of(error.names))
+        for error in defaults.errors(made.examples, made.dtypes)
+        if error.name not in may_be and error.names not in later
+    )

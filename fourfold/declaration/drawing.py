@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fourfold.inputs import arrays
 from fourfold.inputs.arrays import FEW_ELEMENTS, GENERATORS
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import Ragged, TensorInput, Values
+from fourfold.operations.arguments import Place, Ragged, TensorInput, Values
 from fourfold.operations.axes import Shape
 
 # The range of float32's normal numbers.
@@ -19,6 +19,8 @@ LEAST, MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.flo
 PATTERNS = ("any", "any", "constant", "ends", "ascending")
 # The ways in which samples share the rows of a ragged batch.
 SHARES = ("any", "any", "equal", "one_has_all", "most_are_empty")
+# The number of places from which that of a tied parameter's value is drawn.
+PLACES = 60
 
 
 def make_array(
@@ -83,7 +85,12 @@ def reversed_offsets(offsets: np.ndarray) -> np.ndarray:
 
 
 def draw_value(of: Values) -> st.SearchStrategy[Any]:
-    """Return a strategy of a parameter's values. Numbers too small for float32 become 0; too large ones are dropped."""
+    """Return a strategy of a parameter's values, or of the `Place` of a tied one.
+
+    Numbers too small for float32 become 0; too large ones are dropped.
+    """
+    if of.tied is not None:
+        return st.integers(0, PLACES).map(lambda place: Place(place / PLACES))
     if of.strategy is None:
         return st.sampled_from(of.choices)
     return of.strategy.map(_without_subnormal).filter(_is_no_overflow)

@@ -1,6 +1,6 @@
 """Named cases that follow from a declaration: sizes around blocks, layouts, ranks, parameters, special values."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,8 @@ from fourfold.declaration.cases import CallPlan, Declaration, limited
 from fourfold.inputs.arrays import ZERO
 from fourfold.inputs.special_values import special_values
 from fourfold.numerics.dtypes import DTYPES, DType
-from fourfold.operations.arguments import Ragged, TensorInput
+from fourfold.operations import axes as notation
+from fourfold.operations.arguments import Place, Ragged, TensorInput
 from fourfold.operations.axes import LEADING, Shape
 from fourfold.operations.case import Case
 from fourfold.operations.layouts import LAYOUTS
@@ -54,7 +55,7 @@ class NamedCases:
 
     def __init__(self, declaration: Declaration) -> None:
         self._of = of = declaration
-        last = dict.fromkeys(tensor.axes[-1] for tensor in of.tensors.values() if tensor.axes)
+        last = dict.fromkeys(notation.last(tensor.axes for tensor in of.tensors.values()))
         for total, ragged in of.ragged.items():  # more rows than samples
             last |= {total: None}
             last.pop(ragged.samples, None)
@@ -68,7 +69,7 @@ class NamedCases:
     def examples(self) -> dict[str, Make]:
         """Return all named cases: the ordinary one first, then the others in ascending order of their elements."""
         wanted = {"ordinary": Wanted()}
-        for found in (self._empty(), self._sizes(), self._ranks(), self._ragged(), self._layouts()):
+        for found in (self._empty(), self._lists(), self._sizes(), self._ranks(), self._ragged(), self._layouts()):
             wanted |= {name: what for name, what in found if name not in wanted}
         for found in (self._parameters(), self._numbers(), self._integers()):
             wanted |= {name: what for name, what in found if name not in wanted}
@@ -90,10 +91,19 @@ class NamedCases:
 
     # ---- sizes
 
+    def _lists(self) -> Iterator[tuple[str, Wanted]]:
+        for count in dict.fromkeys((*self._of.counts[:3], self._of.counts[-1])) if self._of.lists else ():
+            yield f"lists_of_{count}", Wanted(parameters=self._of.of_count(count))
+
+    def _axes(self) -> list[str]:
+        """Return the axes, of those that each tensor of a list has the first and the second one."""
+        return [axis for axis in self._of.axes if axis == notation.of_each(axis) or axis.endswith(("[0]", "[1]"))]
+
     def _empty(self) -> Iterator[tuple[str, Wanted]]:
-        axes = [axis for axis in self._of.axes if self._of.allowed[axis].nearest(0) == 0]
+        axes = [axis for axis in self._axes() if self._of.allowed[axis].nearest(0) == 0]
         if axes:
-            yield "no_elements", Wanted(sizes=dict.fromkeys(axes, 0))
+            every = [axis for axis in self._of.axes if self._of.allowed[axis].nearest(0) == 0]
+            yield "no_elements", Wanted(sizes=dict.fromkeys(every, 0))
         for axis in axes:
             if self._plan(Wanted(sizes={axis: 0})).sizes[axis] == 0:
                 yield f"no_{_spoken(axis)}", Wanted(sizes={axis: 0})
@@ -101,7 +111,7 @@ class NamedCases:
     def _sizes(self) -> Iterator[tuple[str, Wanted]]:
         ones = {axis: self._of.allowed[axis].nearest(1) for axis in self._of.axes}
         yield "one_element", Wanted(sizes=ones, leading=() if ones.get(LEADING) == 1 else None)
-        for axis in self._of.axes:
+        for axis in self._axes():
             one = self._of.allowed[axis].nearest(1)
             yield f"{_spoken(axis)}_{one}", Wanted(sizes={axis: one})
             shorts = [other for other in self._of.axes if other != axis]
@@ -171,12 +181,16 @@ class NamedCases:
     def _names(self) -> list[str]:
         return list(self._of.tensors)
 
+    def _each(self, names: Iterable[str]) -> list[str]:
+        """Return the tensors that are varied alone: of a list the first and the second one."""
+        return [name for name in names if self._of.tensors_of_lists.get(name, 0) < 2]
+
     def _layouts(self) -> Iterator[tuple[str, Wanted]]:
         names = self._names()
         for layout in LAYOUTS:
             if layout != "contiguous":
                 yield f"all_{layout}", Wanted(layouts=dict.fromkeys([*names, "grad_output"], layout))
-        for name in names if len(names) > 1 else ():
+        for name in self._each(names) if len(names) > 1 else ():
             for layout in ("misaligned", "transposed"):
                 if layout == "misaligned" or len(self._of.shapes(self._plan(Wanted())).get(name, ())) > 1:
                     yield f"{name}_{layout}", Wanted(layouts={name: layout})
@@ -188,6 +202,9 @@ class NamedCases:
 
     def _parameters(self) -> Iterator[tuple[str, Wanted]]:
         for name, values in self._of.parameters.items():
+            if values.tied is not None and len(self._of.choices(name, self._plan(Wanted()))) > 1:
+                for share, spoken in ((0.0, "first"), (1.0, "last")):
+                    yield f"{spoken}_{name}", Wanted(parameters={name: Place(share)})
             for value in values.choices:
                 if value != self._of.defaults[name]:
                     yield f"{name}_{value}", Wanted(parameters={name: value})
@@ -207,13 +224,16 @@ class NamedCases:
                 yield spoken, Wanted(how=how)
         if zero := {name: ZERO for name, of in floating.items() if not limited(of)}:
             yield "zeros", Wanted(how=zero)
-        for name, of in floating.items():
+        for name in self._each(floating):
+            of = floating[name]
             if of.special:
-                first = {of.axes[0]: self._of.allowed[of.axes[0]].nearest(16)} if of.axes and _named(of) else {}
+                named = of.axes[:1] if of.axes[:1] == (LEADING,) else [*notation.names(of.axes[:1])]
+                first = {axis: self._of.allowed[axis].nearest(16) for axis in named}
                 yield f"special_values_in_{name}", Wanted(special=name, sizes=first)
 
     def _integers(self) -> Iterator[tuple[str, Wanted]]:
-        for name, of in self._of.tensors.items():
+        for name in self._each(self._of.tensors):
+            of = self._of.tensors[name]
             if of.is_floating or of.make is not None or isinstance(of, Ragged):
                 continue
             if of.dtypes == ("bool",):
@@ -260,10 +280,6 @@ def _spoken(axis: str) -> str:
     return "rows" if axis == LEADING else axis
 
 
-def _named(of: TensorInput) -> bool:
-    return not of.axes[0].isdecimal() and "+" not in of.axes[0]
-
-
 def _with_special_values(array: np.ndarray, dtype: DType, parameters: Mapping[str, Any]) -> np.ndarray:
     """Return an array with one special value in each slice along the first axis, in turn, at varying places.
 
@@ -291,7 +307,7 @@ class SizedCases:
         self.axes = {
             axis: of.nearest(SHORT[place % len(SHORT)])
             for place, (axis, of) in enumerate(declaration.allowed.items())
-            if of.nearest(SHORT[0]) <= max(SHORT)
+            if of.nearest(SHORT[0]) <= max(SHORT) and notation.of_item([notation.of_each(axis)], 0) == (axis,)
         }
         self._growth: dict[tuple[str, ...], tuple[float, float]] = {}
 

@@ -30,10 +30,20 @@ def law_of(operation: Operation) -> Law:
             f"{names}, not {operation.reduction!r}"
         )
 
+    for name, tensor in written.items():
+        for axis in tensor:
+            if axis != LEADING and notation.split(axis).name is None and axes & set(notation.names((axis,))):
+                raise ValueError(
+                    f"reduction of {operation.name}: {name} has an axis {axis!r}, along which no batch can be repeated"
+                )
+
     def relations(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
         repeated = {name: _place(written[name], axes) for name in case.inputs if name in written}
         inputs = {name: _repeated(array, repeated.get(name)) for name, array in case.inputs.items()}
-        here, there = evaluate(case), evaluate(case.with_inputs(**inputs))
+        longer = case.with_inputs(**inputs)
+        if not operation.allows(longer):
+            return
+        here, there = evaluate(case), evaluate(longer)
         factor = 1.0 if kind == "mean" else float(TIMES)
         yield Relation(there.output, factor * here.output)
         for name, gradient in here.gradients.items():
@@ -61,9 +71,9 @@ def law_of(operation: Operation) -> Law:
 def _place(axes: notation.Axes, over: set[str]) -> tuple[int, int] | None:
     """Return an input's repeated axis, and by how much it is longer than the batch; None if no axis is repeated."""
     for place, axis in enumerate(axes):
-        name, more = (LEADING, 0) if axis == LEADING else notation.split(axis)
-        if name in over:
-            return place, more
+        length = None if axis == LEADING else notation.split(axis)
+        if (LEADING if length is None else length.name) in over:
+            return place, 0 if length is None else length.more
     return None
 
 

@@ -157,7 +157,8 @@ class Candidate:
         try:
             if kernel is not None:
                 return started_kernel(kernel, call_seconds, os.getpid())
-            return started(place, self.function, wanted, self.operation, call_seconds, os.getpid())
+            lists = operations()[self.operation].lists
+            return started(place, self.function, wanted, self.operation, call_seconds, os.getpid(), lists)
         except CannotBeImported as error:
             raise SelectionError(f"--candidate {error}") from None
         except (CannotBeCalled, Unanswered) as error:

@@ -116,10 +116,9 @@ class _Call:
         defaults = defaults_of(self.subject.operation)
         for name, value in case.parameters.items():
             if name in defaults and defaults[name] != value:
-                yield (
-                    f"{name} is ignored: its default is {defaults[name]!r}",
-                    case.with_parameters(**{name: defaults[name]}),
-                )
+                other = case.with_parameters(**{name: defaults[name]})
+                if self.subject.operation.allows(other):
+                    yield f"{name} is ignored: its default is {defaults[name]!r}", other
             for rounded in (np.float32, np.float16) if isinstance(value, float) else ():
                 if float(rounded(value)) != value:
                     other = case.with_parameters(**{name: float(rounded(value))})

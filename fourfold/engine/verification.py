@@ -457,7 +457,7 @@ def made_untrusted(implementation: Any, record: Operation, device: str, call_sec
         )
     if place.endswith(".py"):
         place = str(Path(place).resolve())
-    return UntrustedFunction(place, function, signature_of(record), record.name, call_seconds)
+    return UntrustedFunction(place, function, signature_of(record), record.name, call_seconds, lists=record.lists)
 
 
 def _constants_of(implementation: Any) -> Constants:

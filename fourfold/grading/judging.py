@@ -35,6 +35,7 @@ from fourfold.grading.speed import speeds_of
 from fourfold.numerics.compare import Disagreement
 from fourfold.operations.claims import NO_CLAIMS
 from fourfold.operations.outcomes import WRONG, Kind, Status
+from fourfold.operations.outputs import packed
 from fourfold.operations.record import Operation
 
 STATIC, SMOKE, FULL, SPEED = ("static", "smoke", "full", "speed")
@@ -196,7 +197,8 @@ def _timed(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candid
         changed = " and ".join(trial.operation.mutates)
         return replace(verdict, warnings=(*verdict.warnings, f"not timed: each call changes {changed}"))
     gradients = trial.claims.gradients and bool(trial.operation.differentiable)
-    each = trial.implementation, reference, trial.operation, trial.claims, trial.device, gradients
+    called, right = (packed(each, trial.operation.lists) for each in (trial.implementation, reference))
+    each = called, right, trial.operation, trial.claims, trial.device, gradients
     try:
         with trial.settings():
             return replace(verdict, speeds=tuple(speeds_of(*each)))
@@ -258,7 +260,12 @@ def _trial(candidate: Submission, settings: Settings, folder: Path) -> Iterator[
             record = kernel.narrowed(record)
         elif settings.device == "cpu":
             given = UntrustedFunction(
-                str(file), candidate.function or record.name, signature_of(record), record.name, **limits
+                str(file),
+                candidate.function or record.name,
+                signature_of(record),
+                record.name,
+                lists=record.lists,
+                **limits,
             )
         else:
             given = _function(file, candidate.function or record.name)

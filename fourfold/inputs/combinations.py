@@ -109,7 +109,7 @@ def _sizes(large: LargeCases) -> list[_Size]:
     sized = large.operation.sized
     assert sized is not None
     axes = list(sized.axes)
-    ends = {written[-1] for written in map(notation.parse, large.operation.axes.values()) if written}
+    ends = notation.last(map(notation.parse, large.operation.axes.values()))
 
     def of(name: str, wanted: Mapping[str, int], leading: Shape | None = None, long: str = "") -> Iterator[_Size]:
         # An axis whose size is not allowed gets the size that it has beside a long axis.
@@ -151,8 +151,9 @@ def _elements(large: LargeCases, sizes: Mapping[str, int]) -> float:
     """Return the number of elements of all inputs together, without those that have an axis of unknown size."""
     found = 0.0
     for written in map(notation.parse, large.operation.axes.values()):
-        known = [int(axis) if axis.isdecimal() else sizes.get(axis) for axis in written]
-        found += float(np.prod([size for size in known if size])) if all(size is not None for size in known) else 0.0
+        if sizes.keys() >= {*notation.names(written), *({LEADING} & {*written})}:
+            shape = notation.shape(written, sizes, (sizes[LEADING],) if LEADING in written else ())
+            found += float(np.prod([size for size in shape if size]))
     return found
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,16 @@ def extent(name: str, given: Any) -> Extent:
 def room(name: str, tensors: Sequence[Axes], chosen: Mapping[str, int], elements: int) -> int:
     """Return the largest size of an axis, at least 1, that keeps each tensor within `elements`, given the others."""
     most = elements
+    chosen = {axis: max(size, 1) for axis, size in chosen.items()}  # an empty axis may become one of 1
     for axes in tensors:
         if name in axes or name in notation.names(axes):
             others = 1
             for axis in axes:
-                base, more = (LEADING, 0) if axis == LEADING else notation.split(axis)
-                if base != name:
-                    others *= max(more if base is None else chosen[base] + more, 1)
+                if name not in (axis, *notation.names((axis,))):
+                    others *= chosen[LEADING] if axis == LEADING else max(notation.split(axis).of(chosen), 1)
+                elif axis != LEADING:
+                    length = notation.split(axis)
+                    others *= replace(length, more=0).of({**chosen, name: 1})
             most = min(most, elements // others)
     return max(most, 1)
 

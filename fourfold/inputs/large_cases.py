@@ -242,11 +242,11 @@ class LargeCases:
         elements, rows = largest, 0.0
         for written in self.operation.axes.values():
             axes = notation.parse(written)
-            named = [axis for axis in axes if axis == LEADING or not axis.isdecimal()]
-            if all(axis in sizes for axis in named):
-                shape = notation.shape(axes, sizes, (sizes[LEADING],) if LEADING in sizes else ())
+            if sizes.keys() >= {*notation.names(axes), *({LEADING} & {*axes})}:
+                shape = notation.shape(axes, sizes, (sizes[LEADING],) if LEADING in axes else ())
                 elements = max(elements, float(np.prod(shape, dtype=float)))
-                rows = max(rows, float(np.prod([sizes[axis] for axis in named[:-1]], dtype=float)))
+                named = [size for axis, size in zip(axes, shape) if axis == LEADING or notation.names((axis,))]
+                rows = max(rows, float(np.prod(named[:-1], dtype=float)))
         return CALL + elements + ROW * rows
 
     def _of_values(self) -> Case:
@@ -288,7 +288,7 @@ class LargeCases:
 
 
 def _is_claimed(claims: Claims, axis: str, size: int) -> bool:
-    limit = claims.sizes.get(axis)
+    limit = claims.sizes.get(notation.of_each(axis))
     return limit is None or (limit[0] <= size <= limit[1] if isinstance(limit, tuple) else size % limit == 0)
 
 

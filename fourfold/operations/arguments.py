@@ -1,9 +1,12 @@
 """What an operation's arguments are: the one description that records, argument checks and operator schemas use.
 
-A tensor has axes, and perhaps a dtype of its own; a parameter has values. `fourfold.tensor`, `fourfold.values`,
-`fourfold.lengths` and `fourfold.offsets` make these descriptions, for users' operations and for this library's.
+A tensor has axes, and perhaps a dtype of its own; a parameter has values. `tensor`, `tensors`, `values`, `tied`,
+`divisors`, `lengths` and `offsets` make these descriptions, for users' operations and for this library's.
 """
 
+import builtins
+import functools
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +67,27 @@ class TensorInput:
         return self.low, sizes[self.high] if isinstance(self.high, str) else self.high
 
 
+@dataclass(frozen=True)
+class TensorList:
+    """An argument that is a list of tensors: see `tensors`."""
+
+    each: TensorInput
+    least: int
+    most: int
+
+    def items(self, name: str) -> dict[str, TensorInput]:
+        """Return the description of each tensor that there may be, by names such as ``xs[0]``."""
+        high, axes = self.each.high, self.each.axes
+        return {
+            f"{name}[{place}]": replace(
+                self.each,
+                axes=notation.of_item(axes, place),
+                high=notation.of_item([high], place)[0] if isinstance(high, str) else high,
+            )
+            for place in range(self.most)
+        }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ragged(TensorInput):
     """The lengths or the offsets of the samples of a ragged batch: see `lengths` and `offsets`."""
@@ -85,13 +109,50 @@ class Ragged(TensorInput):
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a parameter: see `values`."""
+    """The values of a parameter: see `values`, `tied` and `divisors`."""
 
     choices: tuple[Any, ...] = ()
     strategy: Any = None  # a Hypothesis strategy
     out_of_range: Mapping[str, Any] = field(default_factory=dict)
     of_another_type: Mapping[str, Any] = field(default_factory=dict)
     range: tuple[float, float] | None = None
+    tied: Callable[..., Any] | None = None
+    takes: tuple[str, ...] = ()  # the axes and ragged tensors that `tied` takes
+
+    def of_call(self, call: Mapping[str, Any]) -> list[Any]:
+        """Return the values of a tied parameter for the sizes of axes and the ragged tensors of a call, by name.
+
+        Raises:
+            ValueError: there is none, or the user's function raises an error.
+        """
+        assert self.tied is not None
+        given = {name: call[name] for name in self.takes}
+        shown = ", ".join(f"{name}={of.tolist() if isinstance(of, torch.Tensor) else of}" for name, of in given.items())
+        try:
+            found = self.tied(**given)
+        except Exception as error:
+            raise ValueError(f"its function raises {type(error).__name__} for {shown}: {error}") from error
+        choices = list(found) if isinstance(found, list | tuple | builtins.range) else [found]
+        if not choices:
+            raise ValueError(f"its function gives no value for {shown}; `sizes` can exclude such sizes")
+        return [each.item() if isinstance(each, torch.Tensor | np.generic) else each for each in choices]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place among the values that a tied parameter has in a call: 0 for the first, 1 for the last one."""
+
+    share: float
+
+    @staticmethod
+    def among(choices: Sequence[Any], wanted: Any) -> Any:
+        """Return the value at a place, or the wanted value if it is a choice, or else the largest one below it."""
+        if isinstance(wanted, Place):
+            return choices[round(wanted.share * (len(choices) - 1))]
+        if wanted in choices:
+            return wanted
+        numbers = isinstance(wanted, int | float) and all(isinstance(each, int | float) for each in choices)
+        return max((each for each in choices if numbers and each < wanted), default=choices[0])
 
 
 def tensor(
@@ -178,6 +239,29 @@ def tensor(
     )
 
 
+def tensors(axes: str, *, count: tuple[int, int] = (0, 4), **options: Any) -> TensorList:
+    """Declare an argument that is a list of tensors. All lists of a call have the same number of them.
+
+    Args:
+        axes: the axes of each tensor: see `tensor`. Each has its own size of an axis such as ``n[i]``, and they share
+            all other sizes. Axes ``n[i]`` of two lists have the same size at the same place.
+        count: the least and the largest number of tensors in a case.
+        **options: those of `tensor`, except `optional`.
+
+    Raises:
+        TypeError: there is no such option.
+        ValueError: an argument does not fit. The message names it.
+    """
+    if "optional" in options:
+        raise TypeError("tensors takes no option optional: count says how few tensors there may be")
+    if not (isinstance(count, tuple) and len(count) == 2 and all(type(n) is int for n in count)):
+        raise ValueError(f"count must be a pair of the least and the largest number of tensors, not {count!r}")
+    least, most = count
+    if not 0 <= least <= most or not most:
+        raise ValueError(f"count must be a pair (least, largest) of 0 or more, not {count!r}")
+    return TensorList(tensor(axes, **options), least, most)
+
+
 def integers(axes: str, *example: int, optional: bool = False) -> TensorInput:
     """Declare an int64 tensor by an example, whose numbers are repeated to fill any shape."""
     return TensorInput(axes=notation.parse(axes), dtypes=("int64",), example=example, optional=optional, special=False)
@@ -239,6 +323,47 @@ def values(
         raise ValueError("values takes at least one value, or a Hypothesis strategy")
     found = Values((), choices[0]) if _is_strategy(choices[0]) else Values(choices)
     return replace(found, out_of_range=out_of_range or {}, of_another_type=of_another_type or {}, range=range)
+
+
+def tied(function: Callable[..., Any]) -> Values:
+    """Declare a parameter whose values depend on the sizes, or on the ragged batch, of the call.
+
+    Args:
+        function: returns the value, or a list of the values, that the parameter may have in a call. Each of its
+            arguments is named after an axis, whose size it gets, or after a `lengths` or `offsets`, whose integer
+            tensor it gets.
+
+    Raises:
+        TypeError: it is no function, or its arguments cannot be given by their names.
+    """
+    if not callable(function):
+        raise TypeError(f"tied takes a function of sizes, not {function!r}")
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"tied: the function's argument {name} cannot be given by its name")
+    return Values(tied=function, takes=tuple(parameters))
+
+
+def divisors(axis: str, *choices: int) -> Values:
+    """Declare a parameter that divides the size of an axis, such as the number of groups of channels.
+
+    Args:
+        axis: the name of the axis.
+        choices: the values of which each call has one that divides; by default every divisor.
+
+    Raises:
+        ValueError: a choice is not a positive integer.
+    """
+    for choice in choices:
+        if type(choice) is not int or choice < 1:
+            raise ValueError(f"divisors of {axis} must be positive integers, not {choice!r}")
+
+    @functools.lru_cache(maxsize=1024)
+    def dividing(size: int) -> tuple[int, ...]:
+        return tuple(number for number in sorted(choices) or range(1, max(size, 1) + 1) if size % number == 0)
+
+    return Values(tied=lambda **sizes: dividing(sizes[axis]), takes=(axis,))
 
 
 def positive(*choices: float) -> Values:

@@ -1,21 +1,56 @@
 """The notation for the axes of tensors: ``"... cols"``, ``"batch heads seq dim"``, ``"total 4"``, ``"batch+1"``.
 
 Axes of the same name have the same length in all tensors of a call. ``...`` stands for any number of axes, the same in
-all tensors that have it. ``4`` is an axis of length 4. ``batch+1`` is an axis one longer than ``batch``.
+all tensors that have it. ``4`` is an axis of length 4. ``batch+1`` is an axis one longer than ``batch``, ``2*dim`` one
+twice as long as ``dim``, and ``group*heads`` one as long as the product of two sizes. ``n[i]`` is an axis of which each
+tensor of a list has its own: ``n[0]``, ``n[1]``, ….
 """
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 LEADING = "..."
 Shape = tuple[int, ...]
 Axes = tuple[str, ...]
-_NAMED = re.compile(r"([^\W\d]\w*)(?:\+(\d+))?")
+_FACTOR = r"(?:[^\W\d]\w*(?:\[(?:i|\d+)\])?|\d+)"
+_AXIS = re.compile(rf"({_FACTOR}(?:\*{_FACTOR})*)(?:\+(\d+))?")
 
 
 # The fewest elements of an axis whose ends can lie that far apart with a stride that fits into 32 bits.
 SHORTEST_AXIS = 3
+
+
+@dataclass(frozen=True)
+class Length:
+    """The length of one axis: `factor` times the sizes of some named axes, and `more`."""
+
+    factor: int
+    names: tuple[str, ...]
+    more: int
+
+    @property
+    def name(self) -> str | None:
+        """The name of an axis that is named alone, perhaps with a number added; None for any other axis."""
+        return self.names[0] if len(self.names) == 1 and self.factor == 1 else None
+
+    def of(self, sizes: Mapping[str, int]) -> int:
+        """Return the length for the sizes of the named axes."""
+        return self.factor * math.prod(sizes[name] for name in self.names) + self.more
+
+    def fits(self, size: int, known: dict[str, Any]) -> bool:
+        """Return whether the length may be `size`. Add the size of a name to `known` if it is the only unknown one."""
+        unknown = [name for name in self.names if name not in known]
+        rest = self.factor * math.prod(known[name] for name in self.names if name in known)
+        if not unknown or not rest:
+            return size == rest + self.more
+        found, remainder = divmod(size - self.more, rest)
+        if len(unknown) == 1 and not remainder:
+            known[unknown[0]] = found
+        return found >= 0 and not remainder
 
 
 def parse(notation: str) -> Axes:
@@ -23,61 +58,83 @@ def parse(notation: str) -> Axes:
 
     Raises:
         TypeError: the notation is not a string.
-        ValueError: an axis is neither a name, a name and a number, a length nor ``...``, or ``...`` comes twice.
+        ValueError: an axis is neither a name, a product, a name or product and a number, a length nor ``...``, or
+            ``...`` comes twice.
     """
     if not isinstance(notation, str):
         raise TypeError(f"axes must be a string such as '... cols', not {notation!r}")
     axes = tuple(notation.split())
     for axis in axes:
-        if axis != LEADING and not axis.isdecimal() and not _NAMED.fullmatch(axis):
-            raise ValueError(f"axes {notation!r}: {axis!r} is no axis; write a name, name+1, a length or ...")
+        if axis != LEADING and not _AXIS.fullmatch(axis):
+            raise ValueError(
+                f"axes {notation!r}: {axis!r} is no axis; write a name, name+1, 2*name, a length or ..., without spaces"
+            )
+        if axis != LEADING and len(set(split(axis).names)) < len(split(axis).names):
+            raise ValueError(f"axes {notation!r}: {axis!r} names an axis twice")
     if axes.count(LEADING) > 1:
         raise ValueError(f"axes {notation!r}: ... may stand there once")
     return axes
 
 
-def split(axis: str) -> tuple[str | None, int]:
-    """Return an axis's name and the number added to its size, or None and the length of an axis of fixed length."""
-    if axis.isdecimal():
-        return None, int(axis)
-    found = _NAMED.fullmatch(axis)
+@cache
+def split(axis: str) -> Length:
+    """Return the length that an axis describes. It must not be ``...``."""
+    found = _AXIS.fullmatch(axis)
     assert found is not None, axis
-    return found[1], int(found[2] or 0)
+    factors = found[1].split("*")
+    whole = math.prod(int(factor) for factor in factors if factor.isdecimal())
+    return Length(whole, tuple(factor for factor in factors if not factor.isdecimal()), int(found[2] or 0))
 
 
 def names(axes: Sequence[str]) -> tuple[str, ...]:
     """Return the distinct names among the axes, without fixed lengths and ``...``."""
-    return tuple(dict.fromkeys(name for axis in axes if axis != LEADING and (name := split(axis)[0]) is not None))
+    return tuple(dict.fromkeys(name for axis in axes if axis != LEADING for name in split(axis).names))
+
+
+def last(tensors: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Return the distinct names in the last axes of some tensors, ``...`` included, except axes such as batch+1."""
+    ends = [axes[-1] for axes in tensors if axes]
+    found = [(end,) if end == LEADING else () if split(end).more else split(end).names for end in ends]
+    return tuple(dict.fromkeys(name for names in found for name in names))
+
+
+def of_each(axis: str) -> str:
+    """Return the notation ``n[i]`` of an axis ``n[0]``; any other axis as it is."""
+    return re.sub(r"\[\d+\]", "[i]", axis)
+
+
+def of_item(axes: Sequence[str], place: int) -> Axes:
+    """Return the axes of the tensor at a place of a list."""
+    return tuple(axis.replace("[i]", f"[{place}]") for axis in axes)
 
 
 def shape(axes: Sequence[str], sizes: Mapping[str, int], leading: Shape = ()) -> Shape:
     """Return the shape of a tensor from its axes, the sizes of the named axes and the sizes for ``...``."""
     found: list[int] = []
     for axis in axes:
-        if axis == LEADING:
-            found += leading
-        else:
-            name, more = split(axis)
-            found.append(more if name is None else sizes[name] + more)
+        found += leading if axis == LEADING else (split(axis).of(sizes),)
     return tuple(found)
 
 
-def sizes(written: Mapping[str, str], shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Return the sizes of the named axes of tensors with fitting shapes, and the leading sizes under "...".
+def sizes(written: Mapping[str, Sequence[str]], shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], str | None]:
+    """Return the sizes of the named axes, the leading sizes under "...", and the first tensor that does not fit them.
 
     Args:
-        written: the notation of each tensor's axes, by name.
+        written: the axes of each tensor, by name.
         shapes: the shapes of the present tensors, by name.
     """
     known: dict[str, Any] = {}
-    for name, notation in written.items():
-        if name in shapes:
-            fits(parse(notation), shapes[name], known)
-    return known
+    present = [name for name in written if name in shapes]
+    # The sizes in a product may follow from a later tensor.
+    misfits = [name for _ in range(2) for name in present if not fits(written[name], shapes[name], known)]
+    return known, misfits[0] if misfits else None
 
 
 def fits(axes: Sequence[str], given: Shape, known: dict[str, Any]) -> bool:
-    """Return whether a shape fits its axes. Add sizes that are not known yet to `known`, that of "..." as a shape."""
+    """Return whether a shape fits its axes. Add sizes that are not known yet to `known`, that of "..." as a shape.
+
+    A product of sizes fits any multiple of those that are known. See `sizes` for several tensors.
+    """
     axes = tuple(axes)
     if LEADING in axes:
         at = axes.index(LEADING)
@@ -88,10 +145,4 @@ def fits(axes: Sequence[str], given: Shape, known: dict[str, Any]) -> bool:
         if known.setdefault(LEADING, leading) != leading:
             return False
         axes, given = axes[:at] + axes[at + 1 :], given[:at] + given[len(given) - after :]
-    if len(axes) != len(given):
-        return False
-    for axis, size in zip(axes, given):
-        name, more = split(axis)
-        if size != (more if name is None else known.setdefault(name, size - more) + more):
-            return False
-    return True
+    return len(axes) == len(given) and all(split(axis).fits(size, known) for axis, size in zip(axes, given))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.axes import of_each
 from fourfold.operations.case import Case
 from fourfold.operations.claims import Claims
 from fourfold.operations.record import Operation, sizes_of
@@ -27,7 +28,9 @@ def traits_of(operation: Operation | None, case: Case, dtype: DType | None) -> d
         traits[DTYPE] = dtype.name
     if operation is not None:
         with contextlib.suppress(ValueError):
-            traits |= {f"{SIZE}{axis}": size for axis, size in sizes_of(operation, case).items()}
+            traits |= {
+                f"{SIZE}{axis}": size for axis, size in sizes_of(operation, case).items() if axis == of_each(axis)
+            }
     return traits
 
 

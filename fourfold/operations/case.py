@@ -70,7 +70,8 @@ class Case:
     def shown(self, cotangent: bool = True) -> str:
         """Return the case as text; leave out the cotangent if it is of no use."""
         parts = [f"{name}={show(array)}" for name, array in self.inputs.items()]
-        parts += [f"{name}={value!r}" for name, value in self.parameters.items()]
+        # The absent tensors of a list follow from those that it has.
+        parts += [f"{name}={value!r}" for name, value in self.parameters.items() if "[" not in name]
         strided = {name: layout for name, layout in self.layouts.items() if layout != "contiguous"}
         if cotangent:
             parts.append(f"grad_output={show(self.grad_output)}")

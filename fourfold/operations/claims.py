@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.operations import axes as notation
 from fourfold.operations.case import Case, is_floating
 from fourfold.operations.layouts import parts
 from fourfold.operations.record import Operation, reference_gradients, sizes_of
@@ -150,7 +151,7 @@ class Claims:
                 if (np.where(np.isfinite(magnitude), magnitude, 0) > self.largest).any():
                     return f"{name} has numbers above {self.largest:g}"
         for axis, size in sizes_of(operation, case).items():
-            limit = self.sizes.get(axis)
+            limit = self.sizes.get(notation.of_each(axis))
             if isinstance(limit, tuple) and not limit[0] <= size <= limit[1]:
                 return f"{axis} = {size}"
             if isinstance(limit, int) and size % limit:
@@ -221,8 +222,8 @@ MISALIGNED = {"misaligned", "sliced_rows", "sliced_columns", "cut_from_wider"}
 
 def axes_of(operation: Operation) -> list[str]:
     """Return the names of an operation's axes."""
-    named = [axis for written in operation.axes.values() for axis in written.split()]
-    return [axis for axis in dict.fromkeys(named) if axis != "..." and not axis.isdigit() and "+" not in axis]
+    named = notation.names([axis for text in operation.axes.values() for axis in notation.parse(text)])
+    return list(dict.fromkeys(map(notation.of_each, named)))
 
 
 def _has_ties(operation: Operation, case: Case, dtype: DType) -> bool:

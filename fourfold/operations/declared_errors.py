@@ -163,11 +163,7 @@ class Arguments:
 
     def _misfit(self, shapes: Mapping[str, Shape]) -> str | None:
         """Return the first tensor whose shape does not fit its axes and the earlier tensors; None if all fit."""
-        known: dict[str, Any] = {}
-        for name, tensor in self._tensors.items():
-            if not notation.fits(tensor.axes, shapes[name], known):
-                return name
-        return None
+        return notation.sizes({name: tensor.axes for name, tensor in self._tensors.items()}, shapes)[1]
 
     def _tensor(self, name: str, shape: Shape) -> torch.Tensor:
         tensor = self._tensors[name]

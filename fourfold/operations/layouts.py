@@ -130,4 +130,8 @@ def parts(name: str) -> list[str]:
 
 def writable(layouts: Mapping[str, str], written: Collection[str]) -> dict[str, str]:
     """Return the layouts of tensors without those in which a written tensor has several elements at one place."""
-    return {name: how for name, how in layouts.items() if name not in written or "expanded" not in parts(how)}
+    return {
+        name: how
+        for name, how in layouts.items()
+        if name.partition("[")[0] not in written or "expanded" not in parts(how)
+    }

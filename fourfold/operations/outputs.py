@@ -5,7 +5,8 @@ in place becomes one that returns what it has written.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -51,6 +52,63 @@ def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Cal
     return one
 
 
+def list_of(name: str) -> str:
+    """Return the name of the list that holds a tensor such as ``xs[0]``; any other name as it is."""
+    return name.partition("[")[0]
+
+
+# Marks a function from `packed`, and those that are made of it.
+TAKES_ITEMS = "fourfold_takes_items"
+
+
+def packed(function: Callable[..., Any], lists: Sequence[str]) -> Callable[..., Any]:
+    """Return a function that takes the tensors of lists one by one, by names such as ``xs[0]``.
+
+    Args:
+        function: a function of arguments by name, some of them lists of tensors.
+        lists: the names of these. A tensor that is None is not in its list.
+
+    Returns:
+        the function itself if there are no lists, or if it takes their tensors one by one.
+    """
+    if not lists or getattr(function, TAKES_ITEMS, False):
+        return function
+
+    @functools.wraps(function)
+    def called(*given: Any, **arguments: Any) -> Any:
+        together: dict[str, Any] = {name: [] for name in lists if name not in arguments and not given}
+        for name, value in arguments.items():
+            if list_of(name) not in lists or name in lists:
+                together[name] = value
+            elif value is not None:
+                together[list_of(name)].append(value)
+        return function(*given, **together)
+
+    setattr(called, TAKES_ITEMS, True)
+    _forget_other_calls(called)
+    return called
+
+
+def _forget_other_calls(called: Any) -> None:
+    """Drop the ways to make calls from several threads, and observed ones, in the process of the wrapped function."""
+    for name in ("called_at_once", "compared"):
+        called.__dict__.pop(name, None)
+
+
+def _present(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of the tensors of a call that belong to each of some arguments, which may be lists."""
+    present = [name for name, value in arguments.items() if value is not None]
+    return {name: [each for each in present if name in (each, list_of(each))] for name in names}
+
+
+def _joined(name: str, tensors: Mapping[str, torch.Tensor], empty: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the tensor of an argument, or those of a list one after another, flattened; `empty` for none."""
+    if name in tensors:
+        return tensors[name]
+    flat = [tensor.reshape(-1) for tensor in tensors.values()]
+    return torch.cat(flat) if flat else torch.empty(0) if empty is None else empty
+
+
 def functional(
     definition: Callable[..., Any], mutates: Sequence[str], others: Sequence[str]
 ) -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
@@ -72,9 +130,10 @@ def functional(
 
     @functools.wraps(definition)
     def called(**arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        own = {name: arguments[name].clone() for name in mutates}
+        present = _present(mutates, arguments)
+        own = {name: arguments[name].clone() for each in present.values() for name in each}
         returned = _tensors(definition(**{**arguments, **own}))
-        if len(returned) != len(mutates) + len(others):
+        if len(returned) != len(own) + len(others):
             beside = [each for each in returned if not any(each is tensor for tensor in own.values())]
             if len(beside) != len(others):
                 wanted = " and ".join(others) or "nothing"
@@ -83,21 +142,26 @@ def functional(
                     f" before that, not {len(returned)} tensors"
                 )
             returned = (*own.values(), *beside)
-        for name, new in zip(mutates, returned):
+        for name, new in zip(own, returned):
             if new.shape != arguments[name].shape:
                 raise ValueError(
                     f"{name} has shape {list(arguments[name].shape)}, and its new value has {list(new.shape)}"
                 )
-        return returned if len(returned) > 1 else returned[0]
+        new = dict(zip(own, returned))
+        results = [_joined(name, {each: new[each] for each in each_of}) for name, each_of in present.items()]
+        results += returned[len(own) :]
+        return tuple(results) if len(results) > 1 else results[0]
 
     return called
 
 
 def _tensors(returned: Any) -> tuple[Any, ...]:
-    """Return what a function returns as a tuple."""
+    """Return what a function returns as a tuple, with the tensors of lists one after another."""
     if returned is None:
         return ()
-    return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    if not isinstance(returned, tuple | list):
+        return (returned,)
+    return tuple(tensor for each in returned for tensor in (each if isinstance(each, tuple | list) else (each,)))
 
 
 # Marks a function from `read_back`, and those that are made of it.
@@ -105,7 +169,10 @@ READS_BACK = "fourfold_reads_back"
 
 
 def read_back(
-    function: Callable[..., Any], mutates: Sequence[str], others: Sequence[str]
+    function: Callable[..., Any],
+    mutates: Sequence[str],
+    others: Sequence[str],
+    empty: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
     """Return a function that returns what another one has written into its arguments.
 
@@ -116,10 +183,11 @@ def read_back(
         function: a function that changes tensors of the call.
         mutates: the names of these tensors.
         others: the names of what it returns beside them.
+        empty: a tensor without elements for each list among them, to return for a list without tensors.
 
     Returns:
         a function of the same arguments by name. It returns copies of the changed tensors and the other outputs, in a
-        tuple if there are several.
+        tuple if there are several. The tensors of a list are flattened and joined.
 
     Raises:
         WrongOutputs: when called, if the function returns other tensors.
@@ -127,13 +195,17 @@ def read_back(
 
     @functools.wraps(function)
     def called(**arguments: Any) -> Any:
-        if not all(isinstance(arguments.get(name), torch.Tensor) for name in mutates):
+        present = _present(mutates, arguments)
+        changed = [name for each in present.values() for name in each]
+        if not all(present[name] or name in empty for name in mutates) or not all(
+            isinstance(arguments[name], torch.Tensor) for name in changed
+        ):
             return function(**arguments)  # bad input
         # The memory of the arguments, even if the function exchanges that of the tensors.
-        memory = {name: arguments[name].detach() for name in mutates}
+        memory = {name: arguments[name].detach() for name in changed}
         former = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in memory.items()}
         try:
-            given = {name: arguments[name] for name in mutates}
+            given = {name: arguments[name] for name in changed}
             returned = _tensors(function(**arguments))
             for name, tensor in given.items():
                 if not _is_same(tensor, memory[name]):
@@ -144,16 +216,15 @@ def read_back(
                     beside = [other for other in beside if other is not each]
             if len(beside) != len(others) or not all(isinstance(each, torch.Tensor) for each in beside):
                 raise WrongOutputs(_other_return(beside, mutates, others))
-            results = [tensor.clone(memory_format=torch.contiguous_format) for tensor in memory.values()]
+            new = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in memory.items()}
+            results = [_joined(name, {n: new[n] for n in each}, empty.get(name)) for name, each in present.items()]
         finally:
             for name, tensor in memory.items():
                 tensor.copy_(former[name])
         return (*results, *beside) if len(results) + len(beside) > 1 else results[0]
 
     setattr(called, READS_BACK, True)
-    # Calls from several threads, and observed ones, would have to be made in the function's own process.
-    for name in ("called_at_once", "compared"):
-        called.__dict__.pop(name, None)
+    _forget_other_calls(called)
     return called
 
 

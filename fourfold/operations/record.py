@@ -169,6 +169,7 @@ class Operation:
             all outputs that have gradients, `joined` in a row, or the only such output unchanged.
         mutates: the names of the inputs that a call changes in place. Their new values are the first `outputs`, or the
             only output. No input has a gradient.
+        lists: the names of the arguments that are lists of tensors. Their tensors are inputs such as ``xs[0]``.
         changed: for one of several outputs, or for an only one, the input whose new value it is.
         admissible: for several outputs, a function of the case and of one call's results by name, including
             "gradient of x" for the gradients under the case's cotangent. It returns, in words, a contradiction between
@@ -203,6 +204,7 @@ class Operation:
     length_varies: bool = False
     outputs: Mapping[str, "Operation"] = field(default_factory=dict)
     mutates: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
     changed: str = ""
     admissible: Callable[[Case, Mapping[str, np.ndarray]], str | None] | None = None
 
@@ -244,6 +246,10 @@ class Operation:
             factor = factor / 2 if floating else factor
         inputs |= self.other_numbers(case)
         return replace(case, inputs=inputs, grad_output=scaled(case.grad_output, -0.5))
+
+    def allows(self, case: Case) -> bool:
+        """Return whether the parameters of a case may have their values there, where they depend on sizes."""
+        return True
 
     def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
         """Return the operation on fewer sizes if it can draw such cases, else itself, and the caller filters cases.
@@ -295,11 +301,11 @@ def sizes_of(operation: Operation, case: Case) -> dict[str, int]:
     Raises:
         ValueError: an input's shape does not fit its axes, or their sizes in other inputs.
     """
-    known: dict[str, Any] = {}
-    for name, written in operation.axes.items():
-        if name in case.inputs and not notation.fits(notation.parse(written), case[name].shape, known):
-            has = f"{name} has shape {list(case[name].shape)}, where its axes are {written!r}"
-            raise ValueError(f"a case of {operation.name}: {has} and {known} is known of other axes")
+    written = {name: notation.parse(text) for name, text in operation.axes.items()}
+    known, misfit = notation.sizes(written, {name: array.shape for name, array in case.inputs.items()})
+    if misfit:
+        has = f"{misfit} has shape {list(case[misfit].shape)}, where its axes are {operation.axes[misfit]!r}"
+        raise ValueError(f"a case of {operation.name}: {has} and {known} is known of other axes")
     return {name: size for name, size in known.items() if name != notation.LEADING}
 
 

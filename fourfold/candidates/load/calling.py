@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from fourfold.candidates.load import models
+
 
 class CannotBeCalled(ValueError):
     """The candidate is no function with the operation's arguments."""
@@ -17,7 +19,8 @@ class CannotBeCalled(ValueError):
 def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Callable[..., Any]:
     """Return a function that takes an operation's arguments by name.
 
-    It passes the arguments by name if the given function has these names, or else in their order.
+    It passes the arguments by name if the given function has these names, or else in their order. Arguments that a
+    module's ``forward`` does not take are its weights: see `fourfold.candidates.load.models.module`.
 
     Args:
         given: a function, an ``autograd.Function``, an ``nn.Module`` or its class.
@@ -29,7 +32,14 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
     """
     found = given
     if isinstance(found, type) and issubclass(found, torch.nn.Module):
-        found = found()
+        try:
+            found = found()
+        except TypeError as error:
+            name = found.__name__
+            raise CannotBeCalled(
+                f"{name}() raises TypeError: {error}; give an instance,"
+                f" or fourfold.module(make), where make returns one for the arguments of a call"
+            ) from None
     if isinstance(found, type) and issubclass(found, torch.autograd.Function):
         found = found.apply  # type: ignore[attr-defined]
     if _is_kernel_of_triton(found):
@@ -50,8 +60,22 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
     try:
         own.bind(*wanted.parameters)
     except TypeError as error:
+        if isinstance(found, torch.nn.Module) and _takes_weights(found, own, wanted):
+            return models.of_instance(found)
+        if isinstance(found, torch.nn.Module):
+            error = TypeError(f"{error}; fourfold.module(make) makes one for the arguments of each call")
         raise CannotBeCalled(f"{_name(found)}{own} cannot be called as {operation}{wanted}: {error}") from None
     return in_order(found, wanted, own.parameters)
+
+
+def _takes_weights(found: torch.nn.Module, own: inspect.Signature, wanted: inspect.Signature) -> bool:
+    """Return whether a module takes an operation's arguments if those with the names of its weights replace these."""
+    rest = [name for name in wanted.parameters if models.weight_of(found, name) is None]
+    for positional, named in ((rest, ()), ((), rest)):
+        with contextlib.suppress(TypeError):
+            own.bind(*positional, **dict.fromkeys(named))
+            return len(rest) < len(wanted.parameters)
+    return False
 
 
 def _is_kernel_of_triton(given: Any) -> bool:

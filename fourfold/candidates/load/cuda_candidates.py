@@ -215,7 +215,7 @@ class CudaCandidate:
     def _size(self, parameter: DeclaredParameter, parameters: Sequence[DeclaredParameter]) -> str:
         """Return the size or the number that a kernel parameter stands for."""
         name = parameter.name.lower()
-        known = {axis for axis in self._all_axes() if axis != "..."}
+        known = {*self._all_axes()}
         if len(self._axes) > 1 and "..." in self._axes:
             known.add("rows")
         known |= {"numel", *self.numbers}
@@ -242,7 +242,7 @@ class CudaCandidate:
 
     def _all_axes(self) -> Iterator[str]:
         for name in self.inputs:
-            yield from axes.parse(self.operation.axes.get(name, ""))
+            yield from axes.names(axes.parse(self.operation.axes.get(name, "")))
 
     def _unclear(self, name: str) -> NoReturn:
         declared = self.kernels.declared

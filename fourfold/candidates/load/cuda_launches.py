@@ -106,7 +106,7 @@ class LaunchPlan:
     def names(self, tensors: Mapping[str, torch.Tensor], given: Mapping[str, Any], out: torch.Tensor) -> dict[str, Any]:
         """Return the values of all names that expressions may use."""
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        sizes = axes.sizes(self.axes, shapes)
+        sizes, _ = axes.sizes({name: axes.parse(written) for name, written in self.axes.items()}, shapes)
         leading = sizes.pop(axes.LEADING, None)
         if leading is not None and len(self.axes_of_first) > 1:
             sizes["rows"] = math.prod(leading)

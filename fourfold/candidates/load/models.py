@@ -1,10 +1,19 @@
-"""Modules of torch made reproducibly, also in two processes: from the same arguments, random numbers and weights."""
+"""Modules of torch made reproducibly, also in two processes: from the same arguments, random numbers and weights.
 
-from collections.abc import Mapping
+`module` makes a function of an operation's arguments from a module whose weights are some of them.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.func import functional_call
+
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def made(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
@@ -54,3 +63,116 @@ def like(kind: type[torch.nn.Module], file: Path) -> torch.nn.Module:
     """Return a module of this class like the one given to `keep`."""
     kept = torch.load(file, weights_only=True)
     return with_weights(made(kind, kept["init"], kept["seed"]), kept["weights"])
+
+
+# ---- modules whose weights are arguments of an operation
+
+
+class _Kept(threading.local):
+    """The module of the last call, for each thread: a call has its weights in the module until it returns."""
+
+    model: torch.nn.Module
+    like: Any = None
+
+
+def module(make: Callable[..., torch.nn.Module], *, weights: Mapping[str, str] = NO_NAMES) -> Callable[..., Any]:
+    """Return a function that takes an operation's arguments and calls a module, with some of them as its weights.
+
+    Args:
+        make: makes the module. Its arguments are named after arguments of the operation, and get those of the call:
+            ``lambda weight, eps: MyNorm(len(weight), eps)``. Each thread keeps its module as long as calls have
+            tensors of the same shapes there, and the same other values.
+        weights: the names of the module's parameters or buffers, by those of the operation's arguments. An argument
+            that is not named here is the weight of its own name, ``weight``, or the only one such as ``norm.weight``.
+            All other arguments are those of the module's ``forward``.
+
+    Raises:
+        TypeError: `make` is no function, or an argument of a call is neither a weight nor one of ``forward``.
+    """
+    if not callable(make):
+        raise TypeError(f"module takes a function that makes a module, not {make!r}")
+    takes = inspect.signature(make).parameters
+    kept = _Kept()
+
+    def called(**arguments: Any) -> Any:
+        given = {name: arguments[name] for name in takes if name in arguments}
+        like = tuple((name, _likeness(value)) for name, value in given.items())
+        if kept.like != like:
+            devices = [value.device for value in arguments.values() if isinstance(value, torch.Tensor)]
+            kept.model, kept.like = make(**given).to(*devices[:1]), like
+        return call_with_weights(kept.model, arguments, weights, tuple(takes))
+
+    return as_function_of_arguments(called, make)
+
+
+def of_instance(model: torch.nn.Module) -> Callable[..., Any]:
+    """Return a function that calls a module with those of its arguments as weights that have their names."""
+    lock = threading.RLock()
+
+    def called(**arguments: Any) -> Any:
+        with lock:
+            return call_with_weights(model, arguments)
+
+    return as_function_of_arguments(called, model)
+
+
+def as_function_of_arguments(called: Callable[..., Any], of: Any) -> Callable[..., Any]:
+    """Return a function with the name of what it calls. Its signature takes any arguments by name."""
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(called, attribute, getattr(of, attribute, getattr(type(of), attribute, None)))
+    called.__wrapped__ = of  # type: ignore[attr-defined]
+    arguments = inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)
+    called.__signature__ = inspect.Signature([arguments])  # type: ignore[attr-defined]
+    return called
+
+
+def weight_of(model: torch.nn.Module, argument: str, weights: Mapping[str, str] = NO_NAMES) -> str | None:
+    """Return the name of the parameter or buffer that an argument of an operation replaces; None if there is none."""
+    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    wanted = weights.get(argument, argument)
+    alike = [name for name in names if name.rpartition(".")[2] == wanted]
+    return wanted if wanted in names else alike[0] if len(alike) == 1 else None
+
+
+def call_with_weights(
+    model: torch.nn.Module,
+    arguments: Mapping[str, Any],
+    weights: Mapping[str, str] = NO_NAMES,
+    taken: Sequence[str] = (),
+) -> Any:
+    """Call a module with some arguments in place of its weights.
+
+    Args:
+        model: the module.
+        arguments: the arguments of the call, by name.
+        weights: as in `module`.
+        taken: the arguments that the module was made of. ``forward`` gets the tensors among them, and the parameters
+            that it names.
+
+    Raises:
+        TypeError: ``forward`` does not take the other arguments.
+    """
+    named = {name: weight_of(model, name, weights) for name in arguments}
+    replaced = {weight: arguments[name] for name, weight in named.items() if weight is not None}
+    own = inspect.signature(model.forward)
+    rest = {
+        name: value
+        for name, value in arguments.items()
+        if named[name] is None and (name not in taken or name in own.parameters or isinstance(value, torch.Tensor))
+    }
+    try:
+        own.bind(**rest)
+    except TypeError:
+        try:
+            own.bind(*rest.values())
+        except TypeError as error:
+            has = ", ".join([*dict(model.named_parameters()), *dict(model.named_buffers())]) or "none"
+            called = f"{type(model).__name__}.forward{own} cannot be called with {', '.join(rest)}"
+            raise TypeError(f"{called}: {error}; its weights: {has}") from None
+        return functional_call(model, replaced, tuple(rest.values()))
+    return functional_call(model, replaced, (), rest)
+
+
+def _likeness(value: Any) -> Any:
+    """Return what a module that is made of an argument may depend on: of a tensor the shape, dtype and device."""
+    return (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else repr(value)

@@ -36,6 +36,7 @@ from fourfold.instruments.operator_watch import ENTERED, Fallbacks
 from fourfold.instruments.redzones import Arena
 from fourfold.instruments.size_comparisons import LARGEST
 from fourfold.operations.claims import claims
+from fourfold.operations.outputs import TAKES_ITEMS
 
 # The time limit in seconds of a call, or of the import.
 CALL_SECONDS = 300.0
@@ -111,6 +112,8 @@ class UntrustedFunction:
         operation: its name.
         seconds: the time limit of a call.
         most_bytes: the limit of its process's own memory.
+        lists: the names of the arguments that are lists. Calls pass their tensors one by one: see
+            `fourfold.operations.outputs.packed`.
         state: a file that describes an ``nn.Module``, see `fourfold.candidates.load.models.keep`; None for a function.
 
     Raises:
@@ -127,9 +130,11 @@ class UntrustedFunction:
         seconds: float = CALL_SECONDS,
         most_bytes: int = MOST_BYTES,
         state: Path | None = None,
+        lists: Sequence[str] = (),
     ) -> None:
         self.place, self.function, self.operation, self.seconds = place, function, operation, seconds
-        self.most_bytes, self.state = most_bytes, state
+        self.most_bytes, self.state, self.lists = most_bytes, state, lists
+        setattr(self, TAKES_ITEMS, True)
         self.__name__ = function.rpartition(".")[2]
         self.__signature__ = wanted
         self.costly: list[Unanswered] = []  # calls that took too long, or ended the first process
@@ -326,6 +331,7 @@ class UntrustedFunction:
             "place": self.place,
             "function": self.function,
             "operation": self.operation,
+            "lists": list(self.lists),
             "state": None if self.state is None else str(self.state),
         }
         text |= {
@@ -361,10 +367,16 @@ class UntrustedFunction:
 
 @functools.cache
 def started(
-    place: str, function: str, wanted: inspect.Signature, operation: str, seconds: float, process: int
+    place: str,
+    function: str,
+    wanted: inspect.Signature,
+    operation: str,
+    seconds: float,
+    process: int,
+    lists: tuple[str, ...] = (),
 ) -> UntrustedFunction:
     """Return the function in its process, cached by the number of this `process`, so that a fork starts its own."""
-    return UntrustedFunction(place, function, wanted, operation, seconds)
+    return UntrustedFunction(place, function, wanted, operation, seconds, lists=lists)
 
 
 def conditions() -> dict[str, Any]:

@@ -43,7 +43,7 @@ from fourfold.instruments.size_comparisons import Compared
 from fourfold.instruments.tampering import Tampered, default_dtype, nothing_else_changes
 from fourfold.operations.blame import blame_of, statement
 from fourfold.operations.case import Case
-from fourfold.operations.outputs import outputs_of
+from fourfold.operations.outputs import outputs_of, packed
 from fourfold.operations.refusals import Fault, chain, is_order
 
 # The most causes, frames and characters of an exception in its description.
@@ -294,7 +294,8 @@ class Served:
         if text["state"] is not None:
             found = models.like(found, Path(text["state"]))
         try:
-            self.function = as_operation(found, inspect.Signature(parameters), text["operation"])
+            called = as_operation(found, inspect.Signature(parameters), text["operation"])
+            self.function = packed(called, text["lists"])
         except CannotBeCalled as error:
             return {"cannot": str(error)[:MOST_WORDS]}
         claims = sys.modules.get("fourfold.operations.claims")  # the module of its decorator
