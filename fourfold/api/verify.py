@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.backends.triton import compilation
-from fourfold.candidates.process.client import CALL_SECONDS
 from fourfold.checks import catalogue
 from fourfold.checks.catalogue import FORWARD, Check
 from fourfold.checks.search import Search
 from fourfold.engine.verdict import Verdict, holding_lines, refusal_lines
-from fourfold.engine.verification import EXAMPLES, CheckPlan, Trial, _warn_of_refusals, verified
+from fourfold.engine.verification import CheckPlan, Trial, _warn_of_refusals, verified
 from fourfold.operations.claims import Claims
+from fourfold.operations.limits import CALL_SECONDS, COMPILE_SECONDS, EXAMPLES
 from fourfold.operations.outcomes import Exclusion, Status
 from fourfold.operations.record import Operation
 
@@ -40,7 +39,7 @@ def verify(
     strict_errors: bool = False,
     untrusted: bool = False,
     call_seconds: float = CALL_SECONDS,
-    compile_seconds: float = compilation.SECONDS,
+    compile_seconds: float = COMPILE_SECONDS,
     first_failure: bool = False,
     seconds: float = math.inf,
     forbid_fallback: bool = False,

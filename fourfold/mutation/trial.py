@@ -213,7 +213,7 @@ class Trials:
         quick: bool = False,
     ) -> None:
         self.backend, self.candidate, self.dtypes = backend, candidate, tuple(dtypes)
-        self.records = dict(operations())
+        self.records = dict(operations()) | ({operation: candidate.record} if candidate else {})
         self.operation = self.records[operation]
         self.kernels = KernelPackage.of(operation)
         self.directory = directory

@@ -17,12 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from fourfold.pytest_plugin.options import names
+
 # The options of `fourfold` that take a value.
-OPTIONS = (
-    *("--op", "--backend", "--dtype", "--device", "--examples", "--candidate", "--claims"),
-    *("--verdict", "--reproduce", "--report", "--call-seconds", "--compile-seconds"),
-    *("--perf-gate-seconds", "--perf-gate-slowdowns"),
-)
+OPTIONS = tuple(name for name, takes_value in names().items() if takes_value)
 CONFIGURATIONS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 _VARIABLE = "PYTEST_ADDOPTS"
 

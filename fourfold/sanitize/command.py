@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fourfold.candidates.process.child import become
 
@@ -25,20 +25,15 @@ DESCRIPTION = (
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the argument parser. Arguments after the script belong to the script."""
-    made = argparse.ArgumentParser(prog="fourfold sanitize", description=DESCRIPTION)
-    made.add_argument(
-        "--all-configs", action="store_true", help="run every configuration of a tuned kernel, not the first"
-    )
-    made.add_argument(
-        "--capability", metavar="X.Y", type=capability, default=(9, 0), help="of the GPU that the script finds (9.0)"
-    )
-    made.add_argument("--json", metavar="FILE", type=Path, help="write the findings to this file")
-    made.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, such as pytest")
-    made.add_argument("script", metavar="SCRIPT", help="a Python file, or with -m a module")
-    made.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="arguments of the script")
-    return made
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options. Arguments after the script belong to the script."""
+    add = parser.add_argument
+    add("--all-configs", action="store_true", help="run every configuration of a tuned kernel, not the first")
+    add("--capability", metavar="X.Y", type=capability, default=(9, 0), help="of the GPU that the script finds (9.0)")
+    add("--json", metavar="FILE", type=Path, help="write the findings to this file")
+    add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, such as pytest")
+    add("script", metavar="SCRIPT", help="a Python file, or with -m a module")
+    add("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
 def capability(text: str) -> tuple[int, int]:
@@ -47,20 +42,19 @@ def capability(text: str) -> tuple[int, int]:
     return int(major), int(minor or 0)
 
 
-def command(arguments: Sequence[str]) -> int:
+def command(given: argparse.Namespace) -> int:
     """Replace this process by the command: exit code 0 without an error, 1 with one, 2 for wrong arguments."""
-    given = parser().parse_args(arguments)
     if not given.module and not Path(given.script).is_file():
-        print(f"fourfold sanitize: SCRIPT: there is no file {given.script}", file=sys.stderr)
-        return 2
-    run = [sys.executable, "-m", "fourfold.sanitize.command", *arguments]
+        given.error(f"SCRIPT: there is no file {given.script}")
+    run = [sys.executable, "-m", "fourfold.sanitize.command", *given.words]
     return become(run, **ENVIRONMENT)
 
 
-def say(text: Any) -> None:
+def say(text: Any, errors: TextIO) -> None:
     """Print to the user, in order with the script's own output."""
     sys.stdout.flush()
-    print(f"fourfold: {text}" if isinstance(text, str) else text, file=sys.stderr, flush=True)
+    sys.stderr.flush()
+    print(f"fourfold: {text}" if isinstance(text, str) else text, file=errors, flush=True)
 
 
 def run_script(given: argparse.Namespace) -> bool:
@@ -92,15 +86,19 @@ def main(arguments: Sequence[str]) -> int:
     from fourfold.backends.triton.sanitizer import monitor
     from fourfold.sanitize import absent_gpu
 
-    given = parser().parse_args(arguments)
-    report = monitor.Report(seen=say)
+    parser = argparse.ArgumentParser(prog="fourfold sanitize")
+    add_options(parser)
+    given = parser.parse_args(arguments)
+    # A script such as pytest captures what is written to the descriptor of standard error.
+    errors = os.fdopen(os.dup(sys.stderr.fileno()), "w")
+    report = monitor.Report(seen=lambda finding: say(finding, errors))
     with monitor.watching(report), absent_gpu.answered(given.all_configs, given.capability):
         well = run_script(given)
     summary = (
         f"{count(report.errors, 'error')} and {count(report.warnings, 'warning')} in"
         f" {report.launches} launches of {len(report.kernels)} kernels, {report.programs} programs"
     )
-    say(summary if well else f"the script has failed; {summary}")
+    say(summary if well else f"the script has failed; {summary}", errors)
     if given.json:
         findings = [dataclasses.asdict(finding) for finding in report.findings.values()]
         numbers = {"kernels": sorted(report.kernels), "launches": report.launches, "programs": report.programs}
