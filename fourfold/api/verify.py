@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fourfold.api.progress import display
 from fourfold.checks import catalogue
 from fourfold.checks.catalogue import FORWARD, Check
 from fourfold.checks.search import Search
@@ -96,7 +97,9 @@ def verify(
     with Trial.of(
         implementation, operation, claims, device, refusals, strict_errors, own_process, compile_seconds
     ) as trial:
-        verdict = verified(trial, plan)
+        planned = [(check.name, dtype) for check, dtype in trial.planned(dtypes, only, forbid_fallback)]
+        with display(planned) as tell:
+            verdict = verified(trial, replace(plan, told=tell))
         if verdict.passed or not accept or not verdict.suggested_claim:
             return verdict
     options["claims"] = Claims.parse(verdict.suggested_claim)

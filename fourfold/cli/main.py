@@ -3,12 +3,12 @@
 import argparse
 import contextlib
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import fourfold
 from fourfold.cli.parser import STANDARD_OUTPUT, Parser
 from fourfold.cli.settings import BadSettings, ProjectSettings
 from fourfold.operations.registry import did_you_mean
@@ -105,7 +105,7 @@ def parsed(name: str, words: Sequence[str]) -> argparse.Namespace:
 def about(name: str, words: Sequence[str]) -> int:
     """Print the help or the version, or exit with 2 if there is no such command."""
     parser = Parser(prog="fourfold", description="Is a GPU kernel right, on every shape, dtype and layout?")
-    parser.add_argument("--version", action="version", version=f"fourfold {importlib.metadata.version('fourfold')}")
+    parser.add_argument("--version", action="version", version=f"fourfold {fourfold.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     for each, command in COMMANDS.items():
         commands.add_parser(each, help=command.what)
