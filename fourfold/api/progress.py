@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -21,7 +22,7 @@ def display(planned: Sequence[tuple[str, str]]) -> Iterator[Callable[[str, str],
         yield lambda check, dtype: None
         return
     columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    alone = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False, "transient": True}
+    alone: Any = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False, "transient": True}
     with Progress(*columns, console=console, **alone) as progress:
         task = progress.add_task("", total=len(planned))
 

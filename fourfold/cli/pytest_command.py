@@ -9,7 +9,7 @@ from fourfold.pytest_plugin.rootdir import CONFIGURATIONS
 # Files that configure other tools as well, and the heading of pytest's part.
 _SHARED = {"tox.ini": "[pytest]", "setup.cfg": "[tool:pytest]"}
 # Warnings of torch and Triton fail no check, whatever the project's own filters say.
-_WARNINGS = ("-Wdefault", "-Wignore::DeprecationWarning", "-Wignore::FutureWarning")
+_WARNINGS = ("-Wdefault", *(f"-Wignore::{name}Warning" for name in ("Deprecation", "Future", "Resource")))
 
 
 def operation_tests() -> Path:

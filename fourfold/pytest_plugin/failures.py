@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -96,6 +97,9 @@ def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | 
     for plugin in config.getoption("plugins"):
         if plugin.partition(".")[0] == "fourfold":
             command += ["-p", plugin]
+    for option, name in (("-c", "inifilename"), ("--rootdir", "rootdir")):
+        if place := config.getoption(name):
+            command += [option, os.path.relpath(here / place, here)]
     device = config.stash.get(DEVICE, config.getoption("device"))
     if device != "auto":
         command += ["--device", device]
