@@ -4,6 +4,7 @@ import argparse
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def command(given: argparse.Namespace) -> int:
     root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
     if not given.no_workflow:
         names = " ".join(str(file.resolve().relative_to(root) if root != here else file) for file in files)
-        install = " -e ." if (root / "pyproject.toml").is_file() else ""
+        install = " -e ." if _is_package(root / "pyproject.toml") else ""
         files[root / WORKFLOW] = _WORKFLOW.format(install=install, tests=names)
     if there := [str(file) for file in files if file.exists() and not given.force]:
         given.error(f"{', '.join(there)} is there already: --force replaces it")
@@ -78,6 +79,10 @@ def command(given: argparse.Namespace) -> int:
             print(f"{file}: write the formula of each kernel in place of NotImplementedError")
     print(f"next: pytest {next(iter(files))}")
     return 0
+
+
+def _is_package(project: Path) -> bool:
+    return project.is_file() and "project" in tomllib.loads(project.read_text(encoding="utf-8"))
 
 
 def chosen(text: str | None) -> list[tuple[Source, list[str]]]:
@@ -116,7 +121,8 @@ def test_file(source: Source, functions: Sequence[str], operation: str) -> str:
     imports, bodies = {"import fourfold"}, []
     for function in functions:
         node, name = source.definitions.get(function), "".join(part.title() for part in function.split("_"))
-        known = operation or likely(function, node)
+        own = [f"{source.file}:{each}" for each in source.operations() if _names(function, each)]
+        known = operation or next(iter(own), "") or likely(function, node)
         place, colon, declared = known.rpartition(":")
         if colon:
             imports.add(f"from {module_of(Path(place))} import {declared}")
@@ -128,11 +134,11 @@ def test_file(source: Source, functions: Sequence[str], operation: str) -> str:
             known = f"{function}_in_torch"
             bodies.append(definition(function, node))
         bodies.append(f"Test{name} = fourfold.suite({function}, {known})\n")
-    own = f"from {module_of(source.file)} import {', '.join(functions)}"
+    kernels = f"from {module_of(source.file)} import {', '.join(functions)}"
     modules = sorted(line for line in imports if line.startswith("import"))
     names = sorted(line for line in imports if line.startswith("from"))
     head = f'"""Fourfold checks the kernels of {source.file.name}: one test for each check and dtype."""\n'
-    return "\n".join([head, *modules, *names, "", own, "\n", "\n\n".join(bodies)])
+    return "\n".join([head, *modules, *names, "", kernels, "\n", "\n\n".join(bodies)])
 
 
 def likely(function: str, node: ast.AST | None) -> str:
@@ -140,13 +146,18 @@ def likely(function: str, node: ast.AST | None) -> str:
     if _GRADIENT.search(function):
         return ""
     for name in sorted(registry.files(), key=len, reverse=True):
-        if re.search(rf"(^|_){name}(_|$)", function):
+        if _names(function, name):
             arguments = arguments_of(name)
             if not isinstance(node, ast.FunctionDef):
                 return name
             own = node.args.args
             return name if len(own) - len(node.args.defaults) <= len(arguments) and len(own) <= len(arguments) else ""
     return ""
+
+
+def _names(function: str, operation: str) -> bool:
+    """Return whether the words of a function's name contain those of an operation's, as fused_softmax does."""
+    return f"_{operation}_" in f"_{function}_"
 
 
 def module_of(file: Path) -> str:
@@ -178,5 +189,4 @@ def definition(function: str, node: Any) -> str:
 @fourfold.operation({", ".join(said)})
 def {function}_in_torch({", ".join(signature)}):
     raise NotImplementedError("write what {function} computes, in torch")
-
 """
