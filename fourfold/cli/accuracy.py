@@ -12,6 +12,7 @@ import torch
 
 from fourfold import backends
 from fourfold.checks.records import operations
+from fourfold.cli.source import NotThere, require_function, require_operation
 from fourfold.engine.cells import CANDIDATE, Selection, SelectionError, operation_in
 from fourfold.engine.exact_math import computing_exactly
 from fourfold.performance.accuracy import Accuracy, Errors, Row, measure
@@ -27,6 +28,11 @@ EXPLANATION = (
 def command(given: argparse.Namespace) -> int:
     """Run ``fourfold accuracy``; return 0 if all was measured, 1 if not, 2 for bad arguments."""
     if given.kernel:
+        try:
+            require_function(given.kernel)
+            require_operation(given.operation)
+        except NotThere as error:
+            given.error(str(error))
         given.candidate.append(f"{given.operation}={given.kernel}")
     if given.examples < 0:
         given.error(f"--examples must be at least 0, not {given.examples}")

@@ -14,7 +14,7 @@ def command(given: argparse.Namespace) -> int:
             require_operation(given.op)
         if given.kernel:
             require_function(given.kernel)
-            require_operation(given.operation or "")
+            require_operation(given.operation)
     except NotThere as error:
         given.error(str(error))
     return become([sys.executable, "-m", "fourfold.mutation", *given.words])

@@ -124,12 +124,14 @@ def require_function(text: str) -> None:
         raise NotThere(f"there is no file {place}")
 
 
-def require_operation(text: str) -> None:
+def require_operation(text: str | None) -> None:
     """Check that a text names a known operation, or one that a file declares, as ``FILE.py:OPERATION``.
 
     Raises:
-        NotThere: there is no such operation.
+        NotThere: there is no such operation, or no text.
     """
+    if not text:
+        raise NotThere("--as OPERATION is missing, as softmax or FILE.py:OPERATION: `fourfold list` names all")
     if ":" in text:
         require_function(text)
     elif text not in (known := registry.files()):

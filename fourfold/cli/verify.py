@@ -110,8 +110,6 @@ def command_of(given: argparse.Namespace) -> list[str]:
     kernel, options = given.kernel, list(given.passed)
     try:
         require_function(kernel)
-        if not given.operation:
-            given.error(f"{kernel} needs --as OPERATION, as softmax or FILE.py:OPERATION; `fourfold list` names all")
         require_operation(given.operation)
     except NotThere as error:
         given.error(str(error))
