@@ -132,9 +132,9 @@ def test_a_mistake_is_named_with_what_was_meant(
 
 
 def test_pytest_names_the_option_that_was_meant(tmp_path: Path) -> None:
-    done = warm.run(
-        "pytest", "-p", "fourfold", "--devce=cpu", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = str(ROOT)
+    done = warm.run("pytest", "-p", "fourfold", "--devce=cpu", cwd=tmp_path, env=environment)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "no such option: --devce; did you mean --device?" in done.stderr
 
