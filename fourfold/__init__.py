@@ -4,8 +4,30 @@ PYTEST_DONT_REWRITE: pytest would warn that this module was imported before it c
 """
 
 import importlib
+import importlib.metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the types of what `_PUBLIC` names
+    from fourfold.api.adapters import verify_contract as verify_contract
+    from fourfold.api.adapters import verify_kernelbench as verify_kernelbench
+    from fourfold.api.verify import assert_correct as assert_correct
+    from fourfold.api.verify import suite as suite
+    from fourfold.api.verify import verify as verify
+    from fourfold.backends.cuda.functions import cuda_kernel as cuda_kernel
+    from fourfold.declaration.definition import operation as operation
+    from fourfold.declaration.inference import like as like
+    from fourfold.engine.verdict import Verdict as Verdict
+    from fourfold.grading.driver import grade as grade
+    from fourfold.operations.arguments import lengths as lengths
+    from fourfold.operations.arguments import offsets as offsets
+    from fourfold.operations.arguments import result as result
+    from fourfold.operations.arguments import tensor as tensor
+    from fourfold.operations.arguments import values as values
+    from fourfold.operations.claims import Claims as Claims
+    from fourfold.operations.claims import claims as claims
+
+    __version__: str
 
 # ``pytest -p fourfold`` loads the plugin. Installing this package does not: options such as --device would collide with
 # those of other test suites. Of what is named here it loads `rootdir` alone, which has no options.
@@ -47,6 +69,8 @@ _PUBLIC = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version(__name__)
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -15,10 +15,10 @@ from typing import Any
 
 from fourfold.api.verify import verify
 from fourfold.candidates.load.kernelbench_problems import KernelBenchProblem, attribute_of, existing_file
-from fourfold.candidates.process.client import CALL_SECONDS
 from fourfold.declaration.inference import like
 from fourfold.engine.verdict import Verdict
 from fourfold.operations.claims import Claims
+from fourfold.operations.limits import CALL_SECONDS
 
 
 def verify_contract(module: Any, *, vary: bool = False, **options: Any) -> Verdict:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.backends.triton import compilation
-from fourfold.candidates.process.client import CALL_SECONDS
+from fourfold.api.progress import display
 from fourfold.checks import catalogue
 from fourfold.checks.catalogue import FORWARD, Check
 from fourfold.checks.search import Search
 from fourfold.engine.verdict import Verdict, holding_lines, refusal_lines
-from fourfold.engine.verification import EXAMPLES, CheckPlan, Trial, _warn_of_refusals, verified
+from fourfold.engine.verification import CheckPlan, Trial, _warn_of_refusals, verified
 from fourfold.operations.claims import Claims
+from fourfold.operations.limits import CALL_SECONDS, COMPILE_SECONDS, EXAMPLES
 from fourfold.operations.outcomes import Exclusion, Status
 from fourfold.operations.record import Operation
 
@@ -40,7 +40,7 @@ def verify(
     strict_errors: bool = False,
     untrusted: bool = False,
     call_seconds: float = CALL_SECONDS,
-    compile_seconds: float = compilation.SECONDS,
+    compile_seconds: float = COMPILE_SECONDS,
     first_failure: bool = False,
     seconds: float = math.inf,
     forbid_fallback: bool = False,
@@ -97,7 +97,9 @@ def verify(
     with Trial.of(
         implementation, operation, claims, device, refusals, strict_errors, own_process, compile_seconds
     ) as trial:
-        verdict = verified(trial, plan)
+        planned = [(check.name, dtype) for check, dtype in trial.planned(dtypes, only, forbid_fallback)]
+        with display(planned) as tell:
+            verdict = verified(trial, replace(plan, told=tell))
         if verdict.passed or not accept or not verdict.suggested_claim:
             return verdict
     options["claims"] = Claims.parse(verdict.suggested_claim)

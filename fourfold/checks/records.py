@@ -1,5 +1,13 @@
 """The records of all operations, by name."""
 
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fourfold import backends
+from fourfold.candidates.load import modules
 from fourfold.declaration import defaults
 from fourfold.instruments import tampering
 from fourfold.operations import registry
@@ -26,3 +34,35 @@ def operations() -> dict[str, Operation]:
             tampering.watch(oracle)
         found[operation.name] = defaults.completed(operation)
     return found
+
+
+def named(text: str) -> Operation:
+    """Return a known operation by its name, or one that a file declares, as ``FILE_OR_MODULE:OPERATION``.
+
+    Raises:
+        ValueError: there is no such operation, or the file or the module cannot be imported.
+    """
+    place, colon, name = text.rpartition(":")
+    if not colon:
+        known = operations()
+        if text not in known:
+            suggestion = registry.did_you_mean(text, known)
+            raise ValueError(f"operation: there is no {text!r}: there are {', '.join(known)}{suggestion}")
+        return known[text]
+    try:
+        module = modules.of_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:
+        raise ValueError(f"operation {text}: {type(error).__name__}: {error}") from error
+    record = getattr(module, name, None)
+    if not isinstance(record, Operation):
+        there = [key for key, value in vars(module).items() if isinstance(value, Operation)]
+        raise ValueError(
+            f"operation: {place} declares no {name}, as by fourfold.operation{registry.did_you_mean(name, there)}"
+        )
+    return replace(defaults.completed(record), name=name)
+
+
+def reference_of(operation: Operation) -> Callable[..., Any]:
+    """Return an operation in torch: its definition if it declares one."""
+    definition = getattr(operation, "definition", None)
+    return definition if definition is not None else backends.load(operation.name, "torch")

@@ -6,68 +6,41 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fourfold import backends
 from fourfold.checks.records import operations
-from fourfold.engine.cells import CANDIDATE, Selection, SelectionError
+from fourfold.cli.source import NotThere, require_function, require_operation
+from fourfold.engine.cells import CANDIDATE, Selection, SelectionError, operation_in
 from fourfold.engine.exact_math import computing_exactly
 from fourfold.performance.accuracy import Accuracy, Errors, Row, measure
 from fourfold.performance.beside import OWN, PEERS
 from fourfold.pytest_plugin.preparation import triton_for
 
-DESCRIPTION = (
-    "Measure the rounding errors of each output and gradient in ulp, and print them beside those of torch, Liger and"
-    " quack. Kernels that are less exact than torch's come first."
-)
-EXAMPLES = 25
 EXPLANATION = (
     "In each cell: the largest and the mean error in ulp of the result's dtype. Rounding alone costs up to 0.50."
     " bits: by how many bits the largest error, or the mean, is larger than torch's."
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the argument parser."""
-    made = argparse.ArgumentParser(prog="fourfold accuracy", description=DESCRIPTION)
-    known = ("triton", "cuda")
-    made.add_argument("--op", action="append", default=[], metavar="NAME", help="only this operation; repeatable")
-    made.add_argument("--backend", action="append", default=[], choices=known, help="only this backend; repeatable")
-    made.add_argument("--dtype", action="append", default=[], metavar="NAME", help="only this dtype; repeatable")
-    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes a GPU if there is")
-    made.add_argument(
-        "--candidate",
-        action="append",
-        default=[],
-        metavar="OP=FILE_OR_MODULE:FUNCTION",
-        help="measure this implementation in place of the library's; it runs in this process",
-    )
-    made.add_argument(
-        "--examples",
-        type=int,
-        default=EXAMPLES,
-        metavar="N",
-        help=f"generated cases of each operation and dtype, beside the named ones: {EXAMPLES} unless told",
-    )
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="of the generated cases: 0 unless told")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file too")
-    return made
-
-
-def command(arguments: Sequence[str]) -> int:
+def command(given: argparse.Namespace) -> int:
     """Run ``fourfold accuracy``; return 0 if all was measured, 1 if not, 2 for bad arguments."""
-    options = parser()
-    given = options.parse_args(arguments)
+    if given.kernel:
+        try:
+            require_function(given.kernel)
+            require_operation(given.operation)
+        except NotThere as error:
+            given.error(str(error))
+        given.candidate.append(f"{given.operation}={given.kernel}")
     if given.examples < 0:
-        options.error(f"--examples must be at least 0, not {given.examples}")
+        given.error(f"--examples must be at least 0, not {given.examples}")
     device = given.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        options.error("--device cuda: torch finds no GPU")
+        given.error("--device cuda: torch finds no GPU")
     triton_for(device)
     os.environ.setdefault("FOURFOLD_CUDA_ON_CPU", "fast")  # the checks look for errors of other kinds
     try:
@@ -75,7 +48,7 @@ def command(arguments: Sequence[str]) -> int:
         for candidate in selection.candidates.values():
             candidate.load()
     except SelectionError as error:
-        options.error(str(error))
+        given.error(str(error))
     with computing_exactly():
         accuracy = measure(selection, device, given.examples, given.seed, lambda line: print(line, file=sys.stderr))
     about = described(device, given.examples, given.seed)
@@ -98,7 +71,7 @@ def selected(given: argparse.Namespace) -> Selection:
     return Selection.of(
         operations(),
         given.candidate,
-        op=given.op or [text.partition("=")[0] for text in given.candidate],
+        op=given.op or [operation_in(text) for text in given.candidate],
         backend=[*chosen, *([CANDIDATE] if given.candidate else [])],
         dtype=given.dtype,
     )

@@ -3,13 +3,10 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
 from fourfold.candidates.process.child import Stop
-from fourfold.engine.verification import EXAMPLES
 from fourfold.grading import report
 from fourfold.grading.candidates import BadCandidate
 from fourfold.grading.driver import chosen, grade, of_file
@@ -17,39 +14,11 @@ from fourfold.grading.pool import NoWorkers
 from fourfold.grading.progress import ProgressDisplay
 from fourfold.grading.results import Graded, InUse
 
-DESCRIPTION = "judge many candidates, each in a process of its own"
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the argument parser."""
-    made = argparse.ArgumentParser(prog="fourfold grade", description=DESCRIPTION)
-    made.add_argument("candidates", type=Path, metavar="CANDIDATES.jsonl", help="a line of JSON for each candidate")
-    made.add_argument("--out", type=Path, metavar="FILE", help="append each result, and go on where FILE stops")
-    made.add_argument("--report", type=Path, metavar="DIR", help="write a page that filters by verdict")
-    made.add_argument("--id", action="append", default=[], metavar="ID", help="judge this candidate alone")
-    made.add_argument("--workers", type=int, metavar="N", help="how many judge at once; one a processor unless given")
-    made.add_argument("--gpus", type=int, default=0, choices=(0, 1), help="1 for kernels that run on a GPU")
-    made.add_argument("--ray", metavar="ADDRESS", help="let the machines of a Ray cluster judge, as at auto")
-    made.add_argument("--seed", type=int, metavar="N", help="of the generated cases")
-    made.add_argument(
-        "--examples", type=int, default=EXAMPLES, metavar="N", help=f"cases a check; {EXAMPLES} if absent"
-    )
-    made.add_argument("--dtype", action="append", default=[], metavar="NAME", help="look at this dtype alone")
-    made.add_argument("--all-failures", action="store_true", help="go on with what is wrong, until all is found")
-    made.add_argument("--no-refusals", action="store_true", help="an exception of a candidate's own is a failure")
-    made.add_argument("--strict-errors", action="store_true", help="bad input must raise the declared errors")
-    made.add_argument("--forbid-fallback", action="store_true", help="torch may allocate memory, and not compute")
-    made.add_argument("--forbid-imports", default="", metavar="A,B", help="modules that no source may import")
-    made.add_argument("--speed", action="store_true", help="time what is right beside the reference; needs --gpus 1")
-    return made
-
-
-def command(arguments: Sequence[str]) -> int:
+def command(given: argparse.Namespace) -> int:
     """Run ``fourfold grade``; return 0 if every candidate has a verdict, 2 for bad arguments, 130 after Ctrl-C."""
-    options = parser()
-    given = options.parse_args(arguments)
     if not given.candidates.is_file():
-        options.error(f"{given.candidates} is no file")
+        given.error(f"{given.candidates} is no file")
     with Stop() as stop:
         return grade_file(given, stop)
 

@@ -26,7 +26,7 @@ from fourfold.candidates.process.client import CannotBeImported, UntrustedFuncti
 from fourfold.candidates.process.cuda_client import started as started_kernel
 from fourfold.candidates.process.session import Unanswered
 from fourfold.checks.outputs import requires_gradient
-from fourfold.checks.records import operations
+from fourfold.checks.records import named, reference_of
 from fourfold.checks.search import Subject
 from fourfold.engine import profiles
 from fourfold.inputs.constants import Constants, constants_in, constants_of
@@ -38,6 +38,7 @@ from fourfold.operations.case import Case
 from fourfold.operations.claims import Claims, claims_of
 from fourfold.operations.outcomes import Exclusion, Unclaimed, Unsupported
 from fourfold.operations.record import Operation
+from fourfold.operations.registry import did_you_mean
 
 # The backend of a user's implementation; a law relates it to torch's implementation of another operation.
 CANDIDATE = "candidate"
@@ -68,32 +69,36 @@ class Candidate:
         place: a Python file, a `.cu` file or a module's name.
         function: its name there; for a kernel also its launch, as `fourfold.candidates.load.cuda_candidates` reads it.
         call_seconds: the time limit of a call, for a candidate in its own process; None for one in this process.
+        declared: the operation's ``FILE_OR_MODULE:OPERATION``; "" for a known one.
     """
 
     operation: str
     place: str
     function: str
     call_seconds: float | None = None
+    declared: str = ""
 
     def __str__(self) -> str:
-        return f"{self.operation}={self.place}:{self.function}"
+        return f"{self.declared or self.operation}={self.place}:{self.function}"
 
     @classmethod
     def parse(cls, text: str, known: Iterable[str]) -> "Candidate":
         """Parse ``OP=FILE_OR_MODULE:FUNCTION``, or ``OP=FILE.cu:KERNEL<<<GRID, BLOCK>>>``.
 
+        OP is the name of a known operation, or ``FILE_OR_MODULE:OPERATION``.
+
         Raises:
             SelectionError: the text has another form, or the operation is unknown.
         """
         operation, equals, target = text.partition("=")
-        if equals and (launch := cls._launch(target)):
-            choose("--candidate", [operation], known)
-            return cls(operation, launch.file, launch.launched)
-        place, colon, function = target.rpartition(":")
-        if not (equals and colon and place and function.isidentifier()):
+        launch = cls._launch(target) if equals else None
+        place, function = (launch.file, launch.launched) if launch else target.rpartition(":")[::2]
+        if not launch and not (place and function.isidentifier()):
             raise SelectionError(f"--candidate must be OP=FILE_OR_MODULE:FUNCTION, not {text!r}")
-        choose("--candidate", [operation], known)
-        return cls(operation, place, function)
+        declared, name = operation if ":" in operation else "", operation_in(text)
+        if not declared:
+            choose("--candidate", [name], known)
+        return cls(name, place, function, declared=declared)
 
     @staticmethod
     def _launch(target: str) -> Launch | None:
@@ -101,6 +106,28 @@ class Candidate:
             return Launch.parse(target)
         except ValueError as error:
             raise SelectionError(f"--candidate {error}") from None
+
+    @property
+    def record(self) -> Operation:
+        """Return the operation.
+
+        Raises:
+            SelectionError: no file declares it.
+        """
+        try:
+            return named(self.declared or self.operation)
+        except ValueError as error:
+            raise SelectionError(f"--candidate {self}: {error}") from error
+
+    @property
+    def reference(self) -> Callable[..., Any]:
+        """Return the operation as a function of torch."""
+        return reference_of(self.record) if self.declared else backends.load(self.operation, "torch")
+
+    @property
+    def judges_itself(self) -> bool:
+        """Return whether the candidate's own file declares its operation, so that the judge must import it."""
+        return bool(self.declared) and Path(self.declared.rpartition(":")[0]).resolve() == Path(self.place).resolve()
 
     @property
     def is_cuda(self) -> bool:
@@ -121,9 +148,10 @@ class Candidate:
         return self._read()
 
     def _read(self) -> CudaCandidate:
-        target, reference = f"{self.place}:{self.function}", backends.load(self.operation, "torch")
         try:
-            return load_cuda(target, self.operation, operations, reference, self.call_seconds is None)
+            return load_cuda(
+                f"{self.place}:{self.function}", self.record, self.reference, here=self.call_seconds is None
+            )
         except (OSError, LookupError, ValueError, CudaError) as error:
             raise SelectionError(f"--candidate {self.place}: {error}") from None
 
@@ -140,8 +168,9 @@ class Candidate:
         try:
             found = getattr(self._module(), self.function, None)
             if found is None:
-                raise SelectionError(f"--candidate {self.place} has no function {self.function}")
-            return as_operation(found, inspect.signature(backends.load(self.operation, "torch")), self.operation)
+                close = did_you_mean(self.function, vars(self._module()))
+                raise SelectionError(f"--candidate {self.place} has no function {self.function}{close}")
+            return as_operation(found, inspect.signature(self.reference), self.operation)
         except SelectionError:
             raise
         except CannotBeCalled as error:
@@ -151,13 +180,13 @@ class Candidate:
             raise SelectionError(f"--candidate {self.place}: {type(error).__name__}: {error}{''.join(at)}") from error
 
     def _elsewhere(self, call_seconds: float) -> UntrustedFunction:
-        wanted = inspect.signature(backends.load(self.operation, "torch"))
+        wanted = inspect.signature(self.reference)
         place = str(self.file()) if self.place.endswith(".py") else self.place
         kernel = self._read() if self.is_cuda else None
         try:
             if kernel is not None:
                 return started_kernel(kernel, call_seconds, os.getpid())
-            lists = operations()[self.operation].lists
+            lists = named(self.operation).lists
             return started(place, self.function, wanted, self.operation, call_seconds, os.getpid(), lists)
         except CannotBeImported as error:
             raise SelectionError(f"--candidate {error}") from None
@@ -181,6 +210,11 @@ class Candidate:
         return Path(getattr(sys.modules.get(self.place), "__file__", None) or os.devnull)
 
 
+def operation_in(candidate: str) -> str:
+    """Return the name of the operation in the text of a candidate, as in ``OP=FILE:FUNCTION``."""
+    return candidate.partition("=")[0].rpartition(":")[2]
+
+
 def choose(option: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:
     """Return the names that an option selects, in the order of `known`: all of them if the option is not given.
 
@@ -190,7 +224,7 @@ def choose(option: str, wanted: Sequence[str], known: Iterable[str]) -> list[str
     known = list(known)
     for name in wanted:
         if name not in known:
-            raise SelectionError(f"{option} {name}: there are {', '.join(known)}")
+            raise SelectionError(f"{option} {name}: there are {', '.join(known)}{did_you_mean(name, known)}")
     return [name for name in known if name in wanted or not wanted]
 
 
@@ -235,6 +269,7 @@ class Selection:
         """
         parsed = [replace(Candidate.parse(text, operations), call_seconds=call_seconds) for text in candidates]
         by_operation = {candidate.operation: candidate for candidate in parsed}
+        operations = {**operations, **{each.operation: each.record for each in parsed if each.declared}}
         if len(by_operation) < len(parsed):
             raise SelectionError("--candidate is given twice for one operation")
         known = (*backends.BACKENDS, CANDIDATE) if parsed else backends.BACKENDS

@@ -27,7 +27,7 @@ from fourfold.checks.catalogue import BACKWARD, FORWARD, Check
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import late_inputs_are_waited_for
 from fourfold.checks.outputs import requires_gradient, together
-from fourfold.checks.records import operations
+from fourfold.checks.records import named, operations, reference_of
 from fourfold.checks.search import Search, Subject
 from fourfold.declaration import defaults
 from fourfold.engine.exact_math import computing_exactly
@@ -40,12 +40,12 @@ from fourfold.instruments.line_coverage import Executed, watched, watched_elsewh
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import Claims, claims_of
+from fourfold.operations.limits import COMPILE_SECONDS, EXAMPLES
 from fourfold.operations.not_reached import NotReached, Unreached
 from fourfold.operations.outcomes import NOT_MADE, WRONG, Exclusion, Failure, Status
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals
 
-EXAMPLES = 25
 # The number of cases tried outside of the claims.
 OUTSIDE = 12
 ACCEPT = "Claims(gradients=False) accepts a forward pass alone"
@@ -200,7 +200,7 @@ class Trial:
         refusals: bool,
         strict_errors: bool,
         call_seconds: float | None = None,
-        compile_seconds: float = compilation.SECONDS,
+        compile_seconds: float = COMPILE_SECONDS,
     ) -> "Trial":
         """Build the trial of an implementation, in its own process if `call_seconds` is given: see `verify`."""
         if device not in ("auto", "cpu", "cuda"):
@@ -212,7 +212,7 @@ class Trial:
             device = "cuda" if torch.cuda.is_available() and not takeover.is_interpreting() else "cpu"
         if device == "cpu" and call_seconds is None:
             takeover.interpret_kernels()
-        record = _record(operation)
+        record = defaults.completed(operation) if isinstance(operation, Operation) else named(operation)
         if call_seconds is not None:
             implementation = made_untrusted(implementation, record, device, call_seconds)
         claims = claims_of(implementation) if claims is None else claims
@@ -419,21 +419,6 @@ def _shortcomings_of_one(outcomes: Sequence[Outcome], claims: Claims) -> Iterato
         backward = [o for o in outcomes if catalogue.parts_of(o.check)[0] == BACKWARD.name]
         if backward and not any(o.outcome == Status.PASSED for o in backward):
             yield f"no gradient was verified: {backward[0].reason}; {ACCEPT}"
-
-
-def _record(operation: Operation | str) -> Operation:
-    if isinstance(operation, Operation):
-        return defaults.completed(operation)
-    known = operations()
-    if operation not in known:
-        raise ValueError(f"operation must be a record or one of {', '.join(known)}, not {operation!r}")
-    return known[operation]
-
-
-def reference_of(operation: Operation) -> Callable[..., Any]:
-    """Return an operation in torch: its definition if it declares one."""
-    definition = getattr(operation, "definition", None)
-    return definition if definition is not None else backends.load(operation.name, "torch")
 
 
 def signature_of(operation: Operation) -> inspect.Signature:

@@ -21,19 +21,20 @@ from fourfold.candidates.load.calling import CannotBeCalled
 from fourfold.candidates.load.cuda_candidates import CudaCandidate
 from fourfold.candidates.load.cuda_launches import Launch
 from fourfold.candidates.load.kernelbench_problems import KernelBenchProblem
-from fourfold.candidates.process.client import CALL_SECONDS, CannotBeImported, UntrustedFunction
+from fourfold.candidates.process.client import CannotBeImported, UntrustedFunction
 from fourfold.candidates.process.cuda_client import UntrustedKernel
 from fourfold.candidates.process.session import Unanswered
 from fourfold.checks import catalogue
-from fourfold.checks.records import operations
+from fourfold.checks.records import operations, reference_of
 from fourfold.declaration import defaults
 from fourfold.engine.verdict import MAY_BE_WRONG, Finding, Outcome, Verdict
-from fourfold.engine.verification import CheckPlan, Trial, reference_of, signature_of, verified
+from fourfold.engine.verification import CheckPlan, Trial, signature_of, verified
 from fourfold.grading import static
 from fourfold.grading.candidates import CUDA, KERNELBENCH, Submission
 from fourfold.grading.speed import speeds_of
 from fourfold.numerics.compare import Disagreement
 from fourfold.operations.claims import NO_CLAIMS
+from fourfold.operations.limits import CALL_SECONDS
 from fourfold.operations.outcomes import WRONG, Kind, Status
 from fourfold.operations.outputs import packed
 from fourfold.operations.record import Operation

@@ -29,10 +29,11 @@ import torch
 
 from fourfold.candidates.process.child import Stop, begin_child, kill_descendants
 from fourfold.checks.records import operations
-from fourfold.engine.cells import CANDIDATE, Candidate
+from fourfold.engine.cells import CANDIDATE, Candidate, SelectionError, choose
 from fourfold.mutation import known
 from fourfold.mutation.mutant import Mutant
-from fourfold.mutation.sources import MAKERS, mutants_of_files, reached, sources
+from fourfold.mutation.options import DESCRIPTION, add_options
+from fourfold.mutation.sources import mutants_of_files, reached, sources
 from fourfold.mutation.trial import TrialResult, Trials, Unmutated
 from fourfold.numerics.dtypes import DTYPES
 
@@ -41,27 +42,19 @@ DTYPE_ORDER = ("float32", "float16", "float64", "bfloat16")
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m fourfold.mutation", description=__doc__.partition("\n")[0])
-    parser.add_argument("--op", choices=sorted(operations()), help="the operation")
-    parser.add_argument("--backend", choices=sorted(MAKERS), default="triton")
-    parser.add_argument("--candidate", metavar="OP=FILE:FUNCTION", help="Triton kernels in a file of yours instead")
-    parser.add_argument("--file", action="append", help="only mutants of this file of impls/ (repeatable)")
-    parser.add_argument("--function", action="append", help="only mutants of this function (repeatable)")
-    parser.add_argument("--not-operator", action="append", default=[], help="no mutants of this kind (repeatable)")
-    parser.add_argument("--operator", action="append", help="only mutants of this kind (repeatable)")
-    parser.add_argument("--dtype", action="append", choices=list(DTYPES), help="only this dtype (repeatable)")
-    parser.add_argument("--examples", type=int, default=25, help="generated cases of each dtype")
-    parser.add_argument("--again", type=pathlib.Path, metavar="REPORT", help="only those that survived in this report")
-    parser.add_argument("--sample", type=int, help="as many mutants, chosen at random")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants tried at a time")
-    parser.add_argument("--quick", action="store_true", help="only the checks that reject most; then --again the rest")
-    parser.add_argument("--report", type=pathlib.Path, help="where to write everything, as JSON")
-    parser.add_argument("--known", type=pathlib.Path, default=known.EQUIVALENT, help="the list of equivalent mutants")
-    parser.add_argument("--list", action="store_true", help="print the mutants and try none")
+    parser = argparse.ArgumentParser(prog="fourfold mutate", description=DESCRIPTION)
+    add_options(parser)
     options = parser.parse_args(given)
+    if options.kernel:
+        options.candidate = f"{options.operation}={options.kernel}"
     if bool(options.op) == bool(options.candidate):
-        parser.error("either --op or --candidate")
+        parser.error("either --op, or --candidate, or a kernel with --as")
+    try:
+        choose("--op", [options.op] if options.op else [], operations())
+        choose("--dtype", options.dtype or [], DTYPES)
+        options.parsed = Candidate.parse(options.candidate, operations()) if options.candidate else None
+    except SelectionError as error:
+        parser.error(str(error))
     return options
 
 
@@ -135,7 +128,7 @@ def main(given: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Try the mutants that the command line selects. Return the exit status."""
-    candidate = Candidate.parse(options.candidate, operations()) if options.candidate else None
+    candidate = options.parsed
     every, texts = mutants_of(options, candidate)
     mutants = chosen(options, every)
     if options.list:

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import fourfold
 from fourfold.mutation.mutant import Mutant
 
-EQUIVALENT = pathlib.Path(fourfold.__file__).parents[1] / "tests" / "known_wrong" / "equivalent_mutants.toml"
 FIELDS = ("file", "function", "operator", "code", "before", "after", "occurrence")
 KINDS = ("equivalent", "out_of_reach")
 

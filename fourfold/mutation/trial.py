@@ -56,8 +56,11 @@ class KernelPackage(NamedTuple):
 
     @classmethod
     def of(cls, operation: str) -> "KernelPackage":
-        """Return the kernels of an operation, wherever they were registered."""
-        package = registry.implementations(operation).rpartition(".")[0]
+        """Return the kernels of an operation, wherever they were registered; any for one that a file declares."""
+        try:
+            package = registry.implementations(operation).rpartition(".")[0]
+        except ModuleNotFoundError:
+            package = registry.folders_of_implementations()[0]
         return cls(package, pathlib.Path(importlib.import_module(package).__path__[0]).resolve())
 
     def of_this_process(self) -> pathlib.Path:
@@ -213,7 +216,7 @@ class Trials:
         quick: bool = False,
     ) -> None:
         self.backend, self.candidate, self.dtypes = backend, candidate, tuple(dtypes)
-        self.records = dict(operations())
+        self.records = dict(operations()) | ({operation: candidate.record} if candidate else {})
         self.operation = self.records[operation]
         self.kernels = KernelPackage.of(operation)
         self.directory = directory

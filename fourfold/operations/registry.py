@@ -6,13 +6,17 @@ implementations. FOURFOLD_OPERATIONS names more such packages, separated by comm
 a package without entry points, needs it.
 """
 
+import difflib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import pkgutil
+import re
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 
 GROUP = "fourfold.operations"
@@ -24,6 +28,20 @@ def packages() -> list[str]:
     named = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
     installed = sorted(point.value for point in importlib.metadata.entry_points(group=GROUP))
     return list(dict.fromkeys(name for name in [*named, *installed] if name))
+
+
+def files() -> dict[str, Path]:
+    """Return the file of each record by the name of its operation, without importing any."""
+    specs = [importlib.util.find_spec(package) for package in packages()]
+    folders = [Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()]
+    every = (file for folder in folders for file in sorted(folder.glob("*.py")))
+    return {file.stem: file for file in every if re.search(r"^operation\b", file.read_text("utf-8"), re.MULTILINE)}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: "; did you mean softmax?", or "" if none is similar."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def modules() -> dict[str, ModuleType]:

@@ -7,7 +7,6 @@ length can change without compiling again. A search by measurement finds the len
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import shutil
@@ -63,17 +62,6 @@ def with_waits(source: str, address: int) -> str:
             parts += [source[end : at + 1], WAIT % address]
             end = at + 1
     return "".join([*parts, source[end:]])
-
-
-def slowdowns(text: str) -> tuple[float, ...]:
-    """Parse the percentages of an option: "1,5" gives 0.01 and 0.05, "0" gives none."""
-    try:
-        percentages = [float(part) for part in text.split(",")]
-    except ValueError:
-        percentages = [math.nan]
-    if not all(0 <= percentage < math.inf for percentage in percentages):
-        raise argparse.ArgumentTypeError(f"percentages are wanted, as in 1,2,5,10 or 0, not {text!r}")
-    return tuple(dict.fromkeys(percentage / 100 for percentage in percentages if percentage))
 
 
 @dataclass(frozen=True)

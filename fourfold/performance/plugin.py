@@ -15,7 +15,7 @@ from fourfold.compat import pytest_benchmark_internals, xdist_internals
 from fourfold.engine.cells import Selection
 from fourfold.performance import machine, report, sources
 from fourfold.performance.beside import beside_the_best
-from fourfold.performance.gate_trial import GateTrial, slowdowns, trial
+from fourfold.performance.gate_trial import GateTrial, trial
 from fourfold.performance.gated import BaselineHistory, Gated, Remeasuring
 from fourfold.performance.measurement import Bench, Measurement, measurements, ratios
 from fourfold.performance.peers import INSTALLED, LIBRARY
@@ -29,32 +29,6 @@ from fourfold.pytest_plugin.table import Matrix
 
 # Timed without --dtype: the dtypes in which models are trained.
 DTYPES_TIMED = {"cpu": ("float32",), "cuda": ("bfloat16", "float32")}
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the gate and of the report."""
-    group = parser.getgroup("fourfold", "verification of kernels")
-    group.addoption(
-        "--perf-gate",
-        action="store_true",
-        help="after --benchmark-compare: measure what seems to have changed again, in turns, and fail if it is slower",
-    )
-    group.addoption(
-        "--perf-gate-seconds", type=float, default=4.0, metavar="S", help="for each benchmark that is measured again"
-    )
-    group.addoption(
-        "--perf-gate-trial",
-        action="store_true",
-        help="try the gate on what was timed: how often it accuses unchanged code, and finds a planted slowdown",
-    )
-    group.addoption(
-        "--perf-gate-slowdowns",
-        type=slowdowns,
-        default=slowdowns("1,2,5,10"),
-        metavar="PERCENT[,PERCENT...]",
-        help="that a trial plants (1,2,5,10); 0 for none",
-    )
-    group.addoption("--report", type=Path, metavar="DIR", help="write DIR/index.html, of this run and of others there")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,7 +11,6 @@ import importlib
 import importlib.metadata
 import io
 import json
-import os
 import re
 import subprocess
 import tarfile
@@ -30,36 +29,12 @@ from fourfold.operations import registry
 from fourfold.performance import machine
 from fourfold.performance.static import Kernels, Pair, StaticError, kernels_of, paired
 
-DESCRIPTION = (
-    "Compile kernels for a GPU that need not be there, and print what they need: registers, spills, shared memory,"
-    " instructions. Compare with the kernels of another revision, or with what was written before."
-)
 BACKENDS = ("triton", "cuda")
 ARCHITECTURES = {"80": (8, 0), "90": (9, 0), "100": (10, 0)}
 
 
 class NoBase(Exception):
     """There is nothing to compare with."""
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the options."""
-    made = argparse.ArgumentParser(prog="fourfold resources", description=DESCRIPTION)
-    made.add_argument("--op", action="append", default=[], metavar="NAME", help="only this operation; repeatable")
-    made.add_argument("--backend", action="append", default=[], choices=BACKENDS, help="only this one; repeatable")
-    made.add_argument("--dtype", action="append", default=[], metavar="NAME", help="only this dtype; repeatable")
-    made.add_argument("--arch", choices=ARCHITECTURES, default="90", help="compute capability times 10: 90 unless told")
-    against = made.add_mutually_exclusive_group()
-    against.add_argument(
-        "--base",
-        metavar="REVISION",
-        help="compare with the kernels of this git revision; operations whose files are the same are left out",
-    )
-    against.add_argument("--against", type=Path, metavar="FILE", help="compare with what --json has written")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write what the kernels need to this file")
-    made.add_argument("--strict", action="store_true", help="exit with 1 if a kernel needs more than before")
-    made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="compile so many at a time")
-    return made
 
 
 @dataclass(frozen=True)
@@ -94,10 +69,8 @@ class CellResources:
         )
 
 
-def command(arguments: Sequence[str]) -> int:
-    """``fourfold resources ...``; gives 1 if a kernel does not compile, or with --strict needs more; 2 if misused."""
-    options = parser()
-    given = options.parse_args(arguments)
+def command(given: argparse.Namespace) -> int:
+    """Run ``fourfold resources``; return 1 if a kernel does not compile, or with --strict needs more."""
     try:
         selection = Selection.of(operations(), [], given.op, given.backend or BACKENDS, given.dtype)
         then = saved(given.against, given.arch) if given.against is not None else None
@@ -113,7 +86,7 @@ def command(arguments: Sequence[str]) -> int:
                 then = CellResources.of(common, given.arch, given.jobs, base)
             now = CellResources.of(cells, given.arch, given.jobs)
     except (SelectionError, NoBase) as error:
-        options.error(str(error))
+        given.error(str(error))
     if given.json is not None:
         content = {**machine.run(Path.cwd()), "compilers": compilers(), "arch": given.arch}
         given.json.write_text(json.dumps({**content, "kernels": now.kernels}, indent=1) + "\n")

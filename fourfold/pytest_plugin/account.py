@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from fourfold.engine.cells import CANDIDATE, Cell
+from fourfold.engine.cells import CANDIDATE, Cell, operation_in
 from fourfold.engine.shortcomings import listed, shortcomings
 from fourfold.instruments.line_coverage import Executed
 from fourfold.operations.claims import Claims
@@ -69,7 +69,7 @@ class Account:
         given = self.config.getoption
         claims = None if given("claims") is None else Claims.parse(given("claims"))
         forward_only = given("forward_only") or (claims is not None and not claims.gradients)
-        candidates = [text.partition("=")[0] for text in given("candidate")]
+        candidates = [operation_in(text) for text in given("candidate")]
         lines = shortcomings(self.coverage, given("op"), given("backend"), candidates, forward_only)
         return [*lines, *self.contradictions()]
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,16 +12,15 @@ from typing import Any
 import pytest
 
 from fourfold.backends.cuda.declarations import SUFFIXES
-from fourfold.backends.triton import compilation
 from fourfold.candidates.integrity.escapes import Escape
-from fourfold.candidates.process.client import CALL_SECONDS
 from fourfold.candidates.process.session import Unanswered
 from fourfold.checks.search import NAMED
-from fourfold.engine.cells import CANDIDATE, Selection, SelectionError
+from fourfold.engine.cells import CANDIDATE, Selection, SelectionError, operation_in
 from fourfold.engine.failures import notes_of
 from fourfold.engine.verdict import Finding, Outcome
 from fourfold.instruments.tampering import Tampered
 from fourfold.operations.boundary import Boundary
+from fourfold.operations.limits import CALL_SECONDS, COMPILE_SECONDS
 from fourfold.operations.outcomes import Failure, Status
 from fourfold.pytest_plugin.identity import Identity
 
@@ -97,14 +97,17 @@ def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | 
     for plugin in config.getoption("plugins"):
         if plugin.partition(".")[0] == "fourfold":
             command += ["-p", plugin]
+    for option, name in (("-c", "inifilename"), ("--rootdir", "rootdir")):
+        if place := config.getoption(name):
+            command += [option, os.path.relpath(here / place, here)]
     device = config.stash.get(DEVICE, config.getoption("device"))
     if device != "auto":
         command += ["--device", device]
-    if (seconds := config.getoption("compile_seconds")) != compilation.SECONDS:
+    if (seconds := config.getoption("compile_seconds")) != COMPILE_SECONDS:
         command.append(f"--compile-seconds={seconds:g}")
     if identity is not None and identity.cell.backend == CANDIDATE:
         operation = identity.cell.operation
-        own = [text for text in config.getoption("candidate") if text.partition("=")[0] == operation]
+        own = [text for text in config.getoption("candidate") if operation_in(text) == operation]
         command += ["--candidate", *own]
         for option in ("forbid_fallback", "no_refusals", "strict_errors", "untrusted"):
             if config.getoption(option):

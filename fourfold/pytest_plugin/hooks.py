@@ -22,7 +22,7 @@ from fourfold.backends.triton import compilation
 from fourfold.backends.tuning import Configuration
 from fourfold.candidates.integrity.escapes import hear_ctrl_c
 from fourfold.candidates.integrity.watch import WATCH, ProgramWatch
-from fourfold.candidates.process.client import CALL_SECONDS, UntrustedFunction
+from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.candidates.process.session import end_all
 from fourfold.checks.catalogue import ALL, PLAIN, Check, named, outputs_for
 from fourfold.checks.outputs import of_output, together
@@ -46,6 +46,7 @@ from fourfold.pytest_plugin.failures import DEVICE, OUTCOME, SELECTION, refer, r
 from fourfold.pytest_plugin.identity import Identity
 from fourfold.pytest_plugin.isolation import BLACK_BOX, LEFT_BEHIND, LINES
 from fourfold.pytest_plugin.leftover_threads import LeftBehind
+from fourfold.pytest_plugin.options import add_options
 from fourfold.pytest_plugin.paths import file_to_write
 from fourfold.pytest_plugin.preparation import chosen_device, prepare
 from fourfold.pytest_plugin.progress import ProgressReporter
@@ -73,61 +74,7 @@ OF_CACHES = ("could not create cache path", "cache could not write path", "The d
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(isolation, "fourfold-isolation")
     pluginmanager.register(isolation.TrialImport(), "fourfold-trial-import")
-    group = parser.getgroup("fourfold", "verification of kernels")
-    group.addoption("--op", action="append", default=[], metavar="NAME", help="only this operation (repeatable)")
-    group.addoption("--backend", action="append", default=[], metavar="NAME", help="only this backend (repeatable)")
-    group.addoption("--dtype", action="append", default=[], metavar="NAME", help="only this dtype (repeatable)")
-    group.addoption("--device", default="auto", choices=["auto", "cpu", "cuda"], help="auto: a GPU if there is one")
-    group.addoption("--examples", type=int, metavar="N", help="generated cases a check, in place of the profile's")
-    group.addoption(
-        "--candidate",
-        action="append",
-        default=[],
-        metavar="OP=FILE_OR_MODULE:FUNCTION",
-        help="verify this implementation of an operation (repeatable)",
-    )
-    group.addoption("--forward-only", action="store_true", help="candidates need not have gradients")
-    group.addoption("--forbid-fallback", action="store_true", help="candidates must not compute by torch's operators")
-    group.addoption(
-        "--claims",
-        metavar="CLAIMS",
-        help='what candidates claim, as in contiguous=True, sizes={"cols": (1, 1024)}, accuracy="storage"',
-    )
-    group.addoption("--no-refusals", action="store_true", help="a candidate's exception for a valid case is a failure")
-    group.addoption(
-        "--strict-errors", action="store_true", help="candidates must raise the operation's declared errors"
-    )
-    group.addoption(
-        "--untrusted",
-        action="store_true",
-        help="run candidates in a process of their own, which cannot change what judges them",
-    )
-    group.addoption(
-        "--untrusted-where-possible",
-        action="store_true",
-        help="the same for functions of Python on the CPU; run others in this process",
-    )
-    group.addoption(
-        "--call-seconds",
-        type=float,
-        default=CALL_SECONDS,
-        metavar="S",
-        help=f"with --untrusted: what a call may take, {CALL_SECONDS:g} unless told",
-    )
-    group.addoption(
-        "--compile-seconds",
-        type=float,
-        default=compilation.SECONDS,
-        metavar="S",
-        help=f"on a GPU: what Triton's compiler may take for a kernel, {compilation.SECONDS:g} unless told",
-    )
-    group.addoption("--verdict", type=Path, metavar="FILE", help="write what each check came to as JSON")
-    group.addoption(
-        "--executed",
-        action="store_true",
-        help="name the lines that never ran, of the library's own kernels too, whatever the run leaves out",
-    )
-    group.addoption("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
+    add_options(parser.getgroup("fourfold", "verification of kernels").addoption)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -37,12 +37,12 @@ def prepare(config: pytest.Config) -> None:
         pytest.UsageError: an option names something unknown, or there is no GPU for --device cuda.
     """
     device = config.stash[DEVICE] = chosen_device(config)
-    if config.getoption("untrusted_where_possible") and may_be_untrusted(config):
-        config.option.untrusted = True
     if device == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError("--device cuda: torch finds no GPU")
     triton_for(device)
     try:
+        if config.getoption("untrusted_where_possible") and may_be_untrusted(config):
+            config.option.untrusted = True
         claims = None if config.getoption("claims") is None else Claims.parse(config.getoption("claims"))
         config.stash[SELECTION] = Selection.of(
             operations(),
@@ -67,9 +67,13 @@ def triton_for(device: str) -> None:
 
 
 def may_be_untrusted(config: pytest.Config) -> bool:
-    """Return whether all candidates can run in their own process, and no debugger is requested."""
+    """Return whether all candidates can run in their own process, and no debugger is requested.
+
+    A candidate that declares its own operation cannot: the judge imports its file.
+    """
     looked_into = config.getoption("usepdb") or config.getoption("trace")
-    return chosen_device(config) == "cpu" and not looked_into
+    candidates = [Candidate.parse(text, operations()) for text in config.getoption("candidate")]
+    return chosen_device(config) == "cpu" and not looked_into and not any(each.judges_itself for each in candidates)
 
 
 def are_untrusted(config: pytest.Config, device: str) -> bool:

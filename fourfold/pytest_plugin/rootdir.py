@@ -17,12 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from fourfold.operations.registry import did_you_mean
+from fourfold.pytest_plugin.options import names
+
 # The options of `fourfold` that take a value.
-OPTIONS = (
-    *("--op", "--backend", "--dtype", "--device", "--examples", "--candidate", "--claims"),
-    *("--verdict", "--reproduce", "--report", "--call-seconds", "--compile-seconds"),
-    *("--perf-gate-seconds", "--perf-gate-slowdowns"),
-)
+OPTIONS = tuple(name for name, takes_value in names().items() if takes_value)
 CONFIGURATIONS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 _VARIABLE = "PYTEST_ADDOPTS"
 
@@ -36,9 +35,15 @@ def pytest_load_initial_conftests(
     here, given = early_config.invocation_params.dir, list(map(str, early_config.invocation_params.args))
     variable = shlex.split(os.environ.get(_VARIABLE, ""))
     values = [here / value for value in (*misleading(given, here), *misleading(variable, here))]
-    if not values or "PYTEST_XDIST_WORKER" in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ:
         return result
     read, rest = parser.parse_known_and_unknown_args(args)
+    if early_config.pluginmanager.hasplugin("fourfold"):
+        for option in (word.partition("=")[0] for word in rest if word.startswith("--")):
+            if close := did_you_mean(option, names()):
+                raise pytest.UsageError(f"no such option: {option}{close}")
+    if not values:
+        return result
     # If nobody knows an option, the run is about to fail; if others know it, it is not ours.
     unknown = any(argument in OPTIONS for argument in rest)
     if unknown or (early_config.pluginmanager.hasplugin("fourfold") and astray(early_config, values, read.file_or_dir)):

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from fourfold.candidates.process.child import become
 from fourfold.sanitize import folder
@@ -27,26 +27,18 @@ DESCRIPTION = (
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the argument parser. Arguments after the script belong to the script."""
-    made = argparse.ArgumentParser(prog="fourfold sanitize", description=DESCRIPTION)
-    made.add_argument(
-        "--all-configs", action="store_true", help="run every configuration of a tuned kernel, not the first"
-    )
-    made.add_argument(
-        "--capability", metavar="X.Y", type=capability, default=(9, 0), help="of the GPU that the script finds (9.0)"
-    )
-    made.add_argument("--json", metavar="FILE", type=Path, help="write the findings to this file")
-    made.add_argument("--timeout", metavar="SECONDS", type=positive, help="stop a script after this time (never)")
-    made.add_argument("--jobs", metavar="N", type=positive, default=os.cpu_count(), help="scripts of a folder at once")
-    made.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, such as pytest")
-    made.add_argument(
-        "script",
-        metavar="SCRIPT",
-        help="a Python file, a folder whose Python files run one by one, or with -m a module",
-    )
-    made.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="arguments of the script")
-    return made
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options. Arguments after the script belong to the script."""
+    add = parser.add_argument
+    add("--all-configs", action="store_true", help="run every configuration of a tuned kernel, not the first")
+    add("--capability", metavar="X.Y", type=capability, default=(9, 0), help="of the GPU that the script finds (9.0)")
+    add("--json", metavar="FILE", type=Path, help="write the findings to this file")
+    add("--timeout", metavar="SECONDS", type=positive, help="stop a script after this time (never)")
+    add("--jobs", metavar="N", type=positive, default=os.cpu_count(), help="scripts of a folder at once")
+    add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, such as pytest")
+    what = "a Python file, a folder whose Python files run one by one, or with -m a module"
+    add("script", metavar="SCRIPT", help=what)
+    add("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
 def capability(text: str) -> tuple[int, int]:
@@ -62,24 +54,21 @@ def positive(text: str) -> int:
     return number
 
 
-def command(arguments: Sequence[str]) -> int:
+def command(given: argparse.Namespace) -> int:
     """Replace this process by the command: exit code 0 without an error, 1 with one, 2 for wrong arguments."""
-    given = parser().parse_args(arguments)
     path = Path(given.script)
     if not given.module and path.is_dir():
         return of_folder(given)
     if not given.module and not path.is_file():
-        print(f"fourfold sanitize: SCRIPT: there is no file or folder {given.script}", file=sys.stderr)
-        return 2
-    run = [sys.executable, "-m", "fourfold.sanitize.command", *arguments]
+        given.error(f"SCRIPT: there is no file or folder {given.script}")
+    run = [sys.executable, "-m", "fourfold.sanitize.command", *given.words]
     return become(run, **ENVIRONMENT)
 
 
 def of_folder(given: argparse.Namespace) -> int:
     """Run every script of a folder; return the exit code."""
     if given.arguments:
-        print("fourfold sanitize: ARGUMENT: the scripts of a folder get no arguments", file=sys.stderr)
-        return 2
+        given.error("ARGUMENT: the scripts of a folder get no arguments")
     options = ["--capability", ".".join(map(str, given.capability)), *["--all-configs"] * given.all_configs]
     command = [sys.executable, "-m", "fourfold.sanitize.command", *options]
     return folder.run(Path(given.script), command, ENVIRONMENT, given.timeout, given.jobs, given.json)
@@ -99,10 +88,11 @@ def stop_after(seconds: int) -> None:
     signal.alarm(seconds)
 
 
-def say(text: Any) -> None:
+def say(text: Any, errors: TextIO) -> None:
     """Print to the user, in order with the script's own output."""
     sys.stdout.flush()
-    print(f"fourfold: {text}" if isinstance(text, str) else text, file=sys.stderr, flush=True)
+    sys.stderr.flush()
+    print(f"fourfold: {text}" if isinstance(text, str) else text, file=errors, flush=True)
 
 
 def run_script(given: argparse.Namespace) -> str | None:
@@ -134,8 +124,12 @@ def main(arguments: Sequence[str]) -> int:
     from fourfold.backends.triton.sanitizer import monitor
     from fourfold.sanitize import absent_gpu
 
-    given = parser().parse_args(arguments)
-    report = monitor.Report(seen=say)
+    parser = argparse.ArgumentParser(prog="fourfold sanitize")
+    add_options(parser)
+    given = parser.parse_args(arguments)
+    # A script such as pytest captures what is written to the descriptor of standard error.
+    errors = os.fdopen(os.dup(sys.stderr.fileno()), "w")
+    report = monitor.Report(seen=lambda finding: say(finding, errors))
     with monitor.watching(report), absent_gpu.answered(given.all_configs, given.capability):
         if given.timeout:
             stop_after(given.timeout)
@@ -145,7 +139,7 @@ def main(arguments: Sequence[str]) -> int:
         f"{count(report.errors, 'error')} and {count(report.warnings, 'warning')} in"
         f" {report.launches} launches of {len(report.kernels)} kernels, {report.programs} programs"
     )
-    say(f"the script has failed; {summary}" if failure else summary)
+    say(f"the script has failed; {summary}" if failure else summary, errors)
     if given.json:
         findings = [{**dataclasses.asdict(finding), "text": str(finding)} for finding in report.findings.values()]
         numbers = {"kernels": sorted(report.kernels), "launches": report.launches, "programs": report.programs}

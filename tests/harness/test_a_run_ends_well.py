@@ -18,9 +18,8 @@ from fourfold.candidates.integrity.escapes import Escape, held
 from fourfold.engine.cells import Candidate, Cell
 from fourfold.engine.shortcomings import Coverage, shortcomings
 from fourfold.operations.outcomes import Exclusion, Status
-from fourfold.performance import plugin as performance
 from fourfold.performance import report
-from fourfold.pytest_plugin import hooks, rootdir
+from fourfold.pytest_plugin import rootdir
 from fourfold.pytest_plugin.paths import file_to_write, folder_to_write
 
 ROOT = Path(__file__).parents[2]
@@ -357,32 +356,6 @@ def test_arguments_that_mislead_are_written_in_one(tmp_path: Path) -> None:
     better = ["--verdict=there", "there", "--report", "not there", "--other", "there", "--op", "softmax"]
     assert rootdir.joined(given, tmp_path) == better
     assert rootdir.joined(better, tmp_path) == better
-
-
-def test_every_option_with_a_value_is_known_to_mislead() -> None:
-    class Parser:
-        """Remembers options."""
-
-        def __init__(self) -> None:
-            self.with_values: set[str] = set()
-
-        def getgroup(self, name: str, description: str = "") -> "Parser":
-            return self
-
-        def addoption(self, name: str, **settings: Any) -> None:
-            if settings.get("action") != "store_true":
-                self.with_values.add(name)
-
-    class Plugins:
-        """Registers nothing."""
-
-        def register(self, plugin: object, name: str) -> None:
-            pass
-
-    parser = Parser()
-    hooks.pytest_addoption(parser, Plugins())  # type: ignore[arg-type]
-    performance.pytest_addoption(parser)  # type: ignore[arg-type]
-    assert set(rootdir.OPTIONS) == parser.with_values
 
 
 def test_plugin_of_every_run_imports_next_to_nothing() -> None:

@@ -1,5 +1,6 @@
 """Kernels of `.cu` files as candidates: the right ones are accepted, the wrong ones rejected at their line."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,7 +24,8 @@ from fourfold.backends.cuda.device_code import device_code
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.candidates.load.cuda_candidates import Launch
 from fourfold.candidates.load.expressions import ExpressionError, evaluated
-from fourfold.cli.main import command_of_verify
+from fourfold.cli.main import parsed
+from fourfold.cli.verify import command_of
 from fourfold.engine.cells import Candidate, SelectionError
 from fourfold.operations.outcomes import Unsupported
 
@@ -46,7 +48,8 @@ def verify(folder: pathlib.Path, kernel: str, *options: str) -> tuple[subprocess
     environment = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
     environment |= {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
     options += ("--device", "cpu", "--examples", "3", "-p", "no:cacheprovider", "--verdict", "verdict.json")
-    _, _, *command = command_of_verify([kernel, *options])  # without ``python -m``
+    with contextlib.chdir(folder):
+        _, _, *command = command_of(parsed("verify", [kernel, *options]))  # without ``python -m``
     done = warm.run(*command, cwd=folder, env=environment)
     print(done.stdout, done.stderr)
     verdict = folder / "verdict.json"

@@ -214,7 +214,9 @@ def test_every_option_is_described_and_no_other() -> None:
     described = options_of(prose(ROOT / "docs" / "options.md"))
     of_plugin = options_of(help_of("pytest").partition("verification of kernels:")[2].partition("\n\n")[0])
     own = options_of(help_of("fourfold.mutation"))
-    own |= options_of(help_of("fourfold", "accuracy")) | options_of(help_of("fourfold", "resources"))
+    own |= {
+        each for name in ("accuracy", "resources", "list", "init") for each in options_of(help_of("fourfold", name))
+    }
     assert {"--op", "--candidate", "--report"} <= of_plugin
     assert of_plugin | own - {"--help"} <= described
     of_commands = own | options_of(help_of("pytest")) | options_of(help_of("fourfold", "verify"))

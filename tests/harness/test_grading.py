@@ -23,7 +23,7 @@ import torch
 from samples import sampled
 
 import fourfold
-from fourfold.cli.grade import command
+from fourfold.cli.main import main
 from fourfold.engine.profiles import is_full
 from fourfold.engine.verdict import REWARDS, Finding, Outcome, Speed, Verdict
 from fourfold.grading import driver, pool, static
@@ -435,19 +435,19 @@ def test_a_changed_source_is_judged_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_command_repeats_one_candidate_with_the_same_cases(
     verdicts: Mapping[str, Graded], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, *options = shlex.split(verdicts["wrong"].repeat.removeprefix("fourfold "))
-    assert command([*options, "--workers", "1"]) == 0
+    options = shlex.split(verdicts["wrong"].repeat.removeprefix("fourfold "))
+    assert main([*options, "--workers", "1"]) == 0
     assert message(verdicts["wrong"]).splitlines()[0] in capsys.readouterr().out
 
 
 def test_bad_arguments_of_the_command_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        command([str(tmp_path / "missing.jsonl")])
+        main(["grade", str(tmp_path / "missing.jsonl")])
     assert ended.value.code == 2
     file = write(tmp_path, 1)
-    assert command([str(file), "--id", "nobody"]) == 2
+    assert main(["grade", str(file), "--id", "nobody"]) == 2
     assert "there is no candidate nobody" in capsys.readouterr().err
-    assert command([str(file), "--speed"]) == 2
+    assert main(["grade", str(file), "--speed"]) == 2
     assert "speed needs gpus=1" in capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 """An installed wheel works from any folder, adds one top-level name, and needs nothing of a clone."""
 
+import json
 import os
 import subprocess
 import sys
@@ -65,12 +66,51 @@ def test_the_plugin_is_loaded_by_name_and_by_nothing_else(installed: Path, tmp_p
     assert "--candidate" not in run(installed, "-m", "pytest", "--help", folder=tmp_path).stdout
 
 
+OPERATIONS = """
+import fourfold
+
+
+@fourfold.operation(x=fourfold.tensor("rows cols"), y=fourfold.tensor("rows cols"))
+def total(x, y):
+    return x + y
+"""
+PROJECT = """
+[tool.pytest.ini_options]
+pythonpath = ["source"]
+filterwarnings = ["error"]
+
+[tool.fourfold]
+device = "cpu"
+dtypes = ["float32"]
+examples = 2
+"""
+
+
 @pytest.mark.parametrize(("name", "code"), [pytest.param("add", 0, marks=pytest.mark.full), ("subtract", 1)])
-def test_a_kernel_in_its_authors_folder_is_verified(installed: Path, tmp_path: Path, name: str, code: int) -> None:
-    (tmp_path / "kernels.py").write_text(KERNELS)
-    options = ["--dtype", "float32", "--examples", "2", "-k", "output_agrees", "--device", "cpu"]
-    done = run(
-        installed, "-m", "fourfold", "verify", f"kernels.py:{name}", "--as", "vector_add", *options, folder=tmp_path
-    )
+def test_a_kernel_in_its_authors_project_is_verified(installed: Path, tmp_path: Path, name: str, code: int) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "kernels.py").write_text(KERNELS)
+    (source / "operations.py").write_text(OPERATIONS)
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    words = [f"kernels:{name}", "--as", "source/operations.py:total", "-k", "output_agrees", "--json"]
+    done = run(installed, "-m", "fourfold", "verify", *words, folder=tmp_path)
     assert done.returncode == code, done.stdout + done.stderr
-    assert " verified " in done.stdout
+    verdict = json.loads(done.stdout)
+    assert [(check["operation"], check["dtype"]) for check in verdict["checks"]] == [("total", "float32")]
+    assert (verdict["passed"], verdict["device"], verdict["examples_a_check"]) == (not code, "cpu", 2)
+    assert " verified " in done.stderr
+    assert f"rootdir: {tmp_path}\n" in done.stderr
+    assert (tmp_path / ".pytest_cache").is_dir()
+    assert not list(installed.parents[1].rglob(".pytest_cache"))
+
+
+@pytest.mark.full
+def test_the_public_interface_is_typed(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import fourfold\nfourfold.verify(abs, 'softmax', examples='many')\nfourfold.verify(abs, 'softmax').passed\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--python-executable", installed, "--follow-imports=silent", "mine.py"]
+    done = run(*command, folder=tmp_path)
+    assert 'Argument "examples" to "verify" has incompatible type "str"; expected "int"' in done.stdout, done.stdout
+    assert "Found 1 error" in done.stdout

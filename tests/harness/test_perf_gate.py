@@ -21,7 +21,8 @@ from samples import sampled
 
 from fourfold.performance import gate, gate_trial, sources, static
 from fourfold.performance.gate import Change, alternate, decided, least_difference, matched, run_spread, screened
-from fourfold.performance.gate_trial import UNCHANGED, GateTrial, Waits, length_for, slowdowns, trial, with_waits
+from fourfold.performance.gate_trial import UNCHANGED, GateTrial, Waits, length_for, trial, with_waits
+from fourfold.pytest_plugin.options import slowdowns
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = 200

@@ -13,9 +13,10 @@ import pytest
 from fourfold.backends import module
 from fourfold.backends.cuda.compile import source_closure
 from fourfold.checks.records import operations
+from fourfold.cli.main import main
 from fourfold.engine.cells import Cell
 from fourfold.performance import resources
-from fourfold.performance.resources import CellResources, _used, changed, command, implementations, lines, unpack
+from fourfold.performance.resources import CellResources, _used, changed, implementations, lines, unpack
 from fourfold.performance.static import paired
 
 KERNEL = {
@@ -144,7 +145,7 @@ def test_a_changed_kernel_is_found_and_the_others_have_the_same_code(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(resources, "implementations", lambda: repository)
-    assert command([*OPTIONS, "--base=HEAD"]) == 0
+    assert main(["resources", *OPTIONS, "--base=HEAD"]) == 0
     assert "operations with other files than HEAD: none" in capsys.readouterr().out
     # The base's strided kernels in CUDA C++, and its flat one in Triton, do not add y: today's need more instructions.
     cuda, triton = repository / "elementwise.cuh", repository / "triton_elementwise.py"
@@ -156,7 +157,7 @@ def test_a_changed_kernel_is_found_and_the_others_have_the_same_code(
     commit(repository)
     for path, text in today.items():
         path.write_text(text)
-    assert command([*OPTIONS, "--base=HEAD"]) == 0
+    assert main(["resources", *OPTIONS, "--base=HEAD"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"operations with other files than HEAD: .*\bvector_add\n", said)
     assert "vector_add-cuda-float32: 2 of 4 kernels have the same code" in said
@@ -166,21 +167,21 @@ def test_a_changed_kernel_is_found_and_the_others_have_the_same_code(
     assert re.search(r"^vector_add-triton-float32: [12] of 3 kernels have the same code", said, re.M)
     assert re.search(r"^  vector_add_forward_kernel for sm_90.*FADD", said, re.M)
     assert re.search(r"^worse: vector_add-cuda-float32: .* instructions, after", said, re.M)
-    assert command([*OPTIONS, "--backend=cuda", "--base=HEAD", "--strict"]) == 1
+    assert main(["resources", *OPTIONS, "--backend=cuda", "--base=HEAD", "--strict"]) == 1
 
 
 def test_what_was_written_is_compared_with_what_is_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options, written = [*OPTIONS, "--backend=cuda"], tmp_path / "kernels.json"
-    assert command([*options, f"--json={written}"]) == 0
+    assert main(["resources", *options, f"--json={written}"]) == 0
     assert "binary_kernel<added, float, 4, 4> for sm_90a: " in capsys.readouterr().out
-    assert command([*options, f"--against={written}", "--strict"]) == 0
+    assert main(["resources", *options, f"--against={written}", "--strict"]) == 0
     assert capsys.readouterr().out == "4 of 4 kernels have the same code\n"
     content = json.loads(written.read_text())
     content["compilers"]["nvidia-cuda-nvrtc"] = "1.0"
     first, *_ = content["kernels"]["vector_add-cuda-float32"]
     first |= {"registers": first["registers"] - 1, "code_sha256": "another"}
     written.write_text(json.dumps(content))
-    assert command([*options, f"--against={written}"]) == 0
+    assert main(["resources", *options, f"--against={written}"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^nvidia-cuda-nvrtc is .*, was 1.0$", said, re.M)
     now = first["registers"] + 1
@@ -216,7 +217,7 @@ def test_what_is_not_there_to_compare_with_is_told(
 ) -> None:
     monkeypatch.setattr(resources, "implementations", lambda: repository)
     with pytest.raises(SystemExit) as exit_code:
-        command([*OPTIONS, *options])
+        main(["resources", *OPTIONS, *options])
     assert exit_code.value.code == 2
     assert said in capsys.readouterr().err
 
@@ -225,5 +226,5 @@ def test_figures_of_another_architecture_are_not_compared(tmp_path: Path, capsys
     written = tmp_path / "kernels.json"
     written.write_text(json.dumps({"arch": "80", "compilers": {}, "kernels": {}}))
     with pytest.raises(SystemExit):
-        command([*OPTIONS, f"--against={written}"])
+        main(["resources", *OPTIONS, f"--against={written}"])
     assert "it is of --arch 80" in capsys.readouterr().err

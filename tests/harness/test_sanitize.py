@@ -726,3 +726,13 @@ def test_bad_usage_is_2(arguments: list[str], tmp_path: Path) -> None:
     done = run(tmp_path, *arguments)
     assert done.returncode == 2
     assert "fourfold sanitize" in done.stderr
+
+
+@pytest.mark.full
+def test_findings_in_a_run_of_pytest_are_printed(tmp_path: Path) -> None:
+    script, _ = next(iter(WRONG.values()))
+    (tmp_path / "wrong.py").write_text(HEAD + script)
+    (tmp_path / "test_wrong.py").write_text("def test_it():\n    import wrong\n")
+    done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_wrong.py")
+    assert done.returncode == 1, done.stdout
+    assert f"wrong.py:{line_of(script)}" in done.stderr

@@ -1,5 +1,6 @@
 """A candidate in a process of its own is judged as one in the judge's process is."""
 
+import contextlib
 import inspect
 import os
 import re
@@ -24,7 +25,8 @@ from fourfold.candidates.process.client import CannotBeImported, UntrustedFuncti
 from fourfold.candidates.process.protocol import Malformed
 from fourfold.candidates.process.session import Crashed
 from fourfold.checks.records import operations
-from fourfold.cli import main as command
+from fourfold.cli.main import parsed
+from fourfold.cli.verify import command_of
 from fourfold.compat import torch_internals
 from fourfold.engine.verification import made_untrusted
 from fourfold.instruments import concurrent_calls, sparse_memory
@@ -756,10 +758,12 @@ def test_candidates_run_elsewhere_only_where_the_option_says_so() -> None:
     assert not are_untrusted(Options(candidate=["softmax=mine.py:f"], untrusted=False), "cuda")
 
 
-def test_fourfold_verify_judges_in_another_process_unless_told_otherwise() -> None:
-    words = command.command_of_verify(["mine.py:f", "--as", "softmax", "-x"])
-    assert words[-4:] == ["--candidate", "softmax=mine.py:f", "-x", "--untrusted-where-possible"]
-    assert "--untrusted-where-possible" not in command.command_of_verify(["mine.py:f", "--as", "softmax", "--trusted"])
+def test_fourfold_verify_judges_in_another_process_unless_told_otherwise(tmp_path: Path) -> None:
+    kernel = [f"{tmp_path / 'mine.py'}:f", "--as", "softmax"]
+    (tmp_path / "mine.py").write_text("def f(x): ...")
+    words = command_of(parsed("verify", [*kernel, "-x"]))
+    assert words[-4:] == ["--candidate", f"softmax={kernel[0]}", "-x", "--untrusted-where-possible"]
+    assert "--untrusted-where-possible" not in command_of(parsed("verify", [*kernel, "--trusted"]))
 
 
 @pytest.mark.parametrize(
@@ -792,7 +796,8 @@ def test_file_may_read_others_on_import(tmp_path: Path, monkeypatch: pytest.Monk
 def test_run_of_fourfold_verify_is_untrusted_and_says_how_to_repeat(place: Path, tmp_path: Path) -> None:
     words = ["--as", "softmax", "--dtype", "float32", "--examples", "2", "--device", "cpu", "-k", "test_forward"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    arguments = command.command_of_verify([f"{place}:itself", *words, "-p", "no:cacheprovider"])
+    with contextlib.chdir(tmp_path):
+        arguments = command_of(parsed("verify", [f"{place}:itself", *words, "-p", "no:cacheprovider"]))
     done = warm.run(*arguments[2:], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 1, done.stdout
     assert re.search(rf"--candidate softmax={place}:itself --untrusted", done.stdout), done.stdout

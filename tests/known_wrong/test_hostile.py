@@ -18,6 +18,7 @@ from fourfold.checks.search import Search
 from fourfold.engine.cells import Candidate, Selection, SelectionError
 from fourfold.engine.failures import kind_of
 from fourfold.engine.verdict import Verdict
+from fourfold.operations.limits import CALL_SECONDS
 from fourfold.operations.outcomes import Failure, Kind
 
 CRASHED, TAMPERED, TIMED_OUT, WRONG = Kind.CRASHED, Kind.TAMPERED, Kind.TIMED_OUT, Kind.WRONG
@@ -98,7 +99,7 @@ def patient_import(monkeypatch: pytest.MonkeyPatch) -> None:
     load = client.UntrustedFunction._load
 
     def patiently(self: client.UntrustedFunction, session: Session) -> None:
-        seconds, self.seconds = self.seconds, client.CALL_SECONDS
+        seconds, self.seconds = self.seconds, CALL_SECONDS
         try:
             load(self, session)
         finally:

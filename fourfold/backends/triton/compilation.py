@@ -26,9 +26,6 @@ from fourfold.operations.refusals import chain
 if TYPE_CHECKING:
     from fourfold.compat.triton_internals import Compilation
 
-# The default limit of the compiler's processor time for a kernel, in seconds.
-SECONDS = 5.0
-
 # A child that takes this many times its limit by the clock does nothing but wait.
 CLOCK = 30
 _TOO_LONG, _FAILED = 3, 4

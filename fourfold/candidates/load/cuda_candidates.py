@@ -290,8 +290,7 @@ def _without_contents(value: Any) -> Any:
 @functools.cache
 def load(
     target: str,
-    operation: str,
-    operations: Callable[[], Mapping[str, Operation]],
+    operation: Operation,
     reference: Callable[..., Any],
     here: bool = True,
 ) -> CudaCandidate:
@@ -299,8 +298,7 @@ def load(
 
     Args:
         target: ``FILE.cu:KERNEL<<<GRID, BLOCK>>>``.
-        operation: its name.
-        operations: returns the known operations.
+        operation: the operation that it computes.
         reference: the operation as a function of torch.
         here: whether it runs in this process.
 
@@ -310,4 +308,4 @@ def load(
     launch = Launch.parse(target)
     if launch is None:
         raise CudaError(f"{target} is no kernel of a .cu file")
-    return CudaCandidate(launch, operations()[operation], reference, here)
+    return CudaCandidate(launch, operation, reference, here)

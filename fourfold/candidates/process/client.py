@@ -36,10 +36,9 @@ from fourfold.instruments.operator_watch import ENTERED, Fallbacks
 from fourfold.instruments.redzones import Arena
 from fourfold.instruments.size_comparisons import LARGEST
 from fourfold.operations.claims import claims
+from fourfold.operations.limits import CALL_SECONDS
 from fourfold.operations.outputs import TAKES_ITEMS
 
-# The time limit in seconds of a call, or of the import.
-CALL_SECONDS = 300.0
 # The number of calls that exceed the limit or end the first process, after which a candidate gets no further calls.
 MOST_COSTLY = 3
 # The limit in bytes of the own memory of a candidate's process.

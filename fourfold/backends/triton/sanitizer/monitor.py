@@ -823,7 +823,10 @@ def watching(report: Report) -> Iterator[None]:
     builder = interpreter.interpreter_builder
     rewriter = interpreter.FunctionRewriter
     before = builder.__class__, interpreter.GridExecutor, rewriter.ast_transformer
-    builder.__class__, rewriter.ast_transformer = MonitoredBuilder, earlier_releases.Source()
+    builder.__class__, rewriter.ast_transformer = (
+        MonitoredBuilder,
+        property(lambda self: earlier_releases.Source(self.fn)),
+    )
     interpreter.GridExecutor = type("WatchedLaunch", (MonitoredLaunch,), {"report": report})
     try:
         yield

@@ -1,0 +1,68 @@
+"""``fourfold list``: the known operations, or the kernels and operations of files."""
+
+import argparse
+import ast
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fourfold.cli.parser import add_json
+from fourfold.cli.source import NotThere, Source
+from fourfold.operations import registry
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.py", help="list what these files define instead")
+    add_json(parser, "the list")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Print the list; return 0."""
+    try:
+        rows = [row for file in given.files for row in rows_of(file)] if given.files else known()
+    except NotThere as error:
+        given.error(str(error))
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for head in rows[0] if rows else ():
+        table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    Console(highlight=False).print(table if rows else "no kernel and no operation")
+    return 0
+
+
+def known() -> list[dict[str, str]]:
+    """Return the name, the arguments and a description of each known operation."""
+    return [
+        {"operation": name, "arguments": ", ".join(arguments_of(name)), "about": _title(Source.of(file).tree)}
+        for name, file in sorted(registry.files().items())
+    ]
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    """Return the kernels and operations that a file defines."""
+    source = Source.of(file)
+    named: Mapping[str, list[str]] = {"kernel": source.kernels(), "operation": source.operations()}
+    return [{"name": f"{file}:{name}", "kind": kind} for kind, names in named.items() for name in names]
+
+
+def arguments_of(operation: str) -> list[str]:
+    """Return the names of a known operation's arguments, from the text of its implementation in torch."""
+    try:
+        spec = importlib.util.find_spec(f"{registry.implementations(operation)}.torch_eager")
+    except ModuleNotFoundError:
+        return []
+    function = Source.of(Path(spec.origin)).definitions.get(operation) if spec and spec.origin else None
+    return [argument.arg for argument in function.args.args] if isinstance(function, ast.FunctionDef) else []
+
+
+def _title(tree: ast.Module) -> str:
+    return (ast.get_docstring(tree) or "").partition("\n")[0].removeprefix("The record of ")

@@ -1,0 +1,44 @@
+"""The command that runs the checks of the operations by pytest, in the user's project."""
+
+import sys
+from pathlib import Path
+
+import fourfold
+from fourfold.pytest_plugin.rootdir import CONFIGURATIONS
+
+# Files that configure other tools as well, and the heading of pytest's part.
+_SHARED = {"tox.ini": "[pytest]", "setup.cfg": "[tool:pytest]"}
+# Warnings of torch and Triton fail no check, whatever the project's own filters say.
+_WARNINGS = ("-Wdefault", *(f"-Wignore::{name}Warning" for name in ("Deprecation", "Future", "Resource")))
+
+
+def operation_tests() -> Path:
+    """Return the folder with the pytest checks: tests/operations in a clone, fourfold/claims in a wheel."""
+    for folder in (
+        Path(fourfold.__file__).parent / "claims",
+        Path(fourfold.__file__).parents[1] / "tests" / "operations",
+    ):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError("neither fourfold/claims nor tests/operations is there: the installation is incomplete")
+
+
+def pytest_command(*arguments: str) -> list[str]:
+    """Return the command that runs the checks with the plugin, from any folder.
+
+    pytest would look for its configuration above the checks, which lie in this package.
+    """
+    here = Path.cwd()
+    configuration = configuration_of(here)
+    project = ["-c", str(configuration)] if configuration else [f"--rootdir={here}"]
+    # No assertion of the harness is worth the seconds that rewriting it takes.
+    own = ["-p", "fourfold", "--assert=plain", *_WARNINGS]
+    return [sys.executable, "-m", "pytest", str(operation_tests()), *own, *project, *arguments]
+
+
+def configuration_of(folder: Path) -> Path | None:
+    """Return the file that configures pytest for a folder, or None."""
+    for path in (above / name for above in (folder, *folder.parents) for name in CONFIGURATIONS):
+        if path.is_file() and _SHARED.get(path.name, "") in path.read_text(encoding="utf-8", errors="replace"):
+            return path
+    return None

@@ -1,0 +1,135 @@
+"""``fourfold verify``: run the checks on a kernel of the user's by pytest, with its options."""
+
+import argparse
+import functools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from fourfold.candidates.process.child import Stop, become, die_with, kill_descendants
+from fourfold.cli.parser import add_json, passing
+from fourfold.cli.pytest_command import pytest_command
+from fourfold.cli.settings import ProjectSettings
+from fourfold.cli.source import NotThere, require_function, require_operation
+from fourfold.pytest_plugin.options import add_options as add_options_of_plugin
+
+# A kernel of a .cu file, with or without its launch.
+LAUNCHED = re.compile(r"\.cuh?:")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options: those of this command, and those that pytest reads."""
+    add = parser.add_argument
+    add(
+        "kernel",
+        nargs="?",
+        metavar="FILE_OR_MODULE:FUNCTION",
+        help="the implementation, as my_kernels.py:my_softmax or softmax.cu:softmax_kernel; without one, each kernel"
+        " that [tool.fourfold.kernels] of pyproject.toml names",
+    )
+    add("--as", dest="operation", metavar="OPERATION", help="what it computes, as softmax or FILE.py:OPERATION")
+    add("--trusted", action="store_true", help="run the kernel in the process that judges it, as always on a GPU")
+    add(
+        "--accept-claims",
+        action="store_true",
+        help="verify a kernel that fails once more, within the claims for which it is right, if there are any",
+    )
+    add_json(parser, "the verdict")
+    of_cuda = parser.add_argument_group("a kernel of a .cu file", "expressions over sizes, as rows or ceil(n / 256)")
+    of_cuda.add_argument("--grid", metavar="BLOCKS", help="the number of blocks, or up to three")
+    of_cuda.add_argument("--block", metavar="THREADS", help="the threads of a block, or up to three numbers")
+    of_cuda.add_argument("--shared", metavar="BYTES", help="dynamic shared memory: 0 unless told")
+    of_cuda.add_argument("--args", metavar="A, B, ...", help="the kernel's arguments, as x, out, rows, cols")
+    parser.set_defaults(passed=[])
+    add_options_of_plugin(passing(parser.add_argument_group("checks").add_argument))
+    add_passed = passing(parser.add_argument_group("pytest", "these, and all others: see pytest --help").add_argument)
+    add_passed("-k", metavar="EXPRESSION", help="only the checks whose names match, as forward or 'memory and float32'")
+    add_passed("-x", action="store_true", help="stop at the first failure")
+    add_passed("-q", "--quiet", action="store_true", help="print less")
+    add_passed("-v", "--verbose", action="store_true", help="print the name of each check")
+    add_passed("-n", metavar="WORKERS", help="so many processes at a time, or auto; 0 runs all in one process")
+    add_passed("--lf", action="store_true", help="only what failed in the last run")
+    add_passed("--timeout", metavar="SECONDS", help="limit of each check")
+    add_passed("--hypothesis-profile", metavar="NAME", help="default, full or nightly: more cases, and random ones")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Verify a kernel, or each kernel of the settings; return pytest's exit code, or the highest."""
+    kernels = ProjectSettings.of(Path.cwd()).kernels
+    if not given.kernel and not kernels:
+        given.error("FILE_OR_MODULE:FUNCTION is missing, and pyproject.toml has no [tool.fourfold.kernels]")
+    if not given.kernel and (given.json or "--verdict" in " ".join(given.passed)):
+        given.error("--json and --verdict hold the verdict on one kernel: name it")
+    runs = []
+    for kernel in [given.kernel] if given.kernel else kernels:
+        settings, one = kernels.get(kernel, {}), argparse.Namespace(**vars(given))
+        one.kernel, one.operation, one.passed = kernel, given.operation or settings.get("as"), [*given.passed]
+        if "claims" in settings and "--claims" not in " ".join(given.passed):
+            one.passed.append(f"--claims={settings['claims']}")
+        runs.append(command_of(one))
+    if len(runs) == 1 and not (given.accept_claims or given.json):
+        become(runs[0])
+    with Stop() as stop:
+        try:
+            return max(run(words, given) for words in runs)
+        except KeyboardInterrupt:
+            kill_descendants()
+            return stop.status
+
+
+def run(words: list[str], given: argparse.Namespace) -> int:
+    """Run pytest, with --accept-claims until it passes or suggests no further claim; return its exit code."""
+    verdicts = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    verdicts.add_argument("--verdict", type=Path)
+    with tempfile.TemporaryDirectory() as folder:
+        named, _ = verdicts.parse_known_args(words)
+        path = named.verdict or Path(folder) / "verdict.json"
+        words, claims = [*words, f"--verdict={path}"], None
+        while True:
+            # What pytest prints goes where this command's own words go: to standard error if JSON goes to output.
+            output, die = sys.stdout.fileno(), functools.partial(die_with, os.getpid())
+            code = subprocess.run(words, stdout=output, preexec_fn=die, check=False).returncode
+            suggested = json.loads(path.read_text())["suggested_claim"] if path.is_file() else ""
+            if not given.accept_claims or code != 1 or suggested in ("", claims):  # 1: some tests failed
+                break
+            claims = suggested
+            words += ["--claims", claims]
+            print(f"\nfourfold verify: once more, with --claims {shlex.quote(claims)}\n", flush=True)
+        if given.json and path.is_file():
+            given.json.write_text(path.read_text())
+        return code
+
+
+def command_of(given: argparse.Namespace) -> list[str]:
+    """Return the pytest command for the options of ``fourfold verify``."""
+    kernel, options = given.kernel, list(given.passed)
+    try:
+        require_function(kernel)
+        require_operation(given.operation)
+    except NotThere as error:
+        given.error(str(error))
+    if LAUNCHED.search(kernel):
+        kernel = launched(given)
+        options.append("--forward-only")  # such a kernel has no gradient
+    elif given.grid or given.block or given.shared or given.args:
+        given.error(f"--grid, --block, --shared and --args are for a kernel of a .cu file, and {kernel} is none")
+    if not given.trusted:
+        options.append("--untrusted-where-possible")
+    return pytest_command("--candidate", f"{given.operation}={kernel}", *options)
+
+
+def launched(given: argparse.Namespace) -> str:
+    """Return the kernel of a .cu file with its launch: ``FILE.cu:KERNEL<<<GRID, BLOCK, SHARED>>>(ARGUMENTS)``."""
+    if "<<<" in given.kernel:
+        return given.kernel
+    if not (given.grid and given.block):
+        given.error(f"{given.kernel} needs --grid and --block, as --grid rows --block 256")
+    shared = f", {given.shared}" if given.shared else ""
+    sizes = (f"({size})" if "," in size and not size.startswith("(") else size for size in (given.grid, given.block))
+    arguments = f"({given.args})" if given.args else ""
+    return f"{given.kernel}<<<{', '.join(sizes)}{shared}>>>{arguments}"

@@ -1,0 +1,106 @@
+"""The options of the plugin, for pytest and for ``fourfold verify``. This module imports neither torch nor pytest."""
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from fourfold.operations.limits import CALL_SECONDS, COMPILE_SECONDS
+
+
+def add_options(add: Callable[..., object]) -> None:
+    """Add the plugin's options.
+
+    Args:
+        add: `argparse.ArgumentParser.add_argument`, or pytest's ``OptionGroup.addoption``, which takes the same.
+    """
+    add("--op", action="append", default=[], metavar="NAME", help="only this operation (repeatable)")
+    add("--backend", action="append", default=[], metavar="NAME", help="only this backend (repeatable)")
+    add("--dtype", action="append", default=[], metavar="NAME", help="only this dtype (repeatable)")
+    add("--device", default="auto", choices=["auto", "cpu", "cuda"], help="auto: a GPU if there is one")
+    add("--examples", type=int, metavar="N", help="generated cases a check, in place of the profile's")
+    add(
+        "--candidate",
+        action="append",
+        default=[],
+        metavar="OP=FILE_OR_MODULE:FUNCTION",
+        help="verify this implementation of an operation; OP is the name of a known one, or FILE.py:OPERATION"
+        " (repeatable)",
+    )
+    add("--forward-only", action="store_true", help="candidates need not have gradients")
+    add("--forbid-fallback", action="store_true", help="candidates must not compute by torch's operators")
+    add(
+        "--claims",
+        metavar="CLAIMS",
+        help='what candidates claim, as in contiguous=True, sizes={"cols": (1, 1024)}, accuracy="storage"',
+    )
+    add("--no-refusals", action="store_true", help="a candidate's exception for a valid case is a failure")
+    add("--strict-errors", action="store_true", help="candidates must raise the operation's declared errors")
+    add(
+        "--untrusted",
+        action="store_true",
+        help="run candidates in a process of their own, which cannot change what judges them",
+    )
+    add(
+        "--untrusted-where-possible",
+        action="store_true",
+        help="the same for functions of Python on the CPU; run others in this process",
+    )
+    add(
+        "--call-seconds",
+        type=float,
+        default=CALL_SECONDS,
+        metavar="S",
+        help=f"with --untrusted: what a call may take, {CALL_SECONDS:g} unless told",
+    )
+    add(
+        "--compile-seconds",
+        type=float,
+        default=COMPILE_SECONDS,
+        metavar="S",
+        help=f"on a GPU: what Triton's compiler may take for a kernel, {COMPILE_SECONDS:g} unless told",
+    )
+    add("--verdict", type=Path, metavar="FILE", help="write what each check came to as JSON")
+    add(
+        "--executed",
+        action="store_true",
+        help="name the lines that never ran, of the library's own kernels too, whatever the run leaves out",
+    )
+    add("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
+    add(
+        "--perf-gate",
+        action="store_true",
+        help="after --benchmark-compare: measure what seems to have changed again, in turns, and fail if it is slower",
+    )
+    add("--perf-gate-seconds", type=float, default=4.0, metavar="S", help="for each benchmark that is measured again")
+    add(
+        "--perf-gate-trial",
+        action="store_true",
+        help="try the gate on what was timed: how often it accuses unchanged code, and finds a planted slowdown",
+    )
+    add(
+        "--perf-gate-slowdowns",
+        type=slowdowns,
+        default=slowdowns("1,2,5,10"),
+        metavar="PERCENT[,PERCENT...]",
+        help="that a trial plants (1,2,5,10); 0 for none",
+    )
+    add("--report", type=Path, metavar="DIR", help="write DIR/index.html, of this run and of others there")
+
+
+def slowdowns(text: str) -> tuple[float, ...]:
+    """Parse the percentages of an option: "1,5" gives 0.01 and 0.05, "0" gives none."""
+    try:
+        percentages = [float(part) for part in text.split(",")]
+    except ValueError:
+        percentages = [math.nan]
+    if not all(0 <= percentage < math.inf for percentage in percentages):
+        raise argparse.ArgumentTypeError(f"percentages are wanted, as in 1,2,5,10 or 0, not {text!r}")
+    return tuple(dict.fromkeys(percentage / 100 for percentage in percentages if percentage))
+
+
+def names() -> dict[str, bool]:
+    """Return the names of the options, each with whether it takes a value."""
+    found: dict[str, bool] = {}
+    add_options(lambda name, **given: found.__setitem__(name, given.get("action") != "store_true"))
+    return found
