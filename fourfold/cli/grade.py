@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fourfold.candidates.process.child import Stop
 from fourfold.engine.verification import EXAMPLES
 from fourfold.grading import report
 from fourfold.grading.candidates import BadCandidate
@@ -16,6 +15,7 @@ from fourfold.grading.driver import chosen, grade, of_file
 from fourfold.grading.pool import NoWorkers
 from fourfold.grading.progress import ProgressDisplay
 from fourfold.grading.results import Graded, InUse
+from fourfold.processes.stop import Stop
 
 DESCRIPTION = "judge many candidates, each in a process of its own"
 

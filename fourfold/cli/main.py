@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import fourfold
-from fourfold.candidates.process.child import Stop, become, die_with, kill_descendants
+from fourfold.processes.child import become
+from fourfold.processes.family import die_with, kill_descendants
+from fourfold.processes.stop import Stop
 from fourfold.sanitize import command as sanitize
 
 # A kernel of a .cu file, with or without its launch.

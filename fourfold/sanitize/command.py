@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fourfold.candidates.process.child import become
+from fourfold.processes.child import become
 
 DESCRIPTION = (
     "Run a Python script with Triton kernels on the CPU, though it was written for a GPU. Report every load and store"

@@ -29,6 +29,8 @@ from fourfold.engine.verdict import REWARDS, Finding, Outcome, Speed, Verdict
 from fourfold.grading import driver, pool, static
 from fourfold.grading import speed as speed_of_candidates
 from fourfold.grading.candidates import Submission
+from fourfold.grading.judging import Settings
+from fourfold.grading.messages import Job, Reply
 from fourfold.grading.results import Graded, InUse, Results
 from fourfold.grading.speed import median_with_interval, speeds_of
 from fourfold.numerics.compare import Disagreement
@@ -420,9 +422,9 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path: Path, monkeypat
 
 def test_a_changed_source_is_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Answers(Stub):
-        def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
-            text = verdict("wrong" if "-" in job["candidate"]["source"] else "").json()
-            return {"verdict": text, "stage": "full", "seconds": 1.0, "where": "here"}
+        def judge(self, job: Job) -> Reply:
+            text = verdict("wrong" if "-" in job.candidate.source else "").json()
+            return Reply(verdict=text, stage="full", seconds=1.0, where="here")
 
     monkeypatch.setattr(driver, "_pool_of", lambda *_: lambda: pool.Pool(lambda n: Answers(n, iter([False])), 1))
     out = tmp_path / "results.jsonl"
@@ -586,8 +588,8 @@ class Stub:
         if next(fails):
             raise pool.Lost("it does not start")
 
-    def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        return {"seen": job["n"]}
+    def judge(self, job: Job) -> Reply:
+        return Reply(where=f"here, by {job.seed}")
 
     def close(self) -> None:
         pass
@@ -610,10 +612,10 @@ def test_a_worker_whose_gpu_is_gone_is_replaced_after_its_answer() -> None:
 
     made = pool.Pool(make, 1)
     for n in range(2):
-        made.tasks.put(pool.Task({"n": n}, str(n)))
+        made.tasks.put(pool.Task(Job(Submission(id=str(n)), Settings(), n), str(n)))
     answers = [made.events.get().answer for _ in range(2)]
     made.close()
-    assert answers == [{"seen": 0}, {"seen": 1}]
+    assert answers == [Reply("here, by 0"), Reply("here, by 1")]
     assert len(workers) == 2
 
 
