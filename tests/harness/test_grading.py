@@ -31,7 +31,7 @@ from fourfold.grading import speed as speed_of_candidates
 from fourfold.grading.candidates import Submission
 from fourfold.grading.judging import Settings
 from fourfold.grading.messages import Job, Reply
-from fourfold.grading.results import Graded, InUse, Results
+from fourfold.grading.results import ForgedLines, Graded, InUse, Results
 from fourfold.grading.speed import median_with_interval, speeds_of
 from fourfold.numerics.compare import Disagreement
 from fourfold.operations.claims import Claims
@@ -460,6 +460,39 @@ def test_two_runs_do_not_write_into_one_file(tmp_path: Path) -> None:
     out.write_text("{}\n")
     with pytest.raises(ValueError, match="line 1: this is no verdict"):
         Results(out)
+
+
+def seal_results(out: Path, *ids: str) -> None:
+    with Results(out) as results:
+        for name in ids:
+            results.append(Graded.of(verdict("wrong"), id=name, key=name))
+
+
+def test_forged_lines_are_named_and_no_results(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    seal_results(out, "a", "b", "c")
+    first, second, third = out.read_text().splitlines()
+    right = Graded.of(verdict(), id="d", key="d").line()
+    reordered = json.dumps(dict(reversed(json.loads(third).items())), indent=None, separators=(",", ":"))
+    lines = [first, second.replace('"reward": 0.0', '"reward": 1.0'), right, "no JSON", reordered]
+    assert lines[1] != second
+    out.write_text("".join(line + "\n" for line in lines))
+    with (
+        pytest.warns(ForgedLines, match=r"wrote line 2 \(id 'b'\), line 3 \(id 'd'\), line 4: not"),
+        Results(out) as file,
+    ):
+        assert list(file.known) == ["a", "c"]
+
+
+def test_a_line_that_another_writes_during_a_run_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    seal_results(out, "a")
+    with pytest.warns(ForgedLines, match=r"wrote line 2 \(id 'b'\): not"), Results(out) as results:  # noqa: PT031
+        with out.open("a") as other:
+            other.write(Graded.of(verdict(), id="b", key="b").line() + "\n")
+        results.append(Graded.of(verdict("wrong"), id="b", key="b"))
+    with pytest.warns(ForgedLines), Results(out) as results:
+        assert results.known["b"].kind == "wrong"
 
 
 # ---- verdicts and rewards
