@@ -71,7 +71,7 @@ class LocalWorker:
         self.connection, other = Connection.pair()
         # NVML reports GPUs without creating a context, after which a forked process could have none.
         environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        self.folder = tempfile.mkdtemp(prefix="fourfold-grading-")
+        self.folder = tempfile.mkdtemp()
         named = os.environ.get(_DEVICES, "0") if gpu is None else gpu
         # The lock file of the GPU: workers share it except while one measures a time.
         self.gpu = str(Path(tempfile.gettempdir(), f"fourfold-gpu-{named}.lock")) if device == "cuda" else ""

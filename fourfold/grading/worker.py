@@ -123,7 +123,7 @@ class WorkerProcess:
         if job.settings.device == "cpu":
             session.first_process()
         started = time.monotonic()
-        folder = Path(tempfile.mkdtemp(prefix="candidate-"))
+        folder = Path(tempfile.mkdtemp())
         own, other = Connection.pair()
         with own:
             with other:
@@ -161,7 +161,7 @@ class WorkerProcess:
         def begin(stage: str, check: str, dtype: str) -> None:
             answers.send(CheckBegun(stage, check, dtype))
 
-        own = folder / "judged"
+        own = folder / "kernels"
         own.mkdir()
         stage, verdict = judge(job.candidate, job.settings, job.seed, own, begin, job.gpu)
         session.end_candidates()

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -33,6 +33,21 @@ class _Hidden(MetaPathFinder, Loader):
 
 
 @contextlib.contextmanager
+def hidden(packages: Collection[str]) -> Iterator[None]:
+    """Hide the loaded modules of some packages inside the block. Importing one still gives the same module."""
+    modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in packages}
+    finder = _Hidden(modules)
+    for name in modules:
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        sys.modules.update(modules)
+
+
+@contextlib.contextmanager
 def out_of_sight(interpreter: bool = True) -> Iterator[None]:
     """Hide the modules, variables and arguments of a test runner inside the block.
 
@@ -41,7 +56,6 @@ def out_of_sight(interpreter: bool = True) -> Iterator[None]:
     Args:
         interpreter: whether to hide that Triton's kernels are interpreted, too.
     """
-    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in RUNNERS}
     triton = sys.modules.get("triton")
     if interpreter and triton is not None and triton.knobs.runtime.interpret:
         # Kernels decorated inside the block must still be interpreted. This sets the variable, too.
@@ -50,19 +64,15 @@ def out_of_sight(interpreter: bool = True) -> Iterator[None]:
         triton = None
     prefixes = (*VARIABLES, INTERPRETER) if interpreter else VARIABLES
     variables = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
-    finder, arguments = _Hidden(hidden), sys.argv
-    for name in hidden:
-        del sys.modules[name]
+    arguments = sys.argv
     for name in variables:
         del os.environ[name]
     sys.argv = [""]
-    sys.meta_path.insert(0, finder)
     try:
-        yield
+        with hidden(RUNNERS):
+            yield
     finally:
-        sys.meta_path.remove(finder)
         sys.argv = arguments
         if triton is not None:
             del triton.knobs.runtime.interpret
         os.environ.update(variables)
-        sys.modules.update(hidden)

@@ -28,7 +28,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_CHARACTERS = 2000
 # Seconds between two looks at a process: at first, and at most.
 LEAST_PAUSE, MOST_PAUSE = 0.001, 0.02
+# The programs that call `start`: with the arguments of a command line, or without a trace there.
 _START = "import sys; from fourfold.processes.child import start; start(*sys.argv[1:])"
+_PLAIN_START = """__import__("sys").path[:1] = [{package!r}]
+__import__("fourfold.processes.child").processes.child.start(*{given!r})
+"""
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,7 @@ class Child:
         *arguments: object,
         files: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
+        plain: bool = False,
         printed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> "Child":
@@ -180,21 +185,29 @@ class Child:
             module: the name of the module.
             *arguments: of `main`, as text.
             files: descriptors that the process inherits.
-            environment: its variables; this process's by default. PYTHONPATH is extended to find this package.
+            environment: its variables; this process's by default.
+            plain: whether its command line and its variables show nothing of this package: it is a program that Python
+                reads from a pipe. Otherwise PYTHONPATH is extended to find this package.
             printed: whether to keep its output for `Death`.
             clock: the clock for `wait`, in seconds.
         """
         output = tempfile.TemporaryFile() if printed else None  # noqa: SIM115 - as long as the process
-        path = os.pathsep.join(filter(None, (_PACKAGE, os.environ.get("PYTHONPATH"))))
+        given = [str(os.getpid()), module, *map(str, arguments)]
+        variables = dict(os.environ if environment is None else environment)
+        if not plain:
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, (_PACKAGE, variables.get("PYTHONPATH"))))
         popen = subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", "-c", _START, str(os.getpid()), module, *map(str, arguments)],
+            [sys.executable, "-"] if plain else [sys.executable, "-P", "-W", "ignore", "-c", _START, *given],
             pass_fds=files,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if plain else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**(os.environ if environment is None else environment), "PYTHONPATH": path},
+            env=variables,
             start_new_session=True,
         )
+        if popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), popen.stdin as program:
+                program.write(_PLAIN_START.format(package=_PACKAGE, given=given).encode())
         return cls(popen.pid, session=True, output=output, clock=clock, popen=popen)
 
     def poll(self) -> Death | None:

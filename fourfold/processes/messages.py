@@ -99,7 +99,9 @@ def _member(union: Any, said: Any) -> Any:
 
 @functools.cache
 def _types(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    """Return the types of a dataclass's fields, even where its module is hidden: its `__init__` knows the module."""
+    types = typing.get_type_hints(kind.__init__)  # type: ignore[misc]
+    return {field.name: types[field.name] for field in dataclasses.fields(kind)}
 
 
 class Connection:

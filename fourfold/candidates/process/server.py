@@ -13,6 +13,7 @@ import inspect
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -30,6 +31,7 @@ from fourfold.candidates.process import protocol
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns, called_at_once
 from fourfold.instruments.costs import living_tensors
+from fourfold.instruments.hide_test_runner import INTERPRETER, hidden
 from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
@@ -45,6 +47,8 @@ from fourfold.processes.messages import MOST_STORAGES, Connection, Ended
 
 # The most causes, frames and characters of an exception in its description.
 MOST_CAUSES, MOST_FRAMES, MOST_WORDS = 8, 50, 20_000
+# The package that a candidate does not find among the loaded modules, unless it imports it.
+JUDGE = ("fourfold",)
 # The largest file that a candidate can write.
 MOST_FILE_BYTES = 1 << 32
 
@@ -55,11 +59,13 @@ MOST_FILE_BYTES = 1 << 32
 def main(descriptor: str) -> None:
     """Answer the judge until it closes the connection."""
     adopt_orphans()  # processes that a candidate leaves behind become children of this process
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
-        # Hide from kernels that they are interpreted.
-        importlib.import_module("triton").knobs.runtime.interpret = True
-        del os.environ["TRITON_INTERPRET"]
+    os.environ[INTERPRETER] = "1"  # read when Triton is imported
+    importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
+    # Hide from kernels that they are interpreted.
+    importlib.import_module("triton").knobs.runtime.interpret = True
+    del os.environ[INTERPRETER]
+    warnings.simplefilter("ignore")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     control = Connection(int(descriptor))
     running: dict[int, Child] = {}
     with contextlib.suppress(Ended):
@@ -90,7 +96,7 @@ def become_candidate(control: Connection, descriptor: int, folder: Path) -> None
     with contextlib.suppress(OSError):  # if memory runs out, the system kills this process before the judge
         Path("/proc/self/oom_score_adj").write_text("1000")
     faulthandler.enable(all_threads=False)
-    os.environ["TMPDIR"] = str(folder)
+    os.environ["TMPDIR"] = str(folder.parent)
     os.chdir(folder)
     with contextlib.suppress(Ended):
         Served(Connection(descriptor)).run()
@@ -244,7 +250,8 @@ class Served:
             )
             for name, default in ask.parameters
         ]
-        with contextlib.chdir(ask.folder):  # a file may read others on import
+        # A file may read others on import.
+        with contextlib.chdir(ask.folder), hidden(JUDGE):
             if ask.place.endswith(".py"):
                 self.origin = Path(ask.place)
                 found: Any = modules.of_file(self.origin)
@@ -256,7 +263,8 @@ class Served:
         if found is None:
             return protocol.Missing()
         if ask.state is not None:
-            found = models.like(found, Path(ask.state))
+            with hidden(JUDGE):
+                found = models.like(found, Path(ask.state))
         try:
             self.function = as_operation(found, inspect.Signature(parameters), ask.operation)
         except CannotBeCalled as error:
@@ -336,7 +344,7 @@ class Served:
     def compare(self, ask: protocol.CompareSizes) -> protocol.SizesCompared:
         """Return both sides of comparisons in a call, and ignore its result."""
         arguments = given(ask.arguments, self.storages)
-        with Compared(ask.comparisons) as compared, contextlib.suppress(Exception):
+        with Compared(ask.comparisons) as compared, hidden(JUDGE), contextlib.suppress(Exception):
             self.function(**arguments)
         return protocol.SizesCompared([(number, *sides) for number, sides in compared.found.items()])
 
@@ -474,4 +482,5 @@ def in_conditions(conditions: protocol.Conditions, watch: AbstractContextManager
         stack.enter_context(watch)
         begun = recorder.begin()
         stack.callback(recorder.end, begun)
+        stack.enter_context(hidden(JUDGE))
         yield

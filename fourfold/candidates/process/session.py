@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ import torch
 
 from fourfold.candidates.process import protocol
 from fourfold.instruments import sparse_memory
-from fourfold.instruments.hide_test_runner import VARIABLES
+from fourfold.instruments.hide_test_runner import INTERPRETER, VARIABLES
 from fourfold.operations.blame import Blame
 from fourfold.operations.outcomes import Kind, Unsupported
 from fourfold.operations.refusals import OutOfTime
@@ -23,6 +24,8 @@ from fourfold.processes.messages import MOST_BYTES, Connection, Ended, Malformed
 
 # Seconds for the first process to import torch, and to answer.
 STARTING_SECONDS = 120.0
+# The most entries of the working folder that a candidate sees, and the most bytes of a file in it.
+MOST_ENTRIES, MOST_COPIED = 200, 1 << 20
 # Seconds for a process to end after it closed its connection.
 SECONDS_TO_END = 2.0
 
@@ -53,15 +56,16 @@ class FirstProcess:
 
     def __init__(self) -> None:
         self.connection, other = Connection.pair()
-        # Hide from kernels that they are being tested.
-        unseen = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)}
+        # Hide from kernels that they are being tested: their process shows the variables that it began with.
+        unseen = {name: value for name, value in os.environ.items() if not name.startswith((*VARIABLES, INTERPRETER))}
         self.user, self.closed = os.getpid(), False
         with other:
             self.child = Child.spawn(
                 "fourfold.candidates.process.server",
                 other.fileno(),
                 files=[other.fileno()],
-                environment=unseen | {"TRITON_INTERPRET": "1"},
+                environment=unseen,
+                plain=True,
                 printed=True,
             )
 
@@ -143,7 +147,7 @@ class Session:
 
     Attributes:
         connection: the connection to it.
-        folder: its working directory, which is removed at its end.
+        folder: the folder of its files, among them its working folder, which is removed at its end.
         last: the contents of the storages that it holds, by number.
         forgotten, forgotten_calls, forgotten_objects: the numbers of storages, calls and tensors that are gone here,
             not yet reported to it.
@@ -151,10 +155,11 @@ class Session:
 
     def __init__(self, most_bytes: int) -> None:
         self.connection, other = Connection.pair()
-        self.folder = Path(tempfile.mkdtemp(prefix="fourfold-candidate-"))
+        self.folder = Path(tempfile.mkdtemp())
+        work = copy_folder(self.folder)
         self.first = first_process()
         with other:
-            start = protocol.StartCandidate(str(self.folder), most_bytes)
+            start = protocol.StartCandidate(str(work), most_bytes)
             self.process: int = self.first.ask(start, protocol.CandidateStarted, [other.fileno()]).process
         _sessions.add(self)
         self.owner, self.over = os.getpid(), False
@@ -302,6 +307,23 @@ class Session:
                 death = Death(ended.code, printable(ended.printed))
         shutil.rmtree(self.folder, ignore_errors=True)
         return death
+
+
+def copy_folder(into: Path) -> Path:
+    """Copy the small files of the working folder into a folder; return the copy.
+
+    A kernel sees the folder that it sees elsewhere, and cannot change it by relative paths.
+    """
+    here = Path.cwd()
+    copy = into / (here.name or "work")
+    copy.mkdir()
+    for entry in itertools.islice(os.scandir(here), MOST_ENTRIES):
+        with contextlib.suppress(OSError):
+            if entry.is_dir():
+                (copy / entry.name).mkdir()
+            elif entry.is_file() and entry.stat().st_size <= MOST_COPIED:
+                shutil.copy2(entry.path, copy / entry.name)
+    return copy
 
 
 @contextlib.contextmanager
