@@ -238,7 +238,7 @@ def gpu_answers(seconds: float = GPU_SECONDS) -> bool:
     """Return whether a kernel gives the right result on the GPU within some seconds after a crash."""
     deadline = time.monotonic() + seconds
     while True:
-        child = Child.fork(_sums)
+        child = Child.fork(_sums, quiet=True)
         death = child.wait(GPU_QUESTION)
         child.kill()
         if death is not None and death.code == 0:

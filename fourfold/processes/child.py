@@ -28,6 +28,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_CHARACTERS = 2000
 # Seconds between two looks at a process: at first, and at most.
 LEAST_PAUSE, MOST_PAUSE = 0.001, 0.02
+_exit = os._exit  # saved before a candidate, which may replace it, is loaded
 # The programs that call `start`: with the arguments of a command line, or without a trace there.
 _START = "import sys; from fourfold.processes.child import start; start(*sys.argv[1:])"
 _PLAIN_START = """__import__("sys").path[:1] = [{package!r}]
@@ -281,7 +282,7 @@ def _finish(work: Callable[[], object]) -> NoReturn:
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)
+        _exit(code)
 
 
 _PACKAGE = str(Path(fourfold.__file__).resolve().parents[1])

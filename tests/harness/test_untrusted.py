@@ -1,8 +1,10 @@
 """A candidate in a process of its own is judged as one in the judge's process is."""
 
+import importlib
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.load import modules
 from fourfold.candidates.process import client, cuda_client, protocol
 from fourfold.candidates.process.client import CannotBeImported, UntrustedFunction
-from fourfold.candidates.process.session import Crashed
+from fourfold.candidates.process.session import MOST_COPIED, Crashed
 from fourfold.checks.records import operations
 from fourfold.cli import main as command
 from fourfold.compat import torch_internals
@@ -29,6 +31,7 @@ from fourfold.engine.verification import made_untrusted
 from fourfold.instruments import concurrent_calls, sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns
 from fourfold.instruments.evaluation import by_the_implementation
+from fourfold.instruments.hide_test_runner import hidden
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
 from fourfold.instruments.tampering import Tampered
@@ -699,6 +702,34 @@ def test_lines_that_a_process_tells_are_those_of_the_kernels_files() -> None:
     right = ("/of/k.cu", 2, "k", True, False)
     wrong = [("/of/other.cu", 1, "k", True, True), ("/of/k.cu", 3, "k", True, True), ("/of/k.cu", 0, "k", True, True)]
     assert list(cuda_client._lines([right, *wrong], files)) == [Line(*right)]
+
+
+def test_the_working_folder_is_a_copy_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes").write_text("as it was")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "large").write_bytes(bytes(MOST_COPIED + 1))
+    path = tmp_path / "looks.py"
+    path.write_text(
+        "import os, pathlib, torch\n\ndef add(x, y):\n"
+        "    assert pathlib.Path('notes').read_text() == 'as it was'\n"
+        "    pathlib.Path('notes').write_text('changed')\n"
+        "    assert sorted(os.listdir()) == ['folder', 'looks.py', 'notes']\n"
+        "    return x + y\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    function = UntrustedFunction(str(path), "add", OF_ADD, "vector_add")
+    x, y = pair()
+    assert torch.equal(function(x, y), x + y)
+    function.end()
+    assert (tmp_path / "notes").read_text() == "as it was"
+
+
+def test_hidden_modules_can_be_imported_and_come_back() -> None:
+    before = dict(sys.modules)
+    with hidden(("fourfold",)):
+        assert not any(name.partition(".")[0] == "fourfold" for name in sys.modules)
+        assert importlib.import_module("fourfold.operations.claims") is before["fourfold.operations.claims"]
+    assert {name: sys.modules[name] for name in before} == before
 
 
 def test_missing_function_is_named(place: Path) -> None:
