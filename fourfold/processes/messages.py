@@ -92,8 +92,10 @@ def _member(union: Any, said: Any) -> Any:
         if dataclasses.is_dataclass(member):
             if named == member.__name__:  # type: ignore[union-attr]
                 return member
-        elif type(said) in _JSON.get(typing.get_origin(member) or member, (member,)):
-            return member
+        else:
+            plain = typing.get_origin(member) or member
+            if type(said) in _JSON.get(plain, (plain,)):
+                return member
     raise Malformed(f"expected {union}, got {_shown(said)}")
 
 

@@ -27,9 +27,10 @@ class Tree:
     leaves: list[tuple[str, Leaf | int | None]]
     named: Mapping[str, bool]
     open: Any = None
+    more: list[int] | dict[str, int] | None = None
 
 
-TREE = Tree(0.5, [("a", Leaf("x", (1, 2))), ("b", 3), ("c", None)], {"d": True}, {"e": [1]})
+TREE = Tree(0.5, [("a", Leaf("x", (1, 2))), ("b", 3), ("c", None)], {"d": True}, {"e": [1]}, [1])
 
 
 def test_a_message_arrives_as_it_was_sent() -> None:
@@ -49,6 +50,8 @@ def test_a_message_arrives_as_it_was_sent() -> None:
         ({"leaves": [["a", {"kind": "Leaf", "name": "x", "sizes": [True]}]]}, "expected int, got True"),
         ({"leaves": [["a", {"kind": "Tree"}]]}, "got a malformed Tree"),
         ({"named": {"d": 1}}, "expected bool, got 1"),
+        ({"more": [1.5]}, "expected int, got 1.5"),
+        ({"more": "none"}, "got 'none'"),
         ({"other": 1}, "expected Tree, got a malformed Tree"),
         ({"kind": "Leaf"}, "expected Tree, got a malformed Leaf"),
     ],
