@@ -31,7 +31,7 @@ from fourfold.candidates.process import protocol
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns, called_at_once
 from fourfold.instruments.costs import living_tensors
-from fourfold.instruments.hide_test_runner import INTERPRETER, hidden
+from fourfold.instruments.hide_test_runner import INTERPRETER, HiddenModules
 from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
@@ -47,8 +47,8 @@ from fourfold.processes.messages import MOST_STORAGES, Connection, Ended
 
 # The most causes, frames and characters of an exception in its description.
 MOST_CAUSES, MOST_FRAMES, MOST_WORDS = 8, 50, 20_000
-# The package that a candidate does not find among the loaded modules, unless it imports it.
-JUDGE = ("fourfold",)
+# This package's modules, which a candidate does not find among the loaded ones, unless it imports them.
+JUDGE = HiddenModules(["fourfold"])
 # The largest file that a candidate can write.
 MOST_FILE_BYTES = 1 << 32
 
@@ -98,6 +98,7 @@ def become_candidate(control: Connection, descriptor: int, folder: Path) -> None
     faulthandler.enable(all_threads=False)
     os.environ["TMPDIR"] = str(folder.parent)
     os.chdir(folder)
+    JUDGE.install()
     with contextlib.suppress(Ended):
         Served(Connection(descriptor)).run()
 
@@ -251,7 +252,8 @@ class Served:
             for name, default in ask.parameters
         ]
         # A file may read others on import.
-        with contextlib.chdir(ask.folder), hidden(JUDGE):
+        JUDGE.hide()
+        with contextlib.chdir(ask.folder):
             if ask.place.endswith(".py"):
                 self.origin = Path(ask.place)
                 found: Any = modules.of_file(self.origin)
@@ -263,13 +265,14 @@ class Served:
         if found is None:
             return protocol.Missing()
         if ask.state is not None:
-            with hidden(JUDGE):
-                found = models.like(found, Path(ask.state))
+            JUDGE.hide()
+            found = models.like(found, Path(ask.state))
         try:
             self.function = as_operation(found, inspect.Signature(parameters), ask.operation)
         except CannotBeCalled as error:
             return protocol.Uncallable(str(error)[:MOST_WORDS])
-        claims = sys.modules.get("fourfold.operations.claims")  # the module of its decorator
+        JUDGE.hide()
+        claims = JUDGE.modules.get("fourfold.operations.claims")  # the module of its decorator
         claimed = vars(claims.claims_of(self.function)) if claims else {}
         return protocol.FunctionLoaded({name: listed(value) for name, value in claimed.items()}, str(self.origin))
 
@@ -344,7 +347,8 @@ class Served:
     def compare(self, ask: protocol.CompareSizes) -> protocol.SizesCompared:
         """Return both sides of comparisons in a call, and ignore its result."""
         arguments = given(ask.arguments, self.storages)
-        with Compared(ask.comparisons) as compared, hidden(JUDGE), contextlib.suppress(Exception):
+        JUDGE.hide()
+        with Compared(ask.comparisons) as compared, contextlib.suppress(Exception):
             self.function(**arguments)
         return protocol.SizesCompared([(number, *sides) for number, sides in compared.found.items()])
 
@@ -462,6 +466,9 @@ def seen_by(watch: AbstractContextManager) -> tuple[list[str], list[str]]:
     return trespasses, list(watch.found) if isinstance(watch, Fallbacks) else []
 
 
+module = functools.cache(importlib.import_module)
+
+
 @contextlib.contextmanager
 def in_conditions(conditions: protocol.Conditions, watch: AbstractContextManager) -> Iterator[None]:
     """Reproduce the conditions of the call in the judge's process."""
@@ -473,14 +480,14 @@ def in_conditions(conditions: protocol.Conditions, watch: AbstractContextManager
         if conditions.autocast is not None:
             stack.enter_context(torch.autocast("cpu", dtype=protocol.dtype_of(conditions.autocast)))
         if conditions.undefined_lanes_are_zero is not None:
-            memory = importlib.import_module("fourfold.backends.triton.interpreter.memory")
+            memory = module("fourfold.backends.triton.interpreter.memory")
             memory.undefined_lanes_are_zero(conditions.undefined_lanes_are_zero)
         if conditions.order is not None:
-            on_cpu = importlib.import_module("fourfold.backends.cuda.emulator")
+            on_cpu = module("fourfold.backends.cuda.emulator")
             stack.enter_context(on_cpu.schedule(conditions.order))
         stack.enter_context(nothing_else_changes(Case({}, np.empty(0, np.float32))))
         stack.enter_context(watch)
         begun = recorder.begin()
         stack.callback(recorder.end, begun)
-        stack.enter_context(hidden(JUDGE))
+        JUDGE.hide()
         yield
