@@ -57,16 +57,17 @@ def decode(kind: Any, said: Any) -> Any:
     Raises:
         Malformed: it encodes no such value.
     """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return said
-    if origin in (typing.Union, UnionType):
-        return decode(_member(kind, said), said)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        if isinstance(said, dict) and said.get(_KIND) == kind.__name__:
+    origin, arguments = _parts(kind)
+    if origin is None:
+        if type(said) in _JSON.get(kind, (kind,)) or kind is Any:
+            return said
+        named = said.get(_KIND) if isinstance(said, dict) else None
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and named == kind.__name__:
             types = _types(kind)
             if said.keys() - {_KIND} == types.keys():
                 return kind(**{name: decode(types[name], said[name]) for name in types})
+    elif origin in (typing.Union, UnionType):
+        return decode(_member(kind, said), said)
     elif origin is list and isinstance(said, list):
         return [decode(arguments[0], each) for each in said]
     elif origin is tuple and isinstance(said, list):
@@ -75,9 +76,12 @@ def decode(kind: Any, said: Any) -> Any:
             return tuple(map(decode, members, said))
     elif origin in (dict, Mapping) and isinstance(said, dict):
         return {name: decode(arguments[1], each) for name, each in said.items()}
-    elif type(said) in _JSON.get(kind, (kind,)):
-        return said
     raise Malformed(f"expected {getattr(kind, '__name__', kind)}, got {_shown(said)}")
+
+
+@functools.cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
 def _shown(said: Any) -> str:
@@ -87,16 +91,27 @@ def _shown(said: Any) -> str:
 
 def _member(union: Any, said: Any) -> Any:
     """Return the member of a union that JSON names, or has the type of."""
+    classes, others = _members(union)
     named = said.get(_KIND) if isinstance(said, dict) else None
+    member = classes.get(named) if isinstance(named, str) else None
+    if member is None and (member := others.get(type(said))) is None:
+        raise Malformed(f"expected {union}, got {_shown(said)}")
+    return member
+
+
+@functools.cache
+def _members(union: Any) -> tuple[dict[str, Any], dict[type, Any]]:
+    """Return the dataclasses of a union by name, and its other members by the type of their JSON."""
+    classes: dict[str, Any] = {}
+    others: dict[type, Any] = {}
     for member in typing.get_args(union):
         if dataclasses.is_dataclass(member):
-            if named == member.__name__:  # type: ignore[union-attr]
-                return member
+            classes[member.__name__] = member  # type: ignore[union-attr]
         else:
             plain = typing.get_origin(member) or member
-            if type(said) in _JSON.get(plain, (plain,)):
-                return member
-    raise Malformed(f"expected {union}, got {_shown(said)}")
+            for type_of_json in _JSON.get(plain, (plain,)):
+                others.setdefault(type_of_json, member)
+    return classes, others
 
 
 @functools.cache
