@@ -6,13 +6,13 @@ import sys
 
 from rich.console import Console
 
-from fourfold.candidates.process.child import Stop
 from fourfold.grading import report
 from fourfold.grading.candidates import BadCandidate
 from fourfold.grading.driver import chosen, grade, of_file
 from fourfold.grading.pool import NoWorkers
 from fourfold.grading.progress import ProgressDisplay
 from fourfold.grading.results import Graded, InUse
+from fourfold.processes.stop import Stop
 
 
 def command(given: argparse.Namespace) -> int:

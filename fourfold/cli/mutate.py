@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from fourfold.candidates.process.child import become
 from fourfold.cli.source import NotThere, require_function, require_operation
+from fourfold.processes.child import become
 
 
 def command(given: argparse.Namespace) -> int:

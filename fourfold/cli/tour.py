@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import fourfold
-from fourfold.candidates.process.child import Stop, die_with, kill_descendants
 from fourfold.cli.pytest_command import pytest_command
+from fourfold.processes.family import die_with, kill_descendants
+from fourfold.processes.stop import Stop
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

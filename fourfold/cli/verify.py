@@ -11,11 +11,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fourfold.candidates.process.child import Stop, become, die_with, kill_descendants
 from fourfold.cli.parser import add_json, passing
 from fourfold.cli.pytest_command import pytest_command
 from fourfold.cli.settings import ProjectSettings
 from fourfold.cli.source import NotThere, require_function, require_operation
+from fourfold.processes.child import become
+from fourfold.processes.family import die_with, kill_descendants
+from fourfold.processes.stop import Stop
 from fourfold.pytest_plugin.options import add_options as add_options_of_plugin
 
 # A kernel of a .cu file, with or without its launch.

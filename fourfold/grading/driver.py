@@ -5,7 +5,7 @@ import secrets
 import shlex
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fourfold.engine.verdict import Verdict
 from fourfold.grading import on_ray
 from fourfold.grading.candidates import BadCandidate, Submission, of_lines
 from fourfold.grading.judging import STATIC, Settings, failed
+from fourfold.grading.messages import Job, Reply
 from fourfold.grading.pool import LocalWorker, NoWorkers, Pool, Task, gpus_here
 from fourfold.grading.results import Graded, Results, Shelf
 from fourfold.numerics.dtypes import DTYPES
@@ -214,10 +215,11 @@ class _Run:
                         broken, reasons = broken + 1, [*reasons, event.why]
                         if broken == places:
                             raise NoWorkers(f"no worker can be started: {reasons[-1]}")
-                    elif event.answer is not None and "verdict" in event.answer:
+                    elif event.answer is not None and event.answer.verdict:
                         ready += self._ended(event.task, event.answer)
                     else:
-                        again = self._again(event.task, event.why or str((event.answer or {}).get("lost")))
+                        lost = event.answer.lost if event.answer is not None else event.why
+                        again = self._again(event.task, lost)
                         if again is None:
                             pool.tasks.put(event.task)
                         else:
@@ -245,8 +247,7 @@ class _Run:
         else:
             self.waiting[key].append(candidate)
             if len(self.waiting[key]) == 1:
-                job = {"candidate": asdict(candidate), "settings": self.settings.as_dict(), "seed": self.seed}
-                return Task(job, key)
+                return Task(Job(candidate, self.settings, self.seed), key)
         return None
 
     def _take(self, name: str, key: str) -> bool:
@@ -262,12 +263,12 @@ class _Run:
             raise ValueError(f"id: two candidates that differ are called {name!r}")
         return False
 
-    def _ended(self, task: Task, answer: Mapping[str, Any]) -> list[Graded]:
+    def _ended(self, task: Task, answer: Reply) -> list[Graded]:
         """Return the verdict on a candidate and on its duplicates."""
-        verdict = replace(Verdict.from_json(answer["verdict"]), seconds=round(answer["seconds"], 3))
+        verdict = replace(Verdict.from_json(answer.verdict), seconds=round(answer.seconds, 3))
         first, *others = self.waiting.pop(task.key)
-        more = {"attempts": task.attempts, "where": answer["where"]}
-        graded = self._kept(first, task.key, verdict, answer["stage"], **more)
+        more = {"attempts": task.attempts, "where": answer.where}
+        graded = self._kept(first, task.key, verdict, answer.stage, **more)
         self.judged[task.key] = graded
         return [graded, *(self._copied(other, graded) for other in others)]
 
@@ -280,7 +281,7 @@ class _Run:
         reasons = "; ".join(dict.fromkeys(task.lost))
         message = f"crashed: its worker was lost {task.attempts} times: {reasons}"
         verdict = failed(first, self.settings.device, self.seed, Kind.CRASHED, message)
-        return self._ended(task, {"verdict": verdict.json(), "seconds": 0.0, "stage": "", "where": ""})
+        return self._ended(task, Reply(where="", verdict=verdict.json()))
 
     def _copied(self, candidate: Submission, of: Graded) -> Graded:
         """Copy the verdict of an identical candidate."""

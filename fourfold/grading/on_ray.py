@@ -7,9 +7,9 @@ Source: P. Moritz et al., Ray: A Distributed Framework for Emerging AI Applicati
 """
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
+from fourfold.grading.messages import Job, Reply
 from fourfold.grading.pool import ANSWERING_SECONDS, LocalWorker, Lost
 
 MISSING = "ray is not installed: pip install 'fourfold[ray]'"
@@ -25,7 +25,7 @@ class Actor:
         """Return True once the actor has started."""
         return True
 
-    def judge(self, job: dict[str, Any]) -> dict[str, Any]:
+    def judge(self, job: Job) -> Reply:
         """Return the answer on a candidate."""
         return self.worker.judge(job)
 
@@ -79,10 +79,10 @@ class RayWorker:
         finally:
             cluster.waited_for.discard(self.actor)
 
-    def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def judge(self, job: Job) -> Reply:
         """Return the answer on a candidate."""
-        answer = self._got(self.actor.judge.remote(dict(job)), job["candidate"]["seconds"] + 2 * ANSWERING_SECONDS)
-        self.gone = answer.get("gone", "")
+        answer = self._got(self.actor.judge.remote(job), job.candidate.seconds + 2 * ANSWERING_SECONDS)
+        self.gone = answer.gone
         return answer
 
     def _got(self, promised: Any, seconds: float | None) -> Any:

@@ -5,21 +5,19 @@ import os
 import queue
 import shutil
 import socket
-import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pynvml
 
-from fourfold.candidates.process import protocol
-from fourfold.candidates.process.child import command_of
-from fourfold.candidates.process.exit_codes import spelled
-from fourfold.candidates.process.session import search_path
+from fourfold.grading.messages import Job, Reply
+from fourfold.processes.child import Child
+from fourfold.processes.messages import Connection, Ended, Malformed
 
 # Seconds for a worker to import everything, and to answer after a candidate's own time is over.
 STARTING_SECONDS, ANSWERING_SECONDS = 300.0, 120.0
@@ -47,7 +45,7 @@ class Worker(Protocol):
 
     gone: str
 
-    def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def judge(self, job: Job) -> Reply:
         """Return the answer on a candidate.
 
         Raises:
@@ -70,67 +68,51 @@ class LocalWorker:
     """
 
     def __init__(self, device: str, gpu: str | None = None) -> None:
-        own, other = socket.socketpair()
+        self.connection, other = Connection.pair()
         # NVML reports GPUs without creating a context, after which a forked process could have none.
-        more = {"PYTHONPATH": search_path(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        self.folder = tempfile.mkdtemp(prefix="fourfold-grading-")
+        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        self.folder = tempfile.mkdtemp()
         named = os.environ.get(_DEVICES, "0") if gpu is None else gpu
         # The lock file of the GPU: workers share it except while one measures a time.
         self.gpu = str(Path(tempfile.gettempdir(), f"fourfold-gpu-{named}.lock")) if device == "cuda" else ""
         if gpu is not None:
-            more[_DEVICES] = gpu
+            environment[_DEVICES] = gpu
         with other:
-            self.process = subprocess.Popen(
-                command_of("fourfold.grading.worker", other.fileno(), device, self.folder),
-                pass_fds=[other.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **more},
-                start_new_session=True,
-            )
-        self.socket, self.connection = own, protocol.Connection(own)
-        answer = self._received(STARTING_SECONDS)
-        self.gone: str = answer.get("gone", "")
+            given = other.fileno(), device, self.folder
+            self.child = Child.spawn("fourfold.grading.worker", *given, files=[given[0]], environment=environment)
+        self.gone = self._received(STARTING_SECONDS).gone
         if self.gone:
             self.close()
             raise Lost(self.gone)
 
-    def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def judge(self, job: Job) -> Reply:
         """Return the answer on a candidate."""
         try:
-            self.connection.deadline = time.monotonic() + STARTING_SECONDS
-            self.connection.send({**job, "gpu": self.gpu}, {})
-        except (protocol.Ended, OSError) as error:
+            self.connection.within(STARTING_SECONDS).send(replace(job, gpu=self.gpu))
+        except (Ended, OSError) as error:
             raise self._lost(error) from None
-        answer = self._received(job["candidate"]["seconds"] + ANSWERING_SECONDS)
-        self.gone = answer.get("gone", "")
+        answer = self._received(job.candidate.seconds + ANSWERING_SECONDS)
+        self.gone = answer.gone
         return answer
 
-    def _received(self, seconds: float) -> dict[str, Any]:
-        self.connection.deadline = time.monotonic() + seconds
+    def _received(self, seconds: float) -> Reply:
         try:
-            return self.connection.receive()[0]
-        except (protocol.Ended, protocol.Malformed, OSError) as error:  # a TimeoutError is one of these
+            return self.connection.within(seconds).receive(Reply)
+        except (Ended, Malformed, OSError) as error:  # a TimeoutError is one of these
             raise self._lost(error) from None
 
     def _lost(self, error: Exception) -> Lost:
-        try:
-            code = self.process.wait(SECONDS_TO_END if isinstance(error, protocol.Ended) else 0)
-        except subprocess.TimeoutExpired:
-            code = None
+        death = self.child.wait(SECONDS_TO_END if isinstance(error, Ended) else 0)
         self.close()
-        how = spelled(code) if code is not None else f"does not answer ({error!r})"
-        return Lost(f"the worker {how}")
+        return Lost(f"the worker {death if death is not None else f'does not answer ({error!r})'}")
 
     def close(self) -> None:
         """End the worker and the processes that it started."""
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # the worker then ends its children and itself
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.socket.close()
+            self.connection.end.shutdown(socket.SHUT_RDWR)  # the worker then ends its children and itself
+        self.child.wait(10)
+        self.child.kill()
+        self.connection.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -144,7 +126,7 @@ class Task:
         lost: the reason why each failed attempt failed.
     """
 
-    job: dict[str, Any]
+    job: Job
     key: str
     attempts: int = 0
     lost: list[str] = field(default_factory=list)
@@ -155,7 +137,7 @@ class TaskEvent:
     """An event of a task: an answer, or the loss of its worker. Without a task, a place was given up."""
 
     task: Task | None
-    answer: dict[str, Any] | None
+    answer: Reply | None
     why: str = ""
 
 

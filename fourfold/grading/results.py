@@ -1,8 +1,16 @@
-"""The append-only file of results: a line for each judged candidate."""
+"""The append-only file of results: a sealed line for each judged candidate.
+
+A candidate has the rights of the user, and may find the file and write into it. The seal of a line needs a key that no
+process of a candidate is given, so that a forged line is detected, named and not taken for a result.
+"""
 
 import fcntl
+import hashlib
+import hmac
 import json
 import os
+import secrets
+import warnings
 import zlib
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, fields
@@ -11,9 +19,40 @@ from typing import Any, Self
 
 from fourfold.engine.verdict import Verdict
 
+# The field of a line with its seal, and the length of a key and of a seal in bytes.
+SEAL, KEY_BYTES, SEAL_BYTES = "seal", 32, 16
+# The most forged lines that a warning names.
+MOST_NAMED = 10
+
 
 class InUse(Exception):
     """Another run writes into the file."""
+
+
+class ForgedLines(UserWarning):
+    """The file has lines that no run of this user wrote."""
+
+
+def seal_key() -> bytes:
+    """Return this user's key of seals, which is made once: ``$XDG_STATE_HOME/fourfold/seal``, readable by the user.
+
+    Raises:
+        OSError: it cannot be kept.
+    """
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    file = Path(state, "fourfold", "seal")
+    if not file.is_file() or file.stat().st_size != KEY_BYTES:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_name(f"seal-{os.getpid()}")
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
+            written.write(secrets.token_bytes(KEY_BYTES))
+        try:
+            os.link(new, file)  # another run may have made one in the meantime
+        except FileExistsError:
+            if file.stat().st_size != KEY_BYTES:
+                os.replace(new, file)
+        new.unlink(missing_ok=True)
+    return file.read_bytes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +120,17 @@ class Results:
     Args:
         path: the file, which need not exist. An unfinished last line is cut off.
 
+    Attributes:
+        forged: the lines that no run of this user wrote, as "line 3 (id 'a')". They are no results.
+
     Raises:
         InUse: another run uses it.
-        ValueError: a line before the last is no result.
+        ValueError: a line before the last is no result, and none before it is one.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._key, self.forged = path, seal_key(), list[str]()
+        self._written = hashlib.blake2b()  # of the whole file
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
@@ -98,21 +141,46 @@ class Results:
         self.known, self.keys = Shelf(), dict[str, str]()  # by id; the last of several results wins
         for graded in self._read():
             self._know(graded)
+        self._warn()
 
     def _read(self) -> Iterator[Graded]:
+        """Yield the results whose seals are right, and note the other lines."""
         self._file.seek(0)
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n"):
                 self._file.truncate(self._file.tell() - len(line))
                 return
+            self._written.update(line)
             try:
-                yield Graded.from_json(line.decode())
+                graded = Graded.from_json(line.decode())
             except ValueError as error:
-                raise ValueError(f"{self.path}, line {number}: {error}") from None
+                if not self.keys:  # the file has no results at all
+                    raise ValueError(f"{self.path}, line {number}: {error}") from None
+                self.forged.append(f"line {number}")
+                continue
+            said = json.loads(line)
+            if hmac.compare_digest(str(said.pop(SEAL, "")).encode(), self._seal(said).encode()):
+                yield graded
+            else:
+                self.forged.append(f"line {number} (id {graded.id!r})")
+
+    def _seal(self, said: dict[str, Any]) -> str:
+        """Return the seal of a line's fields, whatever their order and the spaces between them."""
+        text = json.dumps(said, sort_keys=True).encode()
+        return hashlib.blake2b(text, key=self._key, digest_size=SEAL_BYTES).hexdigest()
+
+    def _warn(self) -> None:
+        if self.forged:
+            lines = ", ".join(self.forged[:MOST_NAMED]) + (", ..." if len(self.forged) > MOST_NAMED else "")
+            message = f"{self.path}: no run of this user wrote {lines}: not taken for results"
+            warnings.warn(message, ForgedLines, stacklevel=2)
 
     def append(self, graded: Graded) -> None:
         """Append a result, and flush it to the disk."""
-        self._file.write(graded.line().encode() + b"\n")
+        said = json.loads(graded.line())
+        line = json.dumps({**said, SEAL: self._seal(said)}).encode() + b"\n"
+        self._written.update(line)
+        self._file.write(line)
         self._file.flush()
         os.fsync(self._file.fileno())
         self._know(graded)
@@ -121,8 +189,16 @@ class Results:
         self.known[graded.id], self.keys[graded.id] = graded, graded.key
 
     def close(self) -> None:
-        """Close the file, so that other runs can use it."""
-        self._file.close()
+        """Close the file, so that other runs can use it; warn of lines that others have written into it."""
+        try:
+            self._file.seek(0)
+            if hashlib.file_digest(self._file, hashlib.blake2b).digest() != self._written.digest():
+                self.forged.clear()
+                for _ in self._read():
+                    pass
+                self._warn()
+        finally:
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -9,16 +9,17 @@ The exit status is 1 if a mutant survives that `tests/known_wrong/equivalent_mut
 import argparse
 import collections
 import contextlib
+import copy
 import json
-import multiprocessing
 import os
 import pathlib
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Generator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -27,7 +28,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from fourfold.candidates.process.child import Stop, begin_child, kill_descendants
 from fourfold.checks.records import operations
 from fourfold.engine.cells import CANDIDATE, Candidate, SelectionError, choose
 from fourfold.mutation import known
@@ -36,6 +36,8 @@ from fourfold.mutation.options import DESCRIPTION, add_options
 from fourfold.mutation.sources import mutants_of_files, reached, sources
 from fourfold.mutation.trial import TrialResult, Trials, Unmutated
 from fourfold.numerics.dtypes import DTYPES
+from fourfold.processes.family import kill_descendants
+from fourfold.processes.stop import Stop
 
 DTYPE_ORDER = ("float32", "float16", "float64", "bfloat16")
 
@@ -89,29 +91,23 @@ def chosen(options: argparse.Namespace, mutants: list[Mutant]) -> list[Mutant]:
     return wanted
 
 
-_trials: Trials
-_unmutated: Unmutated
-
-
-def _try(number: int, mutant: Mutant) -> tuple[int, TrialResult]:
-    # Each worker has its own copy of the kernels.
-    _trials.directory = _trials.directory.parent / f"worker_{os.getpid()}"
-    return number, _trials.outcome(mutant, _unmutated)
-
-
 def tried(
     trials: Trials, unmutated: Unmutated, mutants: list[Mutant], jobs: int
 ) -> Generator[tuple[int, TrialResult], None, None]:
     """Try the mutants in parallel. Yield the index and the outcome of each as soon as it is known."""
-    global _trials, _unmutated
-    _trials, _unmutated = trials, unmutated
-    forked = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(jobs, forked, initializer=begin_child, initargs=(os.getpid(),)) as workers:
+
+    def attempt(number: int, mutant: Mutant) -> tuple[int, TrialResult]:
+        own = copy.copy(trials)  # each thread has its own copy of the kernels
+        own.directory = trials.directory.parent / threading.current_thread().name
+        return number, own.outcome(mutant, unmutated)
+
+    with ThreadPoolExecutor(jobs, "worker") as workers:
         try:
-            for future in as_completed([workers.submit(_try, *numbered) for numbered in enumerate(mutants)]):
+            for future in as_completed([workers.submit(attempt, *numbered) for numbered in enumerate(mutants)]):
                 yield future.result()
         except BaseException:
-            kill_descendants()  # the workers would go on with what they have
+            workers.shutdown(wait=False, cancel_futures=True)
+            kill_descendants()
             raise
 
 

@@ -10,21 +10,18 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import json
 import os
 import pathlib
-import select
 import shutil
-import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import hypothesis
 
-from fourfold.candidates.process.child import begin_child
 from fourfold.checks import ahead_of_time
 from fourfold.checks.catalogue import BACKWARD, BAD_INPUT, FORWARD, LAW, named
 from fourfold.checks.outputs import of_output, together
@@ -38,6 +35,8 @@ from fourfold.operations import registry
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure, Unsuitable, Unsupported
 from fourfold.operations.record import reference, reference_gradients
+from fourfold.processes.child import Child
+from fourfold.processes.messages import Connection, Ended
 
 # A step hangs if it takes this many times as long as with the unmutated kernels, plus a grace time.
 TIMES_AS_LONG = 10.0
@@ -46,6 +45,8 @@ GRACE_SECONDS = 10.0
 COMPILING_SECONDS = {"cuda": 240.0}
 # The errors of a mutant that does not compile. It is invalid.
 INVALID = ("CompilationError", "SyntaxError")
+# Held from the opening of a connection to the fork, so that no other trial's process keeps the connection open.
+_forking = threading.Lock()
 
 
 class KernelPackage(NamedTuple):
@@ -188,6 +189,56 @@ class TrialResult:
     seconds: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class StepBegun:
+    """A trial's process begins a step."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseRan:
+    """The lines that ran in a case of a step, by file."""
+
+    step: int
+    case: str
+    lines: dict[str, list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPassed:
+    """A step passed in some seconds: the C++ kernels that it was the first to launch, and the files of all."""
+
+    seconds: float
+    launched: list[str]
+    compiled: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Configurations:
+    """The names of a tuned kernel's configurations."""
+
+    names: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejected:
+    """A step failed: the error, its class, and the step and the case."""
+
+    why: str
+    error: str
+    by: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Completed:
+    """A trial's process did all its work."""
+
+
+Progress = StepBegun | CaseRan | StepPassed | Configurations | Rejected | Completed
+Say = Callable[[Progress], None]
+
+
 class UnmutatedFailed(RuntimeError):
     """The unmutated kernels do not pass the checks."""
 
@@ -272,7 +323,7 @@ class Trials:
     def _configurations(self) -> list[str]:
         """Return the names of a tuned kernel's configurations on the CPU. A separate process imports the kernel."""
 
-        def ask(say: Callable[..., None]) -> None:
+        def ask(say: Say) -> None:
             self._implementation()
             tuning = importlib.import_module("fourfold.backends.tuning")
             kernel = f"{self.operation.name}_{self.backend}"
@@ -280,10 +331,10 @@ class Trials:
                 import torch
 
                 here = [c for c in tuning.configurations(kernel) if c.runs_on(torch.device("cpu"))]
-                say(configurations=[configuration.name for configuration in here])
+                say(Configurations([configuration.name for configuration in here]))
 
         told = list(self._fork(ask, lambda _: 60.0))
-        return next((message["configurations"] for message in told if "configurations" in message), [])
+        return next((message.names for message in told if isinstance(message, Configurations)), [])
 
     # ---- trials
 
@@ -298,32 +349,29 @@ class Trials:
         compiled: list[frozenset[str]] = []
         ran: dict[tuple[int, str], dict[str, frozenset[int]]] = {}
 
-        def run(say: Callable[..., None]) -> None:
+        def run(say: Say) -> None:
             before: dict[Any, int] = {}
             for step in range(len(self.steps)):
-                say(step=step)
+                say(StepBegun(step))
                 started = time.perf_counter()
                 self._run(step, lambda _: True, say)
                 seconds = time.perf_counter() - started
                 now = {kernel: kernel.launches_on_cpu for kernel in _launched_kernels()}
                 used = [kernel for kernel in now if now[kernel] > before.get(kernel, 0)]
                 first = sorted({kernel.name for kernel in now} - {kernel.name for kernel in before})
-                say(seconds=seconds, launched=first, compiled=_compiled_files(self.kernels, used))
+                say(StepPassed(seconds, first, _compiled_files(self.kernels, used)))
                 before = now
 
         for message in self._fork(run, lambda _: 1800.0):
-            if "failed" in message:
-                raise UnmutatedFailed(f"{message['by']}: {message['failed']}")
-            if "ended" in message:
-                raise UnmutatedFailed(message["ended"])
-            if "seconds" in message:
-                seconds.append(message["seconds"])
-                launched.append(frozenset(message["launched"]))
-                compiled.append(frozenset(message["compiled"]))
-            if "lines" in message:
-                ran[message["step"], message["case"]] = {
-                    file: frozenset(lines) for file, lines in message["lines"].items()
-                }
+            match message:
+                case Rejected():
+                    raise UnmutatedFailed(f"{message.by}: {message.why}")
+                case StepPassed():
+                    seconds.append(message.seconds)
+                    launched.append(frozenset(message.launched))
+                    compiled.append(frozenset(message.compiled))
+                case CaseRan():
+                    ran[message.step, message.case] = {file: frozenset(lines) for file, lines in message.lines.items()}
         looked = self.backend != "cuda"
         return Unmutated(
             seconds=tuple(seconds),
@@ -341,10 +389,10 @@ class Trials:
         if not any(reaching.values()):
             return TrialResult(status="not reached")
 
-        def run(say: Callable[..., None]) -> None:
+        def run(say: Say) -> None:
             for step, cases in reaching.items():
                 if cases or not self.steps[step].cases:
-                    say(step=step)
+                    say(StepBegun(step))
                     with self._compiling_only(unmutated.launched[step]):
                         self._run(step, cases.__contains__)
 
@@ -355,11 +403,9 @@ class Trials:
         started = time.perf_counter()
         outcome = TrialResult(status="survived")
         for message in self._fork(run, limit, mutant):
-            if "failed" in message:
-                status = "invalid" if message["error"] in INVALID else "killed"
-                outcome = TrialResult(status=status, by=message["by"], why=message["failed"][:300])
-            elif "ended" in message:
-                outcome = TrialResult(status="killed", by=message["by"], why=message["ended"])
+            if isinstance(message, Rejected):
+                status = "invalid" if message.error in INVALID else "killed"
+                outcome = TrialResult(status=status, by=message.by, why=message.why[:300])
         return dataclasses.replace(outcome, seconds=round(time.perf_counter() - started, 2))
 
     # ---- in the child process of a trial
@@ -372,7 +418,7 @@ class Trials:
         candidates = {self.operation.name: self.candidate} if self.candidate else {}
         return Selection(operations=self.records, candidates=candidates, cells=(), narrowed=True)
 
-    def _run(self, step: int, wanted: Callable[[str], bool], say: Callable[..., None] | None = None) -> None:
+    def _run(self, step: int, wanted: Callable[[str], bool], say: Say | None = None) -> None:
         """Run a step on the wanted cases. With `say`, run Python kernels on all cases and report each case's lines."""
         this = self.steps[step]
         selection, cell = self._selection(), Cell(self.operation.name, self.backend, this.dtype)
@@ -389,7 +435,7 @@ class Trials:
             with _of_case(name), _lines_that_run(self._places()) as lines:
                 body(case)
             assert say is not None
-            say(step=step, case=name, lines={file: sorted(found) for file, found in lines.items()})
+            say(CaseRan(step, name, {file: sorted(found) for file, found in lines.items()}))
 
         given = Given(examples=len(cases), given=cases, wanted=wanted)
         if say is not None and self.backend != "cuda":
@@ -414,13 +460,11 @@ class Trials:
 
     def _fork(
         self,
-        body: Callable[[Callable[..., None]], None],
+        body: Callable[[Say], None],
         limit: Callable[[int | None], float],
         mutant: Mutant | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """Run `body` in a forked process and yield its messages.
-
-        A message with "failed" reports an exception. A message with "ended" reports a timeout or a crash.
+    ) -> Iterator[Progress]:
+        """Run `body` in a forked process and yield its messages; a timeout or a crash is `Rejected`, too.
 
         Args:
             body: takes the function `say`, which sends a message.
@@ -428,55 +472,39 @@ class Trials:
             mutant: the mutant whose text replaces its file; None for the unmutated kernels.
         """
         place = self._prepare(mutant)
-        read, write = os.pipe()
-        sys.stdout.flush()
-        own = os.getpid()
-        child = os.fork()
-        if child == 0:
+        with _forking:
+            own, other = Connection.pair()
+            with other:
+                work = functools.partial(_child, other, body, self.kernels, place, self._candidate_of(mutant))
+                child = Child.fork(work, quiet=True)  # in a session of its own, so that killing it also ends g++
+        with own:
             try:
-                os.close(read)
-                begin_child(own)
-                os.setsid()  # a process group of its own, so that killing it also ends g++
-                with os.fdopen(write, "w") as pipe:
-                    _child(pipe, body, self.kernels, place, self._candidate_of(mutant))
+                yield from self._listen(child, own, limit)
             finally:
-                # Whatever the mutant did, the child must not return into the parent's code.
-                os._exit(0)
-        os.close(write)
-        try:
-            yield from self._listen(child, read, limit)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
-            os.close(read)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(child, 0)
-            self._clear(mutant)
+                child.kill()
+                self._clear(mutant)
 
-    def _listen(self, child: int, read: int, limit: Callable[[int | None], float]) -> Iterator[dict[str, Any]]:
-        buffer, step, done, began = b"", None, False, time.perf_counter()
+    def _listen(self, child: Child, connection: Connection, limit: Callable[[int | None], float]) -> Iterator[Progress]:
+        step, done = None, False
+        connection.within(limit(step))
         while True:
-            left = limit(step) - (time.perf_counter() - began)
-            ready, _, _ = select.select([read], [], [], max(left, 0.0))
-            chunk = os.read(read, 1 << 16) if ready else b""
-            if not ready:
-                yield {"ended": f"no end within {limit(step):.0f} s", "by": f"time limit in {self._name(step)}"}
+            try:
+                message = connection.receive(Progress)
+            except TimeoutError:
+                by = f"time limit in {self._name(step)}"
+                yield Rejected(f"no end within {limit(step):.0f} s", "", by)
                 return
-            if not chunk:
+            except Ended:
                 break
-            *lines, buffer = (buffer + chunk).split(b"\n")
-            for line in lines:
-                message = json.loads(line)
-                if "step" in message and "case" not in message:
-                    step, began = message["step"], time.perf_counter()
-                if "failed" in message:
-                    message["by"] = f"{self._name(step)}{message['where']}"
-                done |= "done" in message or "failed" in message
-                yield message
-        _, status = os.waitpid(child, 0)
+            if isinstance(message, StepBegun):
+                step = message.step
+                connection.within(limit(step))
+            elif isinstance(message, Rejected):
+                message = dataclasses.replace(message, by=f"{self._name(step)}{message.by}")
+            done |= isinstance(message, Completed | Rejected)
+            yield message
         if not done:
-            died = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {status >> 8}"
-            yield {"ended": f"the process died: {died}", "by": f"crash in {self._name(step)}"}
+            yield Rejected(f"the process {child.wait()}", "", f"crash in {self._name(step)}")
 
     def _name(self, step: int | None) -> str:
         return "import" if step is None else str(self.steps[step])
@@ -538,32 +566,25 @@ def _write(path: pathlib.Path, text: str) -> None:
 
 
 def _child(
-    pipe: TextIO,
-    body: Callable[[Callable[..., None]], None],
+    connection: Connection,
+    body: Callable[[Say], None],
     kernels: KernelPackage,
     copy: pathlib.Path,
     prepare: Callable[[], None],
 ) -> None:
-    def say(**message: Any) -> None:
-        pipe.write(json.dumps(message) + "\n")
-        pipe.flush()
-
     sys.dont_write_bytecode = True
     # Import the kernels from the copy, and forget any that the parent imported.
     kernels.take_from(copy)
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(null, stream)
     prepare()
     try:
-        body(say)
-        say(done=True)
+        body(connection.send)
+        connection.send(Completed())
     except BaseException as error:
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", []))
         root = error
         while root.__cause__ is not None and not isinstance(root, Failure):
             root = root.__cause__
-        say(failed=f"{type(root).__name__}: {root}", error=type(root).__name__, where=notes)
+        connection.send(Rejected(f"{type(root).__name__}: {root}", type(root).__name__, notes))
 
 
 def _compiles_ahead_of_time(subject: Subject, search: Search) -> None:

@@ -6,6 +6,7 @@ a test, its process is ended some time after the time limit. `-n 0` runs all tes
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -19,12 +20,13 @@ import pytest
 import torch
 
 from fourfold.candidates.integrity.watch import WATCH
-from fourfold.candidates.process import child
-from fourfold.candidates.process.exit_codes import spelled
 from fourfold.compat import pytest_internals, xdist_internals
 from fourfold.engine.verdict import Finding, Outcome
 from fourfold.instruments.line_coverage import Executed
 from fourfold.operations.outcomes import Kind, Status
+from fourfold.processes import family
+from fourfold.processes.child import Death
+from fourfold.processes.stop import Stop
 from fourfold.pytest_plugin.account import Account, conclude
 from fourfold.pytest_plugin.black_box import SILENT, BlackBox, Found, new_folder
 from fourfold.pytest_plugin.failures import OUTCOME, REPEAT, SELECTION, repeat
@@ -201,13 +203,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if xdist_internals.is_controller(config):
         config.pluginmanager.register(Workers(config), WORKERS)
         stopped = contextlib.ExitStack()
-        stopped.enter_context(child.Stop())
+        stopped.enter_context(Stop())
         config.add_cleanup(stopped.close)
         if config.getoption("candidate"):
             adopt_orphans()
         return
     if xdist_internals.is_worker(config):
-        child.die_with(os.getppid())
+        family.die_with(os.getppid())
         task = RunTask(BlackBox(Path(xdist_internals.inputs(config)[_KEY])))
     else:
         task = config.stash.get(TASK, None) or RunTask(BlackBox(new_folder()))
@@ -267,22 +269,11 @@ def try_import(config: pytest.Config) -> None:
     """
     box = BlackBox(new_folder())
     said = box.folder / "said"
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with child.Stop(relays=True) as stop:
-        if stop.fork() == 0:
-            code = 0
-            try:
-                said.write_text(said_on_import(config, box))
-            except KeyboardInterrupt:
-                code = int(pytest.ExitCode.INTERRUPTED)
-            except Exception:  # another error, which the run itself will report
-                said.write_text("")
-            finally:
-                os._exit(code)
-        code = stop.wait()
-        found = box.read(spelled(code))
-    if stop.signal is not None or code == pytest.ExitCode.INTERRUPTED:
+    with Stop(relays=True) as stop:
+        death = stop.fork(functools.partial(import_in_child, config, box, said)).wait()
+        assert death is not None
+        found = box.read(death.cause)
+    if stop.signal is not None or death.code == pytest.ExitCode.INTERRUPTED:
         raise SystemExit(int(pytest.ExitCode.INTERRUPTED))
     if said.exists():
         if text := said.read_text():
@@ -291,16 +282,22 @@ def try_import(config: pytest.Config) -> None:
         raise pytest.UsageError(died_of_import(found))
 
 
-def said_on_import(config: pytest.Config, box: BlackBox) -> str:
-    """Return why the candidates cannot be imported, or ""."""
+def import_in_child(config: pytest.Config, box: BlackBox, said: Path) -> int:
+    """Import the candidates, and write into a file why they cannot be imported, or nothing; return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # their output appears when the run imports them
     box.open()
+    text = ""
     try:
         prepare(config)
         import_candidates([*config.stash[SELECTION].candidates.values()], time_limit(config), box)
     except pytest.UsageError as error:
-        return str(error)
-    return ""
+        text = str(error)
+    except KeyboardInterrupt:
+        return int(pytest.ExitCode.INTERRUPTED)
+    except Exception:  # another error, which the run itself will report
+        pass
+    said.write_text(text)
+    return 0
 
 
 def tell_supervisor(config: pytest.Config, about: dict[str, Any]) -> bool:
@@ -343,11 +340,11 @@ def supervise(config: pytest.Config) -> int:
     """Fork children, each of which runs the remaining tests, until one finishes; return its exit code."""
     if config.getoption("candidate"):
         adopt_orphans()
-    with child.Stop(relays=True) as stop:
+    with Stop(relays=True) as stop:
         return ended_children(config, stop)
 
 
-def ended_children(config: pytest.Config, stop: child.Stop) -> int:
+def ended_children(config: pytest.Config, stop: Stop) -> int:
     """Return the exit code of a run by children, each of which continues where the one before it died."""
     told: list[dict[str, Any]] = []
     false = 0
@@ -373,19 +370,22 @@ def ended_children(config: pytest.Config, stop: child.Stop) -> int:
 
 
 def told_by_child(
-    config: pytest.Config, told: list[dict[str, Any]], stop: child.Stop
+    config: pytest.Config, told: list[dict[str, Any]], stop: Stop
 ) -> tuple[int, list[dict[str, Any]], Found, int]:
     """Fork a child that runs tests; return its exit code, entries and black box, and the number of false entries."""
     folder, pipe = new_folder(), Pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if stop.fork() == 0:
-        run_as_child(config, RunTask(BlackBox(folder), told, pipe.for_child()))
+
+    def run_as_child() -> int:
+        return run_tests(config, RunTask(BlackBox(folder), told, pipe.for_child()))
+
+    child = stop.fork(run_as_child, unwinds=True)
     pipe.listen()
-    code = stop.wait()
+    death = child.wait()
+    assert death is not None
     if config.getoption("candidate"):
         end_orphans()
-    found = BlackBox(folder).read(spelled(code) if code < 0 else SILENT)
+    code = int(pytest.ExitCode.INTERNAL_ERROR) if death.code is None else death.code
+    found = BlackBox(folder).read(death.cause if code < 0 else SILENT)
     return code, pipe.entries(), found, pipe.false
 
 
@@ -436,7 +436,7 @@ def ended_outside_of_tests(config: pytest.Config, entries: list[dict[str, Any]],
         print(f"ERROR: {died_of_import(found)}\n", file=sys.stderr)
         return int(pytest.ExitCode.USAGE_ERROR)
     if code <= 0:
-        print(f"\nThe process {spelled(code)} outside of any test.", file=sys.stderr)
+        print(f"\nThe process {Death(code).cause} outside of any test.", file=sys.stderr)
         code = int(pytest.ExitCode.INTERNAL_ERROR)
     _, account, _ = conclude(config, entries, 0, code, {"status": code})
     return written(config, account, code, entries)
@@ -448,18 +448,13 @@ _own_children: set[int] = set()
 
 def adopt_orphans() -> None:
     """Adopt the processes that candidates leave behind when their own parents end."""
-    _own_children.update(child.children())
-    child.adopt_orphans()
+    _own_children.update(family.children())
+    family.adopt_orphans()
 
 
 def end_orphans() -> None:
     """Kill all children except our own, because processes that a candidate left running could write files."""
-    for process in (left := child.children() - _own_children):
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-    if left:
-        end_orphans()  # the children of those
+    family.kill_children(_own_children)
 
 
 def end_orphans_of(config: pytest.Config) -> None:
@@ -468,17 +463,16 @@ def end_orphans_of(config: pytest.Config) -> None:
         end_orphans()
 
 
-def run_as_child(config: pytest.Config, task: RunTask) -> None:
-    """Run the tests, then exit the process."""
+def run_tests(config: pytest.Config, task: RunTask) -> int:
+    """Run the tests in a child; return the exit code."""
     config.stash[TASK] = task
     config.option.no_header |= bool(task.told)
     try:
-        code = config.hook.pytest_cmdline_main(config=config)
+        return int(config.hook.pytest_cmdline_main(config=config))
     except pytest.UsageError as error:
         for message in error.args:
             print(f"ERROR: {message}", file=sys.stderr)
-        code = pytest.ExitCode.USAGE_ERROR
-    raise SystemExit(int(code))
+        return int(pytest.ExitCode.USAGE_ERROR)
 
 
 def describe(config: pytest.Config, report: pytest.TestReport, found: Found) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from fourfold.candidates.process.child import become
+from fourfold.processes.child import become
 from fourfold.sanitize import folder
 
 DESCRIPTION = (

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fourfold.candidates.process.child import Stop, begin_child
+from fourfold.processes.family import die_with
+from fourfold.processes.stop import Stop
 
 # The seconds that a script which is out of time has to write its findings.
 GRACE_SECONDS = 30
@@ -67,7 +68,7 @@ def run_script(command: Sequence[str], variables: dict[str, str], seconds: int |
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=partial(begin_child, os.getpid()),
+                preexec_fn=partial(die_with, os.getpid()),
             )
         try:
             process.wait(None if seconds is None else seconds + GRACE_SECONDS)

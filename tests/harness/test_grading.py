@@ -29,7 +29,9 @@ from fourfold.engine.verdict import REWARDS, Finding, Outcome, Speed, Verdict
 from fourfold.grading import driver, pool, static
 from fourfold.grading import speed as speed_of_candidates
 from fourfold.grading.candidates import Submission
-from fourfold.grading.results import Graded, InUse, Results
+from fourfold.grading.judging import Settings
+from fourfold.grading.messages import Job, Reply
+from fourfold.grading.results import ForgedLines, Graded, InUse, Results
 from fourfold.grading.speed import median_with_interval, speeds_of
 from fourfold.numerics.compare import Disagreement
 from fourfold.operations.claims import Claims
@@ -420,9 +422,9 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path: Path, monkeypat
 
 def test_a_changed_source_is_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Answers(Stub):
-        def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
-            text = verdict("wrong" if "-" in job["candidate"]["source"] else "").json()
-            return {"verdict": text, "stage": "full", "seconds": 1.0, "where": "here"}
+        def judge(self, job: Job) -> Reply:
+            text = verdict("wrong" if "-" in job.candidate.source else "").json()
+            return Reply(verdict=text, stage="full", seconds=1.0, where="here")
 
     monkeypatch.setattr(driver, "_pool_of", lambda *_: lambda: pool.Pool(lambda n: Answers(n, iter([False])), 1))
     out = tmp_path / "results.jsonl"
@@ -458,6 +460,39 @@ def test_two_runs_do_not_write_into_one_file(tmp_path: Path) -> None:
     out.write_text("{}\n")
     with pytest.raises(ValueError, match="line 1: this is no verdict"):
         Results(out)
+
+
+def seal_results(out: Path, *ids: str) -> None:
+    with Results(out) as results:
+        for name in ids:
+            results.append(Graded.of(verdict("wrong"), id=name, key=name))
+
+
+def test_forged_lines_are_named_and_no_results(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    seal_results(out, "a", "b", "c")
+    first, second, third = out.read_text().splitlines()
+    right = Graded.of(verdict(), id="d", key="d").line()
+    reordered = json.dumps(dict(reversed(json.loads(third).items())), indent=None, separators=(",", ":"))
+    lines = [first, second.replace('"reward": 0.0', '"reward": 1.0'), right, "no JSON", reordered]
+    assert lines[1] != second
+    out.write_text("".join(line + "\n" for line in lines))
+    with (
+        pytest.warns(ForgedLines, match=r"wrote line 2 \(id 'b'\), line 3 \(id 'd'\), line 4: not"),
+        Results(out) as file,
+    ):
+        assert list(file.known) == ["a", "c"]
+
+
+def test_a_line_that_another_writes_during_a_run_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    seal_results(out, "a")
+    with pytest.warns(ForgedLines, match=r"wrote line 2 \(id 'b'\): not"), Results(out) as results:  # noqa: PT031
+        with out.open("a") as other:
+            other.write(Graded.of(verdict(), id="b", key="b").line() + "\n")
+        results.append(Graded.of(verdict("wrong"), id="b", key="b"))
+    with pytest.warns(ForgedLines), Results(out) as results:
+        assert results.known["b"].kind == "wrong"
 
 
 # ---- verdicts and rewards
@@ -586,8 +621,8 @@ class Stub:
         if next(fails):
             raise pool.Lost("it does not start")
 
-    def judge(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        return {"seen": job["n"]}
+    def judge(self, job: Job) -> Reply:
+        return Reply(where=f"here, by {job.seed}")
 
     def close(self) -> None:
         pass
@@ -610,10 +645,10 @@ def test_a_worker_whose_gpu_is_gone_is_replaced_after_its_answer() -> None:
 
     made = pool.Pool(make, 1)
     for n in range(2):
-        made.tasks.put(pool.Task({"n": n}, str(n)))
+        made.tasks.put(pool.Task(Job(Submission(id=str(n)), Settings(), n), str(n)))
     answers = [made.events.get().answer for _ in range(2)]
     made.close()
-    assert answers == [{"seen": 0}, {"seen": 1}]
+    assert answers == [Reply("here, by 0"), Reply("here, by 1")]
     assert len(workers) == 2
 
 

@@ -19,9 +19,10 @@ FOLDERS["properties"] = "fourfold.properties"
 SIBLINGS = ("api", "grading", "mutation", "performance", "pytest_plugin", "sanitize")
 BELOW: Mapping[str, tuple[str, ...]] = {
     "compat": (),
+    "processes": (),
     "numerics": ("compat",),
     "operations": ("numerics",),
-    "backends": ("operations",),
+    "backends": ("operations", "processes"),
     "inputs": ("operations", "backends"),
     "declaration": ("inputs",),
     "instruments": ("operations", "backends"),

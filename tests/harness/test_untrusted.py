@@ -1,9 +1,11 @@
 """A candidate in a process of its own is judged as one in the judge's process is."""
 
 import contextlib
+import importlib
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,7 @@ from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.load import modules
 from fourfold.candidates.process import client, cuda_client, protocol
 from fourfold.candidates.process.client import CannotBeImported, UntrustedFunction
-from fourfold.candidates.process.protocol import Malformed
-from fourfold.candidates.process.session import Crashed
+from fourfold.candidates.process.session import MOST_COPIED, Crashed
 from fourfold.checks.records import operations
 from fourfold.cli.main import parsed
 from fourfold.cli.verify import command_of
@@ -32,12 +33,14 @@ from fourfold.engine.verification import made_untrusted
 from fourfold.instruments import concurrent_calls, sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns
 from fourfold.instruments.evaluation import by_the_implementation
+from fourfold.instruments.hide_test_runner import hidden
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
 from fourfold.instruments.tampering import Tampered
 from fourfold.operations.claims import claims_of
 from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.refusals import chain, is_fault, is_refusal, reason
+from fourfold.processes.messages import Malformed
 from fourfold.pytest_plugin.preparation import are_untrusted, may_be_untrusted
 
 ROOT = Path(__file__).parents[2]
@@ -612,25 +615,22 @@ def test_arguments_arrive_as_they_are(value: Any, wanted: Any) -> None:
     "wrong",
     [
         {"storage": 2},
-        {"storage": True},
         {"shape": [5]},
         {"shape": [-1]},
-        {"shape": "4"},
         {"strides": [-1]},
         {"strides": [1, 1]},
         {"offset": 1},
         {"offset": -1},
         {"dtype": "save"},
-        {"dtype": 3},
         {"dtype": "float64"},
     ],
 )
 def test_tensor_outside_of_its_memory_is_malformed(wrong: dict[str, Any]) -> None:
     said = {"storage": 1, "dtype": "float32", "shape": [4], "strides": [1], "offset": 0}
     storages = {1: torch.zeros(4).untyped_storage()}
-    assert protocol.as_tensor(said, storages).shape == (4,)
+    assert protocol.as_tensor(protocol.TensorLayout(**said), storages).shape == (4,)
     with pytest.raises(Malformed):
-        protocol.as_tensor(said | wrong, storages)
+        protocol.as_tensor(protocol.TensorLayout(**said | wrong), storages)
 
 
 # ---- verdicts
@@ -695,22 +695,44 @@ def test_claims_come_with_the_function(tmp_path: Path) -> None:
 def test_undefined_lanes_are_as_in_the_judges_process(load: Load) -> None:
     memory.undefined_lanes_are_zero(True)
     try:
-        assert client.conditions()["undefined_lanes_are_zero"] is True
+        assert client.conditions().undefined_lanes_are_zero is True
     finally:
         memory.undefined_lanes_are_zero(False)
 
 
 def test_lines_that_a_process_tells_are_those_of_the_kernels_files() -> None:
     files = {"/of/k.cu": "one\ntwo\n"}
-    right = ["/of/k.cu", 2, "k", True, False]
-    wrong: list[Any] = [
-        ["/of/other.cu", 1, "k", True, True],
-        ["/of/k.cu", 3, "k", True, True],
-        ["/of/k.cu", 1, "k", 1, True],
-    ]
-    wrong += [["/of/k.cu", 0, "k", True, True], right[:4], "k", None]
+    right = ("/of/k.cu", 2, "k", True, False)
+    wrong = [("/of/other.cu", 1, "k", True, True), ("/of/k.cu", 3, "k", True, True), ("/of/k.cu", 0, "k", True, True)]
     assert list(cuda_client._lines([right, *wrong], files)) == [Line(*right)]
-    assert list(cuda_client._lines({"lines": right}, files)) == []
+
+
+def test_the_working_folder_is_a_copy_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes").write_text("as it was")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "large").write_bytes(bytes(MOST_COPIED + 1))
+    path = tmp_path / "looks.py"
+    path.write_text(
+        "import os, pathlib, torch\n\ndef add(x, y):\n"
+        "    assert pathlib.Path('notes').read_text() == 'as it was'\n"
+        "    pathlib.Path('notes').write_text('changed')\n"
+        "    assert sorted(os.listdir()) == ['folder', 'looks.py', 'notes']\n"
+        "    return x + y\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    function = UntrustedFunction(str(path), "add", OF_ADD, "vector_add")
+    x, y = pair()
+    assert torch.equal(function(x, y), x + y)
+    function.end()
+    assert (tmp_path / "notes").read_text() == "as it was"
+
+
+def test_hidden_modules_can_be_imported_and_come_back() -> None:
+    before = dict(sys.modules)
+    with hidden(("fourfold",)):
+        assert not any(name.partition(".")[0] == "fourfold" for name in sys.modules)
+        assert importlib.import_module("fourfold.operations.claims") is before["fourfold.operations.claims"]
+    assert {name: sys.modules[name] for name in before} == before
 
 
 def test_missing_function_is_named(place: Path) -> None:
@@ -865,9 +887,8 @@ def test_sizes_past_what_is_compared_there_are_tried(place: Path) -> None:
 
 
 def test_sides_of_comparisons_that_are_none_are_left_out() -> None:
-    said = [[0, 1, 2.5], [1, True, 2], [2, 1, 2], [0, "1", 2], [0, 1], 5, [0, float("nan"), 1], [-1, 1, 2]]
-    assert list(client._sides(said, 2)) == [(0, (1, 2.5))]
-    assert list(client._sides({"no": "list"}, 2)) == []
+    said = [(0, 1, 2.5), (2, 1, 2), (1, float("nan"), 1), (1, 1, float("nan")), (-1, 1, 2), (1, 1e30, 1)]
+    assert client._sides(said, 2) == {0: (1, 2.5)}
 
 
 def test_thread_that_never_returns_is_told(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

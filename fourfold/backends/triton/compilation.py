@@ -10,25 +10,22 @@ import gc
 import hashlib
 import json
 import math
-import os
-import resource
 import signal
-import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fourfold.backends.cuda.compile import cache_folder
 from fourfold.operations.not_reached import NotReached
 from fourfold.operations.refusals import chain
+from fourfold.processes.child import Child, Limits
 
 if TYPE_CHECKING:
     from fourfold.compat.triton_internals import Compilation
 
 # A child that takes this many times its limit by the clock does nothing but wait.
 CLOCK = 30
-_TOO_LONG, _FAILED = 3, 4
+_TOO_LONG = 3
 # One compilation at a time, so that no thread holds one of the compiler's locks while another one forks.
 _turn = threading.RLock()
 
@@ -109,49 +106,21 @@ def ends_within(work: Callable[[], Any], seconds: int) -> bool:
         work: affects only files, as the child's other state is lost.
         seconds: the limit of processor time for the child and for each process that it starts.
     """
-    sys.stdout.flush()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: see `_turn`, and the child uses no GPU
-        child = os.fork()
-    if child == 0:
-        _work_and_end(work, seconds)
+    child = Child.fork(functools.partial(_work, work), quiet=True, limits=Limits(processor=seconds))
     try:
-        _, status = os.waitpid(child, 0)
-    except ChildProcessError:  # another thread has waited for all children
-        return True
-    except BaseException:  # such as a test's time limit
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        raise
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)  # the child's own children
-    if os.WIFSIGNALED(status):
-        return os.WTERMSIG(status) not in (signal.SIGXCPU, signal.SIGALRM)
-    return os.WEXITSTATUS(status) != _TOO_LONG
+        death = child.wait(CLOCK * seconds)
+    finally:  # also after an interrupt, such as a test's time limit
+        child.kill()  # and the child's own children
+    return death is not None and death.code not in (_TOO_LONG, -signal.SIGXCPU)
 
 
-def _work_and_end(work: Callable[[], Any], seconds: int) -> None:
-    """In a child: run the work within its limit, and end the process."""
-    code = _FAILED
+def _work(work: Callable[[], Any]) -> int:
+    """Do the work in a child; return its exit code."""
+    gc.disable()  # garbage may hold memory of the GPU, which is the parent's
     try:
-        os.setpgid(0, 0)
-        gc.disable()  # garbage may hold memory of the GPU, which is the parent's
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        os.dup2(quiet, 2)
-        for number in (signal.SIGXCPU, signal.SIGALRM):
-            signal.signal(number, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, 0)  # a test's time limit
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _, most = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds if most < 0 else min(seconds, most), most))
-        signal.alarm(CLOCK * seconds)
         work()
-        code = 0
     except BaseException as error:
         # The assembler, a process of its own, has the same limit.
-        if any(getattr(cause, "returncode", None) == -signal.SIGXCPU for cause in chain(error)):
-            code = _TOO_LONG
-    finally:
-        os._exit(code)
+        late = any(getattr(cause, "returncode", None) == -signal.SIGXCPU for cause in chain(error))
+        return _TOO_LONG if late else 0
+    return 0

@@ -23,7 +23,7 @@ def of_file(file: Path, anew: bool = False) -> ModuleType:
     Raises:
         ImportError: the file is no Python file. Exceptions of the file itself propagate.
     """
-    name = f"candidate_{file.stem}_{abs(hash(str(file)))}"
+    name = f"{file.stem}_{abs(hash(str(file)))}"
     if name in sys.modules and not anew:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)

@@ -15,7 +15,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from fourfold.backends.python_source import SizeComparison
 from fourfold.candidates.load.calling import CannotBeCalled
 from fourfold.candidates.process import protocol
 from fourfold.candidates.process.foreign_exceptions import exception
-from fourfold.candidates.process.protocol import Malformed, printable
 from fourfold.candidates.process.session import NotSent, Session, TimedOut, Unanswered, in_turn
 from fourfold.compat import torch_internals
 from fourfold.instruments import concurrent_calls
@@ -38,6 +36,8 @@ from fourfold.instruments.size_comparisons import LARGEST
 from fourfold.operations.claims import claims
 from fourfold.operations.limits import CALL_SECONDS
 from fourfold.operations.outputs import TAKES_ITEMS
+from fourfold.processes.child import printable
+from fourfold.processes.messages import Malformed
 
 # The number of calls that exceed the limit or end the first process, after which a candidate gets no further calls.
 MOST_COSTLY = 3
@@ -158,22 +158,26 @@ class UntrustedFunction:
         with self.lock:
             session = self._started()
             spelled, tensors, held = _spelled(session, arguments)
-            answer, storages = self._ask(session, {"do": "call", "arguments": spelled, **conditions()})
+            answer, storages = self._ask(session, protocol.CallFunction(spelled, conditions()), protocol.Called)
             del held  # its tensors had to live only until the request was sent
             with in_turn(session):
-                several, outputs, differentiable = _outputs(answer.get("output"), storages)
+                found = [_result(result, storages) for result in answer.outputs[: protocol.MOST_RESULTS]]
+                if not found or len(found) > 1 > answer.several:
+                    raise Malformed(f"{len(found)} results")
+            outputs: Any = [result for result, _ in found]
+            differentiable = [has for _, has in found]
             are_tensors = all(isinstance(output, torch.Tensor) for output in outputs)
             if are_tensors and any(differentiable) and any(tensor.requires_grad for tensor in tensors.values()):
                 call = RemoteCall(session, session.asked, tensors, outputs, differentiable)
                 outputs = _Elsewhere.apply(self, call, *tensors.values())
-        return tuple(outputs) if several else outputs[0]
+        return tuple(outputs) if answer.several else outputs[0]
 
     def gradients(
         self, call: RemoteCall, wanted: Sequence[str], cotangents: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
         """Return the gradients of a call for some of its inputs, given cotangents of its outputs."""
         with self.lock:
-            said: list[dict[str, Any] | None] = []
+            said: list[protocol.TensorLayout | None] = []
             held: list[torch.Tensor] = []  # temporary tensors that must live until the request is sent
             for cotangent in cotangents:
                 if cotangent is None:
@@ -182,20 +186,14 @@ class UntrustedFunction:
                 if torch_internals.is_without_memory(cotangent):
                     cotangent = torch.zeros(cotangent.shape, dtype=cotangent.dtype)
                 held.append(cotangent)
-                said.append(protocol.of_tensor(cotangent, call.session.number_of(cotangent)))
-            text: dict[str, Any] = {
-                "another_thread": threading.get_ident() != call.thread,
-                "do": "backward",
-                "call": call.number,
-                "inputs": list(wanted),
-                "written": call.written(),
-            }
-            answer, storages = self._ask(call.session, {**text, "cotangents": said, **conditions()})
-            found = answer.get("gradients")
+                said.append(protocol.layout_of(cotangent, call.session.number_of(cotangent)))
+            other = threading.get_ident() != call.thread
+            ask = protocol.Backward(call.number, list(wanted), said, call.written(), other, conditions())
+            answer, storages = self._ask(call.session, ask, protocol.Gradients)
             with in_turn(call.session):
-                if not isinstance(found, list) or len(found) != len(wanted):
+                if len(answer.gradients) != len(wanted):
                     raise Malformed(f"no gradients of {', '.join(wanted)}")
-                results = [None if one is None else _result(one, storages)[0] for one in found]
+                results = [None if one is None else _result(one, storages)[0] for one in answer.gradients]
                 for name, result in zip(wanted, results):
                     given = call.tensors[name]
                     if result is not None and (result.shape, result.dtype) != (given.shape, given.dtype):
@@ -229,17 +227,19 @@ class UntrustedFunction:
             for (arguments, cotangent), inputs in zip(calls, wanted):
                 spelled, _, held = _spelled(session, arguments)
                 kept += [*held, cotangent]
-                said = protocol.of_tensor(cotangent, session.number_of(cotangent))
-                asked.append({"arguments": spelled, "cotangent": said, "inputs": list(inputs)})
-            text = {"do": "at_once", "calls": asked, "functions": functions, "output": output}
-            answer, storages = self._ask(session, {**text, "patience": concurrent_calls.PATIENCE, **conditions()})
-            if answer.get("never"):
-                raise NeverReturns(printable(str(answer["never"]))[:1000])
-            count, results = answer.get("wanted"), answer.get("results")
+                layout = protocol.layout_of(cotangent, session.number_of(cotangent))
+                asked.append(protocol.ThreadCall(spelled, layout, list(inputs)))
+            of_several = None if output is None else (list(output[0]), output[1])
+            ask = protocol.CallAtOnce(asked, functions, of_several, concurrent_calls.PATIENCE, conditions())
+            answer, storages = self._ask(session, ask, protocol.CalledAtOnce | protocol.NeverReturned)
+            if isinstance(answer, protocol.NeverReturned):
+                raise NeverReturns(printable(answer.why)[:1000])
             with in_turn(session):
-                if type(count) is not int or not isinstance(results, list) or len(results) != len(calls):
+                if len(answer.results) != len(calls):
                     raise Malformed("no results of each thread")
-                return count, [_results(each, len(inputs), storages) for each, inputs in zip(results, wanted)]
+                return answer.wanted, [
+                    _results(each, len(inputs), storages) for each, inputs in zip(answer.results, wanted)
+                ]
 
     def compared(
         self, comparisons: Sequence[SizeComparison], arguments: Mapping[str, Any]
@@ -251,10 +251,10 @@ class UntrustedFunction:
         with self.lock:
             session = self._started()
             spelled, _, held = _spelled(session, arguments)
-            said = [list(astuple(each)) for each in comparisons]
-            answer, _ = self._ask(session, {"do": "compare", "arguments": spelled, "comparisons": said})
+            ask = protocol.CompareSizes(spelled, list(comparisons))
+            answer, _ = self._ask(session, ask, protocol.SizesCompared)
             del held  # its tensors had to live only until the request was sent
-        return dict(_sides(answer.get("compared"), len(comparisons)))
+        return _sides(answer.sides, len(comparisons))
 
     def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:
         """Record the statements that run in its process from now on.
@@ -264,7 +264,11 @@ class UntrustedFunction:
         with self.lock:
             for file, lines in statements.items():
                 self._watched.setdefault(file, {}).update(lines)
-            self._ask(self._started(), {"do": "watch", "statements": self._watched})
+            self._watch(self._started())
+
+    def _watch(self, session: Session) -> None:
+        statements = {file: list(lines.items()) for file, lines in self._watched.items()}
+        self._ask(session, protocol.WatchLines(statements), protocol.Done)
 
     def lines(self) -> tuple[dict[str, set[int]], bool]:
         """Return the first lines of the statements that ran in its process, by file, as it reports them.
@@ -273,11 +277,8 @@ class UntrustedFunction:
         """
         with self.lock, contextlib.suppress(Unanswered):
             if self.session is not None and not self.session.over:
-                answer, _ = self._ask(self.session, {"do": "lines"})
-                said = answer.get("lines")
-                lines = said if isinstance(said, dict) else {}
-                found = {file: {line for line in lines.get(file, ()) if type(line) is int} for file in self._watched}
-                return found, answer.get("blind") is not False
+                answer, _ = self._ask(self.session, protocol.ReadLines(), protocol.LinesRead)
+                return {file: set(answer.lines.get(file, ())) for file in self._watched}, answer.blind
         return {}, True
 
     def kernel_lines(self) -> list[Line]:
@@ -287,9 +288,8 @@ class UntrustedFunction:
     def living_tensors(self, keep_garbage: bool) -> int:
         """Count the tensors in its process beside those of arguments: see `fourfold.instruments.costs`."""
         with self.lock:
-            question = {"do": "living_tensors", "keep_garbage": keep_garbage}
-            count = self._ask(self._started(), question)[0].get("count")
-        return count if type(count) is int else 0
+            question = protocol.CountTensors(keep_garbage)
+            return self._ask(self._started(), question, protocol.TensorsCounted)[0].count
 
     @contextlib.contextmanager
     def afresh(self) -> Iterator[None]:
@@ -321,46 +321,46 @@ class UntrustedFunction:
 
     def _load(self, session: Session) -> None:
         none = inspect.Parameter.empty
-        wanted = [
-            [name] if of.default is none else [name, protocol.spelled(of.default, lambda tensor: 0)]
-            for name, of in self.__signature__.parameters.items()
-        ]
-        text: dict[str, Any] = {
-            "do": "load",
-            "place": self.place,
-            "function": self.function,
-            "operation": self.operation,
-            "lists": list(self.lists),
-            "state": None if self.state is None else str(self.state),
-        }
-        text |= {
-            "from": os.getcwd(),
-            "path": [str(Path(entry).absolute()) if entry else os.getcwd() for entry in sys.path],
-        }
-        answer, _ = self._ask(session, {**text, "parameters": wanted, "threads": torch.get_num_threads()})
-        if answer.get("missing"):
+        ask = protocol.LoadFunction(
+            place=self.place,
+            function=self.function,
+            operation=self.operation,
+            lists=list(self.lists),
+            parameters=[
+                (name, [] if of.default is none else [protocol.spelled(of.default, lambda tensor: 0)])
+                for name, of in self.__signature__.parameters.items()
+            ],
+            state=None if self.state is None else str(self.state),
+            folder=os.getcwd(),
+            path=[str(Path(entry).absolute()) if entry else os.getcwd() for entry in sys.path],
+            threads=torch.get_num_threads(),
+        )
+        answer, _ = self._ask(session, ask, protocol.FunctionLoaded | protocol.Missing | protocol.Uncallable)
+        if isinstance(answer, protocol.Missing):
             raise CannotBeImported(f"{self.place} has no function {self.function}")
-        callable_or_said(answer)
-        if isinstance(answer.get("file"), str):
-            self.file = Path(answer["file"])
-        claims(**_claims(answer.get("claims")))(self)
+        if isinstance(answer, protocol.Uncallable):
+            raise CannotBeCalled(printable(answer.why))
+        self.file = Path(answer.file)
+        claims(**_claims(answer.claims))(self)
         if self._watched:
-            self._ask(session, {"do": "watch", "statements": self._watched})
+            self._watch(session)
 
-    def _ask(self, session: Session, text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, torch.UntypedStorage]]:
+    def _ask(self, session: Session, request: Any, expected: Any) -> tuple[Any, dict[int, torch.UntypedStorage]]:
+        """Return the answer of an expected type, and the storages by number; raise the candidate's exception."""
         try:
-            answer, storages = session.ask(text, self.seconds)
+            answer, storages = session.ask(request, expected, self.seconds)
         except Unanswered as error:
             if isinstance(error, TimedOut) or not session.first.alive:
                 self.costly.append(error)
             raise
-        if "raised" in answer:
-            raise exception(answer["raised"])
-        for mode in ENTERED[-1:]:
+        if isinstance(answer, protocol.Raised):
+            raise exception(answer)
+        if ENTERED and isinstance(answer, protocol.Called | protocol.Gradients):
+            mode = ENTERED[-1]
             if isinstance(mode, Arena):
-                mode.seen_elsewhere += _texts(answer.get("trespasses"))
+                mode.seen_elsewhere += [printable(each)[:1000] for each in answer.trespasses]
             elif isinstance(mode, Fallbacks):
-                mode.found |= dict.fromkeys(_texts(answer.get("fallbacks")))
+                mode.found |= dict.fromkeys(printable(each)[:1000] for each in answer.fallbacks)
         return answer, storages
 
 
@@ -378,35 +378,34 @@ def started(
     return UntrustedFunction(place, function, wanted, operation, seconds, lists=lists)
 
 
-def conditions() -> dict[str, Any]:
+def conditions() -> protocol.Conditions:
     """Return the conditions of a call other than its arguments."""
     mode = ENTERED[-1] if ENTERED else None
     memory = sys.modules.get("fourfold.backends.triton.interpreter.memory")
     on_cpu = sys.modules.get("fourfold.backends.cuda.emulator")
     order = on_cpu.order() if on_cpu else "forward"
-    return {
-        "grad": torch.is_grad_enabled(),
-        "inference": torch.is_inference_mode_enabled(),
-        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "autocast": str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
-        if torch.is_autocast_enabled("cpu")
-        else None,
-        "poison": mode.poison if isinstance(mode, Arena) else None,
-        "fallbacks": isinstance(mode, Fallbacks),
-        "undefined_lanes_are_zero": memory.are_undefined_lanes_zero() if memory else None,
-        "order": None if order == "forward" else order,
-    }
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    return protocol.Conditions(
+        grad=torch.is_grad_enabled(),
+        inference=torch.is_inference_mode_enabled(),
+        default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
+        autocast=None if autocast is None else str(autocast).removeprefix("torch."),
+        poison=mode.poison if isinstance(mode, Arena) else None,
+        fallbacks=isinstance(mode, Fallbacks),
+        undefined_lanes_are_zero=memory.are_undefined_lanes_zero() if memory else None,
+        order=None if order == "forward" else order,
+    )
 
 
 def _spelled(
     session: Session, arguments: Mapping[str, Any]
-) -> tuple[list[list[Any]], dict[str, torch.Tensor], list[torch.Tensor]]:
-    """Return a call's arguments as JSON, its tensors by name, and objects that must live until they are sent.
+) -> tuple[protocol.Arguments, dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Return a call's arguments as messages, its tensors by name, and objects that must live until they are sent.
 
     Raises:
         NotSent: an argument cannot be sent.
     """
-    found: list[list[Any]] = []
+    found: protocol.Arguments = []
     tensors: dict[str, torch.Tensor] = {}
     held: list[torch.Tensor] = []
     given: dict[int, str] = {}  # the names of tensors by their identity
@@ -417,18 +416,18 @@ def _spelled(
 
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and given.setdefault(id(value), name) != name:
-            found.append([name, {"same": given[id(value)]}])
+            found.append((name, protocol.SameArgument(given[id(value)])))
             continue
         try:
             said = protocol.spelled(value, number_of)
         except protocol.Unsendable as error:
             raise NotSent(str(error)) from None
-        if isinstance(value, torch.Tensor) and "tensor" in said:
+        if isinstance(said, protocol.TensorArgument):
             tensors[name] = value
-            said["tensor"]["needs_gradient"] = value.requires_grad
-            said["tensor"]["made"] = protocol.made_as(value)
-            said["tensor"] |= {"object": session.object_number_of(value), "written": _written(value)}
-        found.append([name, said])
+            number = session.object_number_of(value)
+            made = protocol.made_as(value)
+            said = protocol.TensorArgument(said.layout, value.requires_grad, made, number, _written(value))
+        found.append((name, said))
     return found, tensors, held
 
 
@@ -437,64 +436,33 @@ def _written(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else torch_internals.version(tensor)
 
 
-def callable_or_said(answer: Mapping[str, Any]) -> None:
-    """Check the answer of a process that has loaded a candidate.
-
-    Raises:
-        CannotBeCalled: the answer says why the candidate cannot be called.
-    """
-    if answer.get("cannot"):
-        raise CannotBeCalled(printable(str(answer["cannot"])))
-
-
-def _results(found: Any, gradients: int, storages: Mapping[int, torch.UntypedStorage]) -> list[ThreadResults]:
+def _results(
+    found: list[list[protocol.Result]], gradients: int, storages: Mapping[int, torch.UntypedStorage]
+) -> list[ThreadResults]:
     """Return the results of one thread."""
-    if not isinstance(found, list) or not all(isinstance(call, list) and len(call) == 2 + gradients for call in found):
+    if not all(len(call) == 2 + gradients for call in found):
         raise Malformed("no outputs and gradients of each call")
     parts = [[_result(part, storages)[0] for part in call] for call in found]
     return [(output, list(rest), plain) for output, *rest, plain in parts]
 
 
-def _outputs(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[bool, list[Any], list[bool]]:
-    """Return whether there are several outputs, the outputs, and which of them have gradients."""
-    several = isinstance(said, dict) and "several" in said
-    parts = said["several"] if several else [said]
-    if not isinstance(parts, list) or len(parts) > protocol.MOST_RESULTS:
-        raise Malformed("no list of results")
-    found = [_result(part, storages) for part in parts]
-    return several, [result for result, _ in found], [has for _, has in found]
-
-
-def _result(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:
+def _result(said: protocol.Result, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:
     """Return a result and whether it requires a gradient; replace a non-tensor by a stub of its class name, or None."""
-    if said == {"other": type(None).__name__}:
+    if isinstance(said, protocol.TensorResult):
+        return protocol.as_tensor(said.layout, storages), said.requires_gradient
+    if said.type == type(None).__name__:
         return None, False
-    if isinstance(said, dict) and isinstance(said.get("other"), str):
-        return type(printable(said["other"])[:100].replace("\n", " "), (), {})(), False
-    if not isinstance(said, dict) or "tensor" not in said:
-        raise Malformed("no result")
-    return protocol.as_tensor(said["tensor"], storages), said.get("requires_gradient") is True
+    return type(printable(said.type)[:100].replace("\n", " "), (), {})(), False
 
 
-def _sides(found: Any, count: int) -> Iterator[tuple[int, tuple[float, float]]]:
-    """Yield each valid comparison's number and sides."""
-    for each in found if isinstance(found, list) else ():
-        if isinstance(each, list) and len(each) == 3 and all(type(side) in (int, float) for side in each):
-            number, left, right = each
-            if number in range(count) and max(abs(left), abs(right)) < LARGEST:
-                yield int(number), (left, right)
+def _sides(found: list[tuple[int, float, float]], count: int) -> dict[int, tuple[float, float]]:
+    """Return the sides of each valid comparison, by its number."""
+    return {n: (a, b) for n, a, b in found if n in range(count) and abs(a) < LARGEST and abs(b) < LARGEST}
 
 
-def _texts(found: Any) -> list[str]:
-    """Return the texts in a list, without other entries."""
-    return [printable(each)[:1000] for each in found if isinstance(each, str)] if isinstance(found, list) else []
-
-
-def _claims(said: Any) -> dict[str, Any]:
+def _claims(said: dict[str, Any]) -> dict[str, Any]:
     """Return the candidate's claims as arguments of `claims`."""
-    if not isinstance(said, dict):
-        return {}
-    given = {str(name): tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
     sizes = given.get("sizes")
     if isinstance(sizes, dict):
         given["sizes"] = {axis: tuple(limit) if isinstance(limit, list) else limit for axis, limit in sizes.items()}

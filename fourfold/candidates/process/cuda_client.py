@@ -17,12 +17,14 @@ from fourfold.backends.cuda.compile import source_closure
 from fourfold.backends.cuda.emulator import launcher
 from fourfold.backends.cuda.emulator.reached import Line
 from fourfold.backends.cuda.functions import DTYPES
+from fourfold.candidates.load.calling import CannotBeCalled
 from fourfold.candidates.load.cuda_candidates import CudaCandidate
 from fourfold.candidates.load.cuda_launches import RESULT
-from fourfold.candidates.process.client import MOST_BYTES, ThreadResults, UntrustedFunction, callable_or_said
-from fourfold.candidates.process.protocol import printable
+from fourfold.candidates.process import protocol
+from fourfold.candidates.process.client import MOST_BYTES, ThreadResults, UntrustedFunction
 from fourfold.candidates.process.session import Session, Unanswered
 from fourfold.operations.claims import claims
+from fourfold.processes.child import printable
 
 # Variables that control how a kernel is compiled for the CPU and run there.
 VARIABLES = ("FOURFOLD_CACHE", "FOURFOLD_CUDA_ON_CPU", "FOURFOLD_CUDA_ON_CPU_SECONDS", "CXX")
@@ -72,8 +74,8 @@ class UntrustedKernel(UntrustedFunction):
         """Return the lines of its files, and whether they ran in its process, as it reports them."""
         with self.lock, contextlib.suppress(Unanswered):
             if self.session is not None and not self.session.over:
-                answer, _ = self._ask(self.session, {"do": "kernel_lines"})
-                return list(_lines(answer.get("lines"), source_closure(self.file)))
+                answer, _ = self._ask(self.session, protocol.ReadKernelLines(), protocol.KernelLinesRead)
+                return list(_lines(answer.lines, source_closure(self.file)))
         return []
 
     def _prepared(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -81,19 +83,18 @@ class UntrustedKernel(UntrustedFunction):
         return {**given, RESULT: like}
 
     def _load(self, session: Session) -> None:
-        text: dict[str, Any] = {
-            "do": "load_kernel",
-            "plan": self.candidate.plan.described(),
-            "traced": launcher.traces_lines(),
-            "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-            "threads": torch.get_num_threads(),
-        }
-        answer, _ = self._ask(session, text)
-        callable_or_said(answer)
-        refused = answer.get("refused")
-        for name, why in refused.items() if isinstance(refused, dict) else ():
+        ask = protocol.LoadKernel(
+            plan=self.candidate.plan.described(),
+            traced=launcher.traces_lines(),
+            variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
+            threads=torch.get_num_threads(),
+        )
+        answer, _ = self._ask(session, ask, protocol.KernelLoaded | protocol.Uncallable)
+        if isinstance(answer, protocol.Uncallable):
+            raise CannotBeCalled(printable(answer.why))
+        for name, why in answer.refused.items():
             if name in DTYPES:
-                self.candidate.kernels.refuse(DTYPES[name], printable(str(why))[:1000])
+                self.candidate.kernels.refuse(DTYPES[name], printable(why)[:1000])
         claims()(self)
 
 
@@ -103,11 +104,8 @@ def started(candidate: CudaCandidate, seconds: float, process: int) -> Untrusted
     return UntrustedKernel(candidate, seconds)
 
 
-def _lines(said: Any, files: Mapping[str, str]) -> Iterator[Line]:
+def _lines(said: list[tuple[str, int, str, bool, bool]], files: Mapping[str, str]) -> Iterator[Line]:
     """Yield the valid lines that a process reports for these files."""
-    kinds = (str, int, str, bool, bool)
-    for each in said[:MOST_LINES] if isinstance(said, list) else ():
-        if isinstance(each, list) and len(each) == len(kinds) and all(type(a) is b for a, b in zip(each, kinds)):
-            file, line, function, ran, called = each
-            if file in files and 1 <= line <= len(files[file].splitlines()):
-                yield Line(file, line, printable(function)[:LONGEST], ran, called)
+    for file, line, function, ran, called in said[:MOST_LINES]:
+        if file in files and 1 <= line <= len(files[file].splitlines()):
+            yield Line(file, line, printable(function)[:LONGEST], ran, called)

@@ -1,6 +1,4 @@
-"""The messages between the judge and a candidate's process: JSON, and the bytes of tensors' memory.
-
-Received data is never unpickled, evaluated or imported. A message in another format raises `Malformed`.
+"""The messages between the judge and a candidate's process, and the tensors in them.
 
 Both sides hold the same storages, by number. A storage has the same bytes on both sides whenever a message has arrived:
 each side sends those that changed. So strides, gaps, redzones and aliases are the same on both sides, and later writes
@@ -8,144 +6,23 @@ of one side do not change the other's memory.
 """
 
 import ctypes
-import json
-import math
-import socket
-import struct
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from fourfold.backends.python_source import SizeComparison
 from fourfold.compat import torch_internals
+from fourfold.processes.messages import Malformed
 
-# The longest text of a message, and the most bytes of a storage that is copied.
-MOST_TEXT = 1 << 26
-MOST_BYTES = 1 << 30
-# The most storages in a message, descriptors, and outputs of a call.
-MOST_STORAGES, MOST_DESCRIPTORS, MOST_RESULTS = 1 << 12, 64, 64
-_LENGTH = struct.Struct(">Q")
-
-
-class Malformed(Exception):
-    """A message of the other side has another format than described here."""
-
-
-class Ended(Exception):
-    """The other side closed the connection."""
+# The most outputs of a call.
+MOST_RESULTS = 64
 
 
 class Unsendable(TypeError):
     """A value cannot be sent to another process."""
-
-
-class Connection:
-    """A connection that sends and receives messages.
-
-    Args:
-        end: one end of a pair of connected sockets.
-    """
-
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-        self.deadline = math.inf
-
-    def send(self, text: Mapping[str, Any], storages: Mapping[int, bytes], files: Sequence[int] = ()) -> None:
-        """Send a message, the contents of storages by number, and descriptors of files.
-
-        Raises:
-            Ended: the other side has gone.
-            TimeoutError: the deadline has passed.
-        """
-        spelled = json.dumps({**text, "storages": [[number, len(held)] for number, held in storages.items()]}).encode()
-        try:
-            self._limit()
-            socket.send_fds(self.end, [_LENGTH.pack(len(spelled))], files)
-            for part in (spelled, *storages.values()):
-                self._limit()
-                self.end.sendall(part)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise Ended from error
-
-    def receive(self, sizes: Mapping[int, int] | None = None) -> tuple[dict[str, Any], dict[int, bytes], list[int]]:
-        """Receive a message, the contents of storages and descriptors.
-
-        Args:
-            sizes: the size in bytes of each known storage, which must not change.
-
-        Raises:
-            Ended: the other side has gone.
-            TimeoutError: the deadline has passed.
-            Malformed: the message has another format.
-        """
-        length, files = self._start()
-        if length > MOST_TEXT:
-            raise Malformed(f"a message of {length} bytes")
-        try:
-            text = json.loads(self._bytes(length))
-        except (ValueError, RecursionError) as error:
-            raise Malformed("a message that is no JSON") from error
-        if not isinstance(text, dict):
-            raise Malformed(f"a {type(text).__name__} in place of a message")
-        storages = {}
-        for number, size in pairs_of_numbers(text.get("storages")):
-            if number in storages or not 0 <= size <= MOST_BYTES or (sizes or {}).get(number, size) != size:
-                raise Malformed(f"storage {number} with {size} bytes")
-            storages[number] = self._bytes(size)
-        return text, storages, files
-
-    def close(self) -> None:
-        """Close this end."""
-        self.end.close()
-
-    def _start(self) -> tuple[int, list[int]]:
-        self._limit()
-        try:
-            data, files, _, _ = socket.recv_fds(self.end, _LENGTH.size, MOST_DESCRIPTORS)
-        except ConnectionResetError as error:
-            raise Ended from error
-        if not data:
-            raise Ended
-        data += self._bytes(_LENGTH.size - len(data))
-        return _LENGTH.unpack(data)[0], list(files)
-
-    def _bytes(self, count: int) -> bytes:
-        found = bytearray()
-        while len(found) < count:
-            self._limit()
-            try:
-                part = self.end.recv(min(count - len(found), 1 << 20))
-            except ConnectionResetError as error:
-                raise Ended from error
-            if not part:
-                raise Ended
-            found += part
-        return bytes(found)
-
-    def _limit(self) -> None:
-        if self.deadline == math.inf:
-            self.end.settimeout(None)
-            return
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.end.settimeout(left)
-
-
-def pairs_of_numbers(found: Any) -> list[tuple[int, int]]:
-    """Check and return a list of pairs of integers.
-
-    Raises:
-        Malformed: the list has another form.
-    """
-    if not isinstance(found, list) or len(found) > MOST_STORAGES:
-        raise Malformed("no list of storages")
-    for pair in found:
-        if not isinstance(pair, list) or len(pair) != 2 or not all(type(number) is int for number in pair):
-            raise Malformed("a storage without number and size")
-    return [(number, size) for number, size in found]
 
 
 # ---- memory
@@ -207,86 +84,541 @@ def made_as(tensor: torch.Tensor) -> str:
     return VIEW if torch_internals.shares_a_base(tensor) else RESULT
 
 
-def of_tensor(tensor: torch.Tensor, number: int) -> dict[str, Any]:
-    """Return the description of a tensor, given the number of its storage."""
-    return {
-        "storage": number,
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-        "strides": list(tensor.stride()),
-        "offset": tensor.storage_offset(),
-    }
+@dataclass(frozen=True)
+class TensorLayout:
+    """A tensor in the memory of a numbered storage; the offset is in elements."""
+
+    storage: int
+    dtype: str
+    shape: list[int]
+    strides: list[int]
+    offset: int
 
 
-def as_tensor(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> torch.Tensor:
-    """Return the tensor of a description.
+@dataclass(frozen=True)
+class TensorArgument:
+    """A tensor as an argument.
+
+    Attributes:
+        layout: its memory.
+        needs_gradient: whether gradients for it are wanted.
+        made: how it was made, as `made_as` says.
+        object: the number of the judge's tensor object; 0 for a tensor within a list.
+        written: how often autograd saw the judge write into it.
+    """
+
+    layout: TensorLayout
+    needs_gradient: bool = False
+    made: str = ""
+    object: int = 0
+    written: int = 0
+
+
+@dataclass(frozen=True)
+class ArrayArgument:
+    """A NumPy array, in the memory of a storage."""
+
+    layout: TensorLayout
+
+
+@dataclass(frozen=True)
+class MetaArgument:
+    """A tensor without memory."""
+
+    layout: TensorLayout
+
+
+@dataclass(frozen=True)
+class DtypeArgument:
+    """A dtype of torch."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class SequenceArgument:
+    """A list or a tuple."""
+
+    values: list["Value"]
+    is_tuple: bool
+
+
+@dataclass(frozen=True)
+class MappingArgument:
+    """A dictionary."""
+
+    items: list[tuple[str, "Value"]]
+
+
+@dataclass(frozen=True)
+class SameArgument:
+    """The same object as another argument of the call."""
+
+    name: str
+
+
+_Object = TensorArgument | ArrayArgument | MetaArgument | DtypeArgument | SequenceArgument | MappingArgument
+Value = bool | int | float | str | _Object | SameArgument | None
+Arguments = list[tuple[str, Value]]
+
+
+@dataclass(frozen=True)
+class TensorResult:
+    """A tensor that a candidate returned."""
+
+    layout: TensorLayout
+    requires_gradient: bool
+
+
+@dataclass(frozen=True)
+class OtherResult:
+    """A result that is no tensor on the CPU: its type."""
+
+    type: str
+
+
+Result = TensorResult | OtherResult
+
+
+# ---- requests to the process that forks candidates
+
+
+@dataclass(frozen=True)
+class StartCandidate:
+    """Fork a candidate's process with a working folder and a limit of memory in bytes; a descriptor comes along."""
+
+    folder: str
+    most_bytes: int
+
+
+@dataclass(frozen=True)
+class EndCandidate:
+    """End a candidate's process, which has some seconds to end by itself."""
+
+    process: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CandidateStarted:
+    """The answer to `StartCandidate`."""
+
+    process: int
+
+
+@dataclass(frozen=True)
+class CandidateEnded:
+    """The answer to `EndCandidate`: the exit code if the process ended by itself, and the end of its output."""
+
+    code: int | None
+    printed: str
+
+
+# ---- requests to a candidate's process
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The conditions of a call in the judge's process, other than its arguments.
+
+    Attributes:
+        autocast: the dtype of autocast; None if it is off.
+        poison: the kind of redzones of an `Arena`; None without one.
+        fallbacks: whether torch's operators are watched.
+        undefined_lanes_are_zero: a setting of Triton's interpreter; None if the judge has not imported it.
+        order: the order of blocks and threads of emulated CUDA kernels; None for the usual one.
+    """
+
+    grad: bool
+    inference: bool
+    default_dtype: str
+    autocast: str | None
+    poison: float | None
+    fallbacks: bool
+    undefined_lanes_are_zero: bool | None
+    order: str | int | None
+
+
+@dataclass(frozen=True)
+class LoadFunction:
+    """Import a candidate.
+
+    Attributes:
+        place: the absolute path of a Python file, or the name of a module.
+        lists: the operation's arguments that are lists of tensors.
+        parameters: the operation's arguments, each with its default in a list, which is empty without one.
+        state: a file that describes an ``nn.Module``; None for a function.
+        folder: the working folder of the import.
+        path: Python's search path.
+    """
+
+    place: str
+    function: str
+    operation: str
+    lists: list[str]
+    parameters: list[tuple[str, list[Value]]]
+    state: str | None
+    folder: str
+    path: list[str]
+    threads: int
+
+
+@dataclass(frozen=True)
+class LoadKernel:
+    """Compile and load a kernel of a `.cu` file, with some environment variables."""
+
+    plan: dict[str, Any]
+    traced: bool
+    variables: dict[str, str]
+    threads: int
+
+
+@dataclass(frozen=True)
+class CallFunction:
+    """Call the candidate."""
+
+    arguments: Arguments
+    conditions: Conditions
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Return the gradients of a call.
+
+    Attributes:
+        call: its number.
+        inputs: the names of the inputs whose gradients are wanted.
+        cotangents: of its outputs.
+        written: how often the judge has written each input and output, by its name or number.
+        another_thread: whether the backward pass runs in another thread than the call.
+    """
+
+    call: int
+    inputs: list[str]
+    cotangents: list[TensorLayout | None]
+    written: dict[str, int]
+    another_thread: bool
+    conditions: Conditions
+
+
+@dataclass(frozen=True)
+class ThreadCall:
+    """The calls of one thread."""
+
+    arguments: Arguments
+    cotangent: TensorLayout
+    inputs: list[str]
+
+
+@dataclass(frozen=True)
+class CallAtOnce:
+    """Call from several threads at once.
+
+    Attributes:
+        calls: of each thread.
+        functions: the budget of a thread's calls.
+        output: the names of the outputs, and the index of the wanted one; None if there is only one.
+        patience: seconds without progress after which a thread never returns.
+    """
+
+    calls: list[ThreadCall]
+    functions: float
+    output: tuple[list[str], int] | None
+    patience: float
+    conditions: Conditions
+
+
+@dataclass(frozen=True)
+class CompareSizes:
+    """Call the candidate, and return both sides of comparisons in its source."""
+
+    arguments: Arguments
+    comparisons: list[SizeComparison]
+
+
+@dataclass(frozen=True)
+class WatchLines:
+    """Record executed lines from now on: by file, the first line of the statement at each line."""
+
+    statements: dict[str, list[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class ReadLines:
+    """Return the executed lines."""
+
+
+@dataclass(frozen=True)
+class ReadKernelLines:
+    """Return the executed lines of a `.cu` file."""
+
+
+@dataclass(frozen=True)
+class CountTensors:
+    """Return the number of living tensors: see `fourfold.instruments.costs.living_tensors`."""
+
+    keep_garbage: bool
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to a candidate's process, with what changed since the last one.
+
+    Attributes:
+        number: its number, which the answer repeats.
+        ask: the request itself.
+        forgotten, forgotten_calls, forgotten_objects: the numbers of storages, calls and tensors that are gone.
+        shared: the numbers and sizes of new storages in shared memory, whose descriptors come along.
+    """
+
+    number: int
+    ask: (
+        LoadFunction
+        | LoadKernel
+        | CallFunction
+        | Backward
+        | CallAtOnce
+        | CompareSizes
+        | WatchLines
+        | ReadLines
+        | ReadKernelLines
+        | CountTensors
+    )
+    forgotten: list[int] = field(default_factory=list)
+    forgotten_calls: list[int] = field(default_factory=list)
+    forgotten_objects: list[int] = field(default_factory=list)
+    shared: list[tuple[int, int]] = field(default_factory=list)
+
+
+# ---- answers
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One exception of a chain.
+
+    Attributes:
+        bases: the names of its builtin bases.
+        words: its message.
+        fault: whether it is a `Fault`.
+        caused: whether the next exception of the chain is its cause, rather than its context.
+        line: the line of a kernel that it names.
+    """
+
+    type: str
+    bases: list[str]
+    words: str
+    fault: bool
+    caused: bool
+    line: int | None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The candidate raised an exception.
+
+    Attributes:
+        causes: the exception and its causes.
+        frames: the file, the line, the function and the text of each frame of the candidate's own code.
+        blame: the value of a `Blame`.
+        escape: whether it orders the process to end.
+        tampered: whether it is `Tampered`.
+    """
+
+    causes: list[Cause]
+    frames: list[tuple[str, int, str, str]]
+    blame: str
+    escape: bool
+    tampered: bool
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The module has no such function."""
+
+
+@dataclass(frozen=True)
+class Uncallable:
+    """The candidate cannot be called, or does not compile."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class FunctionLoaded:
+    """The candidate is imported: its claims, and its file."""
+
+    claims: dict[str, Any]
+    file: str
+
+
+@dataclass(frozen=True)
+class KernelLoaded:
+    """The kernel is compiled: the reasons of refused dtypes, by name."""
+
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Called:
+    """The outputs of a call, and what its modes saw."""
+
+    outputs: list[Result]
+    several: bool
+    trespasses: list[str]
+    fallbacks: list[str]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of a call, and what its modes saw."""
+
+    gradients: list[Result | None]
+    trespasses: list[str]
+    fallbacks: list[str]
+
+
+@dataclass(frozen=True)
+class CalledAtOnce:
+    """The results of each call of each thread: output, gradients, and output under `no_grad`."""
+
+    wanted: int
+    results: list[list[list[Result]]]
+
+
+@dataclass(frozen=True)
+class NeverReturned:
+    """A thread has not ended."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class SizesCompared:
+    """Both sides of comparisons, by number."""
+
+    sides: list[tuple[int, float, float]]
+
+
+@dataclass(frozen=True)
+class LinesRead:
+    """The first lines of executed statements by file, and whether some may be missing."""
+
+    lines: dict[str, list[int]]
+    blind: bool
+
+
+@dataclass(frozen=True)
+class KernelLinesRead:
+    """The lines of a `.cu` file: file, line, function, whether it ran, whether the function was called."""
+
+    lines: list[tuple[str, int, str, bool, bool]]
+
+
+@dataclass(frozen=True)
+class TensorsCounted:
+    """The number of living tensors."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """The answer to a request without a result."""
+
+
+ANSWERS = (
+    Raised
+    | Missing
+    | Uncallable
+    | FunctionLoaded
+    | KernelLoaded
+    | Called
+    | Gradients
+    | CalledAtOnce
+    | NeverReturned
+    | SizesCompared
+    | LinesRead
+    | KernelLinesRead
+    | TensorsCounted
+    | Done
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request."""
+
+    number: int
+    result: ANSWERS
+
+
+# ---- tensors as messages, and back
+
+
+def layout_of(tensor: torch.Tensor, number: int) -> TensorLayout:
+    """Return the layout of a tensor, given the number of its storage."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorLayout(number, dtype, list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
+
+
+def as_tensor(layout: TensorLayout, storages: Mapping[int, torch.UntypedStorage]) -> torch.Tensor:
+    """Return the tensor with a layout.
 
     Raises:
         Malformed: the storage does not exist, or is too short for the shape.
     """
-    if not isinstance(said, dict):
-        raise Malformed("no tensor where there should be one")
-    number, offset = said.get("storage"), said.get("offset")
-    shape, strides = _sizes(said.get("shape")), _sizes(said.get("strides"))
-    dtype = dtype_of(said.get("dtype"))
-    if len(shape) != len(strides) or len(shape) > 64 or type(offset) is not int or offset < 0:
+    shape, strides, offset, dtype = layout.shape, layout.strides, layout.offset, dtype_of(layout.dtype)
+    if len(shape) != len(strides) or len(shape) > 64 or min([offset, *shape, *strides]) < 0:
         raise Malformed(f"a tensor of shape {shape}, strides {strides} and offset {offset!r}")
-    storage = storages.get(number) if type(number) is int else None
+    storage = storages.get(layout.storage)
     if storage is None:
-        raise Malformed(f"a tensor of storage {number!r}, which there is not")
+        raise Malformed(f"a tensor of the unknown storage {layout.storage}")
     reach = 0 if 0 in shape else 1 + offset + sum((size - 1) * stride for size, stride in zip(shape, strides))
     if reach * dtype.itemsize > storage.nbytes():
         raise Malformed(f"a tensor {shape} with strides {strides} in a storage of {storage.nbytes()} bytes")
-    if 0 in shape:
-        offset = 0
     with torch.no_grad():
-        return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
+        return torch.empty(0, dtype=dtype).set_(storage, 0 if 0 in shape else offset, shape, strides)
 
 
-def _sizes(found: Any) -> list[int]:
-    if not isinstance(found, list) or not all(type(size) is int and size >= 0 for size in found):
-        raise Malformed(f"{found!r} in place of sizes")
-    return found
-
-
-def dtype_of(name: Any) -> torch.dtype:
+def dtype_of(name: str) -> torch.dtype:
     """Return the dtype with a name.
 
     Raises:
         Malformed: the name is not one of a dtype.
     """
-    found = getattr(torch, name, None) if isinstance(name, str) else None
+    found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype) or found.is_complex:
         raise Malformed(f"there is no dtype {name!r}")
     return found
 
 
-def as_value(said: Any, storages: Mapping[int, torch.UntypedStorage]) -> Any:
+def as_value(said: Value, storages: Mapping[int, torch.UntypedStorage]) -> Any:
     """Return the argument that `spelled` encoded."""
-    if not isinstance(said, dict):
-        return said
-    ((kind, of),) = said.items()
-    if kind == "tensor":
-        how = of.get("made")
-        with torch.inference_mode(how == INFERENCE):
-            tensor = as_tensor(of, storages).requires_grad_(bool(of.get("needs_gradient")))
-        if how == VIEW:
-            return tensor.view_as(tensor)
-        return AsResult.apply(torch.zeros((), requires_grad=True), [tensor.detach()]) if how == RESULT else tensor
-    if kind == "array":
-        return as_tensor(of, storages).numpy()
-    if kind == "without memory":
-        return torch.empty_strided(of["shape"], of["strides"], dtype=dtype_of(of["dtype"]), device="meta")
-    if kind == "dtype":
-        return dtype_of(of)
-    if kind == "dict":
-        return {key: as_value(value, storages) for key, value in of}
-    values = [as_value(value, storages) for value in of]
-    return tuple(values) if kind == "tuple" else values
+    match said:
+        case TensorArgument():
+            with torch.inference_mode(said.made == INFERENCE):
+                tensor = as_tensor(said.layout, storages).requires_grad_(said.needs_gradient)
+            if said.made == VIEW:
+                return tensor.view_as(tensor)
+            made = said.made == RESULT
+            return AsResult.apply(torch.zeros((), requires_grad=True), [tensor.detach()]) if made else tensor
+        case ArrayArgument():
+            return as_tensor(said.layout, storages).numpy()
+        case MetaArgument(layout):
+            return torch.empty_strided(layout.shape, layout.strides, dtype=dtype_of(layout.dtype), device="meta")
+        case DtypeArgument():
+            return dtype_of(said.name)
+        case MappingArgument():
+            return {key: as_value(value, storages) for key, value in said.items}
+        case SequenceArgument():
+            values = [as_value(value, storages) for value in said.values]
+            return tuple(values) if said.is_tuple else values
+    return said
 
 
-def spelled(value: Any, number_of: Any) -> Any:
-    """Encode an argument of a call as JSON.
+def spelled(value: Any, number_of: Callable[[torch.Tensor], int]) -> Value:
+    """Return an argument of a call as a message.
 
     Args:
         value: a tensor, an array, a number, a string, None, a dtype, or a list, tuple or dictionary of these.
@@ -299,22 +631,16 @@ def spelled(value: Any, number_of: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         if value.is_meta:
-            return {"without memory": of_tensor(value, 0)}
+            return MetaArgument(layout_of(value, 0))
         if type(value) is torch.Tensor and value.layout == torch.strided and value.is_cpu and not value.is_neg():
-            return {"tensor": of_tensor(value, number_of(value))}
+            return TensorArgument(layout_of(value, number_of(value)))
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         tensor = torch.from_numpy(np.array(value, order="C"))
-        return {"array": of_tensor(tensor, number_of(tensor))}
+        return ArrayArgument(layout_of(tensor, number_of(tensor)))
     if isinstance(value, torch.dtype):
-        return {"dtype": str(value).removeprefix("torch.")}
+        return DtypeArgument(str(value).removeprefix("torch."))
     if isinstance(value, list | tuple):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [spelled(each, number_of) for each in value]}
+        return SequenceArgument([spelled(each, number_of) for each in value], isinstance(value, tuple))
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": [[key, spelled(each, number_of)] for key, each in value.items()]}
+        return MappingArgument([(key, spelled(each, number_of)) for key, each in value.items()])
     raise Unsendable(f"a {type(value).__name__} cannot be sent to the process of a candidate")
-
-
-def printable(text: str) -> str:
-    """Replace characters that could control a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

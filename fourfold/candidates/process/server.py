@@ -11,11 +11,9 @@ import functools
 import importlib
 import inspect
 import os
-import resource
 import signal
-import socket
 import sys
-import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -26,16 +24,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.backends.python_source import SizeComparison
 from fourfold.candidates.frames import own_frames, unwrapped, words
 from fourfold.candidates.load import models, modules
 from fourfold.candidates.load.calling import CannotBeCalled, as_operation
 from fourfold.candidates.process import protocol
-from fourfold.candidates.process.child import adopt_orphans, children, die_with
-from fourfold.candidates.process.protocol import Connection
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns, called_at_once
 from fourfold.instruments.costs import living_tensors
+from fourfold.instruments.hide_test_runner import INTERPRETER, HiddenModules
 from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
@@ -45,9 +41,14 @@ from fourfold.operations.blame import blame_of, statement
 from fourfold.operations.case import Case
 from fourfold.operations.outputs import outputs_of, packed
 from fourfold.operations.refusals import Fault, chain, is_order
+from fourfold.processes.child import Child, Limits
+from fourfold.processes.family import adopt_orphans, kill_children
+from fourfold.processes.messages import MOST_STORAGES, Connection, Ended
 
 # The most causes, frames and characters of an exception in its description.
 MOST_CAUSES, MOST_FRAMES, MOST_WORDS = 8, 50, 20_000
+# This package's modules, which a candidate does not find among the loaded ones, unless it imports them.
+JUDGE = HiddenModules(["fourfold"])
 # The largest file that a candidate can write.
 MOST_FILE_BYTES = 1 << 32
 
@@ -58,77 +59,48 @@ MOST_FILE_BYTES = 1 << 32
 def main(descriptor: str) -> None:
     """Answer the judge until it closes the connection."""
     adopt_orphans()  # processes that a candidate leaves behind become children of this process
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
-        # Hide from kernels that they are interpreted.
-        importlib.import_module("triton").knobs.runtime.interpret = True
-        del os.environ["TRITON_INTERPRET"]
-    control = Connection(socket.socket(fileno=int(descriptor)))
-    running: set[int] = set()
-    with contextlib.suppress(protocol.Ended):
+    os.environ[INTERPRETER] = "1"  # read when Triton is imported
+    importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
+    # Hide from kernels that they are interpreted.
+    importlib.import_module("triton").knobs.runtime.interpret = True
+    del os.environ[INTERPRETER]
+    warnings.simplefilter("ignore")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    control = Connection(int(descriptor))
+    running: dict[int, Child] = {}
+    with contextlib.suppress(Ended):
         while True:
-            text, _, files = control.receive()
-            if text["do"] == "start":
-                own = os.getpid()
-                process = os.fork()
-                if process == 0:
-                    die_with(own)
-                    control.close()
-                    become_candidate(files[0], Path(text["folder"]), text["most_bytes"])
-                running.add(process)
-                control.send({"process": process}, {})
+            ask, _, files = control.receive_with_storages(protocol.StartCandidate | protocol.EndCandidate)
+            if isinstance(ask, protocol.StartCandidate):
+                begun = functools.partial(become_candidate, control, files[0], Path(ask.folder))
+                limits = Limits(memory=ask.most_bytes, file=MOST_FILE_BYTES)
+                handlers = {signal.SIGINT: signal.default_int_handler}
+                child = Child.fork(begun, printed=True, limits=limits, handlers=handlers)
+                running[child.pid] = child
+                control.send(protocol.CandidateStarted(child.pid))
             else:
-                control.send({"code": end(text["process"], text["seconds"], running)}, {})
+                child = running.pop(ask.process)
+                by_itself = child.wait(ask.seconds)
+                killed = child.kill()
+                kill_children(running)
+                printed = killed.printed if killed is not None else ""
+                control.send(protocol.CandidateEnded(by_itself.code if by_itself is not None else None, printed))
             for file in files:
                 os.close(file)
 
 
-def end(process: int, seconds: float, running: set[int]) -> int | None:
-    """End a candidate's process and all its children; return its exit code if it ended by itself.
-
-    Args:
-        process: its process id.
-        seconds: the time that it has to end by itself.
-        running: the process ids of all candidates.
-    """
-    code, deadline = None, time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found, status = os.waitpid(process, os.WNOHANG)
-        if found:
-            code = os.waitstatus_to_exitcode(status)
-            break
-        time.sleep(0.002)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process, signal.SIGKILL)
-    if code is None:
-        os.waitpid(process, 0)
-    running.discard(process)
-    while orphans := children() - running:
-        for orphan in orphans:
-            os.kill(orphan, signal.SIGKILL)
-            os.waitpid(orphan, 0)
-    return code
-
-
-def become_candidate(descriptor: int, folder: Path, most_bytes: int) -> None:
+def become_candidate(control: Connection, descriptor: int, folder: Path) -> None:
     """Run a candidate in this freshly forked process until the judge closes the connection."""
-    os.setsid()
+    control.close()
     adopt_orphans(False)
     with contextlib.suppress(OSError):  # if memory runs out, the system kills this process before the judge
         Path("/proc/self/oom_score_adj").write_text("1000")
-    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
-    printed = os.open(folder / "printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(printed, 1)
-    os.dup2(printed, 2)
     faulthandler.enable(all_threads=False)
-    os.environ["TMPDIR"] = str(folder)
+    os.environ["TMPDIR"] = str(folder.parent)
     os.chdir(folder)
-    try:
-        with contextlib.suppress(protocol.Ended):
-            Served(Connection(socket.socket(fileno=descriptor))).run()
-    finally:
-        os._exit(0)
+    JUDGE.install()
+    with contextlib.suppress(Ended):
+        Served(Connection(descriptor)).run()
 
 
 # ---- a candidate's own process
@@ -161,21 +133,20 @@ class Twins:
     """
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[dict[str, Any], Twin]] = {}  # by the object's number: its description and its twin
+        self._of: dict[int, tuple[Any, Twin]] = {}  # by the object's number: its layout and how it was made; its twin
 
     def __len__(self) -> int:
         return len(self._of)
 
-    def of(self, said: dict[str, Any], storages: dict[int, torch.UntypedStorage]) -> Twin:
+    def of(self, said: protocol.TensorArgument, storages: dict[int, torch.UntypedStorage]) -> Twin:
         """Return the twin of an argument; a new one if the object was not passed before, or has changed its layout."""
-        described = {name: said[name] for name in said if name not in ("object", "written", "needs_gradient")}
-        known, twin = self._of.get(said["object"], (None, None))
-        if twin is None or known != described or place_of(twin.tensor) != twin.place:
-            twin = Twin(protocol.as_value({"tensor": said}, storages), said["written"])
-            self._of[said["object"]] = described, twin
-        elif twin.tensor.requires_grad != said["needs_gradient"]:
-            twin.tensor.requires_grad_(said["needs_gradient"])
-        twin.note_writes(said["written"])
+        known, twin = self._of.get(said.object, (None, None))
+        if twin is None or known != (said.layout, said.made) or place_of(twin.tensor) != twin.place:
+            twin = Twin(protocol.as_value(said, storages), said.written)
+            self._of[said.object] = (said.layout, said.made), twin
+        elif twin.tensor.requires_grad != said.needs_gradient:
+            twin.tensor.requires_grad_(said.needs_gradient)
+        twin.note_writes(said.written)
         return twin
 
     def forget(self, numbers: Sequence[int]) -> None:
@@ -222,42 +193,43 @@ class Served:
         self.last: dict[int, bytes] = {}
         self.calls: dict[int, OpenCall] = {}
         self.twins = Twins()
-        self.made = 0
+        self.made = self.asked = 0
 
     def run(self) -> None:
         """Answer until the judge has gone."""
-        answers = {
-            "load": self.load,
-            "load_kernel": self.load_kernel,
-            "call": self.call,
-            "backward": self.backward,
-            "at_once": self.at_once,
-            "compare": self.compare,
-            "watch": self.watch,
-            "lines": self.lines,
-            "kernel_lines": self.kernel_lines,
-            "living_tensors": lambda text: {"count": living_tensors(text["keep_garbage"]) - len(self.twins)},
+        answers: dict[type, Callable[[Any], Any]] = {
+            protocol.LoadFunction: self.load,
+            protocol.LoadKernel: self.load_kernel,
+            protocol.CallFunction: self.call,
+            protocol.Backward: self.backward,
+            protocol.CallAtOnce: self.at_once,
+            protocol.CompareSizes: self.compare,
+            protocol.WatchLines: self.watch,
+            protocol.ReadLines: self.lines,
+            protocol.ReadKernelLines: self.kernel_lines,
+            protocol.CountTensors: self.count_tensors,
         }
         while True:
-            text, contents, files = self.connection.receive()
-            self._take(text, contents, files)
+            request, contents, files = self.connection.receive_with_storages(protocol.Request)
+            self._take(request, contents, files)
+            self.asked = request.number
             try:
-                answer = answers[text["do"]](text)
+                result = answers[type(request.ask)](request.ask)
             except BaseException as error:
-                answer = {"raised": self._told(error)}
+                result = self._told(error)
             copied = ((n, storage) for n, storage in self.storages.items() if n not in self.shared)
-            self.connection.send({"number": text["number"], **answer}, protocol.changed(copied, self.last))
+            self.connection.send(protocol.Answer(request.number, result), protocol.changed(copied, self.last))
 
-    def _take(self, text: dict[str, Any], contents: dict[int, bytes], files: Sequence[int]) -> None:
+    def _take(self, request: protocol.Request, contents: dict[int, bytes], files: Sequence[int]) -> None:
         """Apply the judge's changes: forget calls, tensors and storages, and update the others."""
-        for number in text["forgotten_calls"]:
+        for number in request.forgotten_calls:
             self.calls.pop(number, None)
-        self.twins.forget(text["forgotten_objects"])
-        for number in text["forgotten"]:
+        self.twins.forget(request.forgotten_objects)
+        for number in request.forgotten:
             self.storages.pop(number, None)
             self.last.pop(number, None)
             self.shared.discard(number)
-        for (number, size), file in zip(text["shared"], files):
+        for (number, size), file in zip(request.shared, files):
             self.storages[number] = sparse_memory.shared(file, size).untyped_storage()
             self.shared.add(number)
             os.close(file)
@@ -267,80 +239,87 @@ class Served:
             protocol.put(self.storages[number], held)
         self.last |= contents
 
-    def load(self, text: dict[str, Any]) -> dict[str, Any]:
+    def load(self, ask: protocol.LoadFunction) -> protocol.FunctionLoaded | protocol.Missing | protocol.Uncallable:
         """Import the candidate."""
-        place, function = text["place"], text["function"]
-        torch.set_num_threads(text["threads"])
-        sys.path[:] = text["path"]
+        torch.set_num_threads(ask.threads)
+        sys.path[:] = ask.path
         parameters = [
             inspect.Parameter(
                 name,
                 inspect.Parameter.POSITIONAL_OR_KEYWORD,
                 default=default[0] if default else inspect.Parameter.empty,
             )
-            for name, *default in text["parameters"]
+            for name, default in ask.parameters
         ]
-        with contextlib.chdir(text["from"]):  # a file may read others on import
-            if place.endswith(".py"):
-                self.origin = Path(place)
+        # A file may read others on import.
+        JUDGE.hide()
+        with contextlib.chdir(ask.folder):
+            if ask.place.endswith(".py"):
+                self.origin = Path(ask.place)
                 found: Any = modules.of_file(self.origin)
             else:
-                found = importlib.import_module(place)
+                found = importlib.import_module(ask.place)
                 self.origin = Path(getattr(found, "__file__", None) or os.devnull)
-        for name in function.split("."):
+        for name in ask.function.split("."):
             found = getattr(found, name, None)
         if found is None:
-            return {"missing": True}
-        if text["state"] is not None:
-            found = models.like(found, Path(text["state"]))
+            return protocol.Missing()
+        if ask.state is not None:
+            JUDGE.hide()
+            found = models.like(found, Path(ask.state))
         try:
-            called = as_operation(found, inspect.Signature(parameters), text["operation"])
-            self.function = packed(called, text["lists"])
+            called = as_operation(found, inspect.Signature(parameters), ask.operation)
+            self.function = packed(called, ask.lists)
         except CannotBeCalled as error:
-            return {"cannot": str(error)[:MOST_WORDS]}
-        claims = sys.modules.get("fourfold.operations.claims")  # the module of its decorator
-        claimed = claims and {name: listed(value) for name, value in vars(claims.claims_of(self.function)).items()}
-        return {"claims": claimed, "file": str(self.origin)}
+            return protocol.Uncallable(str(error)[:MOST_WORDS])
+        JUDGE.hide()
+        claims = JUDGE.modules.get("fourfold.operations.claims")  # the module of its decorator
+        claimed = vars(claims.claims_of(self.function)) if claims else {}
+        return protocol.FunctionLoaded({name: listed(value) for name, value in claimed.items()}, str(self.origin))
 
-    def load_kernel(self, text: dict[str, Any]) -> dict[str, Any]:
+    def load_kernel(self, ask: protocol.LoadKernel) -> protocol.KernelLoaded | protocol.Uncallable:
         """Compile and load a kernel of a `.cu` file."""
-        torch.set_num_threads(text["threads"])
-        os.environ.update(text["variables"])
+        torch.set_num_threads(ask.threads)
+        os.environ.update(ask.variables)
         launches = importlib.import_module("fourfold.candidates.load.cuda_launches")
-        if text["traced"]:
+        if ask.traced:
             importlib.import_module("fourfold.backends.cuda.emulator.launcher").trace_lines()
-        self.origin = Path(text["plan"]["file"])
+        self.origin = Path(ask.plan["file"])
         try:
-            self.function, refused = launches.compiled(text["plan"])
+            self.function, refused = launches.compiled(ask.plan)
         except (OSError, LookupError, ValueError, RuntimeError) as error:
-            return {"cannot": str(error)[:MOST_WORDS]}
-        return {"refused": refused}
+            return protocol.Uncallable(str(error)[:MOST_WORDS])
+        return protocol.KernelLoaded(refused)
 
-    def call(self, text: dict[str, Any]) -> dict[str, Any]:
+    def count_tensors(self, ask: protocol.CountTensors) -> protocol.TensorsCounted:
+        """Count the living tensors beside those of arguments."""
+        return protocol.TensorsCounted(living_tensors(ask.keep_garbage) - len(self.twins))
+
+    def call(self, ask: protocol.CallFunction) -> protocol.Called:
         """Call the candidate."""
         twins = {
-            name: self.twins.of(said["tensor"], self.storages)
-            for name, said in text["arguments"]
-            if isinstance(said, dict) and "tensor" in said
+            name: self.twins.of(said, self.storages)
+            for name, said in ask.arguments
+            if isinstance(said, protocol.TensorArgument)
         }
-        arguments = given(text["arguments"], self.storages, {name: twin.tensor for name, twin in twins.items()})
-        watch = watching(text)
-        with conditions(text, watch):
+        arguments = given(ask.arguments, self.storages, {name: twin.tensor for name, twin in twins.items()})
+        watch = watching(ask.conditions)
+        with in_conditions(ask.conditions, watch):
             output = self.function(**arguments)
         # The numbers of tensors are looked up only now, because a candidate may return one of its inputs.
         several = isinstance(output, tuple | list) and 0 < len(output) <= protocol.MOST_RESULTS
         outputs = list(output) if several else [output]
         told = [self._result(each) for each in outputs]
         if any(isinstance(each, torch.Tensor) and each.requires_grad for each in outputs):
-            self.calls[text["number"]] = OpenCall(twins, outputs, watch)
-        return {"output": {"several": told} if several else told[0], **seen_by(watch)}
+            self.calls[self.asked] = OpenCall(twins, outputs, watch)
+        return protocol.Called(told, several, *seen_by(watch))
 
-    def backward(self, text: dict[str, Any]) -> dict[str, Any]:
+    def backward(self, ask: protocol.Backward) -> protocol.Gradients:
         """Return the gradients of a call."""
-        kept = self.calls[text["call"]]
-        kept.note_writes(text["written"])
-        inputs = [kept.inputs[name].tensor for name in text["inputs"]]
-        of_each = [(o, said) for o, said in zip(kept.outputs, text["cotangents"]) if said is not None]
+        kept = self.calls[ask.call]
+        kept.note_writes(ask.written)
+        inputs = [kept.inputs[name].tensor for name in ask.inputs]
+        of_each = [(o, said) for o, said in zip(kept.outputs, ask.cotangents) if said is not None]
         outputs = [output for output, _ in of_each]
         cotangents = [protocol.as_tensor(said, self.storages) for _, said in of_each]
         if not outputs:
@@ -349,75 +328,72 @@ class Served:
             cotangents = [torch.zeros_like(output)]
 
         def passed_back() -> tuple[torch.Tensor | None, ...]:
-            with conditions(text, kept.watch):
+            with in_conditions(ask.conditions, kept.watch):
                 return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, allow_unused=True)
 
-        if text["another_thread"]:
+        if ask.another_thread:
             with ThreadPoolExecutor(1) as another:
                 gradients = another.submit(passed_back).result()
         else:
             gradients = passed_back()
-        return {"gradients": [None if g is None else self._result(g) for g in gradients], **seen_by(kept.watch)}
+        return protocol.Gradients([None if g is None else self._result(g) for g in gradients], *seen_by(kept.watch))
 
-    def at_once(self, text: dict[str, Any]) -> dict[str, Any]:
+    def at_once(self, ask: protocol.CallAtOnce) -> protocol.CalledAtOnce | protocol.NeverReturned:
         """Call from several threads at once, each on its own tensors."""
         try:
-            with conditions(text, contextlib.nullcontext()):
-                calls = [functools.partial(self._called, said, text["output"]) for said in text["calls"]]
-                wanted, found = called_at_once(calls, text["functions"], patience=text["patience"])
+            with in_conditions(ask.conditions, contextlib.nullcontext()):
+                calls = [functools.partial(self._called, each, ask.output) for each in ask.calls]
+                wanted, found = called_at_once(calls, ask.functions, patience=ask.patience)
         except NeverReturns as error:
-            return {"never": str(error)}
+            return protocol.NeverReturned(str(error))
         results = [[[self._result(part) for part in parts] for parts in thread] for thread in found]
-        return {"wanted": wanted, "results": results}
+        return protocol.CalledAtOnce(wanted, results)
 
-    def compare(self, text: dict[str, Any]) -> dict[str, Any]:
+    def compare(self, ask: protocol.CompareSizes) -> protocol.SizesCompared:
         """Return both sides of comparisons in a call, and ignore its result."""
-        arguments = given(text["arguments"], self.storages)
-        with (
-            Compared([SizeComparison(*each) for each in text["comparisons"]]) as compared,
-            contextlib.suppress(Exception),
-        ):
+        arguments = given(ask.arguments, self.storages)
+        JUDGE.hide()
+        with Compared(ask.comparisons) as compared, contextlib.suppress(Exception):
             self.function(**arguments)
-        return {"compared": [[number, *sides] for number, sides in compared.found.items()]}
+        return protocol.SizesCompared([(number, *sides) for number, sides in compared.found.items()])
 
-    def watch(self, text: dict[str, Any]) -> dict[str, Any]:
+    def watch(self, ask: protocol.WatchLines) -> protocol.Done:
         """Record executed lines from now on."""
-        of_numbers = {file: {int(n): first for n, first in lines.items()} for file, lines in text["statements"].items()}
-        recorder.watch(of_numbers)
-        return {}
+        recorder.watch({file: dict(lines) for file, lines in ask.statements.items()})
+        return protocol.Done()
 
-    def lines(self, text: dict[str, Any]) -> dict[str, Any]:
+    def lines(self, ask: protocol.ReadLines) -> protocol.LinesRead:
         """Return the executed lines."""
-        return {"lines": {file: sorted(lines) for file, lines in recorder.lines().items()}, "blind": recorder.blind}
+        return protocol.LinesRead({file: sorted(lines) for file, lines in recorder.lines().items()}, recorder.blind)
 
-    def kernel_lines(self, text: dict[str, Any]) -> dict[str, Any]:
+    def kernel_lines(self, ask: protocol.ReadKernelLines) -> protocol.KernelLinesRead:
         """Return the executed lines of a `.cu` file."""
         on_cpu = importlib.import_module("fourfold.backends.cuda.emulator.launcher")
-        return {"lines": [list(line) for line in on_cpu.lines_that_ran()]}
+        return protocol.KernelLinesRead([tuple(line) for line in on_cpu.lines_that_ran()])
 
-    def _called(self, said: dict[str, Any], wanted: Sequence[Any] | None) -> list[Any]:
+    def _called(self, ask: protocol.ThreadCall, wanted: tuple[list[str], int] | None) -> list[Any]:
         """Return the output, the gradients, and the output under `no_grad`, of calls on copies of the tensors.
 
         Of several outputs it is the wanted one.
         """
         storages = {number: storage.clone() for number, storage in list(self.storages.items())}
-        arguments = given(said["arguments"], storages)
+        arguments = given(ask.arguments, storages)
 
         def output_of(arguments: Mapping[str, Any]) -> Any:
             output = self.function(**arguments)
             return output if wanted is None else outputs_of(output, wanted[0])[wanted[1]]
 
         output, gradients = output_of(arguments), list[torch.Tensor]()
-        inputs = [arguments[name] for name in said["inputs"]]
+        inputs = [arguments[name] for name in ask.inputs]
         if inputs:
-            cotangent = protocol.as_tensor(said["cotangent"], storages)
+            cotangent = protocol.as_tensor(ask.cotangent, storages)
             found = torch.autograd.grad(output, inputs, cotangent, allow_unused=True)
             gradients = [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, found)]
         with torch.no_grad():
             plain = output_of({n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()})
         return [output, *gradients, plain]
 
-    def _result(self, result: Any) -> dict[str, Any]:
+    def _result(self, result: Any) -> protocol.Result:
         """Return the description of a result."""
         if (
             type(result) is not torch.Tensor
@@ -426,7 +402,8 @@ class Served:
             or result.is_complex()
         ):
             kind = type(result).__name__
-            return {"other": kind if kind != "Tensor" else f"tensor on {result.device} with layout {result.layout}"}
+            on = f"tensor on {result.device} with layout {result.layout}" if kind == "Tensor" else kind
+            return protocol.OtherResult(on)
         requires_gradient = result.requires_grad
         result = result.detach().resolve_neg()
         storage = result.untyped_storage()
@@ -436,43 +413,43 @@ class Served:
             self.made -= 1
             number = self.made
             self.storages[number] = storage
-        return {"tensor": protocol.of_tensor(result, number), "requires_gradient": requires_gradient}
+        return protocol.TensorResult(protocol.layout_of(result, number), requires_gradient)
 
-    def _told(self, error: BaseException) -> dict[str, Any]:
+    def _told(self, error: BaseException) -> protocol.Raised:
         """Return the description of an exception."""
         frames = own_frames(error, self.origin)[-MOST_FRAMES:]
-        return {
-            "causes": [
-                {
-                    "type": type(cause).__name__,
-                    "bases": [base.__name__ for base in type(cause).__mro__ if base.__module__ == "builtins"],
-                    "words": (words(cause) or statement(cause))[:MOST_WORDS],
-                    "fault": isinstance(cause, Fault),
-                    "cause": cause.__cause__ is not None,
-                    "line": getattr(cause, "line", None) if type(getattr(cause, "line", None)) is int else None,
-                }
-                for cause, _ in zip(chain(unwrapped(error)), range(MOST_CAUSES))
-            ],
-            "frames": [[frame.filename, frame.lineno or 0, frame.name, frame.line or ""] for frame in frames],
-            "blame": blame_of(error).value,
-            "escape": is_order(error),
-            "tampered": isinstance(error, Tampered),
-        }
+        causes = [
+            protocol.Cause(
+                type=type(cause).__name__,
+                bases=[base.__name__ for base in type(cause).__mro__ if base.__module__ == "builtins"],
+                words=(words(cause) or statement(cause))[:MOST_WORDS],
+                fault=isinstance(cause, Fault),
+                caused=cause.__cause__ is not None,
+                line=getattr(cause, "line", None) if type(getattr(cause, "line", None)) is int else None,
+            )
+            for cause, _ in zip(chain(unwrapped(error)), range(MOST_CAUSES))
+        ]
+        return protocol.Raised(
+            causes=causes,
+            frames=[(frame.filename, frame.lineno or 0, frame.name, frame.line or "") for frame in frames],
+            blame=blame_of(error).value,
+            escape=is_order(error),
+            tampered=isinstance(error, Tampered),
+        )
 
 
 def given(
-    spelled: Sequence[Sequence[Any]],
+    spelled: protocol.Arguments,
     storages: dict[int, torch.UntypedStorage],
     known: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the arguments of a call: those that are `known`, and new ones."""
     arguments: dict[str, Any] = {}
     for name, said in spelled:
-        same = said.get("same") if isinstance(said, dict) else None
-        if same is None:
-            arguments[name] = known[name] if name in known else protocol.as_value(said, storages)
+        if isinstance(said, protocol.SameArgument):
+            arguments[name] = arguments[said.name]
         else:
-            arguments[name] = arguments[same]
+            arguments[name] = known[name] if name in known else protocol.as_value(said, storages)
     return arguments
 
 
@@ -481,38 +458,41 @@ def listed(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list | tuple | set) else value
 
 
-def watching(text: dict[str, Any]) -> AbstractContextManager:
+def watching(conditions: protocol.Conditions) -> AbstractContextManager:
     """Return the mode that watches a call: its use of memory, or of torch's operators."""
-    if text["poison"] is not None:
-        return Arena(text["poison"])
-    return Fallbacks() if text["fallbacks"] else contextlib.nullcontext()
+    if conditions.poison is not None:
+        return Arena(conditions.poison)
+    return Fallbacks() if conditions.fallbacks else contextlib.nullcontext()
 
 
-def seen_by(watch: AbstractContextManager) -> dict[str, Any]:
-    """Return the observations of a mode."""
-    if isinstance(watch, Arena):
-        return {"trespasses": list(watch.trespasses())[: protocol.MOST_STORAGES]}
-    return {"fallbacks": list(watch.found)} if isinstance(watch, Fallbacks) else {}
+def seen_by(watch: AbstractContextManager) -> tuple[list[str], list[str]]:
+    """Return the trespasses and the fallbacks that a mode observed."""
+    trespasses = list(watch.trespasses())[:MOST_STORAGES] if isinstance(watch, Arena) else []
+    return trespasses, list(watch.found) if isinstance(watch, Fallbacks) else []
+
+
+module = functools.cache(importlib.import_module)
 
 
 @contextlib.contextmanager
-def conditions(text: dict[str, Any], watch: AbstractContextManager) -> Iterator[None]:
+def in_conditions(conditions: protocol.Conditions, watch: AbstractContextManager) -> Iterator[None]:
     """Reproduce the conditions of the call in the judge's process."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(text["grad"]))
-        if text["inference"]:
+        stack.enter_context(torch.set_grad_enabled(conditions.grad))
+        if conditions.inference:
             stack.enter_context(torch.inference_mode())
-        stack.enter_context(default_dtype(protocol.dtype_of(text["default_dtype"])))
-        if text["autocast"] is not None:
-            stack.enter_context(torch.autocast("cpu", dtype=protocol.dtype_of(text["autocast"])))
-        if text["undefined_lanes_are_zero"] is not None:
-            memory = importlib.import_module("fourfold.backends.triton.interpreter.memory")
-            memory.undefined_lanes_are_zero(text["undefined_lanes_are_zero"])
-        if text["order"] is not None:
-            on_cpu = importlib.import_module("fourfold.backends.cuda.emulator")
-            stack.enter_context(on_cpu.schedule(text["order"]))
+        stack.enter_context(default_dtype(protocol.dtype_of(conditions.default_dtype)))
+        if conditions.autocast is not None:
+            stack.enter_context(torch.autocast("cpu", dtype=protocol.dtype_of(conditions.autocast)))
+        if conditions.undefined_lanes_are_zero is not None:
+            memory = module("fourfold.backends.triton.interpreter.memory")
+            memory.undefined_lanes_are_zero(conditions.undefined_lanes_are_zero)
+        if conditions.order is not None:
+            on_cpu = module("fourfold.backends.cuda.emulator")
+            stack.enter_context(on_cpu.schedule(conditions.order))
         stack.enter_context(nothing_else_changes(Case({}, np.empty(0, np.float32))))
         stack.enter_context(watch)
         begun = recorder.begin()
         stack.callback(recorder.end, begun)
+        JUDGE.hide()
         yield

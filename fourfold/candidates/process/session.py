@@ -2,37 +2,32 @@
 
 import atexit
 import contextlib
+import itertools
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import tempfile
-import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import fourfold
 from fourfold.candidates.process import protocol
-from fourfold.candidates.process.child import command_of
-from fourfold.candidates.process.exit_codes import spelled
-from fourfold.candidates.process.protocol import Connection, Malformed, printable
 from fourfold.instruments import sparse_memory
-from fourfold.instruments.hide_test_runner import VARIABLES
+from fourfold.instruments.hide_test_runner import INTERPRETER, VARIABLES
 from fourfold.operations.blame import Blame
 from fourfold.operations.outcomes import Kind, Unsupported
 from fourfold.operations.refusals import OutOfTime
+from fourfold.processes.child import SHOWN_CHARACTERS, Child, Death, printable
+from fourfold.processes.messages import MOST_BYTES, Connection, Ended, Malformed
 
 # Seconds for the first process to import torch, and to answer.
 STARTING_SECONDS = 120.0
+# The most entries of the working folder that a candidate sees, and the most bytes of a file in it.
+MOST_ENTRIES, MOST_COPIED = 200, 1 << 20
 # Seconds for a process to end after it closed its connection.
 SECONDS_TO_END = 2.0
-# The number of characters of a dead process's output.
-SHOWN_CHARACTERS = 2000
 
 
 class Unanswered(Exception):
@@ -56,72 +51,58 @@ class AnsweredWrongly(Unanswered):
     """The process sent an invalid answer, and was ended."""
 
 
-def search_path() -> str:
-    """Return a PYTHONPATH that finds this package, installed or not."""
-    package = str(Path(fourfold.__file__).resolve().parents[1])
-    return os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-
-
 class FirstProcess:
     """The process that imports torch, and forks a process for each candidate."""
 
     def __init__(self) -> None:
-        own, other = socket.socketpair()
-        # Hide from kernels that they are being tested.
-        unseen = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)}
-        self.owner, self.adopted, self.closed = os.getpid(), False, False
-        self.words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self.connection, other = Connection.pair()
+        # Hide from kernels that they are being tested: their process shows the variables that it began with.
+        unseen = {name: value for name, value in os.environ.items() if not name.startswith((*VARIABLES, INTERPRETER))}
+        self.user, self.closed = os.getpid(), False
         with other:
-            self.process = subprocess.Popen(
-                command_of("fourfold.candidates.process.server", other.fileno()),
-                pass_fds=[other.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self.words,
-                stderr=self.words,
-                env=unseen | {"PYTHONPATH": search_path(), "TRITON_INTERPRET": "1"},
-                start_new_session=True,
+            self.child = Child.spawn(
+                "fourfold.candidates.process.server",
+                other.fileno(),
+                files=[other.fileno()],
+                environment=unseen,
+                plain=True,
+                printed=True,
             )
-        self.connection = Connection(own)
 
-    def ask(self, text: Mapping[str, Any], files: Sequence[int] = ()) -> dict[str, Any]:
-        """Send a request; return the answer.
+    def ask(self, request: Any, answer: Any, files: Sequence[int] = ()) -> Any:
+        """Send a request; return the answer, which is of a given type.
 
         Raises:
             Crashed: the process has gone.
         """
-        self.connection.deadline = time.monotonic() + STARTING_SECONDS
         try:
-            self.connection.send(text, {}, files)
-            return self.connection.receive()[0]
-        except (protocol.Ended, TimeoutError, Malformed, OSError) as error:
+            self.connection.within(STARTING_SECONDS).send(request, files=files)
+            return self.connection.receive(answer)
+        except (Ended, TimeoutError, Malformed, OSError) as error:
             self.close()
-            self.words.seek(0)
-            said = printable(self.words.read().decode(errors="replace")[-SHOWN_CHARACTERS:])
+            said = self.child.death.printed if self.child.death is not None else ""
             raise Crashed(f"the process that starts those of candidates has gone: {error!r}\n{said}".rstrip()) from None
 
     @property
     def alive(self) -> bool:
         """Return whether this process can send requests to it."""
-        if self.closed or self.owner != os.getpid():
+        if self.closed or self.user != os.getpid():
             return False
-        return self.adopted or self.process.poll() is None
+        return self.user != self.child.owner or self.child.poll() is None
 
     def adopt(self) -> None:
         """Take it over for this process, which was forked from the one that started it.
 
         The parent must not use it before this process has ended. The parent ends it.
         """
-        self.owner, self.adopted = os.getpid(), True
+        self.user = os.getpid()
 
     def close(self) -> None:
         """End it, and with it all candidates."""
         self.closed = True
         self.connection.close()
-        if self.owner == os.getpid():
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill() if not self.adopted else os.kill(self.process.pid, signal.SIGKILL)
-            if not self.adopted:
-                self.process.wait()
+        if self.user == os.getpid():
+            self.child.kill()
 
 
 _first: list[FirstProcess] = []
@@ -142,7 +123,7 @@ def first_process_of_parent() -> FirstProcess:
 
 def first_process_number() -> int | None:
     """Return the process id of the first process, or None if there is none."""
-    return _first[0].process.pid if _first else None
+    return _first[0].child.pid if _first else None
 
 
 def end_candidates() -> None:
@@ -166,22 +147,22 @@ class Session:
 
     Attributes:
         connection: the connection to it.
-        folder: its working directory, which is removed at its end.
+        folder: the folder of its files, among them its working folder, which is removed at its end.
         last: the contents of the storages that it holds, by number.
         forgotten, forgotten_calls, forgotten_objects: the numbers of storages, calls and tensors that are gone here,
             not yet reported to it.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        own, other = socket.socketpair()
-        self.folder = Path(tempfile.mkdtemp(prefix="fourfold-candidate-"))
+        self.connection, other = Connection.pair()
+        self.folder = Path(tempfile.mkdtemp())
+        work = copy_folder(self.folder)
         self.first = first_process()
         with other:
-            started = {"do": "start", "folder": str(self.folder), "most_bytes": most_bytes}
-            self.process: int = self.first.ask(started, [other.fileno()])["process"]
-        self.connection = Connection(own)
+            start = protocol.StartCandidate(str(work), most_bytes)
+            self.process: int = self.first.ask(start, protocol.CandidateStarted, [other.fileno()]).process
         _sessions.add(self)
-        self.owner, self.over, self.printed = os.getpid(), False, ""
+        self.owner, self.over = os.getpid(), False
         self.asked = 0
         self.last: dict[int, bytes] = {}
         self.forgotten: list[int] = []
@@ -237,8 +218,13 @@ class Session:
 
     # ---- requests
 
-    def ask(self, text: Mapping[str, Any], seconds: float) -> tuple[dict[str, Any], dict[int, torch.UntypedStorage]]:
+    def ask(self, request: Any, answer: Any, seconds: float) -> tuple[Any, dict[int, torch.UntypedStorage]]:
         """Return the process's answer, and the storages by number, with their contents there updated here.
+
+        Args:
+            request: one of the protocol's.
+            answer: the type of the answer, or a union of types.
+            seconds: the time limit.
 
         Raises:
             Unanswered: it gives no answer, or a malformed one, and is ended.
@@ -247,13 +233,13 @@ class Session:
             raise Crashed("the candidate's process that made this call has ended since")
         try:
             with in_turn(self):
-                return self._asked(text, seconds)
+                return self._asked(request, answer, seconds)
         except Unanswered:
             raise
         except TimeoutError:
             self.end()
             raise TimedOut(f"timed out: the candidate did not answer within {seconds:g} s") from None
-        except (protocol.Ended, OSError):
+        except (Ended, OSError):
             raise Crashed(f"crashed: the candidate's process {self.cause()}") from None
         except protocol.Unsendable as error:
             self.end()
@@ -262,70 +248,82 @@ class Session:
             self.end()
             raise
 
-    def _asked(self, text: Mapping[str, Any], seconds: float) -> tuple[dict[str, Any], dict[int, torch.UntypedStorage]]:
+    def _asked(self, request: Any, answer: Any, seconds: float) -> tuple[Any, dict[int, torch.UntypedStorage]]:
         self.asked += 1
-        self.connection.deadline = time.monotonic() + seconds
+        self.connection.within(seconds)
         gone, living = self.forget(), self.living()
         shared, files, copied = [], [], {}
         for number, storage in living.items():
             file = sparse_memory.file_of(storage.data_ptr())
             if file is None:
-                if storage.nbytes() > protocol.MOST_BYTES:
+                if storage.nbytes() > MOST_BYTES:
                     raise protocol.Unsendable(f"a tensor of {storage.nbytes()} bytes cannot be sent to a process")
                 copied[number] = storage
             elif self.last.get(number) is None:
                 self.last[number] = b""
-                shared.append([number, storage.nbytes()])
+                shared.append((number, storage.nbytes()))
                 files.append(file)
         calls, self.forgotten_calls[:] = list(self.forgotten_calls), []
         objects, self.forgotten_objects[:] = list(self.forgotten_objects), []
-        told = {**text, "number": self.asked, "forgotten": gone, "shared": shared}
-        told |= {"forgotten_calls": calls, "forgotten_objects": objects}
+        told = protocol.Request(self.asked, request, gone, calls, objects, shared)
         self.connection.send(told, protocol.changed(copied.items(), self.last), files)
-        answer, contents, sent = self.connection.receive({n: storage.nbytes() for n, storage in living.items()})
+        sizes = {number: storage.nbytes() for number, storage in living.items()}
+        said, contents, sent = self.connection.receive_with_storages(protocol.Answer, sizes)
         for file in sent:
             os.close(file)
-        if answer.get("number") != self.asked:
-            raise Malformed(f"an answer to question {answer.get('number')!r}, and this is {self.asked}")
+        if said.number != self.asked:
+            raise Malformed(f"an answer to question {said.number}, and this is {self.asked}")
+        if not isinstance(said.result, answer | protocol.Raised):
+            raise Malformed(f"the answer {type(said.result).__name__} to {type(request).__name__}")
         for number, held in contents.items():
             if number not in living:
                 if number >= 0:
-                    raise Malformed(f"storage {number}, which there is not")
+                    raise Malformed(f"the contents of the unknown storage {number}")
                 living[number] = torch.UntypedStorage(len(held))
                 self.know(living[number], number)
             elif number not in copied:
                 raise Malformed(f"the contents of storage {number}, which is shared")
             protocol.put(living[number], held)
         self.last |= contents
-        return answer, living
+        return said.result, living
 
     def cause(self) -> str:
         """End the process; return the cause of its death."""
-        code = self.end(SECONDS_TO_END)
-        died = "closed its connection" if code is None else spelled(code)
-        return "\n".join(filter(None, (died, self.printed)))
+        death = self.end(SECONDS_TO_END)
+        return str(death) if death.code is not None else f"closed its connection\n{death.printed}".rstrip()
 
-    def end(self, seconds: float = 0.0) -> int | None:
-        """End the process; return its exit code if it ended by itself within these seconds."""
+    def end(self, seconds: float = 0.0) -> Death:
+        """End the process, which has some seconds to end by itself; return its death, without a code if it did not."""
         if self.over:
-            return None
+            return Death(None)
         self.over = True
         self.connection.close()
         if self.owner != os.getpid():  # this process is a fork
-            return None
-        code = None
+            return Death(None)
+        death = Death(None)
         if self.first.alive:
             with contextlib.suppress(Crashed):
-                code = self.first.ask({"do": "end", "process": self.process, "seconds": seconds}).get("code")
-        self.printed = self._printed()
+                ended = self.first.ask(protocol.EndCandidate(self.process, seconds), protocol.CandidateEnded)
+                death = Death(ended.code, printable(ended.printed))
         shutil.rmtree(self.folder, ignore_errors=True)
-        return code
+        return death
 
-    def _printed(self) -> str:
-        with contextlib.suppress(OSError), (self.folder / "printed").open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - SHOWN_CHARACTERS))
-            return printable(file.read(SHOWN_CHARACTERS).decode(errors="replace")).strip()
-        return ""
+
+def copy_folder(into: Path) -> Path:
+    """Copy the small files of the working folder into a folder; return the copy.
+
+    A kernel sees the folder that it sees elsewhere, and cannot change it by relative paths.
+    """
+    here = Path.cwd()
+    copy = into / (here.name or "work")
+    copy.mkdir()
+    for entry in itertools.islice(os.scandir(here), MOST_ENTRIES):
+        with contextlib.suppress(OSError):
+            if entry.is_dir():
+                (copy / entry.name).mkdir()
+            elif entry.is_file() and entry.stat().st_size <= MOST_COPIED:
+                shutil.copy2(entry.path, copy / entry.name)
+    return copy
 
 
 @contextlib.contextmanager

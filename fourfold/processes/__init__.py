@@ -1,0 +1,1 @@
+"""Processes that this one starts: their limits, their messages and their end."""

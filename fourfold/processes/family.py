@@ -1,0 +1,73 @@
+"""The parent of a process, and its descendants."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import psutil
+
+# Seconds between two checks of killed processes, and the most checks: a process may wait for a device forever.
+SECONDS_BETWEEN_LOOKS, MOST_LOOKS = 0.01, 100
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def die_with(parent: int) -> None:
+    """Ask the system to kill this process when its parent ends; exit at once if the parent has already ended."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans(adopt: bool = True) -> None:
+    """Make processes that descendants of this one leave running its children from now on."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
+
+
+def children() -> set[int]:
+    """Return the process ids of this process's children, or none if the system does not report them."""
+    with contextlib.suppress(OSError):
+        tasks = Path("/proc/self/task").iterdir()
+        return {int(number) for task in tasks for number in (task / "children").read_text().split()}
+    return set()
+
+
+def kill_children(but: Collection[int] = ()) -> None:
+    """Kill and reap this process's children except some, and the children that they leave to this process."""
+    for _ in range(MOST_LOOKS):
+        if not (left := children().difference(but)):
+            return
+        for process in left:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, os.WNOHANG)
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def descendants(process: int) -> list[psutil.Process]:
+    """Return the descendants of a process, except those that have ended."""
+    found = []
+    for child in psutil.Process(process).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
+
+
+def kill_descendants(but: Collection[int] = ()) -> None:
+    """Kill all descendants of this process except some."""
+    for _ in range(MOST_LOOKS):
+        if not (left := [process for process in descendants(os.getpid()) if process.pid not in but]):
+            return
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(SECONDS_BETWEEN_LOOKS)
