@@ -15,14 +15,20 @@ if TYPE_CHECKING:  # the types of what `_PUBLIC` names
     from fourfold.api.verify import suite as suite
     from fourfold.api.verify import verify as verify
     from fourfold.backends.cuda.functions import cuda_kernel as cuda_kernel
+    from fourfold.candidates.load.models import module as module
     from fourfold.declaration.definition import operation as operation
     from fourfold.declaration.inference import like as like
     from fourfold.engine.verdict import Verdict as Verdict
     from fourfold.grading.driver import grade as grade
+    from fourfold.numerics.philox import philox as philox
+    from fourfold.numerics.philox import rand as rand
+    from fourfold.operations.arguments import divisors as divisors
     from fourfold.operations.arguments import lengths as lengths
     from fourfold.operations.arguments import offsets as offsets
     from fourfold.operations.arguments import result as result
     from fourfold.operations.arguments import tensor as tensor
+    from fourfold.operations.arguments import tensors as tensors
+    from fourfold.operations.arguments import tied as tied
     from fourfold.operations.arguments import values as values
     from fourfold.operations.claims import Claims as Claims
     from fourfold.operations.claims import claims as claims
@@ -70,7 +76,10 @@ _PUBLIC = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.metadata.version(__name__)
+        try:
+            return importlib.metadata.version(__name__)
+        except importlib.metadata.PackageNotFoundError:  # a clone that is not installed
+            return "0+unknown"
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

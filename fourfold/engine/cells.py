@@ -186,8 +186,7 @@ class Candidate:
         try:
             if kernel is not None:
                 return started_kernel(kernel, call_seconds, os.getpid())
-            lists = named(self.operation).lists
-            return started(place, self.function, wanted, self.operation, call_seconds, os.getpid(), lists)
+            return started(place, self.function, wanted, self.operation, call_seconds, os.getpid(), self.record.lists)
         except CannotBeImported as error:
             raise SelectionError(f"--candidate {error}") from None
         except (CannotBeCalled, Unanswered) as error:

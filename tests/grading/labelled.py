@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.mutation import known
+from fourfold.mutation.options import EQUIVALENT
 from fourfold.mutation.sources import mutants_of_files, reached, sources
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ def _right() -> Iterator[Labelled]:
 
 def _mutants(language: str, chance: random.Random) -> Iterator[Labelled]:
     """Half of the mutants that the checks are known to reject."""
-    entries = known.read(known.EQUIVALENT)
+    entries = known.read(EQUIVALENT)
     for operation in OPERATIONS:
         if language == "cuda" and operation not in IN_CUDA:
             continue

@@ -121,7 +121,7 @@ def test_help_and_a_misspelt_function_need_no_torch(project: Path) -> None:
         (["verify"], "pyproject.toml has no [tool.fourfold.kernels]"),
         (["list", "--jsn"], "no such option: --jsn; did you mean --json?"),
         (["mutate", "--op", "sofmax"], "did you mean softmax?"),
-        (["sanitize", "nothing.py"], "there is no file nothing.py"),
+        (["sanitize", "nothing.py"], "there is no file or folder nothing.py"),
         (["init", "ops.py"], "no function of ops.py launches a Triton kernel"),
     ],
 )

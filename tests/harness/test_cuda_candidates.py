@@ -246,7 +246,8 @@ def test_the_command_line_says_what_is_missing(tmp_path):
         return done.stderr.rstrip()
 
     missing = said(f"{HERE / 'softmax.cu'}:softmax_kernel", "--as", "softmax", "--block", "64")
-    assert missing.endswith("needs --grid and --block, as --grid rows --block 256")
+    assert missing.splitlines()[0].endswith("needs --grid and --block, as --grid rows --block 256")
+    (tmp_path / "my.py").write_text("def softmax(x): return x.softmax(-1)\n")
     foreign = said("my.py:softmax", "--as", "softmax", "--block", "64")
     assert "are for a kernel of a .cu file, and my.py:softmax is none" in foreign
     with pytest.raises(SelectionError, match=r"does not say how the kernel is launched: write .*<<<GRID, BLOCK>>>"):

@@ -228,6 +228,9 @@ def test_every_hostile_kernel_is_run() -> None:
     run_here = {*ALONE, *(name for each in TOGETHER for name, *_ in each.values())}
     run_here |= {f"knows_where_it_runs:{name}" for each in KNOWING for name in each.values()}
     assert len(run_here) >= 30
-    # What writes into the connection to its judge's process has none here, and the others only take their time.
+    # What looks for its judge in a process of its own, or writes into the connection to it, has none here, and the
+    # others only take their time.
+    seen_apart = ("the_loaded_judge", "the_command_line", "the_first_environment", "an_empty_folder")
+    run_here |= {f"knows_where_it_runs:by_{place}" for place in (*seen_apart, "the_names_of_folders")}
     elsewhere = {"forges_answers", "loops", "leaves_a_thread", "forks", "eats_memory", "searches_for_arrays"}
     assert {name for name in there - run_here if name.partition(":")[0] not in elsewhere} == set()

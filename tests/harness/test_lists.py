@@ -166,17 +166,16 @@ def test_each_tensor_of_a_list_has_a_gradient() -> None:
         agrees(squares, wrong, backward_agrees)
 
 
-def by_foreach(params: Any, grads: Any, m: Any, lr: float = 1e-3) -> None:
-    if params:
-        torch._foreach_mul_(m, 0.9)
-        torch._foreach_add_(m, grads)
-        torch._foreach_sub_(params, torch._foreach_mul(m, lr))
+def one_by_one(params: Any, grads: Any, m: Any, lr: float = 1e-3) -> None:
+    for param, grad, mean in zip(params, grads, m):
+        mean.mul_(0.9).add_(grad)
+        param.sub_(mean * lr)
 
 
 def test_lists_changed_in_place_pass_and_fail() -> None:
-    agrees(momentum_, by_foreach)
+    agrees(momentum_, one_by_one)
     with pytest.raises(Failure, match="output"):  # a kernel with room for the pointers of two tensors
-        agrees(momentum_, lambda params, grads, m, lr=1e-3: by_foreach(params[:2], grads[:2], m[:2], lr))
+        agrees(momentum_, lambda params, grads, m, lr=1e-3: one_by_one(params[:2], grads[:2], m[:2], lr))
     with pytest.raises(WrongOutputs, match=r"in place"):
         agrees(momentum_, lambda params, grads, m, lr=1e-3: momentum_.definition(params, grads, m, lr))
 

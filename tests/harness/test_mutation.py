@@ -18,6 +18,7 @@ from fourfold.checks.search import need
 from fourfold.mutation import known, trial
 from fourfold.mutation.cuda_mutants import cuda_mutants
 from fourfold.mutation.mutant import Mutant
+from fourfold.mutation.options import EQUIVALENT
 from fourfold.mutation.sources import mutants_of_files, sources
 from fourfold.mutation.triton_mutants import triton_mutants
 from fourfold.operations.case import Case
@@ -297,7 +298,7 @@ def test_list_without_a_reason_or_a_place_is_refused(line: str, tmp_path: pathli
 
 
 def test_each_entry_of_the_repositorys_list_speaks_of_a_mutant() -> None:
-    entries, problems, files = known.read(known.EQUIVALENT), [], set()
+    entries, problems, files = known.read(EQUIVALENT), [], set()
     for language in ("triton", "cuda"):
         for operation in operations():
             texts = sources(operation, language)

@@ -4,7 +4,6 @@ The launch is written as in CUDA C++. Grid, block and shared memory are expressi
 The arguments may be omitted if the names of the kernel's parameters identify them.
 """
 
-import functools
 import inspect
 import os
 import re
@@ -287,14 +286,16 @@ def _without_contents(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-@functools.cache
+_loaded: dict[tuple[Any, ...], CudaCandidate] = {}
+
+
 def load(
     target: str,
     operation: Operation,
     reference: Callable[..., Any],
     here: bool = True,
 ) -> CudaCandidate:
-    """Load the candidate that a command-line text names; compile it if it runs in this process.
+    """Load the candidate that a command-line text names, once; compile it if it runs in this process.
 
     Args:
         target: ``FILE.cu:KERNEL<<<GRID, BLOCK>>>``.
@@ -305,7 +306,10 @@ def load(
     Raises:
         Exception: see `Launch.parse` and `CudaCandidate`.
     """
-    launch = Launch.parse(target)
-    if launch is None:
-        raise CudaError(f"{target} is no kernel of a .cu file")
-    return CudaCandidate(launch, operation, reference, here)
+    key = target, operation.name, reference, here
+    if key not in _loaded:
+        launch = Launch.parse(target)
+        if launch is None:
+            raise CudaError(f"{target} is no kernel of a .cu file")
+        _loaded[key] = CudaCandidate(launch, operation, reference, here)
+    return _loaded[key]

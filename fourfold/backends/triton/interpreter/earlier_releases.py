@@ -20,7 +20,7 @@ from fourfold.backends.triton.interpreter.source import KernelSource
 ACCESSES = ("load", "store", "atomic_")
 
 
-class Source(KernelSource):
+class EarlierSource(KernelSource):
     """The changes of a source, preceded by those for earlier releases."""
 
     def visit_Module(self, node: ast.Module) -> ast.AST:

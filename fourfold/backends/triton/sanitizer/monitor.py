@@ -825,7 +825,7 @@ def watching(report: Report) -> Iterator[None]:
     before = builder.__class__, interpreter.GridExecutor, rewriter.ast_transformer
     builder.__class__, rewriter.ast_transformer = (
         MonitoredBuilder,
-        property(lambda self: earlier_releases.Source(self.fn)),
+        property(lambda self: earlier_releases.EarlierSource(self.fn)),
     )
     interpreter.GridExecutor = type("WatchedLaunch", (MonitoredLaunch,), {"report": report})
     try:
