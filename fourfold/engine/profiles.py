@@ -10,7 +10,7 @@ FULL, NIGHTLY = "full", "nightly"
 # implementations it draws fewer cases, takes a part of the large and the combined ones, and makes most checks in one
 # dtype (see `Check.plain`), for one of `OWN_OPERATIONS` operations and on one of its backends (see `Check.everywhere`).
 # It leaves out tests marked `full`.
-OWN_EXAMPLES, OWN_OPERATIONS = 4, 6
+OWN_EXAMPLES, OWN_OPERATIONS = 4, 10
 # The share of the large cases from constants of the source, by the profile. A candidate gets all of its cases.
 OWN_SHARE, OWN_SHARE_OF_FULL = 0.04, 0.25
 # A check takes one of this number of combined cases; other dtypes take other cases.

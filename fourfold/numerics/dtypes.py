@@ -59,7 +59,8 @@ class DType:
         tensor = tensor.contiguous()
         if tensor.dtype.is_floating_point and tensor.dtype not in _OF_NUMPY:
             tensor = tensor.float()
-        return tensor.numpy().astype(self.wide)
+        with np.errstate(invalid="ignore"):  # a signalling NaN, as memory that nothing has written may hold
+            return tensor.numpy().astype(self.wide)
 
     def arrays(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
         """Convert several tensors by name as `array` does, with one synchronization per GPU."""

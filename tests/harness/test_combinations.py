@@ -63,6 +63,7 @@ def test_combined_cases_are_cases_of_the_operation(name: str) -> None:
             assert is_told or name in ("declared_attention", "nms")  # they cost the square of it
 
 
+@pytest.mark.full(but=8)
 @pytest.mark.parametrize("name", OWN)
 def test_every_tensor_is_alone_misaligned_and_has_composed_layouts(name: str) -> None:
     found = [each.case.layouts for each in cases_of(OWN[name])]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fourfold.checks.records import operations
 from fourfold.numerics.bounded import Bounded
@@ -191,3 +192,9 @@ def test_the_expectation_admits_one_rounding_to_the_type_and_not_two(dtype: str)
 def test_the_expectation_leaves_special_values_and_the_unknown_as_they_are() -> None:
     expected = expectation(within([NAN, INF, -INF, 1.0], [0, 0, 0, INF]), FLOAT32)
     assert expected.error.tolist() == [0, 0, 0, INF]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_signalling_nan_is_a_nan() -> None:
+    """Memory that nothing has written may hold one."""
+    assert np.isnan(FLOAT32.array(torch.tensor([0x7FA00000], dtype=torch.int32).view(torch.float32))).all()

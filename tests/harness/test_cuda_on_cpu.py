@@ -251,6 +251,7 @@ def test_order_goes_along_from_flag_to_flag(mode, order):
     assert values.tolist() == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("type_", [*DTYPES, "unsigned long long"])
 def test_atomic_sums_are_right(type_, mode, order):
     dtype = DTYPES.get(type_, torch.int64)

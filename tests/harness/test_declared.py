@@ -174,6 +174,7 @@ def test_masks_are_full_empty_and_in_between() -> None:
     assert 0.3 < named("masked_softmax")["ordinary"]["mask"].mean() < 0.7
 
 
+@pytest.mark.full
 def test_lengths_and_offsets_are_of_the_same_samples() -> None:
     cases = [*cases_of("ragged_mean"), *named("ragged_mean").values(), *small_cases_of("ragged_mean")]
     for case in cases:

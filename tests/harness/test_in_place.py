@@ -92,6 +92,7 @@ def by_triton(decoupled: bool = False, last: Callable[[int], int] = lambda n: n,
     return step_
 
 
+@pytest.mark.full
 def test_a_right_optimizer_passes() -> None:
     assert list(adam_.outputs) == ["param", "m", "v"]
     assert [adam_.outputs[name].returns for name in ("param", "m", "v")] == [None, "float32", "float32"]

@@ -287,7 +287,7 @@ def oracle_results(name: str, dtype: DType) -> Callable[..., Result]:
 
 
 # The oracle computes bfloat16 as it does float32.
-@pytest.mark.full(but=8)
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize("dtype", sampled(["float32", "float64"], "float32"))
 @pytest.mark.parametrize(
     ("name", "law"),

@@ -227,6 +227,7 @@ def from_float8(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return q.float() * scale
 
 
+@pytest.mark.full
 def test_a_float8_input_is_exact_and_its_scale_has_a_gradient_of_its_own_dtype() -> None:
     assert from_float8.differentiable == ("scale",)
     checks = ["forward", "backward", "memory", "sharing", "modes", "bad input"]

@@ -268,6 +268,7 @@ def test_special_values_are_of_each_kind_and_as_many_as_asked(dtype: str) -> Non
     assert np.count_nonzero(values == 2) == pytest.approx(3200, abs=160)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", sampled(OPERATIONS, *SAMPLE))
 def test_every_layout_appears_for_every_tensor(name: str) -> None:
     cases = drawn_cases(name) + many_small_cases(name)
@@ -296,6 +297,7 @@ def test_strides_of_zero_reach_boxes_and_cotangents_of_giou() -> None:
         assert often(seen)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", sampled(OPERATIONS, *SAMPLE))
 def test_layouts_apply_to_every_case_drawn(name: str) -> None:
     contiguous = []

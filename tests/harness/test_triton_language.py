@@ -528,6 +528,7 @@ def apply_in_each_kernel(
 IN_BATCHES = [(row, dtype) for row, dtype in CELLS if dtype in ("float32", "bfloat16", "int32", "bool")]
 
 
+@pytest.mark.full(but=80)
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 @pytest.mark.parametrize(("row", "dtype"), IN_BATCHES, ids=[f"{dtype}: {row.text}" for row, dtype in IN_BATCHES])
 def test_programs_that_run_at_once_give_the_bits_of_one_after_another(

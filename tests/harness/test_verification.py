@@ -402,7 +402,7 @@ def sums(x):
 """
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("definition", "says"),
     [

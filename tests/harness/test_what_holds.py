@@ -56,7 +56,7 @@ def a_little_more(x: torch.Tensor) -> torch.Tensor:
     return 2.01 * x
 
 
-@pytest.mark.full(but=3)
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("kernel", "claim"),
     [
@@ -146,7 +146,7 @@ def mistaken(mistake: str) -> Any:
     return kernel
 
 
-@pytest.mark.full(but=3)
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("mistake", "dtype", "cause"),
     [

@@ -130,7 +130,7 @@ def all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many_calls, "FUNCTIONS", {"cpu": math.inf, "cuda": math.inf})
 
 
-@pytest.mark.full(but=200)
+@pytest.mark.full(but=120)
 @pytest.mark.usefixtures("without_shrinking", "all_calls")
 @of_each(*FAULTS, *GENERIC)
 def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> None:

@@ -120,6 +120,7 @@ def allowed_deviation(device: str) -> np.ndarray:
     return curves.allowed_deviation(curve, BATCH, exact_curve(), 2 * BATCH * MAX_BOXES * roundoff)
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("collate", LOSSES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_loss_curve_is_the_same_with_every_backend(device: str, backend: str, collate: str) -> None:
