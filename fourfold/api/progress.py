@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextlib.contextmanager
 def display(planned: Sequence[tuple[str, str]]) -> Iterator[Callable[[str, str], object]]:
-    """Show which check runs, if standard error is a terminal; yield what is called with its name and dtype.
+    """Show the running check if standard error is a terminal; yield a function that takes its name and dtype.
 
     The display has no thread of its own and leaves `sys.stdout` alone, so that it changes nothing for the kernel.
 

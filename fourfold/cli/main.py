@@ -92,7 +92,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def parsed(name: str, words: Sequence[str]) -> argparse.Namespace:
-    """Return the options of a command, with those of the project's settings that its words do not give."""
+    """Return the options of a command; settings of the project are their defaults."""
     what, (module, function), _ = COMMANDS[name]
     parser = Parser(prog=f"fourfold {name}", description=what[0].upper() + what[1:] + ".")
     getattr(importlib.import_module(module), function)(parser)

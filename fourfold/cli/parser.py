@@ -61,7 +61,7 @@ class Passed(argparse.Action):
     """An option that goes to pytest as it is, joined with its value."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Keep the option with its value."""
+        """Store the option joined with its value."""
         option = option_string or ""
         between = "=" if option.startswith("--") else ""
         namespace.passed = [*namespace.passed, option if values == [] else f"{option}{between}{values}"]
@@ -78,7 +78,7 @@ def passing(add: Any) -> Any:
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the option --json; `main` sends what else a command prints to standard error if the JSON goes to output."""
+    """Add the option --json. If the JSON goes to standard output, `main` sends all other text to standard error."""
     parser.add_argument(
         "--json",
         type=lambda text: STANDARD_OUTPUT if text == "-" else Path(text),

@@ -1,4 +1,4 @@
-"""The table [tool.fourfold] of the user's pyproject.toml: what commands take where no option says otherwise.
+"""The table [tool.fourfold] of the user's pyproject.toml: the defaults of the commands' options.
 
 [tool.fourfold]
 device = "cpu"
@@ -44,7 +44,7 @@ class ProjectSettings:
     kernels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def words(self, known: Container[str], given: Sequence[str]) -> list[str]:
-        """Return the words of a command line with the settings of known options that it does not give."""
+        """Return the words of a command line, with settings for known options that are not among them."""
         names = {word.partition("=")[0] for word in given}
         values: dict[str, list[object]]
         values = {"--device": [self.device], "--dtype": [*self.dtypes], "--examples": [self.examples]}

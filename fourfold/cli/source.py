@@ -1,4 +1,4 @@
-"""The names and kernels of a Python file, read without running it: it takes milliseconds, where torch takes seconds."""
+"""The names and kernels of a Python file, read without running it, in milliseconds."""
 
 import ast
 from collections.abc import Iterator
@@ -110,7 +110,7 @@ def _used(node: ast.AST) -> set[str]:
 
 
 def require_function(text: str) -> None:
-    """Check that ``FILE_OR_MODULE:FUNCTION`` names a function, as far as can be seen without importing it.
+    """Check that ``FILE_OR_MODULE:FUNCTION`` names a function, without importing it.
 
     Raises:
         NotThere: the file or the function is not there, or the text has another form.

@@ -11,7 +11,7 @@ from fourfold.compat import uses
 
 @uses("hypothesis.internal.conjecture.providers._get_local_constants")
 def ignore_local_constants() -> None:
-    """Let Hypothesis draw no constants from the sources of loaded modules.
+    """Keep Hypothesis from drawing constants of the loaded modules' sources.
 
     Otherwise the cases of one seed depend on what else its process has imported. No setting does that.
     """

@@ -138,7 +138,7 @@ class Declaration:
         return tuple(found)
 
     def _counts_of_lists(self) -> range:
-        """Return the numbers of tensors that all lists may have: 0 alone if there are no lists.
+        """Return the possible numbers of tensors in the lists; 0 alone if there are no lists.
 
         Raises:
             ValueError: two lists have other numbers of tensors, or an axis ``n[i]`` is not that of a list.
@@ -290,7 +290,7 @@ class Declaration:
         return parameter in self.parameters and self.parameters[parameter].tied is not None
 
     def choices(self, parameter: str, plan: CallPlan) -> list[Any]:
-        """Return the values that a tied parameter may have in a call.
+        """Return the choices of a tied parameter in a call.
 
         Raises:
             ValueError: there is none. The message names the parameter.
@@ -306,7 +306,7 @@ class Declaration:
             raise ValueError(f"{self.name}: {parameter}: {error}") from error
 
     def allows(self, case: Case) -> bool:
-        """Return whether each tied parameter of a case has a value that it may have there."""
+        """Return whether each tied parameter of a case has one of its choices for the sizes of the case."""
         tied = [name for name in case.parameters if self._is_tied(name)]
         if not tied:
             return True

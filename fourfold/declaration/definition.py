@@ -85,7 +85,7 @@ class DefinedOperation(Operation):
         return self.declaration.redrawn(case, super().with_other_numbers(case), integers=not self.has_own_cases)
 
     def allows(self, case: Case) -> bool:
-        """Return whether each tied parameter of a case has a value that it may have there."""
+        """Return whether each tied parameter of a case has one of its choices for the sizes of the case."""
         return self.declaration.allows(case)
 
     def of_sizes(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:

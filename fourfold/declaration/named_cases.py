@@ -96,7 +96,7 @@ class NamedCases:
             yield f"lists_of_{count}", Wanted(parameters=self._of.of_count(count))
 
     def _axes(self) -> list[str]:
-        """Return the axes, of those that each tensor of a list has the first and the second one."""
+        """Return the axes; of the axes of a list's tensors, only those of the first two tensors."""
         return [axis for axis in self._of.axes if axis == notation.of_each(axis) or axis.endswith(("[0]", "[1]"))]
 
     def _empty(self) -> Iterator[tuple[str, Wanted]]:
@@ -182,7 +182,7 @@ class NamedCases:
         return list(self._of.tensors)
 
     def _each(self, names: Iterable[str]) -> list[str]:
-        """Return the tensors that are varied alone: of a list the first and the second one."""
+        """Return the tensors that are varied alone; of a list, the first two."""
         return [name for name in names if self._of.tensors_of_lists.get(name, 0) < 2]
 
     def _layouts(self) -> Iterator[tuple[str, Wanted]]:

@@ -1,4 +1,4 @@
-"""The messages between the driver, its workers, and the processes that judge."""
+"""The messages between the driver, its workers and the judging processes."""
 
 from dataclasses import dataclass
 

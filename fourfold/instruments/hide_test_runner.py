@@ -43,7 +43,7 @@ class HiddenModules(MetaPathFinder, Loader):
                 self.modules[name] = sys.modules.pop(name)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return a spec of a hidden module."""
+        """Return the spec of a hidden module."""
         if name.partition(".")[0] in self.packages:
             self._visible.add(name)
         return ModuleSpec(name, self, is_package=True) if name in self.modules else None

@@ -207,7 +207,7 @@ class CaseRan:
 
 @dataclasses.dataclass(frozen=True)
 class StepPassed:
-    """A step passed in some seconds: the C++ kernels that it was the first to launch, and the files of all."""
+    """A passed step: its seconds, the C++ kernels that it launched first, and the files of all kernels."""
 
     seconds: float
     launched: list[str]

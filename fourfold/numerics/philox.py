@@ -1,4 +1,4 @@
-"""Random numbers of a seed and of places, Philox 4x32-10, as Triton and torch's generator on a GPU define them.
+"""Random numbers by Philox 4x32-10 from a seed and offsets, as in Triton and in torch's generator on a GPU.
 
 A definition that drops elements out, or rounds them at random, calls these, and so has the bits of a right kernel.
 

@@ -76,7 +76,7 @@ class TensorList:
     most: int
 
     def items(self, name: str) -> dict[str, TensorInput]:
-        """Return the description of each tensor that there may be, by names such as ``xs[0]``."""
+        """Return the description of each possible tensor, by names such as ``xs[0]``."""
         high, axes = self.each.high, self.each.axes
         return {
             f"{name}[{place}]": replace(
@@ -140,7 +140,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Place:
-    """A place among the values that a tied parameter has in a call: 0 for the first, 1 for the last one."""
+    """A place among the choices of a tied parameter: 0 for the first, 1 for the last one."""
 
     share: float
 

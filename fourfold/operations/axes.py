@@ -34,7 +34,7 @@ class Length:
 
     @property
     def name(self) -> str | None:
-        """The name of an axis that is named alone, perhaps with a number added; None for any other axis."""
+        """The name of an axis that is the size of one name, perhaps plus a number; None for any other axis."""
         return self.names[0] if len(self.names) == 1 and self.factor == 1 else None
 
     def of(self, sizes: Mapping[str, int]) -> int:

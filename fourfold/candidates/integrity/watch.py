@@ -88,7 +88,7 @@ def limits_of(search: Any) -> Callable[[], list[str]]:
 
 
 class PackageWatch:
-    """A watch over this package, Hypothesis and a record during the checks of a candidate without pytest.
+    """Watch this package, Hypothesis and a record during the checks of a candidate without pytest.
 
     Args:
         file: the candidate's.

@@ -69,7 +69,7 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
 
 
 def _takes_weights(found: torch.nn.Module, own: inspect.Signature, wanted: inspect.Signature) -> bool:
-    """Return whether a module takes an operation's arguments if those with the names of its weights replace these."""
+    """Return whether a module takes an operation's arguments when arguments named after its weights replace them."""
     rest = [name for name in wanted.parameters if models.weight_of(found, name) is None]
     for positional, named in ((rest, ()), ((), rest)):
         with contextlib.suppress(TypeError):

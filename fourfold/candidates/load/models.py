@@ -1,4 +1,4 @@
-"""Modules of torch made reproducibly, also in two processes: from the same arguments, random numbers and weights.
+"""Reproducible modules of torch: two processes make them of the same arguments, random numbers and weights.
 
 `module` makes a function of an operation's arguments from a module whose weights are some of them.
 """
@@ -106,7 +106,7 @@ def module(make: Callable[..., torch.nn.Module], *, weights: Mapping[str, str] =
 
 
 def of_instance(model: torch.nn.Module) -> Callable[..., Any]:
-    """Return a function that calls a module with those of its arguments as weights that have their names."""
+    """Return a function that calls a module, with the arguments named after its weights in place of these."""
     lock = threading.RLock()
 
     def called(**arguments: Any) -> Any:
@@ -174,5 +174,5 @@ def call_with_weights(
 
 
 def _likeness(value: Any) -> Any:
-    """Return what a module that is made of an argument may depend on: of a tensor the shape, dtype and device."""
+    """Return the properties of an argument that a module may depend on: the shape, dtype and device of a tensor."""
     return (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else repr(value)

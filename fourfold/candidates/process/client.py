@@ -400,7 +400,7 @@ def conditions() -> protocol.Conditions:
 def _spelled(
     session: Session, arguments: Mapping[str, Any]
 ) -> tuple[protocol.Arguments, dict[str, torch.Tensor], list[torch.Tensor]]:
-    """Return a call's arguments as messages, its tensors by name, and objects that must live until they are sent.
+    """Return a call's arguments as messages, its tensors by name, and the objects to keep alive until they are sent.
 
     Raises:
         NotSent: an argument cannot be sent.

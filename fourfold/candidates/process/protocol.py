@@ -185,7 +185,7 @@ Result = TensorResult | OtherResult
 
 @dataclass(frozen=True)
 class StartCandidate:
-    """Fork a candidate's process with a working folder and a limit of memory in bytes; a descriptor comes along."""
+    """Fork a candidate's process with a working folder and a limit of memory in bytes; carry a descriptor."""
 
     folder: str
     most_bytes: int

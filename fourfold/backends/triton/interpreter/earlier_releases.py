@@ -21,7 +21,7 @@ ACCESSES = ("load", "store", "atomic_")
 
 
 class EarlierSource(KernelSource):
-    """The changes of a source, preceded by those for earlier releases."""
+    """The changes of `KernelSource`, after those for earlier releases."""
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         """Change a whole source."""
@@ -40,7 +40,7 @@ def _is_access(function: ast.expr) -> bool:
 
 
 def _converted(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an `extern_elementwise` that converts arguments of types which the library lacks."""
+    """Return an `extern_elementwise` that converts arguments to a type of the library."""
 
     def call(name: str, path: str, args: list[Any], symbols: dict, is_pure: bool, _semantic: Any = None) -> Any:
         given = [_semantic.to_tensor(argument) for argument in args]

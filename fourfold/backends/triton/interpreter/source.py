@@ -54,7 +54,7 @@ class KernelSource(interpreter.ASTTransformer):
 
 
 def _numbers_of_the_module(function: Callable[..., Any]) -> set[str]:
-    """Return the names of numbers and strings outside of a function, which the compiler refuses to read."""
+    """Return the names of the module's numbers and strings in a function, which the compiler refuses to read."""
     if triton.knobs.compilation.allow_non_constexpr_globals:
         return set()
     known = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}

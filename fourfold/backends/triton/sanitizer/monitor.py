@@ -757,7 +757,7 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
             builder.watch = before
 
     def run_together(self, programs: list[tuple[int, int, int]], values: dict[str, Any]) -> None:
-        """Run these programs at once; if something may be wrong, run them one after another in place of that."""
+        """Run these programs at once; on a suspicion, undo that and run them one after another."""
         builder, history = interpreter.interpreter_builder, batches.history_of(self.fn)
         if not history.alone:
             builder.watch.is_first_try, builder.first_contents = True, {}
