@@ -14,6 +14,7 @@ from fourfold.checks import catalogue
 from fourfold.checks.catalogue import Check, named
 from fourfold.checks.search import Search
 from fourfold.engine.cells import Cell
+from fourfold.engine.profiles import OWN_OPERATIONS
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.pytest_plugin.hooks import beyond_default, examples, looked_at, spread, thinned
 
@@ -92,7 +93,8 @@ def test_a_plain_run_takes_own_cells_in_few_dtypes_and_candidates_in_all() -> No
 
 
 def test_a_plain_run_takes_one_backend_of_some_operations() -> None:
-    operations, backends = [f"operation_{n}" for n in range(60)], ["torch", "triton", "cuda"]
+    operations = [f"operation_{n}" for n in range(20 * OWN_OPERATIONS)]
+    backends = ["torch", "triton", "cuda"]
     every = [Cell(op, backend, dtype) for op in operations for backend in backends for dtype in ("float16", "float32")]
     chosen = spread(every, "test_a", ())
     taken = Counter((cell.operation, cell.dtype) for cell in chosen)
