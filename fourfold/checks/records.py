@@ -40,7 +40,7 @@ def named(text: str) -> Operation:
     """Return a known operation by its name, or one that a file declares, as ``FILE_OR_MODULE:OPERATION``.
 
     Raises:
-        ValueError: there is no such operation, or the file or the module cannot be imported.
+        ValueError: the operation is unknown, or the file or the module cannot be imported.
     """
     place, colon, name = text.rpartition(":")
     if not colon:

@@ -103,7 +103,7 @@ def parsed(name: str, words: Sequence[str]) -> argparse.Namespace:
 
 
 def about(name: str, words: Sequence[str]) -> int:
-    """Print the help or the version, or exit with 2 if there is no such command."""
+    """Print the help or the version; exit with 2 for an unknown command."""
     parser = Parser(prog="fourfold", description="Is a GPU kernel right, on every shape, dtype and layout?")
     parser.add_argument("--version", action="version", version=f"fourfold {fourfold.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)

@@ -66,7 +66,7 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
     against.add_argument("--against", type=Path, metavar="FILE", help="compare with what --json has written")
     add_json(parser, "what the kernels need")
     add("--strict", action="store_true", help="exit with 1 if a kernel needs more than before")
-    add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="compile so many at a time")
+    add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="the number of kernels that compile at once")
 
 
 def add_grade(parser: argparse.ArgumentParser) -> None:

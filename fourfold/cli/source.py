@@ -33,7 +33,7 @@ class Source:
         """Parse a file.
 
         Raises:
-            NotThere: there is no such file, or it is no Python.
+            NotThere: the file is missing, or is not Python.
         """
         if not file.is_file():
             beside = [str(path) for path in file.parent.glob(f"*{file.suffix}")] if file.parent.is_dir() else []
@@ -128,7 +128,7 @@ def require_operation(text: str | None) -> None:
     """Check that a text names a known operation, or one that a file declares, as ``FILE.py:OPERATION``.
 
     Raises:
-        NotThere: there is no such operation, or no text.
+        NotThere: the operation is unknown, or the text is empty.
     """
     if not text:
         raise NotThere("--as OPERATION is missing, as softmax or FILE.py:OPERATION: `fourfold list` names all")

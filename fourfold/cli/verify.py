@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_passed("-x", action="store_true", help="stop at the first failure")
     add_passed("-q", "--quiet", action="store_true", help="print less")
     add_passed("-v", "--verbose", action="store_true", help="print the name of each check")
-    add_passed("-n", metavar="WORKERS", help="so many processes at a time, or auto; 0 runs all in one process")
+    add_passed("-n", metavar="WORKERS", help="the number of processes at a time, or auto; 0 runs all in one process")
     add_passed("--lf", action="store_true", help="only what failed in the last run")
     add_passed("--timeout", metavar="SECONDS", help="limit of each check")
     add_passed("--hypothesis-profile", metavar="NAME", help="default, full or nightly: more cases, and random ones")

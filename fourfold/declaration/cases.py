@@ -119,7 +119,7 @@ class Declaration:
         self.tensors_of_lists = {
             item: place for argument, of in lists.items() for place, item in enumerate(of.items(argument))
         }
-        self.defaults = {**defaults, **self.of_count(min(USUAL_COUNT, self.counts[-1]))}
+        self.defaults = {**defaults, **self.list_arguments(min(USUAL_COUNT, self.counts[-1]))}
         self.optional = tuple(name for name, of in tensors.items() if of.optional)
         self.differentiable = tuple(name for name, of in tensors.items() if of.has_gradient)
         self.dtypes = {name: of.dtypes[0] for name, of in tensors.items() if of.dtypes and of.is_floating}
@@ -153,7 +153,7 @@ class Declaration:
                 )
         return range(min(found)[0], min(found)[1] + 1) if found else range(1)
 
-    def of_count(self, count: int) -> dict[str, Any]:
+    def list_arguments(self, count: int) -> dict[str, Any]:
         """Return the arguments that make lists of `count` tensors: the later ones are None, as if they were absent."""
         return {name: None if place >= count else PRESENT for name, place in self.tensors_of_lists.items()}
 
@@ -213,7 +213,7 @@ class Declaration:
     @property
     def without_tensors(self) -> dict[str, Any]:
         """Return the arguments of a named case whose lists are empty."""
-        return {**self.defaults, **self.of_count(0)}
+        return {**self.defaults, **self.list_arguments(0)}
 
     def result_dtype(self) -> str | None:
         """Return the name of the result's dtype, as `returned` takes it: see `fourfold.operation`.
@@ -585,7 +585,7 @@ def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, Any]:
 
     At least one differentiable input stays, if there is one that does not belong to a list.
     """
-    of_lists = of.of_count(draw(st.sampled_from(of.counts))) if of.lists else {}
+    of_lists = of.list_arguments(draw(st.sampled_from(of.counts))) if of.lists else {}
     absent = {name for name in of.optional if draw(st.integers(1, ABSENT)) == ABSENT}
     if of.differentiable and absent >= set(of.differentiable):
         absent.discard(of.differentiable[0])

@@ -93,7 +93,7 @@ class NamedCases:
 
     def _lists(self) -> Iterator[tuple[str, Wanted]]:
         for count in dict.fromkeys((*self._of.counts[:3], self._of.counts[-1])) if self._of.lists else ():
-            yield f"lists_of_{count}", Wanted(parameters=self._of.of_count(count))
+            yield f"lists_of_{count}", Wanted(parameters=self._of.list_arguments(count))
 
     def _axes(self) -> list[str]:
         """Return the axes; of the axes of a list's tensors, only those of the first two tensors."""

@@ -61,7 +61,7 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
         own.bind(*wanted.parameters)
     except TypeError as error:
         if isinstance(found, torch.nn.Module) and _takes_weights(found, own, wanted):
-            return models.of_instance(found)
+            return models.function_of(found)
         if isinstance(found, torch.nn.Module):
             error = TypeError(f"{error}; fourfold.module(make) makes one for the arguments of each call")
         raise CannotBeCalled(f"{_name(found)}{own} cannot be called as {operation}{wanted}: {error}") from None

@@ -105,7 +105,7 @@ def module(make: Callable[..., torch.nn.Module], *, weights: Mapping[str, str] =
     return as_function_of_arguments(called, make)
 
 
-def of_instance(model: torch.nn.Module) -> Callable[..., Any]:
+def function_of(model: torch.nn.Module) -> Callable[..., Any]:
     """Return a function that calls a module, with the arguments named after its weights in place of these."""
     lock = threading.RLock()
 

@@ -434,7 +434,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Missing:
-    """The module has no such function."""
+    """The answer to `LoadFunction` if the module lacks the function."""
 
 
 @dataclass(frozen=True)

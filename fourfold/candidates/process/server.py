@@ -216,7 +216,7 @@ class Served:
             try:
                 result = answers[type(request.ask)](request.ask)
             except BaseException as error:
-                result = self._told(error)
+                result = self._raised(error)
             copied = ((n, storage) for n, storage in self.storages.items() if n not in self.shared)
             self.connection.send(protocol.Answer(request.number, result), protocol.changed(copied, self.last))
 
@@ -415,7 +415,7 @@ class Served:
             self.storages[number] = storage
         return protocol.TensorResult(protocol.layout_of(result, number), requires_gradient)
 
-    def _told(self, error: BaseException) -> protocol.Raised:
+    def _raised(self, error: BaseException) -> protocol.Raised:
         """Return the description of an exception."""
         frames = own_frames(error, self.origin)[-MOST_FRAMES:]
         causes = [
