@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ FEW_ELEMENTS = 6
 # The limit on the elements of an intermediate result, as a multiple of the limit on an input's.
 INTERMEDIATE = 16
 # The most elements of all inputs together for which the definition runs on numbers. Beyond it runs on shapes alone.
-FEW_TO_TRY = 4096
+FEW_TO_TRY = 1 << 14
 # The draws that show both dtypes of an input which may have either.
 SEEDS_OF_DTYPES = 16
 # An optional input is left out of one case in `ABSENT`.
@@ -373,10 +374,13 @@ class Declaration:
             }
 
     def outcome(self, plan: CallPlan) -> OutputShape:
-        """Return the output shape of a call: from a run without numbers or, if the definition needs them, with some."""
-        if not self._on_meta:
-            return self._tried_on_some(plan)
+        """Return the output shape of a call: from a run without numbers or, if the definition needs them, with some.
+
+        A call of few elements runs on numbers as well: to run without numbers torch imports 900 modules first.
+        """
         shapes = self.shapes(plan)
+        if not self._on_meta or sum(math.prod(shape) for shape in shapes.values()) <= FEW_TO_TRY:
+            return self._tried_on_some(plan)
         key = tuple(shapes.items()), repr(sorted(plan.parameters.items()))
         if key not in self._outcomes:
             dtypes = {name: self.tensors[name].dtypes for name in shapes}

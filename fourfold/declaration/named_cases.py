@@ -55,6 +55,9 @@ class NamedCases:
 
     def __init__(self, declaration: Declaration) -> None:
         self._of = of = declaration
+        # By the long axes and the sizes of the others: the elements of the largest intermediate result where the long
+        # axes have the given sizes, and the power by which it grows with them.
+        self._growth: dict[tuple[Any, ...], tuple[int, float, dict[str, int]]] = {}
         last = dict.fromkeys(notation.last(tensor.axes for tensor in of.tensors.values()))
         for total, ragged in of.ragged.items():  # more rows than samples
             last |= {total: None}
@@ -78,16 +81,33 @@ class NamedCases:
         return {name: self._maker(wanted[name]) for name in order}
 
     def of_sizes(self, sizes: Mapping[str, int]) -> Make:
-        """Return a named case of chosen sizes."""
+        """Return a named case of chosen sizes. The other axes have the base sizes of all named cases."""
         return self._maker(Wanted(sizes=sizes))
 
     def varied(self, sizes: Mapping[str, int], leading: Shape | None, parameters: Mapping[str, Any]) -> Make:
         """Return a named case of chosen sizes, leading axes and parameters."""
         return self._maker(Wanted(sizes=sizes, leading=leading, parameters=parameters))
 
-    def largest_of(self, sizes: Mapping[str, int]) -> int:
-        """Return the number of elements of the largest intermediate result of a call of these sizes."""
-        return self._run(Wanted(sizes=sizes))
+    def allows(self, sizes: Mapping[str, int]) -> bool:
+        """Return whether the declaration allows the sizes, and the case's largest intermediate result is affordable."""
+        allowed = all(size and self._of.allowed[axis].nearest(size) == size for axis, size in sizes.items())
+        return allowed and self.largest(sizes) <= AFFORDABLE
+
+    def largest(self, sizes: Mapping[str, int]) -> float:
+        """Estimate the number of elements of the largest intermediate result from calls with shorter long axes."""
+        few, more = 32, 64
+        long = tuple(axis for axis, size in sizes.items() if size > more)
+        short = {axis: size for axis, size in sizes.items() if axis not in long}
+        key = (*long, *sorted(short.items()))
+        if key not in self._growth:
+            tried = [{axis: self._of.allowed[axis].nearest(most) for axis in long} for most in (few, more)]
+            below, at = (max(self._run(Wanted(sizes={**short, **longer})), 1) for longer in tried)
+            steps = [np.log(tried[1][axis] / max(tried[0][axis], 1)) for axis in long]
+            power = np.log(at / below) / np.mean(steps) if any(steps) else 0.0
+            self._growth[key] = at, max(power, 0.0), tried[1]
+        at, power, longer = self._growth[key]
+        scale = np.exp(np.mean([np.log(sizes[axis] / max(longer[axis], 1)) for axis in long])) if long else 1.0
+        return float(at * scale**power)
 
     # ---- sizes
 
@@ -118,17 +138,8 @@ class NamedCases:
             short = {o: self._of.allowed[o].nearest(SHORT[i % len(SHORT)]) for i, o in enumerate(shorts)}
             for size in (*AROUND_BLOCKS, LONG):
                 nearest = self._of.allowed[axis].nearest(size)
-                if self._largest({**short, axis: nearest}, axis) <= AFFORDABLE:
+                if self.largest({**short, axis: nearest}) <= AFFORDABLE:
                     yield f"{_spoken(axis)}_{nearest}", Wanted(sizes={**short, axis: nearest})
-
-    def _largest(self, sizes: Mapping[str, int], axis: str) -> float:
-        """Estimate the number of elements of the largest intermediate result from calls with a shorter axis."""
-        few = [self._of.allowed[axis].nearest(min(size, sizes[axis])) for size in (32, 64)]
-        found = [self._run(Wanted(sizes={**sizes, axis: size})) for size in few]
-        if few[0] == few[1] or sizes[axis] <= few[1]:
-            return found[1]
-        power = np.log(max(found[1], 1) / max(found[0], 1)) / np.log(few[1] / max(few[0], 1))
-        return found[1] * (sizes[axis] / few[1]) ** max(power, 0)
 
     def _run(self, wanted: Wanted) -> int:
         plan = self._plan(wanted)
@@ -155,7 +166,7 @@ class NamedCases:
                 yield name, what
         last = {axis: self._of.allowed[axis].nearest(3) for axis in self._of.axes if axis != LEADING}
         short = {**last, LEADING: allowed.nearest(700)}
-        if self._largest(short, LEADING) <= AFFORDABLE:
+        if self.largest(short) <= AFFORDABLE:
             yield "many_short_rows", Wanted(sizes=short)
 
     def _ragged(self) -> Iterator[tuple[str, Wanted]]:
@@ -298,56 +309,20 @@ def _with_special_values(array: np.ndarray, dtype: DType, parameters: Mapping[st
     return slices.reshape(array.shape)
 
 
-class SizedCases:
-    """A declaration's cases of chosen sizes."""
-
-    def __init__(self, declaration: Declaration) -> None:
-        self._named = NamedCases(declaration)
-        self._allowed = declaration.allowed
-        self.axes = {
-            axis: of.nearest(SHORT[place % len(SHORT)])
-            for place, (axis, of) in enumerate(declaration.allowed.items())
-            if of.nearest(SHORT[0]) <= max(SHORT) and notation.of_item([notation.of_each(axis)], 0) == (axis,)
-        }
-        self._growth: dict[tuple[str, ...], tuple[float, float]] = {}
-
-    def make(self, sizes: Mapping[str, int]) -> Make:
-        """Return a named case. Axes without a chosen size have the base sizes of all named cases."""
-        return self._named.of_sizes(sizes)
-
-    def varied(self, sizes: Mapping[str, int], leading: Shape | None, parameters: Mapping[str, Any]) -> Make:
-        """Return a named case of chosen sizes, leading axes and parameters."""
-        return self._named.varied(sizes, leading, parameters)
-
-    def allows(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether the declaration allows the sizes, and the case's largest intermediate result is affordable."""
-        allowed = all(size and self._allowed[axis].nearest(size) == size for axis, size in sizes.items())
-        return allowed and self.largest(sizes) <= AFFORDABLE
-
-    def largest(self, sizes: Mapping[str, int]) -> float:
-        """Estimate the number of elements of the largest intermediate result from calls with shorter long axes."""
-        few, more = 32, 64
-        long = tuple(axis for axis, size in sizes.items() if size > more)
-        if long not in self._growth:
-            found = []
-            for most in (few, more):
-                shorter = {axis: self._allowed[axis].nearest(most) for axis in long}
-                found.append(max(self._named.largest_of({**sizes, **shorter}), 1))
-            self._growth[long] = found[1], max(np.log2(found[1] / found[0]), 0)
-        at_more, power = self._growth[long]
-        scale = np.exp(np.mean(np.log([sizes[axis] / more for axis in long]))) if long else 1.0
-        return float(at_more * scale**power)
-
-
 def sized(declaration: Declaration) -> Sized:
     """Return a declaration's cases of chosen sizes."""
-    of = SizedCases(declaration)
+    named, allowed = NamedCases(declaration), declaration.allowed
+    axes = {
+        axis: of.nearest(SHORT[place % len(SHORT)])
+        for place, (axis, of) in enumerate(allowed.items())
+        if of.nearest(SHORT[0]) <= max(SHORT) and notation.of_item([notation.of_each(axis)], 0) == (axis,)
+    }
     integers = {
         name: (tensor.low, tensor.high - 1)
         for name, tensor in declaration.tensors.items()
         if isinstance(tensor.high, int) and tensor.make is None
     }
-    return Sized(of.axes, of.make, of.allows, of.largest, of.varied, integers)
+    return Sized(axes, named.of_sizes, named.allows, named.largest, named.varied, integers)
 
 
 def examples(declaration: Declaration) -> dict[str, Make]:

@@ -380,6 +380,7 @@ class Selection:
                 dtype,
                 self._constants(cell, implementation),
                 share=profiles.share(own=not foreign),
+                dear_limit=profiles.dear_limit(own=not foreign),
                 every=1 if foreign or profiles.is_full() else profiles.OWN_EVERY,
             ),
         )

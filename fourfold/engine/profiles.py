@@ -3,6 +3,7 @@
 import hypothesis
 
 from fourfold.compat.hypothesis_internals import ignore_local_constants
+from fourfold.inputs.large_cases import DEAR_LIMIT
 
 # Random cases, every dtype and every test: "full" for each night on a CPU, "nightly" with more cases on a GPU.
 FULL, NIGHTLY = "full", "nightly"
@@ -13,6 +14,9 @@ FULL, NIGHTLY = "full", "nightly"
 OWN_EXAMPLES, OWN_OPERATIONS = 4, 10
 # The share of the large cases from constants of the source, by the profile. A candidate gets all of its cases.
 OWN_SHARE, OWN_SHARE_OF_FULL = 0.04, 0.25
+# The price limit of the one large case that forward takes past its budget, for an own implementation in the default
+# profile: such a case may take ten seconds.
+OWN_DEAR_LIMIT = 1_200_000
 # A check takes one of this number of combined cases; other dtypes take other cases.
 OWN_EVERY = 15
 
@@ -34,6 +38,11 @@ def is_full() -> bool:
 def share(own: bool) -> float:
     """Return the share of the large cases that a check takes for a candidate, or for an `own` implementation."""
     return (OWN_SHARE_OF_FULL if is_full() else OWN_SHARE) if own else 1.0
+
+
+def dear_limit(own: bool) -> float:
+    """Return the price limit of the one large case past the budget, for a candidate or for an `own` implementation."""
+    return OWN_DEAR_LIMIT if own and not is_full() else DEAR_LIMIT
 
 
 def examples(own: bool) -> int:

@@ -40,7 +40,7 @@ EVERY, ASKED = (500_000, 150_000), (1_400_000, 200_000)
 PAST = 500_000
 # The price limit of the one case that forward takes past its budget, in one dtype: past the largest constant, along an
 # axis with a program for each place.
-DEAR = 7_000_000
+DEAR_LIMIT = 7_000_000
 # The sizes of the axes of the case that holds the compared values.
 MODEST = (9, 17, 5, 4)
 
@@ -90,6 +90,7 @@ class LargeCases:
         dtype: the dtype of the cases.
         constants: the constants of the implementation's source.
         share: the share of the budget for cases of constants.
+        dear_limit: the price limit of the one case that forward takes past its budget.
         every: the first dtype takes every n-th of the combined cases (see `fourfold.inputs.combinations`), and none
             for 0.
     """
@@ -99,6 +100,7 @@ class LargeCases:
     dtype: DType
     constants: Constants = field(default=NONE)
     share: float = 1.0
+    dear_limit: float = DEAR_LIMIT
     every: int = 1
 
     def cases(self, examples: int, dear: bool) -> Iterator[tuple[str, Case]]:
@@ -134,7 +136,7 @@ class LargeCases:
         asked = sorted(self._asked(), key=lambda chosen: chosen[:2])
         taken = _affordable((chosen for *_, chosen in asked), ASKED[place] * times * self.share)
         if dear and place == 0:
-            past = [c for rank, price, c in asked if rank == 0 and price <= DEAR and c not in taken]
+            past = [c for rank, price, c in asked if rank == 0 and price <= self.dear_limit and c not in taken]
             taken += sorted(past, key=lambda c: (max(c.sizes.values()), c.price))[-1:]
         found: dict[str, Chosen] = {}
         for chosen in (*every, *taken):

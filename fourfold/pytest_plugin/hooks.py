@@ -1,6 +1,7 @@
 """The plugin's hooks and fixtures: options, the parametrization by cells, and the table that closes a run."""
 
 import contextlib
+import ctypes
 import inspect
 import os
 
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import psutil
 import pytest
 import torch
 
@@ -57,6 +59,9 @@ from fourfold.pytest_plugin.wrong_cells import WrongCells
 WORKER_BYTES = 3 << 30
 # GPU memory that a worker may keep cached between tests, to avoid allocating it again.
 KEPT_BYTES = 1 << 30
+# A worker whose resident memory exceeds this returns free memory to the system after a test. torch and Triton take
+# 600 MB.
+KEPT_HOST_BYTES = 800_000_000
 # The backends other than torch.
 KERNELS = ("triton", "cuda")
 TABLE = pytest.StashKey[Matrix]()
@@ -144,8 +149,11 @@ def share_the_machine(device: str) -> None:
         compute_exactly()
         if worker is not None:
             torch.cuda.set_device(worker % torch.cuda.device_count())
-    elif worker is not None:
-        torch.set_num_threads(1)  # there are as many workers as cores
+    else:
+        # Small tensors are computed faster by one thread, and there are as many workers as cores. Child processes of
+        # the tests read the variable.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -441,10 +449,14 @@ def _may_refuse(identity: Identity | None, config: pytest.Config) -> bool:
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Release cached GPU memory for other workers."""
-    is_worker = xdist_internals.is_worker(item.config)
-    if is_worker and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT_BYTES:
+    """Release cached memory of the GPU and of the host for other workers."""
+    if not xdist_internals.is_worker(item.config):
+        return
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT_BYTES:
         torch.cuda.empty_cache()
+    if psutil.Process().memory_info().rss > KEPT_HOST_BYTES:
+        with contextlib.suppress(OSError, AttributeError):  # of glibc alone
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.hookimpl(wrapper=True)
