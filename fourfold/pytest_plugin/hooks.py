@@ -3,11 +3,6 @@
 import contextlib
 import inspect
 import os
-
-# Set before NumPy is imported: the interpreter multiplies small tiles, and on a busy machine threads that wait for one
-# another are slower than one thread.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 import zlib
 from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import replace
