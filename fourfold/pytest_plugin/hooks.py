@@ -96,7 +96,15 @@ def pytest_configure(config: pytest.Config) -> None:
     prepare(config)
     share_the_machine(config.stash[DEVICE])
     limits = contextlib.ExitStack()
-    limits.enter_context(compilation.compilation_limited(config.stash[DEVICE], config.getoption("compile_seconds")))
+    limits.enter_context(
+        compilation.compilation_limited(
+            config.stash[DEVICE],
+            config.getoption("compile_seconds"),
+            list(dict.fromkeys(cell.dtype for cell in config.stash[SELECTION].cells)),
+            # The workers of pytest-xdist leave no core idle.
+            1 if xdist_internals.is_asked_for(config) else len(os.sched_getaffinity(0)),
+        )
+    )
     config.add_cleanup(limits.close)
     if config.stash[DEVICE] == "cuda":  # on a CPU, neighbours in one process share the oracle's results
         xdist_internals.hand_out_one_by_one(config)
